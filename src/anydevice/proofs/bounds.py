@@ -12,6 +12,7 @@ network in float32 may add. A NaN anywhere makes a bound NaN, and a NaN proves n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +91,7 @@ def _step(node: Node, executed: bool, machine: Machine) -> Step:
         place(np.abs(bias)),
         node.function,
         node.size,
-        back=_SLACK * (node.size + len(weights) + 3) * machine.unit,
+        back=_SLACK * (node.size + len(weights) + 4) * machine.unit,
         forth=_SLACK * (terms + 4) * machine.unit,
         run=_SLACK * (node.roundings * 2.0**-24 * executed + inexact),
         floor=(terms + 4) * max(2.0**-126 * executed, machine.tiny),
@@ -120,6 +121,16 @@ class Layer(NamedTuple):
     error: Array
     share: Array | None = None
     lines: Lines | None = None
+
+
+class Own(NamedTuple):
+    """Lines of a node for each row alone, and what is taken of its values before the function.
+
+    That is a multiplier >= 0 times the sign which the value is assumed to have.
+    """
+
+    lines: Lines
+    taken: Array
 
 
 class Lowered(NamedTuple):
@@ -198,7 +209,15 @@ class Relaxed:
         self.total = self.total + xp.sum(reach, 1, True)
         self.layers.append(Layer(low, high, error, share))
         if step.function and tighten and number > 1:
-            low, high = self._tightened(number, step, low, high)
+            found = self._tightened(number, step, low, high)
+            if found is not None and linear:
+                middle, spread = self._replaced(found, lower, upper, step.bias)
+                lower, upper = middle - spread, middle + spread
+                below, above = abs(lower), abs(upper)
+                sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
+                share = xp.part(below, 1, 0, linear) + xp.part(above, 1, 0, linear)
+            if found is not None:
+                low, high = found.low, found.high
         curve = self._curve(step, low, high)
         largest = xp.maximum(abs(curve.least), abs(curve.most))
         self.total = self.total + xp.sum(largest, 1, True)
@@ -233,7 +252,7 @@ class Relaxed:
         grown = abs(lower) + abs(upper)
         size = (given.sizes + given.off) * grown + (abs(below) + abs(above))
         # The products below round; and the lines pass on what the affine step was off.
-        pad = size * net.gamma(8) + grown * given.off + net.machine.tiny
+        pad = size * net.gamma(net.linear + 12) + grown * given.off + net.machine.tiny
         mean, turn = (lower + upper) * 0.5, (upper - lower) * 0.5
         tilt = (abs(upper) - abs(lower)) * 0.5
         bias = given.bias
@@ -244,24 +263,54 @@ class Relaxed:
         extra = xp.stack([size + pad, largest], 1)
         return Form(middle, xp.concat([spread, extra], 1))
 
-    def _tightened(self, number: int, step: Step, low: Array, high: Array) -> tuple[Array, Array]:
+    def _tightened(self, number: int, step: Step, low: Array, high: Array) -> _Tighter | None:
         """The bounds of the neurons that the forward functions leave open, by substitution."""
-        machine = self.net.machine
-        box, neuron = np.nonzero(machine.host(relu_open(self.xp, low, high)))
+        machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
+        is_open = machine.host(relu_open(xp, low, high))
+        box, neuron = np.nonzero(is_open)
         self.pairs += len(box)
         if not len(box):
-            return low, high
-        least, most = np.array(machine.host(low)), np.array(machine.host(high))
-        for start in range(0, len(box), machine.rows // 2):
-            some = slice(start, start + machine.rows // 2)
-            b, n = box[some], neuron[some]
-            lower, upper = self._both_sides(number, step, b, n)
-            least[b, n] = np.maximum(least[b, n], lower)
-            most[b, n] = np.minimum(most[b, n], upper)
-        return machine.place(least), machine.place(np.maximum(least, most))
+            return None
+        chunks = [
+            self._both_sides(number, step, box[start : start + rows], neuron[start : start + rows])
+            for start in range(0, len(box), rows)
+        ]
+        place = np.zeros(is_open.shape, np.int64)
+        place[box, neuron] = np.arange(len(box))
+        where, mask = machine.indices(place.ravel()), machine.place(is_open)
+        joined = [
+            each[0] if len(chunks) == 1 else xp.concat(list(each), 0)
+            for each in zip(*chunks, strict=True)
+        ]
+        lower, upper, rising, falling = (xp.take(each, where) for each in joined)
+        lower, upper = (xp.reshape(each, is_open.shape) for each in (lower, upper))
+        better = xp.logical_and(mask > 0, lower > low)
+        worse = xp.logical_and(mask > 0, upper < high)
+        # A NaN is no better than what was known, and stays known where it was.
+        low, high = xp.where(better, lower, low), xp.where(worse, upper, high)
+        return _Tighter(low, xp.maximum(low, high), better, worse, rising, falling)
 
-    def _both_sides(self, number: int, step: Step, box: Host, neuron: Host) -> tuple[Host, Host]:
-        """Lower and upper bounds of neurons of a node, each over one box."""
+    def _replaced(
+        self, found: _Tighter, lower: Array, upper: Array, bias: Array
+    ) -> tuple[Array, Array]:
+        """The forward functions, where substitution found better ones those instead."""
+        xp, linear = self.xp, self.net.linear
+        boxes, _, size = lower.shape
+        radius = xp.reshape(self.radius, (boxes, linear, 1))
+        functions = []
+        for old, slopes, better, end, sign in (
+            (lower, found.rising, found.better, found.low, 1.0),
+            (upper, found.falling, found.worse, found.high, -1.0),
+        ):
+            slopes = xp.permute(xp.reshape(slopes, (boxes, size, linear)), (0, 2, 1)) * radius
+            constant = end + xp.sum(abs(slopes), 1) * sign - bias
+            new = xp.concat([slopes, _row_of(xp, constant)], 1)
+            functions.append(xp.where(_row_of(xp, better), new, old))
+        lower, upper = functions
+        return (lower + upper) * 0.5, (upper - lower) * 0.5
+
+    def _both_sides(self, number: int, step: Step, box: Host, neuron: Host) -> tuple[Array, ...]:
+        """Lower and upper bounds of neurons, each over one box, and the functions behind them."""
         machine, xp, count = self.net.machine, self.xp, len(box)
         if machine.pads:
             more = padded(count) - count
@@ -277,9 +326,11 @@ class Relaxed:
             pending[i] = pending[i] + rows if i in pending else rows
         twice = xp.concat([where, where], 0)
         constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
-        found = machine.host(self.substitute(pending, constant, errors, twice).low)
-        half = len(found) // 2
-        return found[:count], -found[half : half + count]
+        found = self.substitute(pending, constant, errors, twice)
+        half = len(box)
+        lower, upper = (xp.part(found.low, 0, k * half, k * half + count) for k in range(2))
+        rising, falling = (xp.part(found.slopes, 0, k * half, k * half + count) for k in range(2))
+        return lower, -upper, rising, -falling
 
     def _rows(self, weight: Array, which: Array) -> Array:
         if len(weight.shape) == 2:
@@ -294,10 +345,12 @@ class Relaxed:
         error: Array,
         box: Array,
         keep: bool = False,
+        own: Mapping[int, Own] | None = None,
     ) -> Lowered:
         """Lower bounds of sums `coefficients @ values of nodes + constant - error`, one a row.
 
-        `pending` has the coefficients by node; `box` says over which box a row is bounded.
+        `pending` has the coefficients by node; `box` says over which box a row is bounded. `own`
+        has lines of rows, instead of those of the box.
         """
         xp, net, dot = self.xp, self.net, self.net.machine.dot
         met: dict[int, Array] = {}
@@ -312,17 +365,21 @@ class Relaxed:
                 met[number] = row
             size = abs(constant)
             if layer.lines is not None:
-                lower, below, upper, above = layer.lines
+                lines = own[number].lines if own else layer.lines.take(xp, box)
                 negative = xp.minimum(row, 0.0)
                 positive = row - negative
-                moved = dot(negative, xp.take(above, box))
-                size = size - moved
-                if not isinstance(below, float):
-                    risen = dot(positive, xp.take(below, box))
-                    moved, size = moved + risen, size + abs(risen)
-                row = positive * xp.take(lower, box)
-                row += negative * xp.take(upper, box)
+                moved = dot(negative, lines.above)
+                size = size + dot(-negative, abs(lines.above))
+                if not isinstance(lines.below, float):
+                    moved = moved + dot(positive, lines.below)
+                    size = size + dot(positive, abs(lines.below))
+                row = positive * lines.lower
+                row += negative * lines.upper
                 constant = constant + moved
+                if own:
+                    taken = own[number].taken
+                    row = row - taken
+                    # The difference rounds relative to itself, and the multiplier is exact.
             error = error + size * step.back + dot(abs(row), xp.take(layer.error, box))
             constant = constant + _times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
@@ -347,12 +404,19 @@ class Relaxed:
         scale = self.net.terms * self.net.machine.tiny
         return self.xp.reshape((self.total + 1.0) * scale, (self.boxes,))
 
-    def rows_below(self, rows: Array, constants: Array, box: Array, keep: bool = False) -> Lowered:
+    def rows_below(
+        self,
+        rows: Array,
+        constants: Array,
+        box: Array,
+        keep: bool = False,
+        own: Mapping[int, Own] | None = None,
+    ) -> Lowered:
         """Lower bounds of rows of coefficients over the outputs, plus constants."""
         last = len(self.net.steps)
         size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
         error = self.net.gamma(8) * (size + abs(constants))
-        return self.substitute({last: rows}, constants, error, box, keep)
+        return self.substitute({last: rows}, constants, error, box, keep, own)
 
     def _times(self, rows: Array, weight: Array) -> Array:
         """(boxes, rows, inputs) times a matrix (inputs, outputs) or a diagonal."""
@@ -361,6 +425,17 @@ class Relaxed:
         boxes, count, inputs = rows.shape
         flat = self.xp.matmul(self.xp.reshape(rows, (boxes * count, inputs)), weight)
         return self.xp.reshape(flat, (boxes, count, weight.shape[1]))
+
+
+class _Tighter(NamedTuple):
+    """Bounds after substitution, where they are better, and the slopes of their functions."""
+
+    low: Array
+    high: Array
+    better: Array
+    worse: Array
+    rising: Array
+    falling: Array
 
 
 class _Functions(NamedTuple):

@@ -15,6 +15,15 @@ class Lines(NamedTuple):
     upper: Array
     above: Array
 
+    def take(self, xp: Any, box: Array) -> Lines:
+        """Those of the box of each row."""
+        if isinstance(self.below, float):
+            below: Array = self.below
+        else:
+            below = xp.take(self.below, box)
+        lower, upper, above = (xp.take(x, box) for x in (self.lower, self.upper, self.above))
+        return Lines(lower, below, upper, above)
+
 
 class Curve(NamedTuple):
     """The lines of a function, and the least and the greatest value that it takes."""

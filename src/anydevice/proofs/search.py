@@ -8,16 +8,17 @@ again in float64.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from anydevice.proofs.bounds import Lowered, Prepared, Relaxed, outward, padded
-from anydevice.proofs.checking.certificate import LEAF, Tree, preorder
+from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Tree, preorder
 from anydevice.proofs.checking.network import Query
 from anydevice.proofs.machines import Host
+from anydevice.proofs.neurons import Branch, Neurons, Problems, split_neurons
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -83,120 +84,172 @@ class Found(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the bounds of a batch say: which boxes are closed, and by which weights.
+    """What the bounds of a batch say of each box.
 
-    `near` are those that float64 might close. For the others, the score of each input, the best
-    bound, and where it is attained: points that may be counterexamples.
+    `holds` (boxes, groups) are the groups that are proved, by `weights` (boxes, rows). For the
+    others these are the best weights, `bound` the smallest bound; `scores` say what each input
+    has to do with it, and `points` where it is attained: they may be counterexamples. `near` are
+    the boxes that float64 might close.
     """
 
-    closed: npt.NDArray[np.bool_]
+    holds: npt.NDArray[np.bool_]
     near: npt.NDArray[np.bool_]
     weights: npt.NDArray[np.uint8]
-    scores: Floats
     bound: Floats
+    scores: Floats
     points: Floats
+    relaxed: Relaxed
+
+    @property
+    def closed(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.holds.all(1))
 
 
 class Growing:
     """A tree while it grows: what was done at each node, and where its children are."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int, rows: int, neurons: int) -> None:
+        self._groups, self._neurons = groups, neurons
+        self._empty = np.zeros(rows, np.uint8)
         self._parts: list[tuple[Integers, Integers, Integers, npt.NDArray[np.uint8]]] = []
+        self._slopes: dict[int, npt.NDArray[np.uint8]] = {}
+        self._multipliers: dict[int, npt.NDArray[np.float16]] = {}
         self.nodes = 1
 
-    def close(self, ids: Integers, weights: npt.NDArray[np.uint8]) -> None:
-        steps = np.full(len(ids), LEAF)
-        self._parts.append((ids, steps, np.zeros(len(ids), np.int64), weights))
+    def _add(self, ids: Any, steps: Any, first: Any, weights: npt.NDArray[np.uint8]) -> None:
+        arrays = [np.asarray(each, np.int64) for each in (ids, steps, first)]
+        self._parts.append((arrays[0], arrays[1], arrays[2], weights))
 
-    def split(self, ids: Integers, inputs: Integers, rows: int) -> Integers:
+    def close(self, ids: Integers, weights: npt.NDArray[np.uint8]) -> None:
+        self._add(ids, np.full(len(ids), LEAF), np.zeros(len(ids)), weights)
+
+    def split(self, ids: Integers, inputs: Integers) -> Integers:
         """The numbers of the first of two children of each node."""
         first = self.nodes + 2 * np.arange(len(ids))
         self.nodes += 2 * len(ids)
-        self._parts.append((ids, inputs, first, np.zeros((len(ids), rows), np.uint8)))
+        self._add(ids, inputs, first, np.tile(self._empty, (len(ids), 1)))
         return first
 
+    def cases(
+        self, box: int, weights: npt.NDArray[np.uint8], of: Integers, branches: dict[int, Branch]
+    ) -> None:
+        """Close a box by branches of cases of neurons, by the number of their group."""
+        if self._groups == 1:
+            return self._graft(box, weights, branches[0])
+        first = self.nodes
+        self.nodes += self._groups
+        self._add([box], [EACH_GROUP], [first], self._empty[None])
+        for group in range(self._groups):
+            its = np.where(of == group, weights, 0).astype(np.uint8)
+            if group in branches:
+                self._graft(first + group, its, branches[group])
+            else:
+                self.close(np.array([first + group]), its[None])
+
+    def _graft(self, root: int, weights: npt.NDArray[np.uint8], branch: Branch) -> None:
+        count = len(branch.steps)
+        ids = np.concatenate([[root], self.nodes + np.arange(count - 1)])
+        first = np.array(branch.first) + self.nodes - 1
+        self.nodes += count - 1
+        steps = np.array(branch.steps)
+        is_leaf = (steps == LEAF)[:, None]
+        self._add(ids, steps, first, np.where(is_leaf, weights, 0).astype(np.uint8))
+        for node, slopes in branch.slopes.items():
+            self._slopes[int(ids[node])] = slopes
+            self._multipliers[int(ids[node])] = branch.multipliers[node]
+
     def tree(self) -> Tree:
-        ids, steps, first, weights = (
-            np.concatenate(each) for each in zip(*self._parts, strict=True)
-        )
+        parts = zip(*self._parts, strict=True)
+        ids, steps, first, weights = (np.concatenate(each) for each in parts)
         by_id = np.argsort(ids)
-        order = preorder(steps[by_id], first[by_id])
-        steps = steps[by_id][order]
-        weights = weights[by_id][order][steps == LEAF]
-        none = np.full(len(weights), -1)
-        return Tree(steps, weights, none, np.zeros((0, 0), np.uint8), np.zeros(0, np.float16))
+        order = preorder(steps[by_id], first[by_id], self._groups)
+        ids, steps, weights = ids[by_id][order], steps[by_id][order], weights[by_id][order]
+        leaves = steps == LEAF
+        sets: dict[bytes, int] = {}
+        slopes_of = np.full(int(leaves.sum()), -1)
+        multipliers = [np.zeros(0, np.float16)]
+        if self._slopes:
+            for place, leaf in enumerate(ids[leaves].tolist()):
+                if leaf in self._slopes:
+                    key = self._slopes[leaf].tobytes()
+                    slopes_of[place] = sets.setdefault(key, len(sets))
+                    multipliers.append(self._multipliers[leaf])
+        table = np.frombuffer(b"".join(sets), np.uint8)
+        slopes = table.reshape(len(sets), self._neurons) if sets else np.zeros((0, 0), np.uint8)
+        return Tree(steps, weights[leaves], slopes_of, slopes, np.concatenate(multipliers))
 
 
 class Bounding:
-    """Decides batches of boxes by the bounds of a prepared network."""
+    """Decides batches of boxes by the bounds of a prepared network.
 
-    def __init__(self, net: Prepared, rows: Rows) -> None:
-        self.net, self.rows = net, rows
+    `fast` is the same network where slopes and multipliers are optimised, if cases of neurons are
+    to be tried.
+    """
+
+    def __init__(self, net: Prepared, rows: Rows, fast: Prepared | None = None) -> None:
+        self.net, self.rows, self.fast = net, rows, fast
 
     def __call__(self, low: Floats, high: Floats) -> Verdict:
-        net = self.net
         count = len(low)
-        if net.machine.pads:
+        if self.net.machine.pads:
             more = padded(count) - count
             low, high = (np.concatenate([x, np.repeat(x[:1], more, 0)]) for x in (low, high))
         with np.errstate(all="ignore"):
-            relaxed = Relaxed(net, *outward(low, high, net.machine.dtype))
+            relaxed = Relaxed(self.net, *outward(low, high, self.net.machine.dtype))
             verdict = self._decide(relaxed, len(low))
-        return _verdict(each[:count] for each in verdict)
+        arrays: list[Any] = [each[:count] for each in verdict[:-1]]
+        return Verdict(*arrays, relaxed)
 
     def _decide(self, relaxed: Relaxed, boxes: int) -> Verdict:
-        rows, host = self.rows, self.net.machine.host
-        number = len(rows.constants)
-        box = np.repeat(np.arange(boxes), number)
-        found = self._below(
-            relaxed, np.tile(rows.coefficients, (boxes, 1)), np.tile(rows.constants, boxes), box
+        rows, host = self.rows, self._host
+        number, each = len(rows.constants), np.arange(boxes)
+        box = np.repeat(each, number)
+        tiled = np.tile(rows.coefficients, (boxes, 1)), np.tile(rows.constants, boxes)
+        found = self._below(relaxed, *tiled, box)
+        low, nominal, constant = (
+            host(x).reshape(boxes, number) for x in (found.low, found.nominal, found.constant)
         )
-        low, nominal = (
-            np.array(host(x), np.float64).reshape(boxes, number) for x in (found.low, found.nominal)
-        )
-        slopes = np.array(host(found.slopes), np.float64).reshape(boxes, number, -1)
-        constant = np.array(host(found.constant), np.float64).reshape(boxes, number)
-        holds = np.where(rows.strict, low >= 0, low > 0)
-        weights = np.zeros((boxes, number), np.uint8)
-        closed, near = np.ones(boxes, bool), np.ones(boxes, bool)
-        worst = np.full(boxes, np.inf)
-        chosen = np.zeros((boxes, number))
+        slopes = host(found.slopes).reshape(boxes, number, -1)
+        proved = np.where(rows.strict, low >= 0, low > 0)
         low = np.where(np.isnan(low), -np.inf, low)
-        for group in rows.groups:
+        weights = np.zeros((boxes, number), np.uint8)
+        holds, near = np.zeros((boxes, len(rows.groups)), bool), np.ones(boxes, bool)
+        worst, chosen = np.full(boxes, np.inf), np.zeros((boxes, number))
+        for g, group in enumerate(rows.groups):
             best = group[low[:, group].argmax(1)]
-            done = holds[np.arange(boxes), best]
-            weights[np.arange(boxes), best] = 255
-            bound = low[np.arange(boxes), best]
-            hair = nominal[np.arange(boxes), best]
-            pick = np.zeros((boxes, number))
-            pick[np.arange(boxes), best] = 1
+            done, bound, hair = proved[each, best], low[each, best], nominal[each, best]
+            weights[each, best] = 255
             open_ = np.flatnonzero(~done)
             if len(open_) and len(group) > 1 and rows.mixes:
-                mixed = self._mix(
+                mixed = np.zeros((len(open_), number))
+                mixed[:, group] = self._mix(
                     relaxed, open_, slopes[open_][:, group], constant[open_][:, group]
                 )
-                whole = np.zeros((len(open_), number))
-                whole[:, group] = mixed
                 again = self._below(
-                    relaxed, whole @ rows.coefficients, whole @ rows.constants, open_
+                    relaxed, mixed @ rows.coefficients, mixed @ rows.constants, open_
                 )
                 scale = mixed.max(1)
-                value = np.array(host(again.low), np.float64) / scale
-                other = np.array(host(again.nominal), np.float64) / scale
+                value, other = host(again.low) / scale, host(again.nominal) / scale
                 better = value > bound[open_]
                 some = open_[better]
                 bound[some], hair[some] = value[better], other[better]
-                pick[some] = (whole / scale[:, None])[better]
-                weights[some[:, None], group] = whole[better][:, group].astype(np.uint8)
-                done[some[value[better] > 0]] = True
+                weights[some[:, None], group] = mixed[better][:, group].astype(np.uint8)
+                done[some] = value[better] > 0
             # What rounding in float32 may have hidden, and what float64 would show
             near &= done | (bound + 0.75 * (hair - bound) > 0)
-            closed &= done
-            lowest = ~done & (bound < worst)
+            holds[:, g] = done
+            lowest = np.flatnonzero(~done & (bound < worst))
             worst[lowest] = bound[lowest]
-            chosen[lowest] = pick[lowest]
-        scores, points = self._scores(relaxed, np.flatnonzero(~closed), chosen, boxes)
-        return Verdict(closed, near & ~closed, weights, scores, worst, points)
+            chosen[lowest] = 0
+            chosen[lowest[:, None], group] = weights[lowest[:, None], group] / 255.0
+        open_ = np.flatnonzero(~holds.all(1))
+        scores, points = self._scores(relaxed, open_, chosen[open_])
+        wide = np.zeros((2, boxes, self.net.inputs))
+        wide[0, open_], wide[1, open_] = scores, points
+        return Verdict(holds, near & ~holds.all(1), weights, worst, wide[0], wide[1], relaxed)
+
+    def _host(self, x: Any) -> Floats:
+        return np.asarray(self.net.machine.host(x), np.float64)
 
     def _below(
         self,
@@ -207,19 +260,15 @@ class Bounding:
         keep: bool = False,
     ) -> Lowered:
         machine = self.net.machine
-        return relaxed.rows_below(
-            machine.place(coefficients), machine.place(constants), machine.indices(box), keep
-        )
+        rows, constants = machine.place(coefficients), machine.place(constants)
+        return relaxed.rows_below(rows, constants, machine.indices(box), keep)
 
     def _mix(self, relaxed: Relaxed, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
         """Bytes that weigh the rows of a group such that their sum has the best lower bound.
 
         By steps of exponentiated gradients on the linear functions that bound the rows.
         """
-        host = self.net.machine.host
-        centre, radius = (
-            np.array(host(x), np.float64)[boxes] for x in (relaxed.centre, relaxed.radius)
-        )
+        centre, radius = self._host(relaxed.centre)[boxes], self._host(relaxed.radius)[boxes]
         middle = np.einsum("brd,bd->br", slopes, centre) + constant
         reach = slopes * radius[:, None]
         size = abs(middle).max(1) + abs(reach).sum(2).max(1) + 1e-300
@@ -238,101 +287,179 @@ class Bounding:
         best = np.round(best / best.max(1, keepdims=True) * 255)
         return np.where(np.isfinite(best), best, 255)
 
-    def _scores(
-        self, relaxed: Relaxed, open_: Host, chosen: Floats, boxes: int
-    ) -> tuple[Floats, Floats]:
+    def _scores(self, relaxed: Relaxed, open_: Host, chosen: Floats) -> tuple[Floats, Floats]:
         """How much of the relaxation's loss each input carries, and where the bound is attained."""
-        machine, rows, net = self.net.machine, self.rows, self.net
-        scores = np.zeros((boxes, net.inputs))
-        points = np.zeros((boxes, net.inputs))
+        machine, rows = self.net.machine, self.rows
         if not len(open_):
-            return scores, points
-        some = chosen[open_]
+            return np.zeros((0, self.net.inputs)), np.zeros((0, self.net.inputs))
         found = self._below(
-            relaxed, some @ rows.coefficients, some @ rows.constants, open_, keep=True
+            relaxed, chosen @ rows.coefficients, chosen @ rows.constants, open_, keep=True
         )
         xp, where = machine.xp, machine.indices(open_)
-        total = 0.0
+        total: Any = None
         for number, row in found.met.items():
             layer = relaxed.layers[number - 1]
             if layer.lines is None or layer.share is None:
                 continue
             low, high = xp.take(layer.low, where), xp.take(layer.high, where)
-            above = xp.take(layer.lines.above, where)
             negative = xp.minimum(row, 0.0)
             gap = xp.maximum(xp.minimum(-low, high), 0.0)
-            loss = (row - negative) * gap - negative * above
+            loss = (row - negative) * gap - negative * xp.take(layer.lines.above, where)
             share = xp.take(layer.share, where)
             share = share / (xp.sum(share, 1, True) + 1e-30)
-            total = total + xp.sum(share * xp.reshape(loss, (len(open_), 1, loss.shape[1])), 2)
-        radius = np.array(machine.host(relaxed.radius), np.float64)[open_]
-        centre = np.array(machine.host(relaxed.centre), np.float64)[open_]
-        slopes = np.array(machine.host(found.slopes), np.float64)
-        scores[open_] = (
-            np.array(machine.host(total)) if not isinstance(total, float) else abs(slopes) * radius
+            part = xp.sum(share * xp.reshape(loss, (len(open_), 1, loss.shape[1])), 2)
+            total = part if total is None else total + part
+        radius, centre = self._host(relaxed.radius)[open_], self._host(relaxed.centre)[open_]
+        slopes = self._host(found.slopes)
+        scores = abs(slopes) * radius if total is None else self._host(total)
+        return scores, centre - np.sign(slopes) * radius
+
+
+class Search:
+    """One search: the boxes that are open, the tree so far, and how far it is."""
+
+    def __init__(
+        self,
+        bounding: Bounding,
+        finishing: Bounding | None,
+        refutes: Callable[[Floats], Floats | None],
+        limits: Limits,
+    ) -> None:
+        self.bounding, self.finishing = bounding, finishing
+        self.refutes, self.limits = refutes, limits
+        net, rows = bounding.net, bounding.rows
+        neurons = sum(step.size for step in net.steps if step.function)
+        self.growing = Growing(len(rows.groups), len(rows.constants), neurons)
+        self.stack: list[Boxes] = []
+        self.share, self.worst, self.boxes = 0.0, -np.inf, 0
+        self.point: Floats | None = None
+        self.begin = limits.clock()
+
+    def run(self, low: Floats, high: Floats) -> Found:
+        first = np.zeros(1, np.int64)
+        self.stack.append(Boxes(first, first, low[None], high[None]))
+        reason = ""
+        try:
+            while self.stack and not reason and self.point is None:
+                reason = self._stopped() or self._step() or ""
+                self.limits.tell(self.progress())
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        proved = not self.stack and not reason and self.point is None
+        return Found(self.growing.tree() if proved else None, self.point, reason, self.progress())
+
+    def progress(self) -> Progress:
+        passed = max(self.limits.clock() - self.begin, 1e-9)
+        waiting = sum(len(each.ids) for each in self.stack)
+        return Progress(self.share, waiting, self.boxes, self.boxes / passed, self.worst)
+
+    def _stopped(self) -> str:
+        if self.limits.clock() > self.limits.until:
+            return "time"
+        waiting = sum(len(each.ids) for each in self.stack)
+        size = waiting * (16 * self.bounding.net.inputs + 16) + 40 * self.growing.nodes
+        return "memory" if size > self.limits.memory else ""
+
+    def _step(self) -> str:
+        """Decide one batch; halve what stays open. A reason to stop, if it cannot be."""
+        boxes = _pop(self.stack, self.limits.batch)
+        self.boxes += len(boxes.ids)
+        open_, scores = self._settle(self.bounding, boxes)
+        if self.point is not None or not len(open_.ids):
+            return ""
+        if self.bounding.net.linear == 0:
+            self.stack.append(open_)
+            return self._stopped() or "resolution"
+        halves = _halve(open_, scores, self.growing)
+        if halves is None:
+            return "resolution"
+        self.stack.append(halves)
+        return ""
+
+    def _settle(self, bounding: Bounding, boxes: Boxes) -> tuple[Boxes, Floats]:
+        """Close what bounds or cases of neurons close; what is left, and scores of its inputs."""
+        verdict = bounding(boxes.low, boxes.high)
+        closed = verdict.closed
+        self._close(boxes, np.flatnonzero(closed), verdict)
+        again = np.zeros(len(closed), bool)
+        scores = verdict.scores
+        if bounding is self.bounding and self.finishing is not None:
+            again = verdict.near & ~closed
+        open_ = np.flatnonzero(~closed & ~again)
+        if len(open_):
+            self.worst = float(verdict.bound[open_].min())
+            middles = (boxes.low[open_] + boxes.high[open_]) / 2
+            self.point = self.refutes(np.concatenate([verdict.points[open_], middles]))
+            patient = bounding.net.linear and self.boxes < self.limits.patience
+            if self.point is None and bounding.fast is not None and not patient:
+                open_ = self._split_neurons(bounding, boxes, open_, verdict)
+        rest, left = boxes.take(open_), scores[open_]
+        if again.any() and self.finishing is not None and self.point is None:
+            more, theirs = self._settle(self.finishing, boxes.take(np.flatnonzero(again)))
+            rest = Boxes(*(np.concatenate(each) for each in zip(rest, more, strict=True)))
+            left = np.concatenate([left, theirs])
+        return rest, left
+
+    def _close(self, boxes: Boxes, which: Host, verdict: Verdict) -> None:
+        self.growing.close(boxes.ids[which], verdict.weights[which])
+        self.share += float((0.5 ** boxes.depth[which]).sum())
+
+    def _split_neurons(
+        self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Verdict
+    ) -> Host:
+        """The boxes that cases of neurons do not close either."""
+        rows, limits = bounding.rows, self.limits
+        alone = bounding.net.linear == 0
+        assert bounding.fast is not None
+        neurons = Neurons(verdict.relaxed, bounding.fast)
+        undecided = ((neurons.low < 0) & (neurons.high > 0)).sum(1)
+        tried = open_ if alone else open_[undecided[open_] <= limits.undecided]
+        if not len(tried):
+            return open_
+        place, group = np.nonzero(~verdict.holds[tried])
+        of = np.zeros(len(rows.constants), np.int64)
+        for number, its in enumerate(rows.groups):
+            of[its] = number
+        box = tried[place]
+        weights = np.where(of == group[:, None], verdict.weights[box], 0) / 255.0
+        problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
+        branches, self.point = split_neurons(
+            neurons,
+            problems,
+            lambda: bool(self._stopped()),
+            self.refutes,
+            most=1 << 40 if alone else limits.cases,
+            batch=limits.cases_batch,
+            first_steps=30 if alone else 10,
+            steps=12 if alone else 8,
         )
-        points[open_] = centre - np.sign(slopes) * radius
-        return scores, points
+        self.boxes += neurons.parts
+        failed = set(open_.tolist()) - set(tried.tolist())
+        failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
+        for b in tried.tolist():
+            if b not in failed:
+                of_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
+                self.growing.cases(int(boxes.ids[b]), verdict.weights[b], of, of_group)
+                self.share += 0.5 ** float(boxes.depth[b])
+        return np.array(sorted(failed), np.int64)
 
 
-def search(
-    bounding: Bounding,
-    finishing: Bounding | None,
-    low: Floats,
-    high: Floats,
-    refutes: Callable[[Floats], Floats | None],
-    *,
-    limit: float = float("inf"),
-    batch: int = 512,
-    most_open: int = 4_000_000,
-    tell: Callable[[Progress], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Found:
-    """Divide a box until each part is proved, or a point is found that `refutes` names.
+class Limits(NamedTuple):
+    """What a search may take: until when on its clock, bytes, boxes and cases at a time.
 
-    `bounding` decides batches; `finishing`, if given, decides again in float64 what is near.
+    Cases of neurons are tried after `patience` boxes, where at most `undecided` neurons are neither
+    on nor off, and given up beyond `cases` open ones.
     """
-    begin = clock()
-    growing = Growing()
-    number = len(bounding.rows.constants)
-    first = np.zeros(1, np.int64)
-    stack = [Boxes(first, first, low[None], high[None])]
-    waiting, seen, share, worst = 1, 0, 0.0, -np.inf
 
-    def progress() -> Progress:
-        passed = max(clock() - begin, 1e-9)
-        return Progress(share, waiting, seen, seen / passed, worst)
-
-    try:
-        while stack:
-            if clock() - begin > limit:
-                return Found(None, None, "time", progress())
-            if waiting > most_open:
-                return Found(None, None, "memory", progress())
-            boxes = _pop(stack, batch)
-            verdict = bounding(boxes.low, boxes.high)
-            if finishing is not None and verdict.near.any():
-                verdict = _again(finishing, boxes, verdict)
-            seen += len(boxes.ids)
-            closed = verdict.closed
-            growing.close(boxes.ids[closed], verdict.weights[closed])
-            share += float((0.5 ** boxes.depth[closed]).sum())
-            open_ = np.flatnonzero(~closed)
-            if len(open_):
-                rest = boxes.take(open_)
-                bad = refutes(np.concatenate([verdict.points[open_], (rest.low + rest.high) / 2]))
-                if bad is not None:
-                    return Found(None, bad, "", progress())
-                worst = float(verdict.bound[open_].min())
-                split = _halve(rest, verdict.scores[open_], growing, number)
-                if split is None:
-                    return Found(None, None, "resolution", progress())
-                stack.append(split)
-            waiting = sum(len(each.ids) for each in stack)
-            tell(progress())
-    except KeyboardInterrupt:
-        return Found(None, None, "interrupted", progress())
-    return Found(growing.tree(), None, "", progress())
+    until: float = float("inf")
+    memory: int = 2 << 30
+    batch: int = 512
+    patience: int = 10_000
+    cases: int = 8
+    cases_batch: int = 1024
+    undecided: int = 60
+    tell: Callable[[Progress], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
 
 
 def _pop(stack: list[Boxes], most: int) -> Boxes:
@@ -349,22 +476,7 @@ def _pop(stack: list[Boxes], most: int) -> Boxes:
     return Boxes(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
-def _again(finishing: Bounding, boxes: Boxes, verdict: Verdict) -> Verdict:
-    near = np.flatnonzero(verdict.near)
-    better = finishing(boxes.low[near], boxes.high[near])
-    merged = []
-    for old, new in zip(verdict, better, strict=True):
-        old = old.copy()
-        old[near] = new
-        merged.append(old)
-    return _verdict(merged)
-
-
-def _verdict(parts: Iterable[Any]) -> Verdict:
-    return Verdict(*parts)
-
-
-def _halve(boxes: Boxes, scores: Floats, growing: Growing, rows: int) -> Boxes | None:
+def _halve(boxes: Boxes, scores: Floats, growing: Growing) -> Boxes | None:
     """Both halves of each box along its input of the highest score; `None` if one cannot be."""
     count = np.arange(len(boxes.ids))
     middle = (boxes.low + boxes.high) / 2
@@ -373,7 +485,7 @@ def _halve(boxes: Boxes, scores: Floats, growing: Growing, rows: int) -> Boxes |
     inputs = scores.argmax(1)
     if not can[count, inputs].all():
         return None
-    first = growing.split(boxes.ids, inputs, rows)
+    first = growing.split(boxes.ids, inputs)
     low, high = boxes.low.copy(), boxes.high.copy()
     at = middle[count, inputs]
     high[count, inputs] = at

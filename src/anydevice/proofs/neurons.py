@@ -1,0 +1,427 @@
+"""Splits on the signs of neurons, with slopes and multipliers that are optimised for each part.
+
+What halving inputs cannot do, networks of many inputs and the hardest queries, is divided by cases
+instead: a ReLU that is neither on nor off throughout is on in one case and off in the other. In
+each case its relaxation is exact, and the sign that it has is used with a multiplier (a Lagrangian
+relaxation). Slopes of lower lines and multipliers are improved by gradients, which need no
+autodiff: the substitution runs backward, and where its bound is attained, forward again.
+
+They are found in fast arithmetic. What closes a part is a sound bound with the slopes rounded to
+bytes and the multipliers rounded to float16, as a certificate has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice.proofs.bounds import Own, Prepared, Relaxed
+from anydevice.proofs.checking.certificate import LEAF
+from anydevice.proofs.curves import relu_curve
+from anydevice.proofs.machines import Array, Host
+
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+_RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS = 0.25, 0.05
+_DECAY = 0.97
+
+
+class Branch:
+    """The part of a tree below one open box, numbered by itself."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = [LEAF]
+        self.first: list[int] = [0]
+        self.slopes: dict[int, Bytes] = {}
+        self.multipliers: dict[int, npt.NDArray[np.float16]] = {}
+        self.open = 1
+
+    def split(self, node: int, step: int) -> int:
+        """The first of two new nodes."""
+        first = len(self.steps)
+        self.steps[node], self.first[node] = step, first
+        self.steps += [LEAF, LEAF]
+        self.first += [0, 0]
+        self.open += 1
+        return first
+
+
+class Problems(NamedTuple):
+    """Rows to be bounded over boxes: the number of a box in a batch, coefficients, constants."""
+
+    box: Host
+    rows: Floats
+    constants: Floats
+
+
+class Parts(NamedTuple):
+    """Parts that are open: their problem, their node in its branch, and what is known of them.
+
+    `sign` is 1 or -1 for each neuron whose case it is, else 0. `path` lists these neurons, from
+    the root.
+    """
+
+    problem: Host
+    node: Host
+    bound: Singles
+    sign: npt.NDArray[np.int8]
+    slopes: Singles
+    multipliers: Singles
+    score: Singles
+    path: list[tuple[int, ...]]
+
+    def take(self, which: Host) -> Parts:
+        arrays: list[Any] = [each[which] for each in self[:-1]]
+        arrays.append([self.path[i] for i in which])
+        return Parts(*arrays)
+
+
+class Optimised(NamedTuple):
+    """Slopes and multipliers of parts, their bounds, scores of neurons, and where they are met."""
+
+    bound: Singles
+    slopes: Singles
+    multipliers: Singles
+    score: Singles
+    points: Floats
+
+
+class Neurons:
+    """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
+
+    `fast` is the same network, on the machine that optimises.
+    """
+
+    def __init__(self, relaxed: Relaxed, fast: Prepared) -> None:
+        self.relaxed, self.fast = relaxed, fast
+        self.where: dict[int, slice] = {}
+        count = 0
+        for number, step in enumerate(fast.steps, 1):
+            if step.function:
+                self.where[number] = slice(count, count + step.size)
+                count += step.size
+        self.count = count
+        host = relaxed.net.machine.host
+        layers = [relaxed.layers[n - 1] for n in self.where]
+        self.low = np.concatenate([np.asarray(host(layer.low)) for layer in layers], 1)
+        self.high = np.concatenate([np.asarray(host(layer.high)) for layer in layers], 1)
+        self.centre, self.radius = (np.asarray(host(x)) for x in (relaxed.centre, relaxed.radius))
+        self.parts = 0
+
+    def start(self, problems: Problems, steps: int) -> tuple[Parts, Floats]:
+        """One part for each problem, with slopes that are optimised, and where it is attained."""
+        count = len(problems.box)
+        low, high = self.low[problems.box], self.high[problems.box]
+        slopes = (high > -low).astype(np.float32)
+        sign = np.zeros((count, self.count), np.int8)
+        parts = Parts(
+            np.arange(count),
+            np.zeros(count, np.int64),
+            np.full(count, -np.inf, np.float32),
+            sign,
+            slopes,
+            np.zeros_like(slopes),
+            np.zeros_like(slopes),
+            [()] * count,
+        )
+        found = self.optimise(problems, parts, steps)
+        return self._with(parts, found), found.points
+
+    def _with(self, parts: Parts, found: Optimised) -> Parts:
+        return parts._replace(
+            bound=found.bound,
+            slopes=found.slopes,
+            multipliers=found.multipliers,
+            score=found.score,
+        )
+
+    def halve(
+        self, problems: Problems, parts: Parts, branches: list[Branch], steps: int
+    ) -> tuple[Parts, Floats]:
+        """Both cases of the neuron with the highest score of each part."""
+        neuron = parts.score.argmax(1)
+        count = len(neuron)
+        inputs = self.fast.inputs
+        first = np.array(
+            [
+                branches[problem].split(int(node), inputs + int(n))
+                for problem, node, n in zip(parts.problem, parts.node, neuron, strict=True)
+            ]
+        )
+        twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
+        sign = twice.sign.copy()
+        sign[np.arange(count), neuron] = 1
+        sign[np.arange(count) + count, neuron] = -1
+        path = [(*path, int(n)) for path, n in zip(twice.path, np.tile(neuron, 2), strict=True)]
+        twice = twice._replace(node=np.concatenate([first, first + 1]), sign=sign, path=path)
+        found = self.optimise(problems, twice, steps)
+        self.parts += len(twice.node)
+        return self._with(twice, found), found.points
+
+    def close(
+        self, problems: Problems, parts: Parts, branches: list[Branch]
+    ) -> npt.NDArray[np.bool_]:
+        """Which parts a sound bound closes; the branch notes their slopes and multipliers."""
+        closed = np.zeros(len(parts.node), bool)
+        likely = np.flatnonzero(parts.bound > 0)
+        if not len(likely):
+            return closed
+        some = parts.take(likely)
+        slopes = np.round(np.clip(some.slopes, 0, 1) * 255).astype(np.uint8)
+        multipliers = np.minimum(some.multipliers, 60000).astype(np.float16)
+        low = self.sound(problems, some, slopes / 255.0, multipliers.astype(np.float64))
+        good = low > 0
+        closed[likely[good]] = True
+        for i in np.flatnonzero(good):
+            branch, node = branches[some.problem[i]], int(some.node[i])
+            used = (self.low[problems.box[some.problem[i]]] < 0) & (
+                self.high[problems.box[some.problem[i]]] > 0
+            )
+            branch.slopes[node] = np.where(used & (some.sign[i] == 0), slopes[i], 0).astype(
+                np.uint8
+            )
+            branch.multipliers[node] = multipliers[i, list(some.path[i])]
+            branch.open -= 1
+        return closed
+
+    def sound(
+        self, problems: Problems, parts: Parts, slopes: Floats, multipliers: Floats
+    ) -> Floats:
+        """Sound lower bounds of parts, for whatever slopes in [0, 1] and multipliers >= 0."""
+        relaxed, machine = self.relaxed, self.relaxed.net.machine
+        box = problems.box[parts.problem]
+        own = {}
+        for number, its in self.where.items():
+            low, high = self.low[box][:, its], self.high[box][:, its]
+            sign = parts.sign[:, its]
+            low = machine.place(np.where(sign > 0, np.maximum(low, 0), low))
+            high = machine.place(np.where(sign < 0, np.minimum(high, 0), high))
+            lines = relu_curve(machine.xp, low, high, machine.unit, machine.tiny).lines
+            slope = machine.place(slopes[:, its])
+            is_open = machine.xp.logical_and(low < 0, high > 0)
+            lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
+            own[number] = Own(lines, machine.place(multipliers[:, its] * sign))
+        found = relaxed.rows_below(
+            machine.place(problems.rows[parts.problem]),
+            machine.place(problems.constants[parts.problem]),
+            machine.indices(box),
+            own=own,
+        )
+        return np.array(machine.host(found.low), np.float64)
+
+    def optimise(self, problems: Problems, parts: Parts, steps: int) -> Optimised:
+        """Better slopes and multipliers, by steps of Adam on both."""
+        machine = self.fast.machine
+        place, xp = machine.place, machine.xp
+        box = problems.box[parts.problem]
+        centre, radius = place(self.centre[box]), place(self.radius[box])
+        rows, constants = (
+            place(problems.rows[parts.problem]),
+            place(problems.constants[parts.problem]),
+        )
+        layers = {n: self._layer(n, its, box, parts) for n, its in self.where.items()}
+        slopes = {n: place(parts.slopes[:, its]) for n, its in self.where.items()}
+        multipliers = {n: place(parts.multipliers[:, its]) for n, its in self.where.items()}
+        rates = [_RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS]
+        moments: list[dict[int, Any]] = [dict.fromkeys(self.where, 0.0) for _ in range(4)]
+        best: Any = None
+        kept: Any = (slopes, multipliers)
+        for i in range(steps + 1):
+            passed = self._pass(layers, slopes, multipliers, rows, constants, centre, radius)
+            if best is None:
+                best, kept = passed.bound, (dict(slopes), dict(multipliers))
+            else:
+                better = xp.reshape(passed.bound > best, (len(box), 1))
+                best = xp.maximum(passed.bound, best)
+                kept = tuple(
+                    {n: xp.where(better, new[n], old[n]) for n in new}
+                    for new, old in zip((slopes, multipliers), kept, strict=True)
+                )
+            if i == steps:
+                break
+            for n in self.where:
+                gradients = (passed.by_slope[n], passed.by_multiplier[n])
+                values = (slopes, multipliers)
+                for k in range(2):
+                    g = gradients[k]
+                    moments[2 * k][n] = m = moments[2 * k][n] * 0.9 + g * 0.1
+                    moments[2 * k + 1][n] = v = moments[2 * k + 1][n] * 0.999 + g * g * 0.001
+                    m, v = m / (1 - 0.9 ** (i + 1)), v / (1 - 0.999 ** (i + 1))
+                    new = values[k][n] + m / (xp.sqrt(v) + 1e-8) * rates[k]
+                    values[k][n] = (
+                        xp.clip(new, 0.0, 1.0) if k == 0 else xp.maximum(new, 0.0) * layers[n].cased
+                    )
+            rates = [rate * _DECAY for rate in rates]
+        slopes, multipliers = kept
+        passed = self._pass(layers, slopes, multipliers, rows, constants, centre, radius)
+        back = machine.host
+        joined: list[Any] = [
+            np.concatenate([np.asarray(back(each[n]), np.float32) for n in self.where], 1)
+            for each in (slopes, multipliers, passed.score)
+        ]
+        bound, points = np.asarray(back(passed.bound)), np.asarray(back(passed.points))
+        return Optimised(bound, joined[0], joined[1], joined[2], points.astype(np.float64))
+
+    def _layer(self, number: int, its: slice, box: Host, parts: Parts) -> _Cases:
+        machine = self.fast.machine
+        place = machine.place
+        low, high = self.low[box][:, its], self.high[box][:, its]
+        sign = parts.sign[:, its]
+        low, high = (
+            np.where(sign > 0, np.maximum(low, 0), low),
+            np.where(sign < 0, np.minimum(high, 0), high),
+        )
+        is_open = (low < 0) & (high > 0)
+        on = low >= 0
+        upper = np.where(is_open, high / np.where(is_open, high - low, 1.0), on)
+        above = np.where(is_open, -upper * low, 0.0)
+        return _Cases(
+            place(is_open.astype(float)),
+            place(on.astype(float)),
+            place(upper),
+            place(above),
+            place(sign.astype(float)),
+            place((sign != 0).astype(float)),
+            place(np.minimum(-low, high) * is_open),
+        )
+
+    def _pass(
+        self,
+        layers: dict[int, _Cases],
+        slopes: dict[int, Array],
+        multipliers: dict[int, Array],
+        rows: Array,
+        constants: Array,
+        centre: Array,
+        radius: Array,
+    ) -> _Passed:
+        """Backward to the bound, and forward from where it is attained: gradients and losses."""
+        xp, dot, net = self.fast.machine.xp, self.fast.machine.dot, self.fast
+        pending, constant = {len(net.steps): rows}, constants
+        met: dict[int, Array] = {}
+        used: dict[int, Array] = {}
+        risen: dict[int, Array] = {}
+        for number in range(len(net.steps), 0, -1):
+            if number not in pending:
+                continue
+            row, step = pending.pop(number), net.steps[number - 1]
+            if step.function:
+                layer = layers[number]
+                negative = xp.minimum(row, 0.0)
+                lower = layer.on + layer.open * slopes[number]
+                slope = xp.where(row < 0, layer.upper, lower)
+                rise = xp.where(row < 0, layer.above, layer.above * 0)
+                met[number], used[number], risen[number] = row, slope, rise
+                constant = constant + dot(negative, layer.above)
+                row = row * slope - multipliers[number] * layer.sign
+            constant = constant + _vector(xp, row, step.bias)
+            for i, weight in zip(step.inputs, step.weights, strict=True):
+                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                pending[i] = pending[i] + passed if i in pending else passed
+        row = pending[0]
+        points = centre - xp.sign(row) * radius
+        bound = dot(row, points) + constant
+        values, by_slope, by_multiplier, score = {0: points}, {}, {}, {}
+        for number, step in enumerate(net.steps, 1):
+            if number == len(net.steps) and not step.function:
+                break
+            z: Any = step.bias
+            for i, weight in zip(step.inputs, step.turned, strict=True):
+                passed = (
+                    xp.matmul(values[i], weight) if len(weight.shape) == 2 else values[i] * weight
+                )
+                z = passed + z
+            if number in met:
+                layer, row = layers[number], met[number]
+                positive = xp.maximum(row, 0.0)
+                by_slope[number] = positive * z * layer.open
+                by_multiplier[number] = -(layer.sign * z)
+                value = z * used[number] + risen[number]
+                # What the relaxation loses here where the bound is attained, and at most
+                loss = row * (xp.maximum(z, 0.0) - value)
+                score[number] = layer.open * (xp.maximum(loss, 0.0) + 1e-3 * abs(row) * layer.gap)
+                z = value
+            values[number] = z
+        return _Passed(bound, points, by_slope, by_multiplier, score)
+
+
+class _Cases(NamedTuple):
+    """Which neurons of a node are open, on, or cases; the upper line of those that are open."""
+
+    open: Array
+    on: Array
+    upper: Array
+    above: Array
+    sign: Array
+    cased: Array
+    gap: Array
+
+
+class _Passed(NamedTuple):
+    bound: Array
+    points: Array
+    by_slope: dict[int, Array]
+    by_multiplier: dict[int, Array]
+    score: dict[int, Array]
+
+
+def _vector(xp: Any, rows: Array, vector: Array) -> Array:
+    return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))
+
+
+def split_neurons(
+    neurons: Neurons,
+    problems: Problems,
+    stop: Callable[[], bool],
+    refutes: Callable[[Floats], Floats | None],
+    *,
+    most: int = 1_000_000,
+    batch: int = 96,
+    first_steps: int = 30,
+    steps: int = 12,
+) -> tuple[list[Branch], Floats | None]:
+    """A branch for each problem, whose `open` is 0 where it was proved, and a refuting point.
+
+    A problem is given up when it has `most` open parts; all are when `stop` says so.
+    """
+    count = len(problems.box)
+    branches = [Branch() for _ in range(count)]
+    parts, points = neurons.start(problems, first_steps)
+    waiting: list[Parts] = []
+    while True:
+        bad = refutes(points)
+        if bad is not None:
+            return branches, bad
+        closed = neurons.close(problems, parts, branches)
+        rest = np.flatnonzero(~closed)
+        if len(rest):
+            waiting.append(parts.take(rest))
+        if stop():
+            return branches, None
+        parts_or_none = _next(waiting, branches, most, batch)
+        if parts_or_none is None:
+            return branches, None
+        parts, points = neurons.halve(problems, parts_or_none, branches, steps)
+
+
+def _next(waiting: list[Parts], branches: list[Branch], most: int, batch: int) -> Parts | None:
+    """The parts to split next, those that came last; not those of problems that were given up."""
+    while waiting:
+        last = waiting.pop()
+        fine = [
+            i
+            for i, p in enumerate(last.problem)
+            if branches[p].open <= most and last.score[i].any()
+        ]
+        if len(fine) > batch:
+            order = np.array(fine)[np.argsort(last.bound[fine], kind="stable")]
+            waiting.append(last.take(order[:-batch]))
+            return last.take(order[-batch:])
+        if fine:
+            return last.take(np.array(fine))
+    return None
