@@ -13,8 +13,9 @@ from anydevice import nn
 from anydevice.core.trees import mapped
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.proofs import graph as graphs
+from anydevice.proofs.evaluation import evaluate
 from anydevice.proofs.graph import Graph
-from anydevice.proofs.lowering import evaluate, lower
+from anydevice.proofs.lowering import lower
 
 CPU = anydevice.device("cpu", engine="numpy")
 ROUNDING = 1e-12
@@ -47,6 +48,7 @@ MODELS: dict[str, Built] = {
     "leaky relu": ((nn.Dense(5, 8), nn.LeakyReLU(0.2), nn.Dense(8, 2), "leaky_relu"), (5,)),
     "sigmoid": ((nn.Dense(5, 8), "sigmoid", nn.Dense(8, 2), "sigmoid"), (5,)),
     "gelu": ((nn.Dense(5, 8), "gelu", nn.Dense(8, 2)), (5,)),
+    "gelu by tanh": ((nn.Dense(5, 8), "gelu_tanh", nn.Dense(8, 2)), (5,)),
     "silu": ((nn.Dense(5, 8), "silu", nn.Dense(8, 2)), (5,)),
     "softmax": ((nn.Dense(5, 4), "softmax", nn.Dense(4, 3), "softmax"), (2, 5)),
     "layer norm": ((nn.Dense(5, 8), nn.LayerNorm(8), nn.Dense(8, 2)), (2, 5)),
@@ -262,7 +264,7 @@ def test_a_last_softmax_is_left_out_for_classes() -> None:
     [
         ((nn.Chain(nn.Dense(4, 4), nn.GRU(4, 3)), "relu"), (5, 4), "Chain[0][1] GRU(4→3)"),
         ((nn.Embedding(10, 4), nn.Dense(4, 2)), (3,), "Chain"),
-        ((nn.Dense(4, 4), "gelu_tanh"), (4,), "Chain[1] gelu_tanh"),
+        ((nn.Dense(4, 4), nn.Residual(nn.LSTM(4, 4))), (5, 4), "Chain[1].layer LSTM(4→4)"),
         ((nn.Attention(4, 2, rope=True),), (3, 4), "Attention(4, 2 heads)"),
         ((nn.ConvTranspose2d(1, 2, 2),), (1, 3, 3), "ConvTranspose2d"),
     ],

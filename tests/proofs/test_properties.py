@@ -15,7 +15,8 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.proofs import properties as p
 from anydevice.proofs.checking.network import Query
 from anydevice.proofs.derivative import absolute_sums, derivative
-from anydevice.proofs.lowering import evaluate, lower
+from anydevice.proofs.evaluation import evaluate
+from anydevice.proofs.lowering import lower
 
 CPU = anydevice.device("cpu", engine="numpy")
 MODEL = nn.build(nn.Dense(3, 6), "tanh", nn.Dense(6, 4), device=CPU)

@@ -234,11 +234,16 @@ _changing_classes = ForkSafeLock(reentrant=True, leaves="the classes of a model"
 
 
 @contextmanager
-def recording(parts: Mapping[str, Any], after: After) -> Iterator[None]:
+def recording(
+    parts: Mapping[str, Any],
+    after: After,
+    around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[None]:
     """A block in which the output of each of these objects, when called, passes through `after`.
 
-    For modules without hooks. Python looks calls up in the class, so in the block the classes have
-    another `__call__`, which leaves their other objects alone.
+    Each is called inside of `around(name)`. For modules without hooks: Python looks calls up in
+    the class, so in the block the classes have another `__call__`, which leaves their other objects
+    alone.
     """
     names = {id(part): f"{path} {type(part).__name__}" for path, part in parts.items()}
     with _changing_classes.native:
@@ -246,7 +251,7 @@ def recording(parts: Mapping[str, Any], after: After) -> Iterator[None]:
         try:
             for kind in {type(part): None for part in parts.values()}:
                 before = kind.__dict__.get("__call__")
-                type.__setattr__(kind, "__call__", _recorded(kind.__call__, names, after))
+                type.__setattr__(kind, "__call__", _recorded(kind.__call__, names, after, around))
                 changed.append((kind, before))
             yield
         finally:
@@ -257,10 +262,17 @@ def recording(parts: Mapping[str, Any], after: After) -> Iterator[None]:
                     type.__setattr__(kind, "__call__", before)
 
 
-def _recorded(original: Any, names: Mapping[int, str], after: After) -> Any:
+def _recorded(
+    original: Any,
+    names: Mapping[int, str],
+    after: After,
+    around: Callable[[str], AbstractContextManager[Any]],
+) -> Any:
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        result = original(self, *inputs, **named)
         name = names.get(id(self))
-        return result if name is None else after(name, result)
+        if name is None:
+            return original(self, *inputs, **named)
+        with around(name):
+            return after(name, original(self, *inputs, **named))
 
     return call

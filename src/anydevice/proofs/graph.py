@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anydevice.core.record import Record
 from anydevice.core.text import format_size
 from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.nn.layer import Shape
 from anydevice.proofs.checking.network import Floats, Network, Node
 
 Cells = npt.NDArray[np.int64]
@@ -35,15 +37,33 @@ _NORM_ROUNDINGS = 12
 """Of a scale `weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root, and its use."""
 
 
+INSTEAD = (
+    "proofs take dense and convolutional layers, poolings, batch norm, residual sums, "
+    "ReLU, leaky ReLU, clip, abs, sigmoid, tanh, GELU, SiLU, and small norms and attention"
+)
+
+
+class Lowered(Record):
+    """A model as a network: the shapes of an example and of its output, and what was left out.
+
+    `dropped` is "softmax" where the last softmax is not part of the network: its outputs are the
+    logits then.
+    """
+
+    network: Network
+    input_shape: Shape
+    output_shape: Shape
+    dropped: str = ""
+
+
 class Graph:
-    """A network under way; `path` names the layer that is lowered, for errors and names."""
+    """A network under way; `path` names the layer that is lowered, for errors."""
 
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
-        self.path = ""
+        self.path = "the model"
         self._bytes = 0
         self._nodes: list[Node] = []
-        self._names: list[str] = []
         self._starts = [0, inputs]
 
     # What a network is made of
@@ -62,6 +82,8 @@ class Graph:
 
         Cells that are the same for all rows may be given as one row.
         """
+        if (cells < NO_CELL).any():
+            raise refused(self.path, "erf but in a GELU, nor log_softmax but for classes")
         weights = np.asarray(weights, np.float64)
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))
@@ -71,11 +93,13 @@ class Graph:
             inputs.append(number)
             matrices.append(matrix)
         node = Node(tuple(inputs), tuple(matrices), offset, function, roundings, inexact)
+        return self._append(node)
+
+    def _append(self, node: Node) -> Cells:
         self._nodes.append(node)
-        self._names.append(self.path)
         start = self._starts[-1]
-        self._starts.append(start + size)
-        return np.arange(start, start + size)
+        self._starts.append(start + node.size)
+        return np.arange(start, start + node.size)
 
     def function(self, cells: Cells, name: str) -> Cells:
         """An elementwise function of each cell, computed once for each."""
@@ -98,6 +122,29 @@ class Graph:
         column = np.broadcast_to(cells, shape).reshape(-1, 1)
         new = self.rows(column, scales, shifts, roundings=roundings, inexact=inexact)
         return new.reshape(shape)
+
+    def shifted(
+        self, cells: Cells, shift: Floats, *, roundings: int = 0, inexact: float = 0.0
+    ) -> Cells:
+        """`cell + shift`; a product without a bias gets this one, and no node of its own."""
+        shift = np.broadcast_to(np.asarray(shift, np.float64), cells.shape)
+        number = int(self._node_of(cells.reshape(-1)[:1])[0]) if cells.size else 0
+        start, size = self._starts[max(number, 0)], self._size(max(number, 0))
+        places = cells.reshape(-1) - start
+        if number < 1 or not np.array_equal(np.sort(places), np.arange(size)):
+            return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
+        node = self._nodes[number - 1]
+        if node.function or node.bias.any() or not node.roundings:
+            return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
+        self._refuse_nonfinite(shift)
+        bias = np.zeros(size)
+        bias[places] = shift.reshape(-1)
+        made = node._replace(
+            bias=bias,
+            roundings=node.roundings + roundings,
+            inexact=max(node.inexact, inexact),
+        )
+        return self._append(made)[places].reshape(cells.shape)
 
     def combined(
         self,
@@ -125,14 +172,22 @@ class Graph:
 
     # Layers
 
-    def dense(self, cells: Cells, weight: Floats, bias: Floats | None, extra: int = 0) -> Cells:
+    def dense(
+        self,
+        cells: Cells,
+        weight: Floats,
+        bias: Floats | None,
+        extra: int = 0,
+        inexact: float = 0.0,
+    ) -> Cells:
         """`x · weightᵀ + bias` over the last axis; `extra` roundings, as of weights in float64."""
         outputs, inputs = weight.shape
         given = cells.reshape(-1, inputs)
         offset = np.zeros(outputs) if bias is None else bias
         rows = given if len(given) == 1 else np.repeat(given, outputs, axis=0)
         weights, offsets = np.tile(weight, (len(given), 1)), np.tile(offset, len(given))
-        made = self.rows(rows, weights, offsets, roundings=inputs + 1 + extra)
+        roundings = inputs + 1 + extra
+        made = self.rows(rows, weights, offsets, roundings=roundings, inexact=inexact)
         return made.reshape(*cells.shape[:-1], outputs)
 
     def convolution(
@@ -346,9 +401,12 @@ class Graph:
     def network(self, cells: Cells) -> Network:
         """The network whose outputs are these cells; what they do not need is left out."""
         flat = cells.reshape(-1)
-        last = np.arange(self._starts[-2], self._starts[-1])
-        if not self._nodes or not np.array_equal(flat, last):
-            self.rows(flat[:, None], 1.0)
+        number = int(self._node_of(flat[:1])[0])
+        if number > 0 and np.array_equal(
+            flat, self._starts[number] + np.arange(self._size(number))
+        ):
+            return simplified(Network(self.inputs, tuple(self._nodes[:number])))
+        self.rows(flat[:, None], 1.0)
         return simplified(Network(self.inputs, tuple(self._nodes)))
 
     def _node_of(self, cells: Cells) -> Cells:
@@ -446,7 +504,7 @@ def windows_of(
 
 def simplified(network: Network) -> Network:
     """The network without nodes that nothing needs, and with functions in the node before them."""
-    nodes = list(network.nodes)
+    nodes = list(_renumbered(network.inputs, list(network.nodes)).nodes)
     uses: dict[int, int] = {}
     for node in nodes:
         for number in node.inputs:
@@ -493,6 +551,17 @@ def _repeats(cells: Cells) -> bool:
 def _lost(value: float) -> int:
     """1 where float32 does not hold this number."""
     return int(float(np.float32(value)) != value)
+
+
+def refused(path: str, what: str, instead: str = INSTEAD) -> UnsupportedError:
+    """The error for a layer that proofs do not take."""
+    return UnsupportedError(f"{path}: proofs do not take {what}; {instead}")
+
+
+def rounds(values: Floats) -> bool:
+    """Whether float32 does not hold all of these numbers."""
+    with np.errstate(over="ignore"):
+        return not np.array_equal(values.astype(np.float32).astype(np.float64), values)
 
 
 def scale_of_norm(weight: Any, variance: Any, eps: float) -> Floats:

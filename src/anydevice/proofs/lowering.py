@@ -7,12 +7,11 @@ cannot be lowered is refused before any proof begins, with the path of the layer
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import erf, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.models.base import host_array
 from anydevice.models.detect import adapter_of
@@ -21,34 +20,19 @@ from anydevice.nn._recompute import Recomputed
 from anydevice.nn.layer import Layer, Parameters, Shape
 from anydevice.nn.losses import _without as without_last
 from anydevice.nn.model import Model
-from anydevice.proofs.checking.network import Floats, Network, Node
+from anydevice.proofs import tracing
+from anydevice.proofs.checking.network import Floats
+from anydevice.proofs.evaluation import evaluate
 from anydevice.proofs.graph import (
     Cells,
     Graph,
+    Lowered,
     attention_scale,
+    refused,
+    rounds,
     scale_of_norm,
     windows_of,
 )
-
-INSTEAD = (
-    "proofs take dense and convolutional layers, poolings, batch norm, residual sums, "
-    "ReLU, leaky ReLU, clip, abs, sigmoid, tanh, GELU, SiLU, and small norms and attention"
-)
-SMOOTH = {"sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu", "silu": "silu", "relu": "relu"}
-"""Activations that are one function of the network, by their names in `nn`."""
-
-
-class Lowered(Record):
-    """A model as a network: the shapes of an example and of its output, and what was left out.
-
-    `dropped` is "softmax" where the last softmax is not part of the network: its outputs are the
-    logits then.
-    """
-
-    network: Network
-    input_shape: Shape
-    output_shape: Shape
-    dropped: str = ""
 
 
 def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> Lowered:
@@ -82,93 +66,9 @@ def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> L
         )
     adapter.check_verifiable()
     refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
-    raise refused(adapter.kind, "modules of other libraries yet")
-
-
-def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
-    """The outputs of a network for rows of x in float64, and how far float32 executions may be off.
-
-    The second is the running bound of all roundings that the nodes state; of functions it takes
-    8 ulp each.
-
-    >>> from anydevice import nn
-    >>> network = lower(nn.build(nn.Dense(2, 1), device="cpu")).network
-    >>> y, off = evaluate(network, np.ones((1, 2)))
-    >>> y.shape, bool(0 < off[0, 0] < 1e-5)
-    ((1, 1), True)
-    """
-    unit = 2.0**-24
-    values, errors = [np.asarray(x, np.float64)], [np.zeros(x.shape)]
-    for node in network.nodes:
-        z = np.broadcast_to(node.bias, (len(x), node.size))
-        size, error = np.abs(z), np.zeros(z.shape)
-        for number, weight in zip(node.inputs, node.weights, strict=True):
-            size = size + _times(np.abs(values[number]) + errors[number], np.abs(weight))
-        for number, weight in _added(node):
-            z = z + _times(values[number], weight)
-            error = error + _times(errors[number], np.abs(weight))
-        rounded = node.roundings * unit / (1 - node.roundings * unit)
-        error = error + (rounded + node.inexact + 1e-13) * size
-        value, off = _through(node.function, z, error)
-        values.append(value)
-        errors.append(off)
-    return values[-1], errors[-1]
-
-
-def _added(node: Node) -> list[tuple[int, Floats]]:
-    """The matrices of a node, one for each node that it sums, whose numbers may cancel."""
-    total: dict[int, Floats] = {}
-    for number, weight in zip(node.inputs, node.weights, strict=True):
-        if number not in total:
-            total[number] = weight
-            continue
-        before = total[number]
-        if weight.ndim != before.ndim:
-            weight, before = [np.diag(x) if x.ndim == 1 else x for x in (weight, before)]
-        total[number] = before + weight
-    return list(total.items())
-
-
-def _times(h: Floats, weight: Floats) -> Floats:
-    with np.errstate(all="ignore"):
-        product: Floats = h * weight if weight.ndim == 1 else h @ weight.T
-    return np.where(np.isnan(product), np.inf, product)
-
-
-def _through(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats]:
-    """A function of z, and its error: the largest change within the error, and 8 ulp."""
-    function = FUNCTIONS[name]
-    value = function(z)
-    if not name:
-        return value, error
-    with np.errstate(all="ignore"):
-        ends = [np.abs(function(z + sign * error) - value) for sign in (1.0, -1.0)]
-        change = np.nan_to_num(np.maximum(*ends), nan=np.inf, posinf=np.inf)
-    own = 0.0 if name in ("relu", "square", "step") else 8 * 2.0**-24
-    magnitude = np.abs(z) if name in ("gelu", "gelu_tanh", "silu") else np.abs(value)
-    return value, change * 1.01 + own * magnitude
-
-
-def _sigmoid(z: Floats) -> Floats:
-    small = np.exp(-np.abs(z))
-    result: Floats = np.where(z >= 0, 1.0, small) / (1 + small)
-    return result
-
-
-FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {
-    "": lambda z: z,
-    "relu": lambda z: np.maximum(z, 0),
-    "sigmoid": _sigmoid,
-    "tanh": np.tanh,
-    "gelu": lambda z: z * 0.5 * (1 + np.vectorize(erf, otypes=[float])(z / np.sqrt(2))),
-    "silu": lambda z: z * _sigmoid(z),
-    "exp": np.exp,
-    "reciprocal": lambda z: 1 / z,
-    "rsqrt": lambda z: 1 / np.sqrt(z),
-    "square": np.square,
-    "step": lambda z: (z > 0).astype(np.float64),
-}
-"""What each function of a node computes, in float64."""
+    lowered = tracing.traced(adapter, shape, classes=classes)
+    _check_agrees(lowered, tracing.caller(adapter, shape))
+    return lowered
 
 
 def refuse_nonfinite(weights: dict[str, Any]) -> None:
@@ -181,11 +81,6 @@ def refuse_nonfinite(weights: dict[str, Any]) -> None:
             )
 
 
-def refused(path: str, what: str, instead: str = INSTEAD) -> UnsupportedError:
-    """The error for a layer that proofs do not take."""
-    return UnsupportedError(f"{path}: proofs do not take {what}; {instead}")
-
-
 def _check_agrees(lowered: Lowered, call: Callable[[Any], Any]) -> None:
     """Raise `VerificationError` where the network is another function than the model."""
     generator = np.random.default_rng(0)
@@ -193,12 +88,21 @@ def _check_agrees(lowered: Lowered, call: Callable[[Any], Any]) -> None:
     expected, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
     for row, wanted, error in zip(x, expected, off, strict=True):
         got = np.asarray(call(row[None]), np.float64).reshape(-1)
+        if lowered.dropped:
+            wanted = _softmax(wanted.reshape(lowered.output_shape)).reshape(-1)
+            got = np.exp(got) if lowered.dropped == "log_softmax" else got
         if got.shape != wanted.shape or not (np.abs(got - wanted) <= 4 * error + 1e-6).all():
             raise VerificationError(
                 "the lowered network gives other outputs than the model, so a proof would be about "
                 "another function; the model depends on something that is no part of its layers",
                 where=type(lowered).__name__,
             )
+
+
+def _softmax(x: Floats) -> Floats:
+    shares = np.exp(x - x.max(-1, keepdims=True))
+    result: Floats = shares / shares.sum(-1, keepdims=True)
+    return result
 
 
 # Layers of nn
@@ -212,7 +116,7 @@ def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> Lowered:
             source="over=",
         )
     layer, dropped = model.layer, ""
-    if classes:
+    if classes and len(model.output_shape) == 1:
         without = without_last(layer, "softmax")
         if without is not None:
             layer, dropped = without, "softmax"
@@ -268,12 +172,6 @@ def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
     return wide, int(any(rounds(each) for each in wide if each is not None))
 
 
-def rounds(values: Floats) -> bool:
-    """Whether float32 does not hold all of these numbers."""
-    with np.errstate(over="ignore"):
-        return not np.array_equal(values.astype(np.float32).astype(np.float64), values)
-
-
 def _dense(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
     return activated(graph, graph.dense(cells, weight, bias, extra), layer.activation)
@@ -316,6 +214,7 @@ _ACTIVATIONS: dict[str, Callable[[Graph, Cells], Cells]] = {
     "sigmoid": lambda graph, cells: graph.function(cells, "sigmoid"),
     "tanh": lambda graph, cells: graph.function(cells, "tanh"),
     "gelu": lambda graph, cells: graph.function(cells, "gelu"),
+    "gelu_tanh": lambda graph, cells: graph.function(cells, "gelu_tanh"),
     "silu": lambda graph, cells: graph.function(cells, "silu"),
 }
 

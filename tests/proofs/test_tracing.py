@@ -1,0 +1,381 @@
+"""Modules of PyTorch, Flax NNX, Equinox and MLX are lowered by what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
+from anydevice.models.detect import adapter_of
+from anydevice.proofs import tracing
+from anydevice.proofs.evaluation import evaluate
+from anydevice.proofs.lowering import lower
+from anydevice.proofs.tracing import Trace
+
+Case = tuple[Any, tuple[int, ...]]
+
+
+def torch_models(nn: Any) -> dict[str, Case]:
+    import torch
+
+    class Joined(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("scale", torch.randn(4))
+
+        def forward(self, x: Any) -> Any:
+            y = nn.functional.relu(self.a(x)) + x
+            z = torch.cat([y, torch.abs(self.b(x)), x * self.scale - 0.3], -1)
+            z = z.view(z.size(0), 3, 4).transpose(1, 2).flatten(1)
+            part, rest = z.split([5, 7], 1)
+            both = torch.maximum(part, 2 - part).sum(1, keepdim=True)
+            return torch.clamp(z, -0.5, 0.7) / 3 + z[:, :1] + torch.minimum(rest, both).mean()
+
+    chain = nn.Sequential
+    return {
+        "dense": (chain(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)), (4,)),
+        "convolutions": (
+            chain(
+                nn.Conv2d(2, 4, 3, padding=1, stride=2, groups=2),
+                nn.BatchNorm2d(4),
+                nn.LeakyReLU(0.1),
+                nn.MaxPool2d(2, padding=1),
+                nn.Conv2d(4, 4, 2, dilation=2, bias=False),
+                nn.AvgPool2d(2, padding=1),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(4, 3),
+            ),
+            (2, 13, 12),
+        ),
+        "sequences": (
+            chain(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.MaxPool1d(2), nn.AvgPool1d(2), nn.Flatten()),
+            (2, 11),
+        ),
+        "smooth": (
+            chain(
+                nn.Linear(4, 8),
+                nn.GELU(),
+                nn.Linear(8, 8),
+                nn.SiLU(),
+                nn.Tanh(),
+                nn.Sigmoid(),
+                nn.GELU("tanh"),
+                nn.Hardtanh(-0.3, 0.4),
+                nn.ReLU6(),
+                nn.Linear(8, 3),
+            ),
+            (4,),
+        ),
+        "norms": (chain(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax(-1)), (2, 4)),
+        "a forward of its own": (Joined(), (4,)),
+        "attention": (
+            nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, dropout=0.0, batch_first=True),
+            (2, 4),
+        ),
+    }
+
+
+def nnx_models(nnx: Any) -> dict[str, Case]:
+    import jax.numpy as jnp
+
+    rngs, chain = nnx.Rngs(0), nnx.Sequential
+
+    def dense(*functions: Any) -> Any:
+        return chain(nnx.Linear(4, 6, rngs=rngs), *functions, nnx.Linear(6, 3, rngs=rngs))
+
+    return {
+        "dense": (dense(nnx.relu), (4,)),
+        "convolutions": (
+            chain(
+                nnx.Conv(2, 4, (3, 3), strides=2, feature_group_count=2, rngs=rngs),
+                nnx.BatchNorm(4, use_running_average=True, rngs=rngs),
+                nnx.leaky_relu,
+                lambda x: nnx.max_pool(x, (2, 2), (2, 2), "SAME"),
+                lambda x: nnx.avg_pool(x, (2, 2), (2, 2)),
+                lambda x: x.reshape(x.shape[0], -1),
+                nnx.Linear(4, 3, rngs=rngs),
+            ),
+            (9, 9, 2),
+        ),
+        "smooth": (
+            dense(
+                lambda x: nnx.gelu(x, approximate=False), nnx.gelu, nnx.silu, jnp.tanh, nnx.sigmoid
+            ),
+            (4,),
+        ),
+        "pieces": (dense(lambda x: jnp.clip(x, -1, 0.5), jnp.abs, nnx.hard_tanh, nnx.relu6), (4,)),
+        "softmax": (dense(nnx.softmax), (2, 4)),
+        "norms": (dense(nnx.LayerNorm(6, rngs=rngs)), (4,)),
+        "attention": (
+            nnx.MultiHeadAttention(2, 4, decode=False, deterministic=True, rngs=rngs),
+            (2, 4),
+        ),
+    }
+
+
+def equinox_models(eqx: Any) -> dict[str, Case]:
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    class Joined(eqx.Module):  # type: ignore[misc]
+        a: Any
+        b: Any
+
+        def __call__(self, x: Any) -> Any:
+            y = jax.nn.relu(self.a(x)) + x
+            z = jnp.concatenate([y, jnp.abs(self.b(x)) * 2])
+            return z[::2].reshape(2, 2).T / 3
+
+    sizes = [eqx.nn.Linear(4, 4, key=key) for key in keys[:2]]
+    return {
+        "an example by itself": (eqx.nn.MLP(4, 3, 6, 2, key=keys[0]), (4,)),
+        "over a batch": (jax.vmap(eqx.nn.MLP(4, 3, 6, 1, key=keys[0])), (4,)),
+        "convolutions": (
+            eqx.nn.Sequential(
+                [
+                    eqx.nn.Conv2d(2, 3, 3, padding=1, key=keys[1]),
+                    eqx.nn.Lambda(jax.nn.relu),
+                    eqx.nn.MaxPool2d(2, 2),
+                    eqx.nn.Lambda(jnp.ravel),
+                    eqx.nn.Linear(48, 4, key=keys[2]),
+                    eqx.nn.LayerNorm(4),
+                ]
+            ),
+            (2, 9, 8),
+        ),
+        "a call of its own": (Joined(*sizes), (4,)),
+    }
+
+
+def mlx_models(nn: Any) -> dict[str, Case]:
+    import mlx.core as mx
+
+    class Flat(nn.Module):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            return x.reshape(x.shape[0], -1)
+
+    class Joined(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.attention = nn.MultiHeadAttention(4, 2)
+
+        def __call__(self, x: Any) -> Any:
+            y = nn.relu(self.a(x)) + x
+            z = mx.concatenate([y, mx.abs(self.b(x))], -1)
+            return self.attention(y, y, y) + z[..., ::2] * mx.array([1.0, 2.0, 3.0, 4.0]) - y / 3
+
+    chain = nn.Sequential
+
+    def dense(*functions: Any) -> Any:
+        return chain(nn.Linear(4, 6), *functions, nn.Linear(6, 3))
+
+    return {
+        "dense": (dense(nn.relu), (4,)),
+        "convolutions": (
+            chain(
+                nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2),
+                nn.BatchNorm(4),
+                nn.LeakyReLU(0.1),
+                nn.MaxPool2d(3, 2, padding=1),
+                nn.Conv2d(4, 4, 2),
+                nn.AvgPool2d(2, 2),
+                Flat(),
+                nn.Dropout(0.5),
+                nn.Linear(4, 3),
+            ),
+            (13, 13, 2),
+        ),
+        "sequences": (chain(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.MaxPool1d(2, 2), Flat()), (11, 2)),
+        "smooth": (dense(nn.gelu, nn.silu, nn.gelu_approx, mx.tanh, mx.sigmoid), (4,)),
+        "pieces": (dense(lambda x: mx.clip(x, -1, 0.5), mx.abs, nn.relu6, nn.leaky_relu), (4,)),
+        "norms": (dense(nn.LayerNorm(6), nn.RMSNorm(6), mx.softmax), (4,)),
+        "a call of its own": (Joined(), (2, 4)),
+    }
+
+
+LIBRARIES: dict[str, tuple[str, Callable[[Any], dict[str, Case]]]] = {
+    "torch": ("torch.nn", torch_models),
+    "nnx": ("flax.nnx", nnx_models),
+    "equinox": ("equinox", equinox_models),
+    "mlx": ("mlx.nn", mlx_models),
+}
+
+
+def models_of(library: str) -> dict[str, Case]:
+    module, made = LIBRARIES[library]
+    cases = made(pytest.importorskip(module, reason=f"{library} is not installed"))
+    for model, _ in cases.values():
+        if library in ("torch", "mlx"):
+            model.eval()
+    return cases
+
+
+def wide_outputs(model: Any, shape: Any, x: Any) -> Any:
+    """What the model computes in float64."""
+    reference = adapter_of(model).reference(
+        lambda w: w.astype(np.float64) if w.dtype.kind == "f" else w, "numpy"
+    )
+    with reference.scope():
+        call = tracing.one_call(reference, shape)
+        if reference.library == "jax":
+            import jax
+
+            call = jax.jit(call)
+        rows = [call(reference.reference_input(row[None].astype(np.float64))) for row in x]
+        return np.concatenate([np.asarray(row, np.float64) for row in rows]).reshape(len(x), -1)
+
+
+# Constants inside the code of these stay in float32.
+LOOSE = {"mlx": 1e-6, "nnx": 1e-6, "equinox": 1e-6, "torch": 1e-10}
+
+
+NOT_IN_FLOAT64 = [("mlx", name) for name in ("convolutions", "sequences", "smooth", "pieces")]
+"""MLX convolves in float32 alone, and compiles activations for some seconds."""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_modules_of_every_library_are_lowered(library: str) -> None:
+    for name, (model, shape) in models_of(library).items():
+        network = lower(model, shape).network
+        x = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
+        found, error = evaluate(network, x.reshape(3, -1).astype(np.float64))
+        if (library, name) not in NOT_IN_FLOAT64:
+            expected = wide_outputs(model, shape, x)
+            assert np.abs(found - expected).max() < LOOSE[library], name
+        call = tracing.caller(adapter_of(model), shape)
+        ran = np.concatenate([call(row[None]) for row in x]).reshape(3, -1)
+        assert (np.abs(ran - found) <= error).all(), name
+
+
+PLANTED: dict[str, Callable[[Any], Any]] = {
+    "multiply": lambda f: lambda self, a, b: self.add(a, b),
+    "maximum": lambda f: lambda self, a, b: a if isinstance(a, tracing.Moving) else b,
+    "clip": lambda f: lambda self, a, low, high: f(self, a, low, None),
+    "add": lambda f: lambda self, a, b, scale=1.0: f(self, a, b, abs(scale)),
+    "total": lambda f: lambda self, a, axes, keep, mean=False: f(self, a, axes, keep),
+    "convolution": lambda f: lambda self, a, weight, bias, *rest: f(self, a, weight, None, *rest),
+    "leaky_relu": lambda f: lambda self, a, slope: self.function("relu", a),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_the_lowering_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowered network is compared with the model before anything is proved."""
+    cases = models_of("torch")
+    monkeypatch.setattr(Trace, fault, PLANTED[fault](getattr(Trace, fault)))
+    refused = 0
+    for name in ("a forward of its own", "convolutions", "smooth"):
+        try:
+            lower(*cases[name])
+        except VerificationError:
+            refused += 1
+    assert refused
+
+
+def test_what_torch_models_do_elsewhere_is_refused() -> None:
+    torch: Any = pytest.importorskip("torch")
+    nn: Any = torch.nn
+
+    class Branching(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.sum() > 0 else x
+
+    class Outside(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.a(x) + torch.from_numpy(np.sin(x.detach().numpy() + 1))
+
+    class Aliased(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            y = x * 2
+            z = y.view(2, 2)
+            y.relu_()
+            return z.reshape(1, 4) + y
+
+    with pytest.raises(UnsupportedError, match=r"Branching"):
+        lower(Branching(), (4,))
+    with pytest.raises(VerificationError, match="other outputs than the model"):
+        lower(Outside(), (4,))
+    with pytest.raises(UnsupportedError, match="in place"):
+        lower(Aliased(), (4,))
+    with pytest.raises(UnsupportedError, match=r"1 Softplus"):
+        lower(nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,))
+    with pytest.raises(ConfigurationError, match="training mode"):
+        lower(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (4,))
+    with pytest.raises(ConfigurationError, match="shape of its examples"):
+        lower(nn.Linear(4, 4))
+    broken = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        broken[1].weight[0, 0] = float("nan")
+    with pytest.raises(ConfigurationError, match=r"1\.weight"):
+        lower(broken, (4,))
+    with pytest.raises(UnsupportedError, match="a plain function"):
+        lower(lambda x: x, (4,))
+
+
+def test_layers_of_other_libraries_are_refused_with_their_path() -> None:
+    nnx: Any = pytest.importorskip("flax.nnx")
+    import jax.numpy as jnp
+
+    class Waves(nnx.Module):  # type: ignore[misc]
+        def __call__(self, x: Any) -> Any:
+            return jnp.sin(x)
+
+    class Whole(nnx.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.inner = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), Waves())
+
+        def __call__(self, x: Any) -> Any:
+            return self.inner(x)
+
+    with pytest.raises(UnsupportedError, match=r"inner\.layers\.1 Waves: .*JAX's sin"):
+        lower(Whole(), (4,))
+
+
+def test_layers_of_mlx_are_refused_with_their_path() -> None:
+    nn = pytest.importorskip("mlx.nn")
+    with pytest.raises(UnsupportedError, match=r"layers\.1 Softplus: .*MLX's LogAddExp"):
+        lower(nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_last_softmax_is_left_out_for_classes(library: str) -> None:
+    module, _ = LIBRARIES[library]
+    nn = pytest.importorskip(module, reason=f"{library} is not installed")
+    if library == "torch":
+        models = [nn.Sequential(nn.Linear(4, 3), kind(-1)) for kind in (nn.Softmax, nn.LogSoftmax)]
+    elif library == "mlx":
+        import mlx.core as mx
+
+        models = [nn.Sequential(nn.Linear(4, 3), mx.softmax)]
+    else:
+        import jax
+
+        linear = (
+            nn.Linear(4, 3, rngs=nn.Rngs(0))
+            if library == "nnx"
+            else nn.nn.Linear(4, 3, key=jax.random.key(0))
+        )
+        wrap = (lambda f: f) if library == "nnx" else nn.nn.Lambda
+        chain = nn.Sequential if library == "nnx" else lambda *parts: nn.nn.Sequential(parts)
+        models = [chain(linear, wrap(f)) for f in (jax.nn.softmax, jax.nn.log_softmax)]
+    for model in models:
+        lowered = lower(model, (4,), classes=True)
+        assert "softmax" in lowered.dropped
+        assert [node.function for node in lowered.network.nodes] == [""]
+    # Over rows, it changes which of all outputs is the largest.
+    if library == "torch":
+        rows = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
+        assert not lower(rows, (2, 4), classes=True).dropped
