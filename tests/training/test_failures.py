@@ -19,9 +19,9 @@ from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 from anydevice.models.precision import policy_of
 from anydevice.nn.layer import without_gradient
-from anydevice.training.function_steps import HostStepper, stepper_for, total
+from anydevice.training.function_steps import HostStepper, stepper_for
 from anydevice.training.spreading import Spread
-from anydevice.training.steps import StepConfig, StepState
+from anydevice.training.steps import StepConfig, StepState, total
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

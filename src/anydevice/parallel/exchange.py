@@ -30,7 +30,7 @@ class HostExchange(Processes):
         text = np.frombuffer(pickle.dumps(value), np.uint8)
         length = int(self.every(np.asarray([len(text)], np.int32))[0, 0])
         text = np.resize(text, length) if len(text) != length else text
-        # Whole numbers of 32 bits are what every library gathers.
+        # Integers of 32 bits are what every library gathers.
         return pickle.loads(self.every(text.astype(np.int32))[0].astype(np.uint8).tobytes())
 
     def is_same(self, tree: Tree) -> bool:

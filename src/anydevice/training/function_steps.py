@@ -33,9 +33,9 @@ from anydevice.models.precision import LossScale, ScaleState
 from anydevice.nn.layer import Array, Run, state_leaves
 from anydevice.nn.optimizers import BuiltIn
 from anydevice.nn.random_choice import folded_seed
-from anydevice.ops.dispatch import own_version, primitives
+from anydevice.ops.dispatch import primitives
 from anydevice.training.spreading import Spread
-from anydevice.training.steps import StepConfig, Stepper, StepState, copied
+from anydevice.training.steps import StepConfig, Stepper, StepState, copied, nonfinite, total
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _CONSUMED = ("trained", "state", "counts", "scale")
@@ -651,31 +651,8 @@ class FusedStepper(FunctionStepper):
         return _selected(goes, new, trained), after, counts, scale
 
 
-def total(tree: Tree) -> Array:
-    """A float32 that is finite where all numbers of a tree are, short of absurdly large ones."""
-    arrays = leaves(tree)
-    found = own_version(arrays[0], "total_size", _total)(arrays)
-    return _total(arrays) if found is NotImplemented else found
-
-
-def nonfinite(value: Array) -> Array:
-    """1.0 where a number is infinite or NaN, else 0.0."""
-    xp = primitives(value)
-    return xp.astype(xp.isnan(xp.subtract(value, value)), _FLOAT32)
-
-
 def _nonfinite_tree(parameters: Tree) -> Array:
     return nonfinite(total(parameters))
-
-
-def _total(arrays: list[Array]) -> Array:
-    sums = [ops.reshape(ops.astype(_sum(x), "float32"), (1,)) for x in arrays]
-    return ops.sum(ops.concat(sums, axis=0))
-
-
-def _sum(x: Array) -> Array:
-    # Column by column first: XLA vectorizes sums on the CPU only where it keeps an axis.
-    return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)
 
 
 def _at_minimum(scale: ScaleState) -> Array:

@@ -33,7 +33,7 @@ from anydevice.parallel.pipeline_modules import pipeline_of
 from anydevice.parallel.pipelines import DISK, Staged, pipeline
 from anydevice.parallel.placing import row_ranges
 from anydevice.training.batches import placer, rows_of
-from anydevice.training.function_steps import FunctionStepper, total
+from anydevice.training.function_steps import FunctionStepper
 from anydevice.training.randomness import (
     device_state,
     host_state,
@@ -41,7 +41,7 @@ from anydevice.training.randomness import (
     set_host_state,
 )
 from anydevice.training.spreading import Spread, dropping_as_whole
-from anydevice.training.steps import StepConfig, StepState
+from anydevice.training.steps import StepConfig, StepState, total
 
 _ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""

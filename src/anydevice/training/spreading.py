@@ -40,6 +40,7 @@ from anydevice.transfer.moving import to_device, to_numpy
 
 if TYPE_CHECKING:
     from anydevice.parallel.jax_mesh import JaxProcesses
+    from anydevice.parallel.mlx_ring import RingProcesses
     from anydevice.parallel.processes import Group
 
 Function = Callable[..., Any]
@@ -48,7 +49,7 @@ STRATEGIES = ("auto", "replicate", "shard", "pipeline")
 _ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
 
-CHECKED = 3
+_CHECKED = 3
 """The first batches, whose loss is also computed as a whole."""
 
 _HELD = 4
@@ -284,8 +285,8 @@ class MeshSpread(Spread):
                 f"computes all of such a batch; take a size that is a multiple of {size}"
             )
         there = self._to_first(batch)
-        if self._group is not None and self._placed <= CHECKED and not self._group.is_same(there):
-            raise other_batches()
+        if self._group is not None and self._placed <= _CHECKED and not self._group.is_same(there):
+            raise _other_batches()
         return mapped(lambda x: self._jax.divided(x, self._mesh), there)
 
 
@@ -422,13 +423,13 @@ class ProcessSpread(Spread):
 
         Parts of one batch may have the same weight by chance.
         """
-        if self._checked == CHECKED:
+        if self._checked == _CHECKED:
             return
         self._checked += 1
         number = float(int.from_bytes(digest_of(batch)[:6], "big"))
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
-            raise other_batches()
+            raise _other_batches()
         with sys.modules["torch"].no_grad():
             self._expected = whole()
 
@@ -442,7 +443,57 @@ class ProcessSpread(Spread):
             )
 
 
-def other_batches() -> ConfigurationError:
+class RingSpread(ProcessSpread):
+    """A training in several processes of MLX, each with its rows of the same batches.
+
+    The sums of gradients are a part of the compiled step.
+    """
+
+    checks_batches = True
+
+    def __init__(self, group: RingProcesses, device: Device, text: str) -> None:
+        super().__init__(group, device, text)
+        self._ring = group
+        self._answers: deque[Any] = deque()
+
+    def is_asked(self, asked: bool) -> bool:
+        self.asked = asked
+        # The answer of some calls ago: by now it is there, so that no step waits for it.
+        self._answers.append(self._ring.any_of(asked))
+        if len(self._answers) <= self.in_flight:
+            return False
+        return bool(to_numpy(self._answers.popleft()) > 0)
+
+    def parameters(self, tree: Tree) -> Tree:
+        placed = Spread.parameters(self, tree)
+        return placed if self._ring.is_same(placed) else mapped(self._ring.from_first, placed)
+
+    def gradients(self, differentiate: Function, loss: Function) -> Function:
+        function = differentiate(loss)
+
+        def summed(
+            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
+        ) -> tuple[tuple[Any, list[Any]], Tree]:
+            part, rows, share = self._own(batch)
+            (value, state), found = function(trained, held, part, seed, number, scale, rows)
+            value, *sums = self._ring.sum([value, *leaves(found)], share)
+            return (value, state), refilled(found, sums)
+
+        return summed
+
+    def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
+        if self._checked == _CHECKED:
+            return
+        self._checked += 1
+        if not self._ring.is_same(batch):
+            raise _other_batches()
+        whole = float(to_numpy(loss(batch, None)))
+        part, rows, share = self._own(batch)
+        (value,) = self._ring.sum([loss(part, rows)], share)
+        self._compare(whole, float(to_numpy(value)), None)
+
+
+def _other_batches() -> ConfigurationError:
     return ConfigurationError(
         "the processes have different batches; give all of them the same data, such as "
         "nn.Batches, or a function of the seed and the epoch, without a sampler that divides it: "
@@ -546,8 +597,6 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
 
 
 def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Spread:
-    from anydevice.training.ring import RingSpread
-
     if strategy == "shard" or mesh.shard > 1:
         raise Absent(
             "processes of MLX hold all parameters each",

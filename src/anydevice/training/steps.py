@@ -14,9 +14,10 @@ from typing import Any
 from anydevice import ops
 from anydevice.compiling.versions import FallbackFunction, compilers_for
 from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
-from anydevice.core.trees import Tree, mapped
+from anydevice.core.trees import Tree, leaves, mapped
 from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.models.native import cast_weights
@@ -25,7 +26,7 @@ from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.losses import Loss, computes_in_float32
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer
-from anydevice.ops.dispatch import primitives
+from anydevice.ops.dispatch import own_version, primitives
 from anydevice.settings.files import compiled_folder
 from anydevice.training.modules import ModuleLayer
 
@@ -278,3 +279,26 @@ def copied(parameters: Tree) -> Tree:
 def _copy(x: Any) -> Any:
     kind = primitives(x).dtype(x).kind
     return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)
+
+
+def total(tree: Tree) -> Array:
+    """A float32 that is finite where all numbers of a tree are, short of absurdly large ones."""
+    arrays = leaves(tree)
+    found = own_version(arrays[0], "total_size", _total)(arrays)
+    return _total(arrays) if found is NotImplemented else found
+
+
+def nonfinite(value: Array) -> Array:
+    """1.0 where a number is infinite or NaN, else 0.0."""
+    xp = primitives(value)
+    return xp.astype(xp.isnan(xp.subtract(value, value)), DTYPES["float32"])
+
+
+def _total(arrays: list[Array]) -> Array:
+    sums = [ops.reshape(ops.astype(_sum(x), "float32"), (1,)) for x in arrays]
+    return ops.sum(ops.concat(sums, axis=0))
+
+
+def _sum(x: Array) -> Array:
+    # Column by column first: XLA vectorizes sums on the CPU only where it keeps an axis.
+    return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)
