@@ -18,7 +18,7 @@ from anydevice.core.record import replace
 from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
-from anydevice.llm import decoder, generation
+from anydevice.llm import decoder, generation, pieces
 from anydevice.llm.description import Description, LayerDescription, Rope, Routing, describe
 from anydevice.llm.weights import load_parameters
 from anydevice.planning.architectures import ARCHITECTURES
@@ -320,14 +320,16 @@ def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
     name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation, "SCORED", 8)
-    monkeypatch.setattr(generation, "PIECES", (8,))
+    monkeypatch.setattr(pieces, "PIECES", (8,))
     run, case = runner(engine, name), reference(name)
     programs = generation.Programs(run.description, run.parameters, device("cpu", engine=engine))
     ids = case.ids[1]
     hidden, _ = decoder.forward(case.description, case.parameters, ids[None, :-1])
     logits = decoder.logits(case.description, case.parameters, hidden)[0]
     expected = ops.log_softmax(logits)[np.arange(TOKENS - 1), ids[1:]]
-    np.testing.assert_allclose(generation.score(programs, ids.tolist()), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        generation.score(programs, ids.tolist(), 64, 2**14), expected, atol=1e-4
+    )
 
 
 def test_the_factor_of_embeddings_is_rounded_with_them() -> None:

@@ -22,7 +22,9 @@ from anydevice.errors import (
     VerificationError,
 )
 from anydevice.llm import generation
-from anydevice.llm.generation import HeldTokens, PieceSizes, Programs, generated, pieces
+from anydevice.llm import pieces as prompt_pieces
+from anydevice.llm.generation import HeldTokens, Programs, generated
+from anydevice.llm.pieces import PieceSizes, pieces
 from anydevice.llm.sampling import sampling
 
 OPENING = "Once upon a time, there was a little girl named Lily."
@@ -114,8 +116,8 @@ def test_a_prompt_is_read_in_pieces(
 ) -> None:
     prompts = [model.tokenizer.encode(OPENING * count) for count in (3, 1, 2)]
     expected = [reply.tokens for reply in model.generate(prompts, 8)]
-    monkeypatch.setattr(generation, "LARGEST_PIECE", {"cpu": 48, "other": 48})
-    monkeypatch.setattr(generation, "PIECES", (4, 16))
+    monkeypatch.setattr(prompt_pieces, "LARGEST_PIECE", {"cpu": 48, "other": 48})
+    monkeypatch.setattr(prompt_pieces, "PIECES", (4, 16))
     assert [reply.tokens for reply in model.generate(prompts, 8)] == expected
 
 
@@ -148,6 +150,9 @@ class _Recorder:
 
     def prefill(self, *arguments: Any) -> Any:
         return self._noted(0, self._runner.prefill(*arguments))
+
+    def new_text(self) -> Any:
+        return self._runner.new_text()
 
     def step(self) -> Any:
         return self._noted(sum(kind == "began" for kind, _ in self.events), self._runner.step())

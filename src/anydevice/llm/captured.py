@@ -18,10 +18,10 @@ from anydevice.llm.generation import (
     OpsRunner,
     PendingStep,
     Programs,
-    Prompts,
     State,
     chosen,
 )
+from anydevice.llm.pieces import Prompts
 from anydevice.llm.sampling import Filters, Sampling
 from anydevice.ops.trusted_kernels import load_trusted
 

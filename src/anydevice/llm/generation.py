@@ -7,7 +7,6 @@ background, the host reads a token while the next step is under way.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
@@ -26,6 +25,7 @@ from anydevice.engines import registry
 from anydevice.errors import VerificationError
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
+from anydevice.llm.pieces import PieceSizes, Prompts, pieces, slots_for
 from anydevice.llm.sampling import (
     NO_TOKEN,
     Filters,
@@ -35,11 +35,9 @@ from anydevice.llm.sampling import (
     row_seeds,
 )
 from anydevice.ops.dispatch import explain, own_version, primitives
-from anydevice.planning.plan import LARGEST_PIECE
 from anydevice.settings.files import compiled_folder
 
 Array = Any
-Prompts = Sequence[Sequence[int]]
 
 COMPILED = ("jax",)
 """Engines for which a layer is compiled.
@@ -49,8 +47,6 @@ in MLX's memory (`engines/mlx/decoder_layer.py`).
 """
 AT_ONCE = ("numpy", "torch", "mlx")
 """Engines that return from a step on the CPU when it is done."""
-PIECES = (16, 64, 256)
-"""Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
 SCORED = 256
 """Tokens of a text that are scored at a time."""
 KINDS_OF_SAMPLING = 8
@@ -584,65 +580,6 @@ class _OnDevice:
         return self._engine.to_host(self._token), logprob
 
 
-class PieceSizes:
-    """How many tokens of a row are read at a time."""
-
-    def __init__(self, largest: int, fixed: Sequence[int] = ()) -> None:
-        self.fixed = tuple(size for size in fixed if size <= largest) or tuple(fixed[:1])
-        self.largest = max(self.fixed) if self.fixed else max(1, largest)
-
-    @classmethod
-    def of(cls, programs: Programs, rows: int) -> PieceSizes:
-        """The sizes for a batch of rows."""
-        kind = "cpu" if programs.device.kind == "cpu" else "other"
-        return cls(LARGEST_PIECE[kind] // rows, PIECES if programs.compiled else ())
-
-    def next(self, left: int) -> int:
-        """The size of the next piece, when so many tokens are left; it may be larger than that."""
-        if not self.fixed or left >= self.largest:
-            return min(left, self.largest)
-        padded = min(size for size in self.fixed if size >= left)
-        smaller = [size for size in self.fixed if size <= left]
-        return padded if padded <= 2 * left or not smaller else max(smaller)
-
-    def padded(self, length: int) -> int:
-        """The slots that reading a prompt of this length touches."""
-        done = 0
-        while done < length:
-            done += self.next(length - done)
-        return done
-
-
-def pieces(
-    prompts: Prompts, sizes: PieceSizes, done: int = 0
-) -> Iterator[tuple[Any, list[int], list[int]]]:
-    """The ids (rows, tokens) of one piece after another, where each row starts, how many count.
-
-    All rows go on together; one that has ended has a count of 0. The first `done` are left out.
-    """
-    longest = max(map(len, prompts))
-    while done < longest:
-        size = sizes.next(longest - done)
-        ids = np.zeros((len(prompts), size), np.int32)
-        count = [max(0, min(size, len(prompt) - done)) for prompt in prompts]
-        for row, prompt in enumerate(prompts):
-            ids[row, : count[row]] = prompt[done : done + count[row]]
-        yield ids, [min(done, len(prompt)) for prompt in prompts], count
-        done += size
-
-
-def slots_for(programs: Programs, rows: int, prompt: int, reply: int, context: int) -> int:
-    """The slots of a cache for prompts and replies of these lengths.
-
-    Where layers are compiled or steps captured, there are few sizes of caches, and so few programs.
-    """
-    needed = max(prompt + reply, PieceSizes.of(programs, rows).padded(prompt))
-    if programs.at_once:
-        return -(-needed // 64) * 64
-    few = max(256, 1 << (needed - 1).bit_length())
-    return max(needed, min(few, -(-context // 64) * 64))
-
-
 def score(programs: Programs, ids: Sequence[int], context: int, room: int) -> list[float]:
     """The log probability of each token but the first, given those before it.
 
@@ -651,7 +588,7 @@ def score(programs: Programs, ids: Sequence[int], context: int, room: int) -> li
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
     slots = slots_for(programs, 1, len(inputs), 1, context)
     runner = programs.idle_runner(1, slots) or runner_for(programs, 1, slots)
-    sizes = PieceSizes(SCORED, PIECES if programs.compiled else ())
+    sizes = PieceSizes.of(programs, 1, SCORED)
     together = _scored_together(programs, room)
     found: list[tuple[Array, int]] = []
     with programs.turn():
@@ -709,26 +646,3 @@ def _is_finite(programs: Programs, weight: Array) -> bool:
         parts = (ops.part(weight, 0, at, min(rows, at + step)) for at in range(0, rows, step))
         totals = [ops.sum(ops.astype(part, DTYPES["float32"])) for part in parts]
     return all(np.isfinite(programs.engine.to_host(total)) for total in totals)
-
-
-class Clock:
-    """When a generation began, and when its tokens came."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._came: list[float] = []
-
-    def tick(self) -> None:
-        """A token of each row has come."""
-        self._came.append(time.perf_counter())
-
-    @property
-    def first_token(self) -> float:
-        """The seconds until the first token was there; 0 if there is none."""
-        return self._came[0] - self._began if self._came else 0.0
-
-    def rate(self, tokens: int) -> float:
-        """The tokens a second from the first of so many to the last; 0 for fewer than two."""
-        if tokens < 2 or len(self._came) < tokens:
-            return 0.0
-        return (tokens - 1) / max(1e-9, self._came[tokens - 1] - self._came[0])

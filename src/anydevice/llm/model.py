@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -19,8 +20,9 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 from anydevice.llm.captured import check_kernels
 from anydevice.llm.decoder import Parameters
 from anydevice.llm.description import Description, describe
-from anydevice.llm.generation import Clock, Programs, Prompts, replies, score
+from anydevice.llm.generation import Programs, replies, score
 from anydevice.llm.gguf import sampling_of, tokenizer_of
+from anydevice.llm.pieces import Prompts
 from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import TOKENIZER, Tokenizer
@@ -373,6 +375,29 @@ class ReplyStream:
         return self._batch.rows[0].reply(self._batch.clock)
 
 
+class _Clock:
+    """When a generation began, and when its tokens came."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._came: list[float] = []
+
+    def tick(self) -> None:
+        """A token of each row has come."""
+        self._came.append(time.perf_counter())
+
+    @property
+    def first_token(self) -> float:
+        """The seconds until the first token was there; 0 if there is none."""
+        return self._came[0] - self._began if self._came else 0.0
+
+    def rate(self, tokens: int) -> float:
+        """The tokens a second from the first of so many to the last; 0 for fewer than two."""
+        if tokens < 2 or len(self._came) < tokens:
+            return 0.0
+        return (tokens - 1) / max(1e-9, self._came[tokens - 1] - self._came[0])
+
+
 class _Row:
     """One reply as it grows."""
 
@@ -416,7 +441,7 @@ class _Row:
         self._texts.append(text)
         return text
 
-    def reply(self, clock: Clock) -> Reply:
+    def reply(self, clock: _Clock) -> Reply:
         logprobs = None if self._logprobs is None else tuple(self._logprobs)
         first, decode = clock.first_token, clock.rate(len(self._tokens))
         speed = Speed(self._prompt, first, self._prompt / first if first else 0.0, decode)
@@ -444,7 +469,7 @@ class _Replies:
         limits = [min(int(most), model.context - len(prompt)) for prompt in prompts]
         self._model, self._prompts, self._sampling = model, prompts, asked
         self._most, self._reuse = max(limits), reuse
-        self.clock = Clock()
+        self.clock = _Clock()
         self.rows = [
             _Row(model.tokenizer, prompt, is_text, limit, stop, asked.logprobs)
             for prompt, is_text, limit in zip(prompts, texts, limits, strict=True)
@@ -452,7 +477,7 @@ class _Replies:
 
     def pieces(self) -> Generator[list[str]]:
         """What each row's text gains with every step, until all have ended."""
-        self.clock = Clock()  # a stream may be read long after it was made
+        self.clock = _Clock()  # a stream may be read long after it was made
         asked = self._prompts, self._sampling, self._most, self._reuse
         for tokens, logprobs in self._model.steps(*asked):
             self.clock.tick()
