@@ -65,7 +65,7 @@ def loss_of(model: Any) -> Any:
 
 def curve(make: Any, strategy: str) -> list[float]:
     mesh, model = parallel.initialize(PLACE), make(256)
-    several = {"strategy": strategy} if mesh.size > 1 else {}
+    several: dict[str, Any] = {"strategy": strategy} if mesh.size > 1 else {}
     done = nn.train(
         model,
         nn.Batches(X, Y, size=50),

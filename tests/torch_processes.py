@@ -13,13 +13,15 @@ import numpy as np, torch, torch._dynamo, torch.distributed, torch.distributed.f
 import anydevice
 from anydevice import nn, parallel
 from anydevice.core.trees import leaves
-from anydevice.training import spreading
+from anydevice.training import sharding, spreading
+
+nn.train, nn.AdamW, nn.Dense, nn.Batches  # loaded once, for all that fork from here
 
 numbers = np.random.default_rng(0)
 X = numbers.standard_normal((102, 64)).astype(np.float32)  # the last batch has two rows
 Y = numbers.integers(0, 10, 102).astype(np.int32)
 T = torch.nn
-TORCH = anydevice.device("cpu", engine="torch")  # found once, for all that fork from here
+TORCH = anydevice.device("cpu", engine="torch")
 
 def ours():
     return nn.build(nn.Dense(64, 256), "gelu", nn.Dropout(0.2), nn.Dense(256, 256), "gelu",
