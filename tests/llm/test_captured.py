@@ -189,3 +189,34 @@ def test_kernels_are_checked_where_none_was_yet(monkeypatch: pytest.MonkeyPatch)
     captured.check_kernels(Device("cpu", engine="torch"), "bfloat16")
     captured.check_kernels(Device("cuda", 0, engine="jax"), "bfloat16")
     assert asked == [("cuda:0", ["bfloat16"])]
+
+
+def test_short_prompts_are_read_by_graphs(
+    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one length, and padded: the same tokens, and few graphs are kept."""
+    if model.device.backend == "cuda":
+        pytest.skip("in ops a prompt cannot be captured there")
+    programs = model._programs
+    runner = CapturedRunner(programs, 2, 320, CapturedStep)
+    always = property(lambda _: True, _no_setter)
+    monkeypatch.setattr(type(programs), "in_few_launches", always, raising=False)
+    lengths = (3, 5, 2, 70, 100, 150, 150, 4, 4)
+    for number, length in enumerate(lengths):
+        prompts = [[1, *range(20, 19 + length)], [1, *range(60, 60 + length // 2)]]
+        expected = tokens(OpsRunner(programs, 2, 320), model, prompts, 4)
+        assert tokens(runner, model, prompts, 4) == expected, number
+        assert len(runner._readers) <= captured.READERS
+    assert all(isinstance(reader, CapturedStep) for reader in runner._readers.values())
+
+
+def _no_setter(_: object, value: bool) -> None:
+    """What is read in ops here counts as read in few launches."""
+
+
+def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> None:
+    programs = model._programs
+    runner = CapturedRunner(programs, 2, 64, CapturedStep)
+    for _ in range(3):
+        tokens(runner, model, PROMPTS, 2)
+        assert list(runner._readers.values()) == [NotImplemented]

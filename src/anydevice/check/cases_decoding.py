@@ -118,6 +118,7 @@ def _budget(want: Any, coarse: float, x: Array, *arguments: Any) -> Any:
 def _drawn(
     draw: Draw, numbers: LayerNumbers, hidden: int, inner: int, slots: int,
     positions: tuple[int, ...], *, biased: bool = False, normed: bool = False, tokens: int = 1,
+    only: tuple[int, ...] | None = None,
 ) -> Call:  # fmt: skip
     rows, size = len(positions), numbers.size
     wide = (numbers.heads + 2 * numbers.kv_heads) * size
@@ -138,7 +139,9 @@ def _drawn(
     biases = (draw.normal(wide), draw.normal(hidden)) if biased else (None, None)
     norms = (scale(size), scale(size)) if normed else (None, None)
     at = np.array(positions, np.int32)
-    return Call((draw.normal(rows, tokens, hidden), at, *held, *weights, *biases, *norms, numbers))
+    rest = () if only is None else (np.array(only, np.int32),)
+    x = draw.normal(rows, tokens, hidden)
+    return Call((x, at, *held, *weights, *biases, *norms, numbers, *rest))
 
 
 def _case(name: str, numbers: LayerNumbers, *sizes: Any, **options: Any) -> Case:
@@ -220,11 +223,17 @@ def _prompt_reference(
     x: Array, positions: Array, keys: Array, values: Array, *others: Any
 ) -> tuple[Array, Array, Array]:
     """Token by token: the cache has nothing before the first."""
+    only = others[11] if len(others) > 11 else None
     after = []
     for at in range(x.shape[1]):
-        y, keys, values = _layer_reference(x[:, at : at + 1], positions + at, keys, values, *others)
+        y, keys, values = _layer_reference(
+            x[:, at : at + 1], positions + at, keys, values, *others[:11]
+        )
         after.append(y)
-    return np.concatenate(after, 1), keys, values
+    whole = np.concatenate(after, 1)
+    if only is not None:
+        whole = whole[np.arange(len(x)), only][:, None]
+    return whole, keys, values
 
 
 PROMPT_LAYER = Row(
@@ -261,6 +270,7 @@ PROMPT_LAYER = Row(
             tokens=17,
         ),
         _case("no positions", LayerNumbers(4, 4, 64, 1e-5, 0.125), 256, 320, 40, (0,), tokens=9),
+        _case("the last tokens alone", _PLAIN, 256, 320, 40, (0, 0), tokens=9, only=(8, 3)),
         _case(
             "many tokens",
             LayerNumbers(8, 2, 128, 1e-5, 128**-0.5, rotated=128),

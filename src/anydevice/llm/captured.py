@@ -6,8 +6,10 @@ the graph; any other is there as the ops it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from anydevice import ops
 from anydevice.check.verifying import warm_up
@@ -23,28 +25,77 @@ from anydevice.llm.generation import (
 )
 from anydevice.llm.pieces import Prompts
 from anydevice.llm.sampling import Filters, Sampling
+from anydevice.ops.dispatch import primitives
 from anydevice.ops.trusted_kernels import load_trusted
 
 Array = Any
 Capture = Callable[..., Any]
 """Makes a captured step of a function, a state and the names of what is read."""
 
+PADDED, MOST_CAPTURED, READERS = 64, 1024, 2
+"""Prompts are captured padded to so many tokens, up to so many in all, and so many graphs kept."""
+
 
 class CapturedRunner(OpsRunner):
     """The runner whose steps are captured once for each kind of sampling, and then replayed.
 
-    Prompts are read as by the runner in ops. Where a step cannot be captured, steps are in ops too.
+    Prompts are read as by the runner in ops, short ones by graphs too. Where a step cannot be
+    captured, steps are in ops.
     """
 
     def __init__(self, programs: Programs, rows: int, slots: int, capture: Capture) -> None:
         super().__init__(programs, rows, slots)
         self._capture = capture
         self._captured: dict[Filters, Any] = {}
+        self._readers: dict[int, Any] = {}
         self._next: Any = None
 
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
         self._next = None
         return super().prefill(prompts, sampling, reuse)
+
+    def _read(self, ids: Any, start: Any, count: Any, before: Array, length: Array) -> Array:
+        """The same, by a graph where a short prompt of about this length was read before.
+
+        Calling the kernels of a short prompt takes the host longer than they take the device.
+        """
+        size = -(-ids.shape[1] // PADDED) * PADDED
+        short = self.rows * size <= MOST_CAPTURED and size <= self.slots
+        if any(start) or length is not None or not short:
+            return super()._read(ids, start, count, before, length)
+        if size not in self._readers:
+            found = super()._read(ids, start, count, before, length)
+            self._keep_reader(size, None if self._programs.in_few_launches else NotImplemented)
+            return found
+        padded = np.zeros((self.rows, size), np.int32)
+        padded[:, : ids.shape[1]] = ids
+        state = {"ids": self._programs.place(padded), "count": self._programs.place(count)}
+        reader = self._readers.pop(size)
+        if reader is None:
+            like = self._programs.parameters["embedding"]
+            xp = primitives(like)
+            hidden = xp.full((self.rows, like.shape[1]), 0, xp.dtype(like), like)
+            reader = self._made(self._all_read, {**state, "hidden": hidden}, ())
+        self._keep_reader(size, reader)
+        if reader is NotImplemented:
+            return super()._read(ids, start, count, before, length)
+        reader.load(state)
+        reader()
+        return reader.state["hidden"]
+
+    def _keep_reader(self, size: int, reader: Any) -> None:
+        """Keep it as the last one that was used, and few others: each has memory of its own."""
+        self._readers[size] = reader
+        if len(self._readers) > READERS:
+            del self._readers[next(iter(self._readers))]
+
+    def _all_read(self, state: State) -> State:
+        programs, count = self._programs, state["count"]
+        start = ops.multiply(count, 0)
+        x = programs.passed(state["ids"], start, count, self._cache, True, None, last=True)
+        if not programs.in_few_launches:
+            raise RuntimeError("the layers of a longer prompt are computed in ops")
+        return {"hidden": programs.last(x, count, None)}
 
     def step(self) -> PendingStep:
         if self._next is None:
@@ -60,7 +111,8 @@ class CapturedRunner(OpsRunner):
         state["at"] = ops.concat(both, 0)
         found = self._captured.pop(self._filters, None)
         if found is None:
-            found = self._made(state)
+            read = [name for name in ("token", "logprob") if name in state]
+            found = self._made(self._following, state, read)
         elif found is not NotImplemented:
             found.load(state)
         self._captured[self._filters] = found  # the last one that was used
@@ -68,15 +120,15 @@ class CapturedRunner(OpsRunner):
             del self._captured[next(iter(self._captured))]
         return found
 
-    def _made(self, state: State) -> Any:
-        read = [name for name in ("token", "logprob") if name in state]
+    def _made(self, step: Callable[[State], State], state: State, read: Sequence[str]) -> Any:
         try:
-            return self._capture(self._following, state, read)
+            return self._capture(step, state, read)
         except RuntimeError as error:  # a step may do what no graph can hold
-            warn(
-                "a step could not be captured as a CUDA graph, so that each token takes longer: "
-                f"{str(error).splitlines()[0]}"
-            )
+            if read:
+                warn(
+                    "a step could not be captured as a CUDA graph, so that each token takes "
+                    f"longer: {str(error).splitlines()[0]}"
+                )
             return NotImplemented
 
     def _following(self, state: State) -> State:

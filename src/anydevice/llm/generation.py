@@ -191,6 +191,7 @@ class Programs:
         # Taken again by its thread where a stream that nobody has is collected within a turn.
         self._lock = ForkSafeLock(reentrant=True)
         self._wholes: dict[str, Any] = {}
+        self.in_few_launches = False  # the piece that was read last
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -259,11 +260,13 @@ class Programs:
         cache: decoder.Cache,
         first: bool = False,
         length: Array | None = None,
+        last: bool = False,
     ) -> Array:
         """What the layers make of a piece; the cache is changed in place.
 
         With `first`, all rows begin with it: that is faster. `length` is what `lengths` gives for
-        the whole texts, if these are known.
+        the whole texts, if these are known. With `last`, only the last valid token of each row is
+        asked for, and it may be all that is returned, (rows, 1, hidden).
         """
         x = self._embedded(self._embedding, ids)
         if self.compiled:
@@ -272,11 +275,13 @@ class Programs:
                 arguments = own, x, start, count, cache[number], length
                 x, cache[number] = self._layer(kind)(*arguments)
             return x
-        where = None
+        where, several = None, ids.shape[1] > 1
         for number, kind in enumerate(self.description.layers):
             found: Any = NotImplemented
-            if ids.shape[1] == 1 or first:
-                found = self._in_one_go(number, x, start, cache[number])
+            if first or not several:
+                ends = last and several and number == len(self.description.layers) - 1
+                only = (ops.subtract(count, 1),) if ends else ()
+                found = self._in_one_go(number, x, start, cache[number], *only)
             if found is NotImplemented:
                 if where is None:
                     where = decoder.places(
@@ -285,12 +290,13 @@ class Programs:
                 own = self.parameters["layers"][number]
                 found = decoder.placed_layer(self.description, kind, own, x, where, cache[number])
             x, cache[number] = found
+        self.in_few_launches = where is None
         return x
 
-    def _in_one_go(self, number: int, x: Array, position: Array, cache: Any) -> Any:
+    def _in_one_go(self, number: int, x: Array, position: Array, cache: Any, *only: Array) -> Any:
         """A layer as the engine itself computes it, for one token or the first ones of all rows.
 
-        `NotImplemented` if it cannot.
+        `NotImplemented` if it cannot. `only` is which token of each row is asked for.
         """
         name = "decoder_layer" if x.shape[1] == 1 else "prompt_layer"
         if name not in self._wholes:
@@ -301,7 +307,7 @@ class Programs:
             return NotImplemented
         keys, values = cache["keys"], cache["values"]
         ring = window == keys.shape[2] and x.shape[1] == 1  # the first tokens go round nothing
-        result = function(x, position, keys, values, *arguments, numbers[ring])
+        result = function(x, position, keys, values, *arguments, numbers[ring], *only)
         if result is NotImplemented:
             return NotImplemented
         if result[1] is not keys or result[2] is not values:
@@ -509,10 +515,7 @@ class OpsRunner:
         self._filters = sampling.filters
         hidden, length = None, programs.lengths(prompts)
         for ids, start, count in pieces(prompts, self._sizes(), done):
-            on_device = programs.place(count)
-            placed = programs.place(ids), programs.place(start), on_device
-            x = programs.passed(*placed, self._cache, not any(start), length)
-            hidden = programs.last(x, on_device, hidden)
+            hidden = self._read(ids, start, count, hidden, length)
         self._position = programs.place([len(prompt) for prompt in prompts])
         self._state = {
             "numbers": programs.place(sampling.numbers, "float32"),
@@ -523,6 +526,14 @@ class OpsRunner:
             self._state["seen"] = programs.place(self._seen(prompts), "bool")
         self.held = HeldTokens(prompts[0])
         return self._advance(hidden)
+
+    def _read(self, ids: Any, start: Any, count: Any, before: Array, length: Array) -> Array:
+        """Read a piece of the prompts: the hidden state of each row's last token so far."""
+        programs = self._programs
+        counted = programs.place(count)
+        placed = programs.place(ids), programs.place(start), counted
+        x = programs.passed(*placed, self._cache, not any(start), length, last=True)
+        return programs.last(x, counted, before)
 
     def _common(self, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt need not be read again.

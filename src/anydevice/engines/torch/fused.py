@@ -386,8 +386,23 @@ def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
 
 
 def causal_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
-    """Attention of a prompt's tokens to each other, for those who call it once a layer."""
-    return _from_the_first_on(q, k, v, scale)
+    """Attention of a prompt's tokens to each other, for those who call it once a layer.
+
+    Choosing among PyTorch's kernels takes longer on the host than some of them on the device.
+    """
+    if q.shape[3] not in (64, 128) or not _prefers_cudnn(q.device):
+        return _from_the_first_on(q, k, v, scale)
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, False, 0.0, True, False, scale=scale
+    )[0]
+
+
+@lru_cache(maxsize=64)
+def _prefers_cudnn(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    order = PREFER.get(torch.cuda.get_device_capability(device), ())
+    return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
 
 
 def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:

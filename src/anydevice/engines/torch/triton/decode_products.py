@@ -60,8 +60,8 @@ class ProductTile(Record):
 ProductTiles = Mapping[tuple[str, int], ProductTile]
 
 TILES: ProductTiles = {
-    ("qkv", 1): ProductTile(2, 4096, 4),
-    ("output", 1): ProductTile(2, 1024, 4, release="waited"),
+    ("qkv", 1): ProductTile(4, 2048, 8, release="last"),
+    ("output", 1): ProductTile(4, 2048, 8),
     ("gate_up", 1): ProductTile(1, 4096, 8),
     ("down", 1): ProductTile(4, 1024, 4),
     ("head", 1): ProductTile(2, 4096, 4),

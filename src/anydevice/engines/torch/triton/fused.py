@@ -26,6 +26,8 @@ MOST_ROWS = 8
 """The most rows of `x` for which `linear` is a matter of reading the weight."""
 MOST_NORMED_ROWS = 64
 """The most rows of `x` for which `final_logits` is."""
+LAYER_ARGUMENTS = 15
+"""What `prompt_layer` takes behind `x`, the last one included, which may be left out."""
 LEAST_WEIGHT = 2**20
 """The fewest elements of a weight for which our own kernel is faster."""
 
@@ -327,11 +329,15 @@ def _decoder_layer(*arguments: Any) -> Any:
     return _whole_layer(decoder_layer, fits, *arguments)
 
 
-def _prompt_layer(*arguments: Any) -> Any:
+def _prompt_layer(x: Any, *others: Any) -> Any:
     from anydevice.engines.torch.fused import causal_attention
     from anydevice.engines.torch.triton.prompt_layer import fits, prompt_layer
 
-    return _whole_layer(partial(prompt_layer, attend=causal_attention), fits, *arguments)
+    *given, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
+    if only is not None and not _serves(x, only):
+        return NotImplemented
+    layer = partial(prompt_layer, only=only, attend=causal_attention)
+    return _whole_layer(layer, partial(fits, only=only), x, *given)
 
 
 def _whole_layer(

@@ -16,7 +16,15 @@ import triton
 import triton.language as tl
 
 from anydevice.core.engine import LayerNumbers
-from anydevice.engines.torch.triton.decode_attention import LARGEST_SIZE, _head, _partner
+from anydevice.core.record import replace
+from anydevice.engines.torch.triton.decode_attention import (
+    LARGEST_SIZE,
+    MOST_GROUP,
+    _head,
+    _partner,
+)
+from anydevice.engines.torch.triton.decode_products import MOST_ROWS
+from anydevice.engines.torch.triton.decoder_layer import decoder_layer
 from anydevice.engines.torch.triton.launch import start
 from anydevice.engines.torch.triton.rope import sine_and_cosine
 from anydevice.engines.torch.triton.rows import rmsnorm, swiglu
@@ -48,14 +56,33 @@ def prompt_layer(
     numbers: LayerNumbers,
     frequencies: torch.Tensor | None,
     rope_factor: float,
+    only: torch.Tensor | None,
     attend: Attend,
 ) -> torch.Tensor:
     """What the layer makes of `x` (rows, tokens, hidden); `x` and the cache are overwritten.
 
     `positions` (rows,) says where the first token of each row stands; tokens see those of their row
     up to themselves, and none that were in the cache. The rest is as in `decoder_layer`.
+
+    With `only` (rows,), that token of each row alone has a result, (rows, 1, hidden): after the
+    last layer nobody asks for the others. They have their keys and values in the cache.
     """
     rows, tokens, hidden = x.shape
+    if only is not None:
+        asked = numbers.heads * numbers.size
+        bias = None if qkv_bias is None else qkv_bias[asked:]
+        y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv[asked:], bias)
+        turned(
+            y, positions, keys, values, replace(numbers, heads=0), frequencies, rope_factor,
+            query_norm, key_norm,
+        )  # fmt: skip
+        token = x[torch.arange(rows, device=x.device), only][:, None]
+        weights = attention_norm, qkv, output, mlp_norm, gate_up, down
+        others = qkv_bias, output_bias, query_norm, key_norm
+        return decoder_layer(
+            token, positions + only, keys, values, *weights, *others, numbers, frequencies,
+            rope_factor,
+        )  # fmt: skip
     y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv, qkv_bias)
     queries, k, v = turned(
         y, positions, keys, values, numbers, frequencies, rope_factor, query_norm, key_norm
@@ -91,12 +118,13 @@ def turned(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values (rows, heads, tokens, size), normed and turned, and in the cache.
 
-    All lie token by token.
+    All lie token by token. Without heads, `qkv` has keys and values alone.
     """
     rows, tokens, _ = qkv.shape
     heads, kv_heads, size = numbers.heads, numbers.kv_heads, numbers.size
     every = heads + 2 * kv_heads
-    out = torch.empty((rows, tokens, heads + kv_heads, size), dtype=qkv.dtype, device=qkv.device)
+    made = heads + kv_heads if heads else 0
+    out = torch.empty((rows, tokens, made, size), dtype=qkv.dtype, device=qkv.device)
     start(
         _turn, (triton.cdiv(tokens, TOKENS), triton.cdiv(every, HEADS), rows), qkv.device,
         qkv, positions, qkv if frequencies is None else frequencies,
@@ -151,7 +179,8 @@ def _turn(
                 source, known, key_norm, place[None, :], other[None, :], cosine, sine, eps,
                 size, rotated, normed,
             )  # fmt: skip
-            tl.store(target, value.to(out.dtype.element_ty), inside)
+            if heads > 0:
+                tl.store(target, value.to(out.dtype.element_ty), inside)
             slot = (row * kv_heads + head - heads) * slots + position[:, None]
             tl.store(keys + slot * size + place[None, :], value.to(out.dtype.element_ty), kept)
         elif head < heads + 2 * kv_heads:
@@ -160,8 +189,17 @@ def _turn(
             tl.store(values + slot * size + place[None, :], fresh, kept)
 
 
-def fits(x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: Any) -> bool:
+def fits(
+    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: Any, only: Any
+) -> bool:
     """Whether these are contiguous, of one dtype, and of sizes that kernels have."""
+    if only is not None and not (
+        only.shape == positions.shape
+        and only.dtype == positions.dtype
+        and x.shape[0] <= MOST_ROWS
+        and numbers.heads // numbers.kv_heads <= MOST_GROUP
+    ):
+        return False
     return bool(
         x.ndim == 3
         and x.shape[1] > 1
