@@ -32,7 +32,7 @@ from anydevice.parallel.mesh import Mesh, devices_of
 from anydevice.parallel.pipeline_modules import pipeline_of
 from anydevice.parallel.pipelines import DISK, Staged, pipeline
 from anydevice.parallel.placing import row_ranges
-from anydevice.training.batches import placer, rows_of
+from anydevice.training.batches import rows_of
 from anydevice.training.function_steps import FunctionStepper
 from anydevice.training.randomness import (
     device_state,
@@ -42,6 +42,7 @@ from anydevice.training.randomness import (
 )
 from anydevice.training.spreading import Spread, dropping_as_whole
 from anydevice.training.steps import StepConfig, StepState, total
+from anydevice.transfer.moving import to_device
 
 _ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
@@ -146,7 +147,6 @@ class PipelineSpread(Spread):
         count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
         self.text = f"{count}{more}, pipeline: {why}"
         self.rounding = _ROUNDING
-        self._to_first, self._to_last = self.place, placer(self.last)
         self.place = self._placed
 
     @property
@@ -160,9 +160,12 @@ class PipelineSpread(Spread):
     def _placed(self, batch: Any) -> Any:
         """Inputs on the first device, and targets on the last."""
         if type(batch) is not tuple or len(batch) != 2:
-            return self._to_first(batch)
-        x, y = batch
-        return self._to_first((x,))[0], self._to_last((y,))[0]
+            return to_device(batch, self.device, convert=True, narrow=True)
+        places = self.device, self.last
+        return tuple(
+            to_device(x, place, convert=True, narrow=True)
+            for x, place in zip(batch, places, strict=True)
+        )
 
     def parameters(self, tree: Tree) -> Tree:
         pairs = zip(leaves(tree), self._homes, strict=True)
