@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import anydevice
-from anydevice import ConfigurationError, DeviceNotFoundError
+from anydevice import ConfigurationError, DeviceNotFoundError, parallel
 from anydevice.choose.limits import told_to_jax
 from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
@@ -147,6 +147,10 @@ class JAXDeviceManager:
             for ends, target in zip(pairwise(cuts), targets[: rows or 1], strict=False)
         ]
 
+    def replicate_model(self, model: Any) -> list[Any]:
+        """A copy of a model on each of the GPUs, else TPUs, else CPUs."""
+        return parallel.replicate(model, self.counted() or _devices("cpu"))
+
     def default(self, chosen: anydevice.Device) -> anydevice.Device:
         """The chosen one, unless it is a GPU that the detector does not count."""
         counted = self.counted()
@@ -278,6 +282,18 @@ def configure_for_generative_models(
     """A new global manager with 32-bit numbers, compiled, and mixed precision if wanted."""
     config = DeviceConfiguration(memory_strategy, enable_mixed_precision=enable_mixed_precision)
     return get_device_manager(config, force_reinit=True)
+
+
+def setup_data_parallel(model: Any, batch_size: int) -> tuple[list[Any], int]:
+    """A copy of the model on each GPU, and the rows that each takes of a batch, rounded down.
+
+    Without several GPUs it is the model itself, and all rows. To train over them, with the losses
+    of one device, call `nn.train(model, …, devices=…)`.
+    """
+    manager = get_device_manager()
+    if manager.gpu_count < 2:
+        return [model], batch_size
+    return manager.jax_manager.replicate_model(model), batch_size // manager.gpu_count
 
 
 def __getattr__(name: str) -> Any:

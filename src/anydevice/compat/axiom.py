@@ -12,14 +12,23 @@ statement. A function that ends in `!` in Julia returns the new value here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy
 
 import anydevice
-from anydevice import Compiled, ConfigurationError, Device, VerificationError, nn, ops, use_device
+from anydevice import (
+    Compiled,
+    ConfigurationError,
+    Device,
+    VerificationError,
+    nn,
+    ops,
+    parallel,
+    use_device,
+)
 from anydevice.bench.functions import DeviceTiming
 from anydevice.choose.scope import block_device, why
 from anydevice.core.choice import accelerators_passed_over
@@ -282,13 +291,51 @@ def train(
     *,
     epochs: int = 1,
     **options: Any,
-) -> Model:
+) -> nn.Model:
     """The model trained on the current backend, with the options of `nn.train`.
+
+    One of `model_parallel` is trained where its layers are.
 
     Julia's `train!` changes the model; this returns a new one.
     """
-    options.setdefault("device", anydevice.device())
-    return _following(nn.train(model, data, optimizer, loss, epochs=epochs, **options).model)
+    in_parts = hasattr(model.layer, "stages")
+    if "devices" not in options and not in_parts:
+        options.setdefault("device", anydevice.device())
+    trained: nn.Model = nn.train(model, data, optimizer, loss, epochs=epochs, **options).model
+    return trained if in_parts else _following(trained)
+
+
+def train_data_parallel(
+    model: nn.Model,
+    data: Any,
+    optimizer: nn.Optimizer,
+    loss: Loss | str = nn.cross_entropy,
+    *,
+    gpus: Sequence[int | Device | str] = (0, 1, 2, 3),
+    epochs: int = 1,
+    **options: Any,
+) -> Model:
+    """The model trained on several GPUs, by their numbers, or on any devices of JAX.
+
+    Each holds all of it and takes its rows of every batch, the remainder included; the losses are
+    those of one device. Raises `DeviceNotFoundError` where a device is not there.
+    """
+    options.setdefault("strategy", "replicate")
+    places = _places(gpus)
+    trained = nn.train(model, data, optimizer, loss, epochs=epochs, devices=places, **options)
+    return _following(trained.model)
+
+
+def model_parallel(
+    model: nn.Model, gpus: Sequence[int | Device | str], *, microbatches: int = 1
+) -> nn.Model:
+    """The model with its layers divided over several GPUs, one part after the other.
+
+    Activations go directly from one to the next. `train` trains it so; in Julia, parts are models
+    of their own, `Dense(784, 4096) |> CUDABackend(0)`, which `forward` calls one by one.
+    """
+    held: nn.Model = parallel.pipeline(model, _places(gpus), microbatches=microbatches)
+    return held
 
 
 def save_model(model: nn.Model, path: str | os.PathLike[str]) -> None:
@@ -340,6 +387,10 @@ def prove(inputs: Iterable[Any], holds: Callable[[Any], object]) -> int:
             where = f"inputs[{count - 1}]"
             raise VerificationError(f"the property does not hold for {where}: {x!r}", where=where)
     return count
+
+
+def _places(gpus: Sequence[int | Device | str]) -> list[str]:
+    return [str(CUDABackend(each) if isinstance(each, int) else each) for each in gpus]
 
 
 def _named(found: Device) -> Device:

@@ -7,7 +7,8 @@
 LuxCPUDevice()
 
 A device is callable: `x |> gdev` is `gdev(x)`. The `!` of a name falls away: `gpu_backend!` is
-`gpu_backend`.
+`gpu_backend`. `DistributedUtils` is over `anydevice.parallel`; `MPIBackend` and `NCCLBackend` are
+the same here: the array library chooses how its processes exchange numbers.
 """
 
 from __future__ import annotations
@@ -15,20 +16,25 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import anydevice
-from anydevice import ConfigurationError, Device, DeviceNotFoundError
+from anydevice import ConfigurationError, Device, DeviceNotFoundError, nn, parallel
 from anydevice.choose.scope import forget, make_request, why
 from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Wish, accelerators_passed_over, choose
 from anydevice.core.finding import Tier
-from anydevice.core.record import replace
+from anydevice.core.record import Record, replace
+from anydevice.core.trees import leaves, refilled
 from anydevice.core.warn import warn
 from anydevice.discovery._discover import free_memory
 from anydevice.engines import registry
+from anydevice.parallel.mesh import Mesh
+from anydevice.parallel.placing import row_ranges
 from anydevice.transfer.prefetching import Prefetch
 from anydevice.transfer.random.generator import Random
+
+T = TypeVar("T", bound="AbstractLuxDistributedBackend")
 
 
 class AbstractLuxDevice(Device):
@@ -218,6 +224,140 @@ def default_device_rng(device: Device | str, seed: int | None = None) -> Random:
     Without a seed, each call returns a generator with a random one.
     """
     return anydevice.rng(secrets.randbits(64) if seed is None else seed, device)
+
+
+class AbstractLuxDistributedBackend(Record):
+    """The processes that compute together: a `parallel.Mesh` under Lux's name."""
+
+    mesh: Mesh
+
+
+class MPIBackend(AbstractLuxDistributedBackend):
+    """The processes that a launcher started."""
+
+
+class NCCLBackend(AbstractLuxDistributedBackend):
+    """The processes that a launcher started."""
+
+
+class DistributedOptimizer(nn.Optimizer):
+    """An optimizer that averages gradients over all processes before each step.
+
+    For steps on data that each process has of its own, equally many rows each.
+    `nn.train(…, devices=mesh)` weighs them by their rows, and drops as one process would.
+    """
+
+    backend: Any = None
+    optimizer: Any = None
+
+    def __init__(self, backend: AbstractLuxDistributedBackend, optimizer: nn.Optimizer) -> None:
+        super().__init__(optimizer.rate, backend=backend, optimizer=optimizer)
+
+    def init(self, parameters: Any) -> Any:
+        return self.optimizer.init(parameters)
+
+    def update(
+        self, parameters: Any, gradients: Any, state: Any, step: Any, rate: Any = None
+    ) -> Any:
+        mean = DistributedUtils.allreduce(self.backend, gradients, DistributedUtils.avg)
+        return self.optimizer.update(parameters, mean, state, step, rate)
+
+
+class DistributedDataContainer(Sequence[Any]):
+    """The examples of this process: an even share of rows of arrays, or of a list.
+
+    Where they do not divide evenly, the first processes have one more.
+    """
+
+    def __init__(self, backend: AbstractLuxDistributedBackend, data: Any) -> None:
+        mesh = backend.mesh
+        processes = 1 if mesh.group is None else mesh.group.size
+        self.data = data
+        self.range = range(*row_ranges(len(data), processes)[mesh.rank])
+
+    def __len__(self) -> int:
+        return len(self.range)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self.range[index]
+        is_one = isinstance(rows, int)
+        return self.data[rows if is_one else slice(rows.start, rows.stop, rows.step)]
+
+
+class DistributedUtils:
+    """Lux's functions of several processes: `DistributedUtils.initialize(NCCLBackend)`.
+
+    >>> DistributedUtils.initialize(MPIBackend, "cpu")
+    >>> backend = DistributedUtils.get_distributed_backend(MPIBackend)
+    >>> DistributedUtils.local_rank(backend), DistributedUtils.total_workers(backend)
+    (0, 1)
+    """
+
+    avg = "avg"
+    DistributedOptimizer = DistributedOptimizer
+    DistributedDataContainer = DistributedDataContainer
+    _meshes: ClassVar[dict[type, Mesh]] = {}
+
+    @classmethod
+    def initialize(
+        cls,
+        backend: type[AbstractLuxDistributedBackend],
+        device: Device | str | None = None,
+        *,
+        engine: str | None = None,
+    ) -> None:
+        """Join the processes that a launcher started, as `parallel.initialize` does."""
+        cls._meshes[backend] = parallel.initialize(device, engine=engine)
+
+    @classmethod
+    def initialized(cls, backend: type[AbstractLuxDistributedBackend]) -> bool:
+        """Whether this process has joined the others."""
+        return backend in cls._meshes
+
+    @classmethod
+    def get_distributed_backend(cls, backend: type[T]) -> T:
+        """The processes that this one has joined; `ConfigurationError` if it has not."""
+        if not cls.initialized(backend):
+            raise ConfigurationError(
+                f"call DistributedUtils.initialize({backend.__name__}) first", source="backend"
+            )
+        return backend(cls._meshes[backend])
+
+    @staticmethod
+    def local_rank(backend: AbstractLuxDistributedBackend) -> int:
+        """The number of this process, from 0 on."""
+        return backend.mesh.rank
+
+    @staticmethod
+    def total_workers(backend: AbstractLuxDistributedBackend) -> int:
+        """The number of processes."""
+        return 1 if backend.mesh.group is None else backend.mesh.group.size
+
+    @classmethod
+    def allreduce(cls, backend: AbstractLuxDistributedBackend, x: Any, op: str = "+") -> Any:
+        """The sums, or with `avg` the means, over all processes of the arrays of a tree."""
+        if op not in ("+", cls.avg):
+            raise ConfigurationError(f"op is '+' or DistributedUtils.avg, not {op!r}", source="op")
+        if backend.mesh.group is None:
+            return x
+        share = 1.0 if op == "+" else 1.0 / cls.total_workers(backend)
+        group: Any = backend.mesh.group
+        here = anydevice.to_device(x, backend.mesh.devices[0], convert=True)
+        return refilled(x, group.sum(leaves(here), share))
+
+    @staticmethod
+    def bcast(backend: AbstractLuxDistributedBackend, x: Any, root: int = 0) -> Any:
+        """The arrays of a tree of one process, in each of them."""
+        group: Any = backend.mesh.group
+        if group is None:
+            return x
+        numbers = group.of_first(anydevice.to_numpy(x), root)
+        return anydevice.to_device(numbers, backend.mesh.devices[0], convert=True)
+
+    @classmethod
+    def synchronize(cls, backend: AbstractLuxDistributedBackend, x: Any, root: int = 0) -> Any:
+        """Parameters, or the state of an optimizer, of one process, in each of them."""
+        return cls.bcast(backend, x, root)
 
 
 def _backend_of(device: str | Device | type[AbstractLuxDevice]) -> str:

@@ -25,13 +25,13 @@ class HostExchange(Processes):
         """Wait until every process has come here."""
         self.every(np.zeros(1, np.int32))
 
-    def of_first(self, value: Any) -> Any:
-        """A small value of the first process, in each of them."""
+    def of_first(self, value: Any, root: int = 0) -> Any:
+        """A small value of the first process, or of another one, in each of them."""
         text = np.frombuffer(pickle.dumps(value), np.uint8)
-        length = int(self.every(np.asarray([len(text)], np.int32))[0, 0])
+        length = int(self.every(np.asarray([len(text)], np.int32))[root, 0])
         text = np.resize(text, length) if len(text) != length else text
         # Integers of 32 bits are what every library gathers.
-        return pickle.loads(self.every(text.astype(np.int32))[0].astype(np.uint8).tobytes())
+        return pickle.loads(self.every(text.astype(np.int32))[root].astype(np.uint8).tobytes())
 
     def is_same(self, tree: Tree) -> bool:
         """Whether the numbers of a tree are those that every other process has.

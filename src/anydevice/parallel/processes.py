@@ -67,12 +67,12 @@ class Group(Processes):
         distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
         return float(held[0])
 
-    def of_first(self, value: Any) -> Any:
-        """A small value of the first process, in each of them."""
+    def of_first(self, value: Any, root: int = 0) -> Any:
+        """A small value of the first process, or of another one, in each of them."""
         import torch.distributed as distributed
 
         held = [value]
-        distributed.broadcast_object_list(held)
+        distributed.broadcast_object_list(held, src=root)
         return held[0]
 
     def copy_from_first(self, tensors: Sequence[Any]) -> None:
