@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anydevice import nn as nn
     from anydevice import ops as ops
     from anydevice import parallel as parallel
+    from anydevice import proofs as proofs
     from anydevice import testing as testing
     from anydevice.bench.functions import benchmark as benchmark
     from anydevice.check.verifying import verify as verify
@@ -105,7 +106,7 @@ _NAMES = {
 """The public names by the module that has them."""
 
 _PUBLIC = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-_MODULES = ("compat", "llm", "nn", "ops", "parallel", "testing")
+_MODULES = ("compat", "llm", "nn", "ops", "parallel", "proofs", "testing")
 
 __all__ = ["__version__", *sorted(_PUBLIC), *_MODULES]
 

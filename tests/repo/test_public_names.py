@@ -61,6 +61,7 @@ NAMES = [
     "nn",
     "ops",
     "parallel",
+    "proofs",
     "testing",
 ]
 
@@ -84,7 +85,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_no_module_hides_a_public_function() -> None:
-    public = {"compat", "llm", "nn", "ops", "parallel", "testing"}
+    public = {"compat", "llm", "nn", "ops", "parallel", "proofs", "testing"}
     modules = {path.stem for path in SOURCE.iterdir()} - public
     assert modules.isdisjoint(NAMES)
 

@@ -1,1 +1,80 @@
-"""Properties that hold for every input of a set, with certificates that anybody can check again."""
+"""Properties that hold for every input of a set, with certificates that anybody can check again.
+
+    from anydevice import proofs
+
+    result = proofs.prove(model, proofs.same_class(3), over=proofs.ball(x, 0.03), limit=60)
+    match result:
+        case proofs.Proof():
+            result.save("digit.proof")
+        case proofs.Counterexample():
+            print(result.x, result.violation)
+
+Every name loads when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+
+TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
+if TYPE_CHECKING:
+    from anydevice.proofs.properties import all_of as all_of
+    from anydevice.proofs.properties import any_of as any_of
+    from anydevice.proofs.properties import ball as ball
+    from anydevice.proofs.properties import box as box
+    from anydevice.proofs.properties import finite as finite
+    from anydevice.proofs.properties import less as less
+    from anydevice.proofs.properties import lipschitz as lipschitz
+    from anydevice.proofs.properties import monotone as monotone
+    from anydevice.proofs.properties import same_class as same_class
+    from anydevice.proofs.properties import within as within
+    from anydevice.proofs.proving import Counterexample as Counterexample
+    from anydevice.proofs.proving import Proof as Proof
+    from anydevice.proofs.proving import Undecided as Undecided
+    from anydevice.proofs.proving import prove as prove
+
+_NAMES = {
+    "Counterexample": "proving",
+    "Proof": "proving",
+    "Undecided": "proving",
+    "all_of": "properties",
+    "any_of": "properties",
+    "ball": "properties",
+    "box": "properties",
+    "finite": "properties",
+    "less": "properties",
+    "lipschitz": "properties",
+    "monotone": "properties",
+    "prove": "proving",
+    "same_class": "properties",
+    "within": "properties",
+}
+
+__all__ = [
+    "Counterexample",
+    "Proof",
+    "Undecided",
+    "all_of",
+    "any_of",
+    "ball",
+    "box",
+    "finite",
+    "less",
+    "lipschitz",
+    "monotone",
+    "prove",
+    "same_class",
+    "within",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anydevice.proofs.checking.network import Network, Node
-from anydevice.proofs.curves import Curve, Lines, relu_curve, relu_open
+from anydevice.proofs.curves import Curve, Lines, open_neurons, relu_curve, smooth_curve
 from anydevice.proofs.machines import Array, Host, Machine
 
 FORWARD_INPUTS = 64
@@ -52,12 +52,16 @@ class Step(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A network on a machine; `linear` is the number of inputs of its forward functions."""
+    """A network on a machine; `linear` is the number of inputs of its forward functions.
+
+    `executed` is whether bounds are about every execution in float32.
+    """
 
     machine: Machine
     inputs: int
     linear: int
     steps: tuple[Step, ...]
+    executed: bool
 
     def gamma(self, count: int) -> float:
         return _SLACK * count * self.machine.unit
@@ -72,7 +76,7 @@ def prepare(network: Network, arithmetic: str, machine: Machine) -> Prepared:
     """The arrays of a network where bounds are computed, and the constants of their errors."""
     linear = network.inputs if network.inputs <= FORWARD_INPUTS else 0
     steps = tuple(_step(node, arithmetic == "float32", machine) for node in network.nodes)
-    return Prepared(machine, network.inputs, linear, steps)
+    return Prepared(machine, network.inputs, linear, steps, arithmetic == "float32")
 
 
 def _step(node: Node, executed: bool, machine: Machine) -> Step:
@@ -234,10 +238,18 @@ class Relaxed:
         return self.xp.maximum(reach - most, 0.0) * most * most
 
     def _curve(self, step: Step, low: Array, high: Array) -> Curve:
-        unit, tiny = self.net.machine.unit, self.net.machine.tiny
+        machine = self.net.machine
         if step.function == "relu":
-            return relu_curve(self.xp, low, high, unit, tiny)
-        return Curve(Lines(1.0, 0.0, 1.0, 0.0), low, high)
+            return relu_curve(self.xp, low, high, machine.unit, machine.tiny)
+        if not step.function:
+            one, zero = low * 0 + 1, low * 0
+            return Curve(Lines(one, zero, one, zero), low, high)
+        found = smooth_curve(
+            step.function, machine.host(low), machine.host(high), self.net.executed
+        )
+        place = machine.place
+        lines = Lines(*(place(each) for each in found.lines))
+        return Curve(lines, place(found.least), place(found.most))
 
     def _form(self, given: _Functions, curve: Curve, largest: Array) -> Form:
         """The linear functions behind a node's own function, or the intervals."""
@@ -252,7 +264,8 @@ class Relaxed:
         grown = abs(lower) + abs(upper)
         size = (given.sizes + given.off) * grown + (abs(below) + abs(above))
         # The products below round; and the lines pass on what the affine step was off.
-        pad = size * net.gamma(net.linear + 12) + grown * given.off + net.machine.tiny
+        steep = xp.maximum(abs(lower), abs(upper))
+        pad = size * net.gamma(net.linear + 12) + steep * given.off + net.machine.tiny
         mean, turn = (lower + upper) * 0.5, (upper - lower) * 0.5
         tilt = (abs(upper) - abs(lower)) * 0.5
         bias = given.bias
@@ -266,7 +279,7 @@ class Relaxed:
     def _tightened(self, number: int, step: Step, low: Array, high: Array) -> _Tighter | None:
         """The bounds of the neurons that the forward functions leave open, by substitution."""
         machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
-        is_open = machine.host(relu_open(xp, low, high))
+        is_open = machine.host(open_neurons(xp, step.function, low, high))
         box, neuron = np.nonzero(is_open)
         self.pairs += len(box)
         if not len(box):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from anydevice.proofs.checking import smooth
+
 Array = Any
 
 
@@ -51,6 +55,23 @@ def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Cu
     return Curve(lines, xp.maximum(low, nothing), most)
 
 
-def relu_open(xp: Any, low: Array, high: Array) -> Array:
-    """Which neurons are neither on nor off throughout."""
-    return xp.logical_and(low < 0, high > 0)
+def open_neurons(xp: Any, function: str, low: Array, high: Array) -> Array:
+    """Which neurons better bounds would help: ReLUs neither on nor off, and all others."""
+    return xp.logical_and(low < 0, high > 0) if function == "relu" else low < high
+
+
+def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Curve:
+    """Tangents and chords of a smooth function, in float64 on the host.
+
+    They are those of the checker. Whoever checks a proof depends on them in any case.
+    """
+    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    with np.errstate(all="ignore"):
+        found = smooth.lines(function, low, high, executed)
+        floor = np.zeros_like(low) if found.floor is None else found.floor
+        size = abs(found.below) * np.maximum(abs(low), abs(high)) + abs(floor)
+        least = np.minimum(found.below * low, found.below * high) + floor - size * 1e-14
+        size = abs(found.above) * np.maximum(abs(low), abs(high)) + abs(found.ceiling)
+        most = np.maximum(found.above * low, found.above * high) + found.ceiling + size * 1e-14
+        least, most = np.maximum(least, -found.size), np.minimum(most, found.size)
+    return Curve(Lines(found.below, floor, found.above, found.ceiling), least, most)

@@ -30,6 +30,15 @@ class Machine(NamedTuple):
     pads: bool = False
     xp: Any = ops
     dot: Callable[[Array, Array], Array] = lambda a, b: ops.einsum("ij,ij->i", a, b)
+    name: str = ""
+
+    def optimising(self) -> Machine:
+        """Where slopes and multipliers are optimised, which need not be exact."""
+        return numpy_machine("float32") if self.is_numpy else self
+
+    @property
+    def is_numpy(self) -> bool:
+        return self.name == "numpy"
 
     @property
     def unit(self) -> float:
@@ -41,7 +50,7 @@ class Machine(NamedTuple):
         return 2.0**-1022 if self.dtype == "float64" else 2.0**-126
 
 
-def numpy_machine(dtype: str = "float64", rows: int = 4096) -> Machine:
+def numpy_machine(dtype: str = "float64", rows: int = 1024) -> Machine:
     """NumPy itself: what is placed there is where it was."""
 
     def place(x: Host) -> Host:
@@ -51,4 +60,9 @@ def numpy_machine(dtype: str = "float64", rows: int = 4096) -> Machine:
         summed: Host = np.einsum("ij,ij->i", a, b)
         return summed
 
-    return Machine(place, lambda x: x, lambda x: x, dtype, rows, dot=dot)
+    return Machine(place, lambda x: x, lambda x: x, dtype, rows, dot=dot, name="numpy")
+
+
+def machine_on(device: Any, engine: str | None) -> Machine:
+    """The machine of an engine on a device, after a product whose result is known."""
+    raise NotImplementedError

@@ -135,7 +135,8 @@ class Growing:
     ) -> None:
         """Close a box by branches of cases of neurons, by the number of their group."""
         if self._groups == 1:
-            return self._graft(box, weights, branches[0])
+            self._graft(box, weights, branches[0])
+            return
         first = self.nodes
         self.nodes += self._groups
         self._add([box], [EACH_GROUP], [first], self._empty[None])
@@ -197,8 +198,8 @@ class Bounding:
         with np.errstate(all="ignore"):
             relaxed = Relaxed(self.net, *outward(low, high, self.net.machine.dtype))
             verdict = self._decide(relaxed, len(low))
-        arrays: list[Any] = [each[:count] for each in verdict[:-1]]
-        return Verdict(*arrays, relaxed)
+        arrays: list[Any] = [*(each[:count] for each in verdict[:-1]), relaxed]
+        return Verdict(*arrays)
 
     def _decide(self, relaxed: Relaxed, boxes: int) -> Verdict:
         rows, host = self.rows, self._host
@@ -454,7 +455,7 @@ class Limits(NamedTuple):
     until: float = float("inf")
     memory: int = 2 << 30
     batch: int = 512
-    patience: int = 10_000
+    patience: int = 5_000
     cases: int = 8
     cases_batch: int = 1024
     undecided: int = 60

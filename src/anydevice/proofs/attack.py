@@ -1,0 +1,224 @@
+"""Counterexamples: looked for by gradients, confirmed in exact arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import lcm
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice.proofs.checking.network import Network, Node, Query
+from anydevice.proofs.evaluation import FUNCTIONS
+
+Floats = npt.NDArray[np.float64]
+Exact = tuple[Fraction, ...]
+
+_EXACT = ("", "relu", "square", "step")
+"""Functions whose values at rationals are rational."""
+
+
+class Violation(NamedTuple):
+    """A point of the box, the outputs there, and by how much all rows of a group are violated.
+
+    `amount` is at least 0. All are exact, but where the network has smooth functions.
+    """
+
+    x: Exact
+    y: Exact
+    amount: Fraction
+    is_exact: bool
+
+
+class Attack:
+    """Looks for points of the box of a query at which the outputs are bad."""
+
+    def __init__(self, network: Network, query: Query, low: Floats, high: Floats) -> None:
+        self.network, self.query = network, query
+        self.low, self.high = low, high
+        self.coefficients = np.array([[float(c) for c in row] for row in query.coefficients])
+        self.constants = np.array([float(d) for d in query.constants])
+        self.group = np.array(query.group)
+        self.groups = int(self.group.max()) + 1
+        self.found: Violation | None = None
+
+    def search(self, starts: int = 64, steps: int = 40, seed: int = 0) -> Violation | None:
+        """Projected gradient steps from random points, on each group in turn."""
+        random = np.random.default_rng(seed)
+        wide = self.high - self.low
+        points = self.low + wide * random.random((starts, len(self.low)))
+        points[0] = self.low + wide / 2
+        goal = np.arange(starts) % self.groups
+        for i in range(steps):
+            margins, slopes = self._gradients(points, goal)
+            if self.refutes(points, margins) is not None:
+                return self.found
+            far = 0.25 * 0.93**i
+            points = np.clip(points - np.sign(slopes) * wide * far, self.low, self.high)
+        self.refutes(points)
+        return self.found
+
+    def refutes(self, points: Floats, margins: Floats | None = None) -> Floats | None:
+        """The first of these points that is bad, exactly; it is kept in `found`."""
+        if margins is None:
+            margins = self._margins(self._values(points)[-1])
+        worst = np.where(np.isnan(margins), np.inf, margins).min(1)
+        for i in np.argsort(worst)[:3]:
+            if worst[i] <= 0:
+                violation = self.confirmed(points[i])
+                if violation is not None:
+                    self.found = violation
+                    return np.array([float(each) for each in violation.x])
+        return None
+
+    def confirmed(self, point: Floats) -> Violation | None:
+        """The violation at a point, moved into the exact box; `None` if there is none."""
+        x = tuple(
+            _inside(float(value), low, high)
+            for value, low, high in zip(point, self.query.low, self.query.high, strict=True)
+        )
+        is_exact = all(node.function in _EXACT and not node.inexact for node in self.network.nodes)
+        if is_exact:
+            y = exact_outputs(self.network, x)
+        else:
+            values = self._values(np.array([[float(each) for each in x]]))[-1][0]
+            if not np.isfinite(values).all():
+                return None
+            y = tuple(Fraction(float(each)) for each in values)
+        slack = Fraction(0) if is_exact else Fraction(1, 10**9)
+        amount = violation_of(self.query, y, slack)
+        return None if amount is None else Violation(x, y, amount, is_exact)
+
+    def _values(self, points: Floats) -> list[Floats]:
+        """The values of all nodes, the points first."""
+        values, self._arguments = [points], []
+        with np.errstate(all="ignore"):
+            for node in self.network.nodes:
+                z = self._sum(node, values)
+                self._arguments.append(z)
+                values.append(FUNCTIONS[node.function](z))
+        return values
+
+    def _sum(self, node: Node, values: list[Floats]) -> Floats:
+        total: Any = node.bias
+        for i, weight in zip(node.inputs, node.weights, strict=True):
+            total = total + (values[i] * weight if weight.ndim == 1 else values[i] @ weight.T)
+        return np.asarray(total)
+
+    def _margins(self, outputs: Floats) -> Floats:
+        """For each group its largest row: the outputs are bad where it is <= 0."""
+        rows = outputs @ self.coefficients.T + self.constants
+        return np.stack([rows[:, self.group == g].max(1) for g in range(self.groups)], 1)
+
+    def _gradients(self, points: Floats, goal: Any) -> tuple[Floats, Floats]:
+        """Margins, and the gradient of the largest row of each point's own group."""
+        values = self._values(points)
+        rows = values[-1] @ self.coefficients.T + self.constants
+        own = np.where(self.group == goal[:, None], rows, -np.inf)
+        slopes = {len(self.network.nodes): self.coefficients[own.argmax(1)]}
+        with np.errstate(all="ignore"):
+            for number in range(len(self.network.nodes), 0, -1):
+                node = self.network.nodes[number - 1]
+                row = slopes.pop(number, None)
+                if row is None:
+                    continue
+                row = row * _slope(node.function, self._arguments[number - 1])
+                for i, weight in zip(node.inputs, node.weights, strict=True):
+                    part = row * weight if weight.ndim == 1 else row @ weight
+                    slopes[i] = slopes[i] + part if i in slopes else part
+        return self._margins(values[-1]), np.nan_to_num(slopes[0])
+
+
+def _slope(function: str, z: Floats) -> Floats:
+    """The derivative of a function, by differences where it is smooth."""
+    if not function:
+        return np.ones_like(z)
+    if function in ("relu", "step"):
+        return np.asarray((z > 0) * 1.0)
+    away = 1e-6 * (1 + np.abs(z))
+    return np.asarray((FUNCTIONS[function](z + away) - FUNCTIONS[function](z - away)) / (2 * away))
+
+
+def _inside(value: float, low: Fraction, high: Fraction) -> Fraction:
+    """The float32 next to a number that lies between two rationals, or float64, or one of them."""
+    for kind in (np.float32, np.float64):
+        with np.errstate(over="ignore"):
+            near = kind(value)
+            if np.isfinite(near) and Fraction(float(near)) > high:
+                near = np.nextafter(kind(float(high)), kind(-np.inf))
+                up = np.nextafter(near, kind(np.inf))
+                near = up if Fraction(float(up)) <= high else near
+            elif np.isfinite(near) and Fraction(float(near)) < low:
+                near = np.nextafter(kind(float(low)), kind(np.inf))
+                down = np.nextafter(near, kind(-np.inf))
+                near = down if Fraction(float(down)) >= low else near
+        if np.isfinite(near) and low <= Fraction(float(near)) <= high:
+            return Fraction(float(near))
+    return low
+
+
+def violation_of(query: Query, y: Exact, slack: Fraction = Fraction(0)) -> Fraction | None:
+    """By how much the rows of the worst group are below 0, or `None` where no group is bad."""
+    largest: dict[int, Fraction] = {}
+    bad: dict[int, bool] = {}
+    for row, constant, group, strict in zip(
+        query.coefficients, query.constants, query.group, query.strict, strict=True
+    ):
+        value = sum((c * v for c, v in zip(row, y, strict=True) if c), constant) + slack
+        bad[group] = bad.get(group, True) and (value < 0 if strict else value <= 0)
+        largest[group] = max(largest.get(group, value), value)
+    amounts = [-largest[group] for group, is_bad in bad.items() if is_bad]
+    return max(amounts) if amounts else None
+
+
+def exact_outputs(network: Network, x: Exact) -> Exact:
+    """The outputs of a network of affine nodes, ReLUs, squares and steps at a rational point."""
+    values: list[tuple[Any, Fraction]] = [_scaled(x)]
+    for node in network.nodes:
+        parts = []
+        for i, weight in zip(node.inputs, node.weights, strict=True):
+            numbers, unit = values[i]
+            whole, scale = _whole(weight)
+            product = whole * numbers if weight.ndim == 1 else whole.dot(numbers)
+            parts.append((product, unit * scale))
+        parts.append(_whole(node.bias))
+        unit = Fraction(1)
+        for _, each in parts:
+            unit = min(unit, each)
+        total = sum(numbers * int(each / unit) for numbers, each in parts)
+        values.append(_function(node.function, total, unit))
+    numbers, unit = values[-1]
+    return tuple(int(each) * unit for each in numbers)
+
+
+def _function(name: str, numbers: Any, unit: Fraction) -> tuple[Any, Fraction]:
+    if name == "relu":
+        return np.where(numbers > 0, numbers, 0), unit
+    if name == "square":
+        return numbers * numbers, unit * unit
+    if name == "step":
+        return np.where(numbers > 0, 1, 0).astype(object), Fraction(1)
+    return numbers, unit
+
+
+def _scaled(x: Exact) -> tuple[Any, Fraction]:
+    """Rationals as integers times one unit fraction."""
+    common = lcm(*(each.denominator for each in x))
+    whole = [each.numerator * (common // each.denominator) for each in x]
+    return np.array(whole, object), Fraction(1, common)
+
+
+def _whole(weight: Floats) -> tuple[Any, Fraction]:
+    """Floats as integers times a power of two."""
+    mantissa, exponent = np.frexp(weight)
+    used = exponent[weight != 0]
+    least = int(used.min()) - 53 if used.size else 0
+    least = min(least, 0)
+    whole = (mantissa * 2.0**53).astype(np.int64).astype(object)
+    return whole * _powers(exponent - 53 - least), Fraction(1, 1 << -least)
+
+
+def _powers(exponents: Any) -> Any:
+    flat = [1 << int(max(each, 0)) for each in exponents.ravel()]
+    return np.array(flat, object).reshape(exponents.shape)

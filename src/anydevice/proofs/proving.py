@@ -1,0 +1,307 @@
+"""`prove`: a property of a model over a region, with a certificate or a counterexample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import inf, prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice.core.files import write_whole
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError, VerificationError
+from anydevice.proofs.attack import Attack, Violation
+from anydevice.proofs.bounds import prepare
+from anydevice.proofs.checking import checker, smooth
+from anydevice.proofs.checking.certificate import Certificate, Tree
+from anydevice.proofs.checking.network import FormatError, Network, Query, RefusedError, outward
+from anydevice.proofs.checking.network import check_query as checked
+from anydevice.proofs.files import read_model, read_queries
+from anydevice.proofs.machines import Machine, machine_on, numpy_machine
+from anydevice.proofs.properties import (
+    Less,
+    Problem,
+    Property,
+    Region,
+    SameClass,
+    check_property,
+    problems,
+)
+from anydevice.proofs.search import Bounding, Found, Limits, Progress, Search, rows_of
+
+Floats = npt.NDArray[np.float64]
+Shape = tuple[int, ...]
+
+PRECISIONS = ("float32", "real")
+
+
+class Proof(Record):
+    """The property holds for every input of the region.
+
+    `certificates` say why, one for each network that the property is about: `check` computes all
+    of it again with code of its own, and `save` writes it to a file. `boxes` are the parts that
+    were bounded on the way.
+    """
+
+    certificates: tuple[Certificate, ...]
+    theorems: tuple[tuple[Network, tuple[Query, ...]], ...]
+    precision: str
+    boxes: int
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return True
+
+    def check(self) -> int:
+        """Check the proof again, with NumPy alone; how many parts it consists of.
+
+        Raises `VerificationError` with the part that is not proved.
+        """
+        leaves = 0
+        for certificate, (network, queries) in zip(self.certificates, self.theorems, strict=True):
+            try:
+                leaves += checker.check(network, queries, certificate)
+            except RefusedError as error:
+                raise VerificationError(f"the proof does not hold: {error}") from error
+        return leaves
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write the certificate; where there are several, the others beside it, with a number."""
+        path = Path(path)
+        others = range(2, len(self.certificates) + 1)
+        paths = (path, *(path.with_name(f"{path.stem}.{n}{path.suffix}") for n in others))
+        for place, certificate in zip(paths, self.certificates, strict=True):
+            write_whole(place, [certificate.to_bytes()])
+        return paths
+
+    def __repr__(self) -> str:
+        leaves = sum(tree.leaves for each in self.certificates for tree in each.trees)
+        return f"Proof({self.precision}, {leaves} parts, {self.seconds:.1f} s)"
+
+
+class Counterexample(Record):
+    """An input of the region for which the property does not hold.
+
+    `y` are the outputs for it, and `violation` is by how much they miss the property: 0 where they
+    just reach what must not be reached. Where `exact`, that was computed in rational numbers, and
+    in float64 for networks with smooth functions.
+    """
+
+    x: Any
+    y: Any
+    violation: float
+    exact: bool
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Undecided(Record):
+    """Neither a proof nor a counterexample was found.
+
+    `reason` is "time", "memory", "interrupted", or "resolution" where boxes cannot be divided
+    further. `proved_share` of the region is proved; `best_bound` is the lower bound of what is
+    open: the property would be proved if it were greater than 0.
+    """
+
+    reason: str
+    proved_share: float
+    best_bound: float
+    boxes: int
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Result = Proof | Counterexample | Undecided
+
+
+def prove(
+    model: Any,
+    claim: Property | str | Path,
+    over: Region | None = None,
+    *,
+    precision: str = "float32",
+    limit: float | None = None,
+    device: Any = None,
+    engine: str | None = None,
+    memory: int = 2 << 30,
+    progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Prove that a property holds for every input of a region, or find one for which it does not.
+
+    `model` is a `nn.Model`, a module of PyTorch, Flax NNX, Equinox or MLX, or the path of an ONNX
+    file; `claim` a property with its region `over`, or the path of a VNN-LIB file, which has both.
+
+    `precision` is "float32" for every execution of the model in float32, whatever the order of
+    its sums, or "real" for exact arithmetic. After `limit` seconds, beyond `memory` bytes of open
+    parts, or with Ctrl-C, the result is `Undecided`. Without `device` and `engine`, NumPy computes:
+    for small networks nothing is faster. `progress` is called with how far the search is.
+
+    >>> from anydevice import nn, proofs
+    >>> model = nn.build(nn.Dense(2, 8), "relu", nn.Dense(8, 1), "sigmoid", device="cpu", seed=0)
+    >>> result = proofs.prove(model, proofs.within(0, 1), over=proofs.box([0, 0], [1, 1]))
+    >>> bool(result), result.check() > 0
+    (True, True)
+    """
+    if precision not in PRECISIONS:
+        raise ConfigurationError(
+            f"precision= is {' or '.join(map(repr, PRECISIONS))}, not {precision!r}",
+            source="precision=",
+        )
+    begin = time.monotonic()
+    theorems, shape, file_hash = _theorems(model, claim, over, precision)
+    machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
+    until = begin + (inf if limit is None else limit)
+    limits = Limits(until=until, memory=memory, tell=progress or (lambda _: None))
+    return _proved(theorems, machine, limits, begin, shape, file_hash)
+
+
+class Theorem(NamedTuple):
+    """Queries about one network, all of which have to be proved, in an arithmetic."""
+
+    network: Network
+    queries: tuple[Query, ...]
+    arithmetic: str
+    is_carried: bool
+
+
+def _theorems(
+    model: Any, claim: Any, over: Region | None, precision: str
+) -> tuple[list[Theorem], Shape | None, str]:
+    if isinstance(model, str | Path):
+        file = read_model(model)
+        if isinstance(claim, str | Path):
+            queries = read_queries(claim, file)
+            return [Theorem(file.network, queries, precision, False)], None, file.hash
+        network, hash_, shape = file.network, file.hash, None
+    elif isinstance(claim, str | Path):
+        raise ConfigurationError(
+            f"{claim} is about an ONNX file; give the path of one as the model", source="claim"
+        )
+    else:
+        check_property(claim)
+        network, shape = _lowered(model, claim, over)
+        hash_ = ""
+    if over is None:
+        raise ConfigurationError(
+            "over= is missing: the region whose inputs are meant, such as proofs.ball(x, 0.03)",
+            source="over=",
+        )
+    found = _by_network(problems(claim, network, over), precision)
+    carried = [not hash_ or each.network is not network for each in found]
+    theorems = [
+        each._replace(is_carried=each_carried)
+        for each, each_carried in zip(found, carried, strict=True)
+    ]
+    return theorems, shape, hash_
+
+
+def _lowered(model: Any, claim: Property, over: Region | None) -> tuple[Network, Shape | None]:
+    from anydevice.proofs.lowering import lower
+
+    classes = isinstance(claim, SameClass | Less)
+    lowered = lower(model, None if over is None else over.shape, classes=classes)
+    return lowered.network, lowered.input_shape
+
+
+def _by_network(found: Sequence[Problem], precision: str) -> list[Theorem]:
+    """One theorem for each network and arithmetic."""
+    theorems: list[Theorem] = []
+    for each in found:
+        arithmetic = each.arithmetic or precision
+        for i, theorem in enumerate(theorems):
+            if theorem.network is each.network and theorem.arithmetic == arithmetic:
+                theorems[i] = theorem._replace(queries=(*theorem.queries, each.query))
+                break
+        else:
+            theorems.append(Theorem(each.network, (each.query,), arithmetic, True))
+    return theorems
+
+
+def _proved(
+    theorems: Sequence[Theorem],
+    machine: Machine,
+    limits: Limits,
+    begin: float,
+    shape: Shape | None,
+    file_hash: str,
+) -> Result:
+    trees: list[list[Tree]] = []
+    boxes = 0
+    whole = sum(len(each.queries) for each in theorems)
+    attacks = [[_attack(each.network, query) for query in each.queries] for each in theorems]
+    for attack in (attack for each in attacks for attack in each):
+        if attack.search() is not None:
+            return _counterexample(attack.found, shape, begin)
+    for theorem, its in zip(theorems, attacks, strict=True):
+        trees.append([])
+        for query, attack in zip(theorem.queries, its, strict=True):
+            found = _searched(theorem, query, attack, machine, limits)
+            boxes += found.progress.boxes
+            if attack.found is not None:
+                return _counterexample(attack.found, shape, begin)
+            if found.tree is None:
+                done = sum(len(each) for each in trees) + found.progress.share
+                seconds = time.monotonic() - begin
+                return Undecided(found.reason, done / whole, found.progress.worst, boxes, seconds)
+            trees[-1].append(found.tree)
+    certificates = tuple(
+        _certificate(theorem, its, file_hash) for theorem, its in zip(theorems, trees, strict=True)
+    )
+    about = tuple((each.network, each.queries) for each in theorems)
+    precision = theorems[0].arithmetic
+    return Proof(certificates, about, precision, boxes, time.monotonic() - begin)
+
+
+def _attack(network: Network, query: Query) -> Attack:
+    try:
+        checked(query, network)
+    except FormatError as error:
+        raise ConfigurationError(str(error), source="claim") from error
+    return Attack(network, query, *outward(query.low, query.high))
+
+
+def _searched(
+    theorem: Theorem, query: Query, attack: Attack, machine: Machine, limits: Limits
+) -> Found:
+    """Search a query; parts that the checker refuses are searched again, in smaller ones."""
+    network, arithmetic = theorem.network, theorem.arithmetic
+    rows = rows_of(query)
+    cases = all(node.function in ("", "relu") for node in network.nodes)
+    optimising = prepare(network, arithmetic, machine.optimising()) if cases else None
+    bounding = Bounding(prepare(network, arithmetic, machine), rows, optimising)
+    finishing = None
+    if machine.dtype != "float64":
+        finishing = Bounding(prepare(network, arithmetic, numpy_machine()), rows, optimising)
+    return Search(bounding, finishing, attack.refutes, limits).run(attack.low, attack.high)
+
+
+def _certificate(theorem: Theorem, trees: Sequence[Tree], file_hash: str) -> Certificate:
+    functions = {node.function for node in theorem.network.nodes}
+    return Certificate(
+        "" if theorem.is_carried else file_hash,
+        theorem.network.hash(),
+        tuple(query.hash() for query in theorem.queries),
+        theorem.arithmetic,
+        smooth.assumptions(functions, theorem.arithmetic == "float32"),
+        tuple(trees),
+        theorem.network if theorem.is_carried else None,
+    )
+
+
+def _counterexample(found: Violation | None, shape: Shape | None, begin: float) -> Counterexample:
+    assert found is not None
+    x = np.array([float(each) for each in found.x])
+    if all(float(np.float32(each)) == each for each in x):
+        x = x.astype(np.float32)
+    if shape is not None and prod(shape) == len(x):
+        x = x.reshape(shape)
+    y = np.array([float(each) for each in found.y])
+    return Counterexample(x, y, float(found.amount), found.is_exact, time.monotonic() - begin)
