@@ -24,9 +24,10 @@ SECTIONS = {
 LIBRARIES = ("Lux.jl", "Torchless", "Axiom.jl", "Artifex")
 MODULES = dict(zip(LIBRARIES, ("lux", "torchless", "axiom", "artifex"), strict=True))
 ROWS = [
-    *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12"),
+    *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12", "L13"),
     *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11"),
-    *("A1", "A2", "A3", "A4", "A5", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15"),
+    *("A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10"),
+    *("A11", "A12", "A13", "A14", "A15"),
     *("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X10", "X11", "X12"),
 ]
 CALLS = dict(
@@ -36,7 +37,9 @@ CALLS = dict(
             "supported_gpu_backends() cpu_device() gpu_device() force_gpu_usage gpu_backend!("
             " gpu_backend!() gpu_backend!(gdev) LocalPreferences.toml reset_gpu_device!()"
             " LuxCPUDevice() LuxCUDADevice() LuxAMDGPUDevice() AbstractLuxGPUDevice"
-            " LuxCUDA.functional() LuxAMDGPU.functional() `using cpu(x) gpu(x) gdev` Metal",
+            " LuxCUDA.functional() LuxAMDGPU.functional() `using cpu(x) gpu(x) gdev` Metal"
+            " DistributedUtils.initialize( get_distributed_backend( local_rank( total_workers("
+            " allreduce!( bcast!( synchronize!!( DistributedDataContainer( DistributedOptimizer(",
             "init_backend( BackendPreference::Auto BackendPreference::Cuda backend.name()"
             " discover_backends() print_backend_summary() estimate_inference_memory( total_gb()"
             " total_bytes init_backend_with_memory_check( to_device_1d to_device_2d"
