@@ -8,7 +8,6 @@ real one by gamma * v at each node, which is added. NaN is a bound of nothing, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,12 @@ U64, U32, TINY, FLUSH, LARGEST = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**127
 PAIRS, FORWARD = 512, 50
 """So many rows are bounded at once; so many inputs at most have forms of their own."""
 
-Integers = np.ndarray[Any, Any]
-LinesOf = Mapping[int, smooth.Lines]
+Forms = tuple[Floats, Floats]
+"""Two affine functions of coordinates in [-1, 1] with a value between; the constant is last."""
 
 
 class Bounds(NamedTuple):
-    """What holds over each box, by number of the node: intervals and lines, the error
-    of a step, and H.
-    """
+    """What holds over each box, by number of the node: intervals, lines, error of a step, and H."""
 
     center: Floats
     radius: Floats
@@ -59,30 +56,24 @@ class Bounding:
         self.under = [TINY + FLUSH * self.float32 * (n.roundings + 1) for n in self.nodes]
         self.assumptions = smooth.assumptions({n.function for n in self.nodes}, self.float32)
 
-    def bounds(self, low: Floats, high: Floats, sign: Floats | None, slopes: Any = None) -> Bounds:
-        """Of every node over each box, where neurons have the signs 1 (z >= 0) and -1 (z <= 0).
-
-        `slopes(k)` are those of all neurons for the bounds of node k from below and from above.
-        """
-        center = low / 2 + high / 2
+    @np.errstate(all="ignore")
+    def bounds(self, low: Floats, high: Floats) -> Bounds:
+        """Of every node over each box."""
+        center, inputs = low / 2 + high / 2, np.arange(self.network.inputs)
         radius = np.maximum(high - center, center - low) * (1 + 8 * U64) + TINY
         found = Bounds(center, radius, {}, {}, {}, {}, {0: np.abs(center) + radius})
-        forms = {0: (low[:, None], high[:, None])}
-        if self.network.inputs <= FORWARD:
-            form = np.zeros((len(low), self.network.inputs + 1, self.network.inputs))
-            form[:, np.arange(self.network.inputs), np.arange(self.network.inputs)] = radius
-            form[:, -1] = center
+        forms: dict[int, Forms] = {0: (low[:, None], high[:, None])}
+        if len(inputs) <= FORWARD:
+            form = np.zeros((len(low), len(inputs) + 1, len(inputs)))
+            form[:, inputs, inputs], form[:, -1] = radius, center
             forms[0] = (form, form)
         for k, node in enumerate(self.nodes, 1):
-            self._affine(k, found, forms)
+            forms[k] = self._affine(k, found, forms)
             if node.function:
                 if any(node.inputs):
-                    self._tighten(k, found, forms[k], slopes(k) if slopes else (None, None))
-                if sign is not None:
-                    narrow(found.low[k], found.high[k], sign[:, self.its[k]])
+                    self._tighten(k, found, forms[k])
                 found.lines[k] = lines = self.lines(k, found.low[k], found.high[k])
-                found.size[k] = lines.size
-                forms[k] = _on_lines(*forms[k], lines)
+                found.size[k], forms[k] = lines.size, lines.on_forms(*forms[k])
         return found
 
     def lines(
@@ -94,105 +85,84 @@ class Bounding:
         on, off = low >= 0, high <= 0
         above = np.clip(high / (high - low), 0, 1)
         ceiling = np.maximum(-above * low, (1 - above) * high) * (1 + 1e-14) + TINY
+        ceiling, size = np.where(on | off, 0.0, ceiling), np.maximum(high, 0)
         below: Floats = np.where(high > -low, 1.0, 0.0)
-        if slopes is not None:
-            below = np.where(np.isnan(slopes), below, slopes)
+        below = below if slopes is None else np.where(np.isnan(slopes), below, slopes)
         below = np.where(on, 1.0, np.where(off, 0.0, below))
         above = np.where(on, 1.0, np.where(off, 0.0, above))
-        ceiling = np.where(on | off, 0.0, ceiling)
-        return smooth.Lines(below, None, above, ceiling, np.maximum(high, 0))
+        return smooth.Lines(below, None, above, ceiling, size)
 
-    def _affine(self, k: int, found: Bounds, forms: dict[int, tuple[Floats, Floats]]) -> None:
-        """The interval of a node before its function, and two forms between which it lies.
-
-        They are affine in coordinates of [-1, 1]; the last coefficient is the constant.
-        """
-        node, e = self.nodes[k - 1], self.e
-        v: Any = np.abs(node.bias)
-        mass, middle, half = v, np.zeros(1), np.zeros(1)
-        for i, weight, absolute in zip(
-            node.inputs, node.weights, self.absolute[k - 1], strict=True
-        ):
-            lower, upper = forms[i]
-            m, h = (lower, None) if lower is upper else ((lower + upper) / 2, (upper - lower) / 2)
+    def _affine(self, k: int, found: Bounds, forms: dict[int, Forms]) -> Forms:
+        """The interval of a node before its function, and forms of its values."""
+        node, e, v = self.nodes[k - 1], self.e, np.abs(self.nodes[k - 1].bias)
+        mass, middle, half = v, np.zeros(1), np.zeros_like(forms[0][0][:, :, :1])
+        for i, w, absolute in zip(node.inputs, node.weights, self.absolute[k - 1], strict=True):
+            m, h = (forms[i][0] + forms[i][1]) / 2, (forms[i][1] - forms[i][0]) / 2
             v = v + _times(found.size[i], absolute)
-            mass = mass + _times(np.abs(m).sum(1), absolute)
-            middle = middle + _times(m, weight)
-            if h is not None:
-                mass = mass + _times(np.abs(h).sum(1), absolute)
-                half = half + _times(h, absolute)
+            mass = mass + _times((np.abs(m) + np.abs(h)).sum(1), absolute)
+            middle, half = middle + _times(m, w), half + _times(h, absolute)
         middle[:, -1] += node.bias
         v = np.where(v > LARGEST, np.inf, v) if self.float32 else v
-        half = half + np.zeros_like(middle) if half.ndim == 1 else half
-        error = (e + self.x[k - 1]) * v + self.under[k - 1]
-        half[:, -1] += e * mass + error
+        found.error[k] = (e + self.x[k - 1]) * v + self.under[k - 1]
+        half[:, -1] += e * mass + found.error[k]
         lower, upper = middle - half, middle + half
         below, above = np.abs(lower[:, :-1]).sum(1), np.abs(upper[:, :-1]).sum(1)
-        low = lower[:, -1] - below - e * (np.abs(lower[:, -1]) + below) - TINY
-        high = upper[:, -1] + above + e * (np.abs(upper[:, -1]) + above) + TINY
-        forms[k], found.error[k], found.low[k], found.high[k] = (lower, upper), error, low, high
-        found.size[k] = np.maximum(np.abs(low), np.abs(high))
+        found.low[k] = lower[:, -1] - below - e * (np.abs(lower[:, -1]) + below) - TINY
+        found.high[k] = upper[:, -1] + above + e * (np.abs(upper[:, -1]) + above) + TINY
+        found.size[k] = np.maximum(np.abs(found.low[k]), np.abs(found.high[k]))
+        return lower, upper
 
-    def _tighten(self, k: int, found: Bounds, forms: tuple[Floats, Floats], slopes: Any) -> None:
+    def _tighten(self, k: int, found: Bounds, forms: Forms) -> None:
         """Bound the undecided neurons of a node again, by substituting back to the input."""
         node, low, high = self.nodes[k - 1], found.low[k], found.high[k]
         undecided = (low < 0) & (high > 0) if node.function == "relu" else low < high
         boxes, neurons = np.nonzero(undecided)
-        lines = [found.lines if each is None else self._sloped(k, found, each) for each in slopes]
         for start in range(0, len(boxes), PAIRS):
             box, neuron = boxes[start : start + PAIRS], neurons[start : start + PAIRS]
-            rows, bias, error = dict[int, Floats](), node.bias[neuron], found.error[k][box, neuron]
-            for i, weight in zip(node.inputs, node.weights, strict=True):
-                row = weight[neuron] if weight.ndim > 1 else np.zeros((len(box), len(weight)))
-                if weight.ndim == 1:
-                    row[np.arange(len(box)), neuron] = weight[neuron]
+            rows, error = dict[int, Floats](), found.error[k][box, neuron]
+            for i, w in zip(node.inputs, node.weights, strict=True):
+                row = w[neuron] if w.ndim > 1 else np.eye(node.size)[neuron] * w
                 error = self._join(rows, i, row, error, found, box)
-            for side, sign, form, its in zip((low, high), (1.0, -1.0), forms, lines, strict=True):
-                signed = {i: sign * row for i, row in rows.items()}
-                bound, row = self.back(signed, sign * bias, error, found, box, its, box)
+            for side, sign, form in zip((low, high), (1.0, -1.0), forms, strict=True):
+                signed, bias = {i: sign * row for i, row in rows.items()}, sign * node.bias[neuron]
+                bound, row = self.back(signed, bias, error, found, box, found.lines, box)
                 better = bound > sign * side[box, neuron]
                 b, n = box[better], neuron[better]
                 side[b, n] = sign * bound[better]
-                if len(form[0]) > 1:
+                if form.shape[1] > 1:  # the function that was found is a better form, too
                     form[b, :-1, n] = reach = sign * (row * found.radius[box])[better]
                     form[b, -1, n] = side[b, n] + sign * np.abs(reach).sum(1)
 
-    def _sloped(self, k: int, found: Bounds, slopes: Floats) -> LinesOf:
-        earlier = {j: its for j, its in self.its.items() if j < k}
-        return {
-            j: self.lines(j, found.low[j], found.high[j], slopes[its]) for j, its in earlier.items()
-        }
-
     def back(
-        self, rows: dict[int, Floats], constant: Floats, error: Floats, found: Bounds,
-        box: Integers, lines: LinesOf, of: Integers, taken: Floats | None = None,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+        self, rows: dict[int, Floats], constant: Floats, error: Floats, found: Bounds, box: Any,
+        lines: dict[int, smooth.Lines], of: Any, taken: Floats | None = None,
+    ) -> Forms:  # fmt: skip
         """Lower bounds of the sums of rows @ values + constant - error, in boxes `box`.
 
         Lines are those of number `of`. `taken` of each neuron's value is subtracted on the way: a
-        multiplier of the sign that it is assumed to have.
+        multiplier of the sign that it is assumed to have. Also gives the rows of the inputs.
         """
-        e, rows = self.e, dict(rows)
-        for k in range(max(rows), 0, -1):
-            if k not in rows:
-                continue
+        e = self.e
+        for k in (k for k in range(max(rows), 0, -1) if k in rows):
             row, node = rows.pop(k), self.nodes[k - 1]
             if node.function:
-                row, constant, error = self._through(row, constant, error, lines[k], of)
+                row, shift, size = lines[k].through(row, of)
+                error = error + e * (size + np.abs(constant))
+                constant = constant + shift
             mass = np.abs(row)
             if taken is not None and node.function:
                 row = row - taken[:, self.its[k]]
                 mass = np.abs(row) + np.abs(taken[:, self.its[k]])
             before, constant = np.abs(constant), constant + row @ node.bias
-            error = error * (1 + 1e-14) + e * (before + np.abs(constant)) + self.under[k - 1]
-            error += _dot(mass, found.error[k][box])
-            for i, weight in zip(node.inputs, node.weights, strict=True):
-                part = row @ weight if weight.ndim > 1 else row * weight
+            error = error * (1 + 1e-14) + e * (before + np.abs(constant))
+            error += smooth.dot(mass, found.error[k][box])
+            for i, w in zip(node.inputs, node.weights, strict=True):
+                part = row @ w if w.ndim > 1 else row * w
                 error = self._join(rows, i, part, error, found, box)
         row, size = rows[0], np.abs(rows[0])
-        center, radius = found.center[box], found.radius[box]
-        error = error * (1 + 1e-12) + e * (_dot(size, found.size[0][box]) + np.abs(constant))
-        return _dot(row, center) - _dot(size, radius) + constant - error - TINY, row
+        error = error * (1 + 1e-12) + e * (smooth.dot(size, found.size[0][box]) + np.abs(constant))
+        reach = smooth.dot(size, found.radius[box])
+        return smooth.dot(row, found.center[box]) - reach + constant - error - TINY, row
 
     def _join(
         self, rows: dict[int, Floats], i: int, part: Floats, error: Floats, found: Bounds, box: Any
@@ -200,49 +170,10 @@ class Bounding:
         """Add coefficients of a node to those that it has already."""
         if i in rows:
             part = part + rows[i]
-            error = error + self.e * _dot(np.abs(part), found.size[i][box])
+            error = error + self.e * smooth.dot(np.abs(part), found.size[i][box])
         rows[i] = part
         return error
-
-    def _through(
-        self, row: Floats, constant: Floats, error: Floats, lines: smooth.Lines, of: Integers
-    ) -> tuple[Floats, Floats, Floats]:
-        """From values of a function to its arguments."""
-        positive, negative = np.maximum(row, 0), np.minimum(row, 0)
-        shift = _dot(negative, lines.ceiling[of])
-        size = np.abs(shift)
-        if lines.floor is not None:
-            size = _dot(-negative, np.abs(lines.ceiling)[of])
-            size += _dot(positive, np.abs(lines.floor)[of])
-            shift = shift + _dot(positive, lines.floor[of])
-        positive *= lines.below[of]
-        negative *= lines.above[of]
-        positive += negative  # one of the two is 0: nothing is rounded here
-        return positive, constant + shift, error + self.e * (size + np.abs(constant))
-
-
-def narrow(low: Floats, high: Floats, sign: Floats) -> None:
-    """Intervals as they are where values have signs."""
-    np.maximum(low, 0, out=low, where=sign > 0)
-    np.minimum(high, 0, out=high, where=sign < 0)
-
-
-def _on_lines(lower: Floats, upper: Floats, lines: smooth.Lines) -> tuple[Floats, Floats]:
-    """Forms of the values of a function from those of its arguments."""
-    below, above = lines.below[:, None], lines.above[:, None]
-    low, high = lower * below, upper * above
-    if lines.floor is not None:
-        low = np.where(below < 0, upper, lower) * below
-        high = np.where(above < 0, lower, upper) * above
-        low[:, -1] += lines.floor - 8 * U64 * (np.abs(low[:, -1]) + np.abs(lines.floor))
-    high[:, -1] += lines.ceiling + 8 * U64 * (np.abs(high[:, -1]) + np.abs(lines.ceiling))
-    return low, high
 
 
 def _times(values: Floats, weight: Floats) -> Floats:
     return values @ weight.T if weight.ndim > 1 else values * weight
-
-
-def _dot(a: Floats, b: Floats) -> Floats:
-    total: Floats = np.einsum("pn,pn->p", a, b)
-    return total

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from anydevice.proofs.checking.network import FormatError, Network, Node
 
-LEAF, TIGHTEN, EACH_GROUP = -1, -2, -3
+LEAF, EACH_GROUP = -1, -2
 ARITHMETICS = ("real", "float32")
 
 _MAGIC = b"anydevice proof 1\n"
@@ -43,9 +43,7 @@ class Tree(NamedTuple):
     - `inputs <= step`: the case that neuron `step - inputs` has a value >= 0 before its function,
       then the case <= 0. Neurons are those of all nodes with a function (`first_neurons`).
     - `EACH_GROUP`: one subtree for each group of the query, in order, and about this group alone.
-    - `TIGHTEN`: one subtree, in which the bounds of all neurons are computed anew from the cases
-      so far. Elsewhere a case only narrows the bound of its own neuron.
-    - `LEAF`: no subtree. The bounds decide it.
+    - `LEAF`: no subtree. The bounds decide it; a case narrows that of its own neuron alone.
 
     `weights` (leaves, rows): for each group that a leaf is about, the sum of its rows times these
     weights is greater than 0 (at least 0 where all are strict).
@@ -53,8 +51,6 @@ class Tree(NamedTuple):
     `slopes` (sets, neurons): 255 times the slope of the lower line of each undecided ReLU.
     `multipliers` of float16: for each leaf, in order, one for each case of a neuron on its path,
     from the root: how much of the neuron's value is taken from the sum, for weights / 255.
-    `bound_slopes` (nodes with a function, 2): which slopes serve to bound the neurons of each such
-    node from below and from above, -1 for those of the checker; without rows for all of them.
     """
 
     steps: Integers
@@ -62,7 +58,6 @@ class Tree(NamedTuple):
     slopes_of: Integers
     slopes: Bytes
     multipliers: npt.NDArray[np.float16]
-    bound_slopes: Integers = np.zeros((0, 2), np.int64)
 
     @property
     def leaves(self) -> int:
@@ -151,7 +146,7 @@ def preorder(steps: Integers, first: Integers, groups: int = 1) -> Integers:
     >>> preorder(np.array([0, 1, -1, -1, -1]), np.array([1, 3, 0, 0, 0])).tolist()
     [0, 1, 3, 4, 2]
     """
-    arity = np.select([steps >= 0, steps == TIGHTEN, steps == EACH_GROUP], [2, 1, groups], 0)
+    arity = np.select([steps >= 0, steps == EACH_GROUP], [2, groups], 0)
     levels = [np.zeros(1, np.int64)]
     while len(levels[-1]):
         above = levels[-1]
@@ -251,7 +246,6 @@ def _write_tree(tree: Tree, pieces: list[bytes]) -> dict[str, Any]:
         "own": len(own),
         "slopes": list(tree.slopes.shape),
         "multipliers": len(tree.multipliers),
-        "bound_slopes": tree.bound_slopes.tolist(),
     }
 
 
@@ -266,7 +260,7 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
     table = rest.take("u1", header["table"], rows)
     own = rest.take("u1", header["own"], rows)
     inner = coded[(coded < 0) & (coded != LEAF) & (coded > -10)]
-    if not np.isin(inner, (TIGHTEN, EACH_GROUP)).all() or (coded < -9 - len(table)).any():
+    if (inner != EACH_GROUP).any() or (coded < -9 - len(table)).any():
         raise FormatError("a node of a tree is of no known kind")
     codes = coded[(coded == LEAF) | (coded <= -10)]
     if np.count_nonzero(codes == LEAF) != len(own):
@@ -278,12 +272,11 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
     if sets:
         slopes_of = rest.take(_width(sets + 1, "slopes"), len(codes)).astype(np.int64) - 1
     slopes = rest.take("u1", sets, neurons)
-    bound_slopes = np.array(header["bound_slopes"], np.int64).reshape(-1, 2)
-    if max(slopes_of.max(initial=-1), bound_slopes.max(initial=-1)) >= sets:
+    if slopes_of.max(initial=-1) >= sets:
         raise FormatError("a tree names slopes that are not there")
     multipliers = rest.take("<f2", header["multipliers"])
     steps = np.where(coded <= -10, LEAF, coded)
-    return Tree(steps, weights, slopes_of, slopes, multipliers, bound_slopes)
+    return Tree(steps, weights, slopes_of, slopes, multipliers)
 
 
 def _width(count: int, what: str = "nodes") -> str:

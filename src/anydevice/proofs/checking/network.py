@@ -146,6 +146,12 @@ def check_query(query: Query, network: Network) -> Query:
     return query
 
 
+def root_box(query: Query, network: Network) -> tuple[Floats, Floats]:
+    """The box of a query in float64, where the query is one about the network."""
+    check_query(query, network)
+    return outward(query.low, query.high)
+
+
 def outward(low: Sequence[Fraction], high: Sequence[Fraction]) -> tuple[Floats, Floats]:
     """The smallest box of float64 around one of rationals."""
     down = [np.nextafter(f, -np.inf) if (f := float(x)) > x else f for x in low]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from math import erf, pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,37 @@ class Lines(NamedTuple):
     above: Floats
     ceiling: Floats
     size: Floats
+
+    def through(self, row: Floats, of: Any) -> tuple[Floats, Floats, Floats]:
+        """Coefficients of values as those of arguments, what is added, and a size of the sum."""
+        positive, negative = np.maximum(row, 0), np.minimum(row, 0)
+        shift = dot(negative, self.ceiling[of])
+        size = np.abs(shift)
+        if self.floor is not None:
+            size = dot(positive, np.abs(self.floor)[of]) - dot(negative, np.abs(self.ceiling)[of])
+            shift = shift + dot(positive, self.floor[of])
+        positive *= self.below[of]
+        negative *= self.above[of]
+        positive += negative  # one of the two is 0: nothing is rounded here
+        return positive, shift, size
+
+    def on_forms(self, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
+        """Affine functions below and above the values, from such of the arguments."""
+        below, above = self.below[:, None], self.above[:, None]
+        if self.floor is None:
+            low, high = lower * below, upper * above
+        else:
+            low = np.where(below < 0, upper, lower) * below
+            high = np.where(above < 0, lower, upper) * above
+            low[:, -1] += self.floor - 4 * EPSILON * (np.abs(low[:, -1]) + np.abs(self.floor))
+        high[:, -1] += self.ceiling + 2.0**-50 * (np.abs(high[:, -1]) + np.abs(self.ceiling))
+        return low, high
+
+
+def dot(a: Floats, b: Floats) -> Floats:
+    """The sum of products in each row."""
+    total: Floats = np.einsum("pn,pn->p", a, b)
+    return total
 
 
 class Curve(NamedTuple):

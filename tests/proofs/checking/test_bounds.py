@@ -1,0 +1,320 @@
+"""Bounds are sound to the last bit: compared with rationals, and with every way to run float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.proofs.checking import bounds as module
+from anydevice.proofs.checking import smooth
+from anydevice.proofs.checking.bounds import Bounding
+from anydevice.proofs.checking.certificate import LEAF, Tree, first_neurons
+from anydevice.proofs.checking.checker import verdicts
+from anydevice.proofs.checking.network import Network
+from tests.proofs.checking.theorems import (
+    dense,
+    exactly,
+    executed,
+    leaf_tree,
+    query,
+    residual,
+)
+
+NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((60, 6, 6, 2), 4)]
+
+
+def lower(network: Network, asked: Any, tree: Tree, arithmetic: str = "real") -> Any:
+    found = list(verdicts(Bounding(network, arithmetic), asked, tree))
+    return np.concatenate([bounds for _, bounds, _ in found])
+
+
+def drawn(network: Network, random: Any, width: float) -> tuple[Any, Any, Any]:
+    """A box of some width, which may be 0, and a row."""
+    middle = random.uniform(-1, 1, network.inputs)
+    radius = random.uniform(0, 1, network.inputs) * width
+    row = random.integers(-3, 4, network.outputs)
+    return middle - radius, middle + radius, row
+
+
+def below_the_exact(count: int, seed: int, points: int = 3) -> tuple[int, float]:
+    """How many bounds are above a value that is attained, until 3; the largest gap at a point."""
+    random, above, gap = np.random.default_rng(seed), 0, 0.0
+    for k in range(count):
+        network = NETWORKS[-1] if k % 17 == 16 else NETWORKS[k % 3]
+        width = (0.0, 0.1, 1e-14, 1e-6)[k // 3 % 4]
+        if above > 2:
+            break
+        low, high, row = drawn(network, random, width)
+        bound = lower(network, query(low, high, [row], [0.25]), leaf_tree([[255]]))[0]
+        spots = [np.where(random.random(len(low)) < 0.5, low, high) for _ in range(points)]
+        for x in [*spots, low] if width else [low]:
+            y = exactly(network, [Fraction(float(number)) for number in x])
+            value = sum((int(c) * number for c, number in zip(row, y, strict=True)), Fraction(1, 4))
+            above += Fraction(float(bound)) > 255 * value
+            gap = max(gap, float(255 * value - Fraction(float(bound)))) if not width else gap
+    return above, gap
+
+
+def test_no_bound_is_above_an_exact_value() -> None:
+    above, gap = below_the_exact(150, seed=0)
+    assert above == 0
+    assert gap < 1e-8  # at a point, only rounding is lost
+
+
+@pytest.mark.soak
+def test_no_bound_is_above_an_exact_value_often() -> None:
+    above, _ = below_the_exact(5000, seed=1)
+    assert above == 0
+
+
+def _without_rounding(self: Bounding, network: Network, arithmetic: str) -> None:
+    _kept(self, network, arithmetic)
+    self.e = 0.0
+
+
+_kept = Bounding.__init__
+_lines, _back = Bounding.lines, Bounding.back
+
+
+def _spoiled(change: Callable[[smooth.Lines], smooth.Lines]) -> Callable[..., smooth.Lines]:
+    def lines(self: Bounding, *arguments: Any) -> smooth.Lines:
+        return change(_lines(self, *arguments))
+
+    return lines
+
+
+def _scaled_radius(
+    self: Bounding, rows: Any, constant: Any, error: Any, found: Any, *rest: Any
+) -> Any:
+    return _back(self, rows, constant, error, found._replace(radius=found.radius * 0.99), *rest)
+
+
+def _forgotten_bias(self: Bounding, network: Network, arithmetic: str) -> None:
+    _kept(self, network, arithmetic)
+    first, *others = self.nodes
+    self.nodes = (first, *(node._replace(bias=0 * node.bias) for node in others))
+
+
+PLANTED: dict[str, tuple[str, Any]] = {
+    "no room for rounding": ("__init__", _without_rounding),
+    "a bias is forgotten": ("__init__", _forgotten_bias),
+    "the box is too small": ("back", _scaled_radius),
+    "the upper line is too low": (
+        "lines",
+        _spoiled(lambda its: its._replace(ceiling=its.ceiling * 0.5)),
+    ),
+    "the upper line is too flat": (
+        "lines",
+        _spoiled(lambda its: its._replace(above=its.above * 0.9)),
+    ),
+    "the lower line is too steep": (
+        "lines",
+        _spoiled(lambda its: its._replace(below=np.minimum(its.below * 2 + 0.1, 2))),
+    ),
+    "lines change places": (
+        "lines",
+        _spoiled(lambda its: its._replace(below=its.above, above=its.below)),
+    ),
+    "an offset is forgotten": (
+        "lines",
+        _spoiled(lambda its: its._replace(ceiling=0 * its.ceiling)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_faults_in_the_bounds_are_found_by_rationals(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bounding, *PLANTED[fault])
+    if fault == "no room for rounding":
+        monkeypatch.setattr("anydevice.proofs.checking.checker.U64", 0.0)
+    above, _ = below_the_exact(150, seed=0)
+    assert above > 0
+
+
+def in_float32(network: Network, x: Any, random: Any, runs: int) -> Any:
+    """The outputs of runs in float32, each of which sums in an order of its own, some with FMA."""
+    values = np.repeat(x.astype(np.float32)[None], runs, 0)
+    for node in network.nodes:
+        weight, fan = node.weights[0].astype(np.float32), node.weights[0].shape[1]
+        order = random.permuted(np.tile(np.arange(fan + 1), (runs, 1)), axis=1)
+        both = np.concatenate([values, np.ones((runs, 1), np.float32)], 1)
+        whole = np.concatenate([weight, node.bias.astype(np.float32)[:, None]], 1)
+        fused = random.random(runs) < 0.5
+        total = np.zeros((runs, node.size), np.float32)
+        for k in range(fan + 1):
+            w, h = whole[:, order[:, k]].T, both[np.arange(runs), order[:, k]][:, None]
+            product = np.where(fused[:, None], w.astype(float) * h, (w * h).astype(float))
+            total = (total.astype(float) + product).astype(np.float32)
+        values = np.maximum(total, np.float32(0)) if node.function else total
+    return values
+
+
+def outside(arithmetic: str, runs: int, seed: int = 0) -> int:
+    """How many runs in float32 are outside the bounds at the point where they run."""
+    random, network = np.random.default_rng(seed), dense((5, 20, 20, 2), 2)
+    total = 0
+    for _ in range(5):
+        x = random.uniform(-1, 1, 5).astype(np.float32).astype(float)
+        rows = np.concatenate([np.eye(2), -np.eye(2)])
+        asked = [query(x, x, [row], [0.0]) for row in rows]
+        low = np.array([lower(network, q, leaf_tree([[1]]), arithmetic)[0] for q in asked])
+        y = in_float32(network, x, random, runs // 5).astype(float)
+        total += int((y @ rows.T < low).any(1).sum())
+    return total
+
+
+def test_every_run_in_float32_is_inside_its_bounds() -> None:
+    assert outside("float32", 10_000) == 0
+    assert outside("real", 1000) > 900  # so that the difference is seen
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("arithmetic", ["real", "float32"])
+def test_cases_slopes_and_multipliers_keep_bounds_sound(network: Network, arithmetic: str) -> None:
+    """Whatever they are: the bound of a leaf is below every value whose neurons have its signs."""
+    random = np.random.default_rng(7)
+    neurons = sum(node.size for node in network.nodes if node.function)
+    low, high, row = drawn(network, random, 0.5)
+    x = random.uniform(low, high, (3000, network.inputs))
+    for _ in range(10):
+        chosen = random.choice(neurons, 2, replace=False) + network.inputs
+        steps = [chosen[0], chosen[1], LEAF, LEAF, chosen[1], LEAF, LEAF]
+        slopes = random.integers(0, 256, (4, neurons)).astype(np.uint8)
+        multipliers = random.exponential(0.2, 8).astype(np.float16)
+        tree = Tree(
+            np.array(steps), np.full((4, 1), 255, np.uint8), np.array([0, 1, 2, -1]), slopes,
+            multipliers,
+        )  # fmt: skip
+        bounds = lower(network, query(low, high, [row], [0.0]), tree, arithmetic)
+        signs = _before(network, x)[:, chosen - network.inputs] >= 0
+        values = 255 * executed(network, x) @ row
+        for leaf, sign in enumerate([(True, True), (True, False), (False, True), (False, False)]):
+            inside = values[(signs == sign).all(1)]
+            assert inside.min(initial=np.inf) >= bounds[leaf]
+
+
+def _before(network: Network, x: Any) -> Any:
+    """The values of all neurons before their functions."""
+    found = []
+    for number in first_neurons(network):
+        nodes = [*network.nodes[: number - 1], network.nodes[number - 1]._replace(function="")]
+        found.append(executed(Network(network.inputs, tuple(nodes)), x))
+    return np.concatenate(found, 1)
+
+
+def test_multipliers_and_slopes_make_bounds_better() -> None:
+    """With good ones a leaf is closed that is open without them."""
+    network = dense((2, 6, 6, 1), 5)
+    asked = query([-1, -1], [1, 1], [[1.0]], [0.0])
+    neurons, rows = 12, np.array([[255]] * 2, np.uint8)
+    random = np.random.default_rng(0)
+    plain = Tree(
+        np.array([2 + 7, LEAF, LEAF]), rows, np.full(2, -1), np.zeros((0, 0), np.uint8),
+        np.zeros(2, np.float16),
+    )  # fmt: skip
+    without = lower(network, asked, plain).min()
+    best = -np.inf
+    for _ in range(300):
+        slopes = random.integers(0, 256, (2, neurons)).astype(np.uint8)
+        better = plain._replace(
+            slopes=slopes, slopes_of=np.arange(2),
+            multipliers=random.exponential(0.3, 2).astype(np.float16),
+        )  # fmt: skip
+        best = max(best, lower(network, asked, better).min())
+    assert best > without
+
+
+def test_nan_closes_nothing() -> None:
+    network = dense((3, 8, 8, 2))
+    tree = leaf_tree([[255]])
+    for value in (1e200, 1.7e249):
+        asked = query([-value] * 3, [value] * 3, [[1, 0]], [1e200])
+        found = [closed for _, _, closed in verdicts(Bounding(network, "float32"), asked, tree)]
+        assert not np.concatenate(found).any()
+
+
+def test_a_run_that_may_overflow_is_not_proved() -> None:
+    network = dense((3, 8, 2))
+    huge = Network(3, (network.nodes[0]._replace(bias=np.full(8, -1e38)), network.nodes[1]))
+    asked = query([-1] * 3, [1] * 3, [[1, 0]], [1e30])
+    (real,) = lower(huge, asked, leaf_tree([[1]]))
+    assert real > 0
+    larger = Network(3, (network.nodes[0]._replace(bias=np.full(8, -2.5e38)), network.nodes[1]))
+    assert lower(larger, asked, leaf_tree([[1]]))[0] > 0
+    assert not lower(larger, asked, leaf_tree([[1]]), "float32")[0] > 0
+
+
+CURVES = {
+    "sigmoid": lambda z: 1 / (1 + np.exp(-z)),
+    "tanh": np.tanh,
+    "silu": lambda z: z / (1 + np.exp(-z)),
+    "gelu": smooth._gelu,
+    "gelu_tanh": smooth._gelu_tanh,
+    "exp": np.exp,
+    "square": lambda z: z * z,
+    "reciprocal": lambda z: 1 / z,
+    "rsqrt": lambda z: z**-0.5,
+    "step": lambda z: (z > 0) * 1.0,
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_lines_of_smooth_functions_enclose_them(name: str) -> None:
+    random = np.random.default_rng(0)
+    middle, width = random.normal(0, 3, 500), np.exp(random.uniform(-12, 2.5, 500))
+    low, high = middle - width, middle + width
+    if name in ("reciprocal", "rsqrt"):
+        low = np.exp(random.uniform(-5, 2, 500))
+        high = low + width
+        if name == "reciprocal":
+            low, high = np.where(middle < 0, -high, low), np.where(middle < 0, -low, high)
+    lines = smooth.lines(name, low, high, float32=False)
+    z = low + (high - low) * np.linspace(0, 1, 301)[:, None]
+    values = CURVES[name](np.clip(z, low, high))
+    floor = 0.0 if lines.floor is None else lines.floor
+    assert (lines.below * z + floor <= values).all()
+    assert (lines.above * z + lines.ceiling >= values).all()
+    assert (np.abs(values) <= lines.size).all()
+    room = (lines.above * z + lines.ceiling - lines.below * z - floor).mean(0)
+    narrow = width < 0.01
+    if name != "step":  # lines touch the curve: of second order in the width
+        bend = {"exp": np.exp(middle), "reciprocal": np.abs(low) ** -3 + np.abs(high) ** -3}
+        bend["rsqrt"] = np.abs(low) ** -2.5
+        assert (room[narrow] < 1e-11 + (width**2 * 4 * bend.get(name, 1.0))[narrow]).all()
+
+
+def test_poles_have_no_lines() -> None:
+    for name, low, high in [("reciprocal", -1.0, 1.0), ("rsqrt", -0.1, 1.0), ("rsqrt", 0.0, 1.0)]:
+        with np.errstate(all="ignore"):
+            lines = smooth.lines(name, np.array([low]), np.array([high]), float32=False)
+        assert np.isnan(lines.ceiling).all()
+
+
+def test_float32_functions_have_room_for_their_assumed_error() -> None:
+    low, high = np.array([0.5]), np.array([1.0])
+    for name in ("sigmoid", "tanh", "gelu", "silu", "exp"):
+        real, run = (smooth.lines(name, low, high, float32=each) for each in (False, True))
+        assert real.floor is not None
+        assert run.floor is not None
+        assert (run.ceiling - real.ceiling > 2.0**-20 * 0.3).all()
+        assert (real.floor - run.floor > 2.0**-20 * 0.3).all()
+
+
+def test_networks_of_smooth_functions_are_bounded_soundly() -> None:
+    random = np.random.default_rng(0)
+    network = dense((3, 6, 6, 2), 1, "tanh")
+    for width in (0.0, 0.01, 0.3, 1.0):
+        low, high, row = drawn(network, random, width)
+        bound = lower(network, query(low, high, [row], [0.0]), leaf_tree([[1]]))[0]
+        x = random.uniform(low, high, (2000, 3))
+        assert (executed(network, x) @ row).min() >= bound
+
+
+def test_forms_are_used_for_few_inputs_alone() -> None:
+    assert NETWORKS[-1].inputs > module.FORWARD
