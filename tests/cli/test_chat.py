@@ -93,6 +93,24 @@ def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return made
 
 
+def test_weights_that_are_no_numbers_are_said(
+    anydevice: Anydevice, talker: Path, tmp_path: Path
+) -> None:
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "damaged"
+    copytree(talker, folder)
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.3.mlp.down_proj.weight"][5, 7] = np.nan
+    save_file(state, folder / "model.safetensors")
+    for more in ([], ["--json"], ["--temperature", "1"]):
+        code, out, err = anydevice("chat", str(folder), *HERE, "--prompt", "Hi", *more)
+        assert code == 2
+        assert "token 1 of the reply are NaN or infinite" in out + err
+        assert "layers[3].down.weight" in out + err
+
+
 def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
     anydevice: Anydevice, gguf_file: Callable[..., Path]
 ) -> None:
