@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,3 +81,52 @@ def test_a_replay_needs_nothing_of_the_host() -> None:
 
 def test_there_is_no_graph_on_a_cpu() -> None:
     assert captured.captured_step(collatz, start(6, "cpu"), ["n"]) is NotImplemented
+
+
+def test_no_garbage_is_collected_during_a_capture() -> None:
+    with pytest.raises(ZeroDivisionError), captured.without_collection():
+        assert not gc.isenabled()
+        _ = 1 / 0
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not GPU, reason="no CUDA GPU")
+def test_graphs_that_nobody_has_do_not_end_a_capture() -> None:
+    """They were freed in the middle of it, wherever Python collected garbage."""
+    for _ in range(4):
+        one = captured.CapturedStep(collatz, start(6, "cuda"), ["n"])
+        one.itself = one  # freed by the collector alone
+    del one
+
+    def wasteful(state: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(2000):
+            ring: list[Any] = []
+            ring.append(ring)
+        return collatz(state)
+
+    before = gc.get_threshold()
+    gc.set_threshold(100, 1, 1)
+    try:
+        step = captured.CapturedStep(wasteful, start(6, "cuda"), ["n"])
+    finally:
+        gc.set_threshold(*before)
+    assert step().read()["n"].tolist() == [3, 22]
+
+
+@pytest.mark.skipif(not GPU, reason="no CUDA GPU")
+def test_whoever_has_a_captured_step_is_freed_at_once() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.step = captured.CapturedStep(self.next, start(6, "cuda"), ["n"])
+
+        def next(self, state: Mapping[str, Any]) -> dict[str, Any]:
+            return collatz(state)
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner
+        assert gone() is None
+    finally:
+        gc.enable()

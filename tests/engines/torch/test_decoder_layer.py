@@ -390,9 +390,9 @@ def turned_halves(whole: Any, kind: str, x: Any, weight: Any, **options: Any) ->
 
 
 def backwards(whole: Any, *arguments: Any) -> Any:
-    *given, frequencies, query_norm, key_norm, tile, following = arguments
+    *given, frequencies, query_norm, key_norm, tile = arguments
     turned = None if frequencies is None else -frequencies
-    return whole(*given, turned, query_norm, key_norm, tile, following)
+    return whole(*given, turned, query_norm, key_norm, tile)
 
 
 def one_key_less(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:

@@ -7,6 +7,7 @@ memory while the next one runs. On other devices a step is called anew each time
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -36,7 +37,8 @@ class CapturedStep:
     """
 
     def __init__(self, step: Step, state: State, read: Sequence[str]) -> None:
-        self._step, self._names = step, tuple(read)
+        self._step: Step | None = step
+        self._names = tuple(read)
         self.state = {name: value.clone() for name, value in state.items()}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kept: Any = None
@@ -58,6 +60,7 @@ class CapturedStep:
         return Reading({name: self.state[name] for name in self._names})
 
     def _advance(self) -> None:
+        assert self._step is not None
         after = self._step(self.state)
         names = [name for name, value in after.items() if value is not self.state[name]]
         # Those of one dtype by one launch.
@@ -66,15 +69,22 @@ class CapturedStep:
     def _capture(self, device: torch.device) -> None:
         stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.device(device), torch.no_grad(), _own_counters() as self._kept:
+        with (
+            torch.cuda.device(device),
+            torch.no_grad(),
+            without_collection(),
+            _own_counters() as self._kept,
+        ):
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
+                    assert self._step is not None
                     self._step(self.state)
             # Other threads may use the device meanwhile: only this one's launches are captured.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._advance()
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = graph
+        self._step = None  # whoever has both is freed at once, and its memory with it
 
 
 class Reading:
@@ -101,6 +111,18 @@ def _on_its_way(value: torch.Tensor) -> torch.Tensor:
     # PyTorch gives this memory to nobody else until the copy is done.
     host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
     return host.copy_(value, non_blocking=True)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """A block in which Python collects no garbage: a graph that is freed there ends the capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

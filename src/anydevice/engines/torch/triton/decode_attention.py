@@ -27,8 +27,6 @@ from anydevice.engines.torch.triton.decode_products import (
 )
 from anydevice.engines.torch.triton.launch import (
     counters,
-    fetch_ahead,
-    fetch_lines,
     multiprocessors,
     overlapping,
     start,
@@ -50,8 +48,7 @@ class AttentionTile(Record):
     """How the work is cut: at most so many `parts` of the keys, `keys` at a time, warps and loads.
 
     There are fewer parts where `per_processor` programs for each multiprocessor are enough.
-    `release` is when the next launch may begin. While they wait, programs ask for so many megabytes
-    of the weight that comes next, `fetched`; with `bulk`, by one request of each program.
+    `release` is when the next launch may begin.
     """
 
     parts: int
@@ -60,8 +57,6 @@ class AttentionTile(Record):
     stages: int = 2
     per_processor: int = 4
     release: Release = "first"
-    fetched: int = 0
-    bulk: bool = False
 
 
 TILES: Mapping[tuple[int, int], AttentionTile] = {
@@ -77,8 +72,6 @@ TILES: Mapping[tuple[int, int], AttentionTile] = {
 }
 """By the size of a head and the padded rows, up to 32 of them: the tiles for an H200."""
 LARGEST_SIZE = 256
-LINE = tl.constexpr(128)
-"""The bytes that memory gives at once."""
 
 
 class AttentionNumbers(Record):
@@ -127,7 +120,6 @@ def attend(
     query_norm: torch.Tensor | None = None,
     key_norm: torch.Tensor | None = None,
     tile: AttentionTile | None = None,
-    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one new token of each row; its key and value are written into the cache.
 
@@ -136,7 +128,6 @@ def attend(
     size); a position that a cache without a ring does not have is not written. `frequencies`
     (rotated / 2,) float32 are the angles for one position. Norms are of each head, (size,). The
     result is (rows, heads × size). All tensors are contiguous. Scores and sums are float32.
-    `following` is the weight that is read next: the memory has little to do meanwhile.
     """
     rows, slots = qkv.shape[0], keys.shape[2]
     heads, key_heads, size = numbers.heads, numbers.key_heads, numbers.size
@@ -150,25 +141,18 @@ def attend(
         counts = counters(qkv.device, pairs)
         averages = qkv.new_empty((pairs, parts, group, width), dtype=torch.float32)
         sums = qkv.new_empty((pairs, 2, group, parts), dtype=torch.float32)
-    options = overlapping(qkv.device)
-    fetched = 0  # by each program: lines of 128 bytes
-    if following is not None and options["overlap"]:
-        lines = min(following.nbytes, cut.fetched * 2**20) // LINE.value
-        fetched = triton.next_power_of_2(triton.cdiv(lines, parts * pairs)) if lines else 0
     window = EVERY_KEY if numbers.window is None else numbers.window
     start(
         _attend, (parts, pairs), qkv.device,
         qkv, positions, keys, values, qkv if frequencies is None else frequencies,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
-        averages, sums, counts, out, qkv if following is None else following,
-        0 if following is None else following.nbytes,
-        slots, window, numbers.scale * LOG2_E, numbers.factor, numbers.eps,
+        averages, sums, counts, out, slots, window, numbers.scale * LOG2_E, numbers.factor, numbers.eps,
         key_heads=key_heads, group=group, block_group=LEAST_GROUP, size=size, width=width,
         rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
         normed=query_norm is not None, ring=numbers.ring, block=cut.keys, parts=parts,
         block_parts=triton.next_power_of_2(parts), block_members=triton.next_power_of_2(group),
-        stages=cut.stages, release=cut.release, fetched=fetched, bulk=cut.bulk,
-        num_warps=cut.warps, **options,
+        stages=cut.stages, release=cut.release, num_warps=cut.warps,
+        **overlapping(qkv.device),
     )  # fmt: skip
     return out
 
@@ -238,12 +222,11 @@ def _add_keys(query, key, value, seen, scale, largest, total, gathered):
 @triton.jit(do_not_specialize=["window"])
 def _attend(
     qkv, positions, keys, values, frequencies, query_norm, key_norm,
-    averages, sums, counts, out, following, following_size, slots, window, scale, factor, eps,
+    averages, sums, counts, out, slots, window, scale, factor, eps,
     key_heads: tl.constexpr, group: tl.constexpr, block_group: tl.constexpr, size: tl.constexpr,
     width: tl.constexpr, rotated: tl.constexpr, interleaved: tl.constexpr, normed: tl.constexpr,
     ring: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr,
-    block_members: tl.constexpr, stages: tl.constexpr, release: tl.constexpr,
-    fetched: tl.constexpr, bulk: tl.constexpr, overlap: tl.constexpr,
+    block_members: tl.constexpr, stages: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     begin(overlap, release)
     part = tl.program_id(0)
@@ -263,7 +246,6 @@ def _attend(
     last = tl.minimum(first + share, held)
     used = tl.maximum(tl.cdiv(held - oldest, tl.maximum(share, 1)), 1)
     if part >= used:
-        _fetch(following, following_size, pair * parts + part, fetched, bulk)
         return  # nothing is left for it, and nobody waits for it
     place = tl.arange(0, width)
     inside = (place < size)[None, :]
@@ -282,7 +264,6 @@ def _attend(
         sine, cosine = sine_and_cosine(position.to(tl.float32) * frequency)
         sine = tl.where(turned, sine * sign * factor, 0.0)[None, :]
         cosine = tl.where(turned, cosine * factor, 1.0)[None, :]
-    _fetch(following, following_size, pair * parts + part, fetched, bulk)
     wait(overlap, release)
 
     member = tl.arange(0, block_group)[:, None]
@@ -346,19 +327,6 @@ def _attend(
                 sums + pair * 2 * group * parts, target, used,
                 group, block_members, size, width, parts, block_parts,
             )  # fmt: skip
-
-
-@triton.jit
-def _fetch(weight, size, program, lines: tl.constexpr, bulk: tl.constexpr):
-    """Have so many lines of a weight brought into the cache, others for each program."""
-    if lines > 0:
-        first = program.to(tl.int64) * (lines * LINE)
-        start = weight.to(tl.int64)
-        if first + lines * LINE <= size:
-            if bulk:
-                fetch_ahead(start + first, lines * LINE)
-            else:
-                fetch_lines(start + first + tl.arange(0, lines) * LINE)
 
 
 @triton.jit

@@ -61,7 +61,7 @@ ProductTiles = Mapping[tuple[str, int], ProductTile]
 
 TILES: ProductTiles = {
     ("qkv", 1): ProductTile(4, 2048, 8, release="last"),
-    ("output", 1): ProductTile(4, 2048, 8),
+    ("output", 1): ProductTile(1, 4096, 4),
     ("gate_up", 1): ProductTile(1, 4096, 8),
     ("down", 1): ProductTile(4, 1024, 4),
     ("head", 1): ProductTile(2, 4096, 4),

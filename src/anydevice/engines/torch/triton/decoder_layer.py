@@ -62,7 +62,7 @@ def decoder_layer(
     )  # fmt: skip
     y = attend(
         y, positions, keys, values, _attention_numbers(numbers, rope_factor),
-        frequencies, query_norm, key_norm, attention_tile, output,
+        frequencies, query_norm, key_norm, attention_tile,
     )  # fmt: skip
     stream = product(
         "output", y, output, bias=output_bias, residual=stream, factor=factor, tiles=tiles

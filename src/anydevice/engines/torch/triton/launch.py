@@ -144,19 +144,3 @@ def fetch_ahead(start, size):
         is_pure=False,
         pack=1,
     )
-
-
-@triton.jit
-def fetch_lines(places):
-    """Ask for the lines of memory at these addresses to be brought nearer, without reading them."""
-    tl.inline_asm_elementwise(
-        """{
-        prefetch.global.L2 [$1];
-        mov.u32 $0, 0;
-        }""",
-        "=r,l",
-        [places],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
