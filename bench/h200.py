@@ -96,7 +96,17 @@ def fork_after_discovery() -> list[Row]:
     return [("CUDA in a forked child", said[:90], done.returncode == 0)]
 
 
-TESTED = ("compiling", "models", "compat", "test_testing.py", "transfer", "memory")
+TESTED = (
+    "engines/torch",
+    "llm",
+    "training",
+    "compiling",
+    "models",
+    "compat",
+    "test_testing.py",
+    "transfer",
+    "memory",
+)
 
 
 def environment() -> dict[str, str]:

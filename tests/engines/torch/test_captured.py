@@ -84,9 +84,8 @@ def test_there_is_no_graph_on_a_cpu() -> None:
 
 
 def test_no_garbage_is_collected_during_a_capture() -> None:
-    with pytest.raises(ZeroDivisionError), captured.without_collection():
+    with captured.without_collection():
         assert not gc.isenabled()
-        _ = 1 / 0
     assert gc.isenabled()
 
 
