@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,32 @@ def test_wrong_input_says_what_is_wrong(llama: Any) -> None:
         parallel.pipeline(laid, ["cpu"])
     with pytest.raises(UnsupportedError, match="parts on disk are read"):
         nn.Training(laid, nn.AdamW(1e-2), _data(), "cross_entropy")
+
+
+@pytest.mark.parametrize("way", ["written to", "trained", "loaded"])
+def test_what_was_brought_ahead_is_brought_again_where_it_was_changed(way: str) -> None:
+    x = torch.ones(2, 16)
+    with testing.fake_machine(cuda=1):
+        held = parallel.pipeline(_module().eval(), {"0": "cuda:0", "1": "cuda:0", "": "cpu"})
+        here = anydevice.to_device(x, "cuda:0")
+        with torch.no_grad():
+            before = held(here)
+        time.sleep(0.2)  # until the first layers have been brought for the next call
+        if way == "written to":
+            with torch.no_grad():
+                held[2].weight.mul_(2)
+        elif way == "loaded":
+            held.load_state_dict({name: 2 * each for name, each in _module().state_dict().items()})
+        else:
+            nn.train(held, _data(), nn.AdamW(1e-1), "cross_entropy", epochs=1, progress=False)
+        held.eval()
+        with torch.no_grad():
+            after = held(here)
+        plain = _module().eval()
+        plain.load_state_dict({n: each.clone() for n, each in held.state_dict().items()})
+    assert not torch.equal(before, after)
+    with torch.no_grad():
+        torch.testing.assert_close(after, plain(x), atol=1e-6, rtol=0)
 
 
 def test_a_move_that_a_module_forgets_is_a_mismatch() -> None:

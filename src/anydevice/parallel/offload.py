@@ -27,8 +27,10 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType, as_dtype
 from anydevice.core.engine import Engine
 from anydevice.core.files import write_whole
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.core.threads import started
+from anydevice.errors import AnyDeviceError
 from anydevice.transfer.staging import Piece, Ring, ring_of
 from anydevice.transfer.weights.files import PlainFile
 from anydevice.transfer.weights.safetensors import header_of, open_safetensors
@@ -111,12 +113,13 @@ def read_parts(path: Path) -> dict[str, Kept]:
 
 
 class _Arrived(Record):
-    """A part in a slot; `wait` waits for what is in flight."""
+    """A part in a slot; `wait` waits for what is in flight, `state` is what was brought."""
 
     number: int
     slot: int
     arrays: list[Any]
     wait: Callable[[], None]
+    state: Any
 
 
 class _Failed(Record):
@@ -128,19 +131,15 @@ class Fetcher:
 
     `acquire` gives the arrays of a part, and `release` says that what computes with them has been
     started; until then they stay. A part out of order is brought too, and the order goes on there.
+    `turn` is for one thread at a time to hold, from the first part to the last.
     """
 
     def __init__(self, parts: Sequence[Sequence[Kept]], device: Device, engine: Engine) -> None:
-        self.device = device
-        self._parts, self._engine = parts, engine
+        self.turn = ForkSafeLock(reentrant=True)
+        self._parts = parts
         self._slots = _slots_for(parts, device, engine)
         self._thread: _Worker | None = None
         self._held: dict[int, int] = {}
-
-    @property
-    def slot_bytes(self) -> int:
-        """The bytes on the device for one part."""
-        return max(_size(part) for part in self._parts)
 
     def acquire(self, number: int) -> list[Any]:
         """The arrays of a part on the device."""
@@ -150,8 +149,8 @@ class Fetcher:
             if isinstance(arrived, _Failed):
                 self._thread = None
                 raise arrived.error
-            if arrived.number == number:
-                arrived.wait()
+            arrived.wait()
+            if arrived.number == number and arrived.state == _state(self._parts[number]):
                 self._held[number] = arrived.slot
                 return arrived.arrays
             worker.next = number
@@ -159,19 +158,21 @@ class Fetcher:
 
     def release(self, number: int, result: Any) -> None:
         """Let the memory of a part go to another, once `result`, computed with it, is there."""
-        assert self._thread is not None
-        done = self._slots.done(result)
-        self._thread.free.put((self._held.pop(number), done))
+        slot, done = self._held.pop(number), self._slots.done(result)
+        if self._thread is not None:
+            self._thread.free.put((slot, done))
 
     def close(self) -> None:
-        """End the thread; the next part that is asked for starts another one."""
+        """End the thread, and forget what it brought; the next part starts another one."""
         worker, self._thread = self._thread, None
         if worker is not None:
-            worker.free.put(None)
+            worker.stop()
+            worker.join()  # else it might still write where the next one does
 
     def __del__(self) -> None:
-        if getattr(self, "_thread", None) is not None:
-            self.close()
+        worker = getattr(self, "_thread", None)
+        if worker is not None:
+            worker.stop()  # it has its memory until it ends
 
     def _worker(self, number: int) -> _Worker:
         if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
@@ -180,8 +181,7 @@ class Fetcher:
             for slot in set(range(_SLOTS)) - set(self._held.values()):
                 worker.free.put((slot, None))
             if not started(worker):
-                worker.run = lambda: None  # type: ignore[method-assign]
-                raise RuntimeError("the system gives no thread to bring parts of a model with")
+                raise AnyDeviceError("the system gives no thread to bring parts of a model with")
             self._thread = worker
         return self._thread
 
@@ -194,11 +194,16 @@ class _Worker(threading.Thread):
         self.next = 0
         self.free: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
         self.ready: SimpleQueue[_Arrived | _Failed] = SimpleQueue()
-        self._count, self._bring = count, bring
+        self._count, self._bring, self._stopped = count, bring, False
+
+    def stop(self) -> None:
+        """Bring nothing more."""
+        self._stopped = True
+        self.free.put(None)
 
     def run(self) -> None:
         try:
-            while (token := self.free.get()) is not None:
+            while (token := self.free.get()) is not None and not self._stopped:
                 slot, done = token
                 if done is not None:
                     done()
@@ -209,10 +214,16 @@ class _Worker(threading.Thread):
 
 
 def _brought(parts: Sequence[Sequence[Kept]], slots: Any, number: int, slot: int) -> _Arrived:
+    state = _state(parts[number])
     arrays, wait = slots.bring(parts[number], slot)
     for file in {each.file for each in parts[number] if each.file is not None}:
         file.confirm_unchanged()
-    return _Arrived(number, slot, arrays, wait)
+    return _Arrived(number, slot, arrays, wait, state)
+
+
+def _state(part: Sequence[Kept]) -> list[Any]:
+    """What changes where PyTorch writes into one of the arrays."""
+    return [getattr(each.holder, "_version", None) for each in part]
 
 
 def _slots_for(parts: Sequence[Sequence[Kept]], device: Device, engine: Engine) -> Any:
@@ -227,8 +238,8 @@ class _Written:
     def __init__(self, size: int, device: Device, engine: Engine) -> None:
         self._device, self._engine = device, engine
         self._memory = [engine.empty((size,), _BYTES, device) for _ in range(_SLOTS)]
-        self._ring: Ring | None = ring_of(device)
-        self._marks = [self._ring.events() for _ in range(_SLOTS)] if self._ring else []
+        self._ring: Ring | None = None
+        self._marks: list[Any] = []
         self._views: dict[Any, list[Any]] = {}
 
     def bring(self, part: Sequence[Kept], slot: int) -> tuple[list[Any], Callable[[], None]]:
@@ -237,13 +248,16 @@ class _Written:
         assert address is not None
         offsets = _offsets(part)
         arrays = self._arrays(part, slot, offsets)
-        if self._ring is None:
+        ring = ring_of(self._device)  # another one, where memory was released meanwhile
+        if ring is None:
             for each, offset in zip(part, offsets, strict=True):
                 each.read(address + offset, 0, each.nbytes)
             return arrays, _nothing
+        if ring is not self._ring:
+            self._ring, self._marks = ring, [ring.events() for _ in range(_SLOTS)]
         pieces, fill = _pieces(part, offsets, address)
-        self._ring.begin(pieces, fill, self._marks[slot])
-        return arrays, partial(self._ring.wait, self._marks[slot])
+        ring.begin(pieces, fill, self._marks[slot])
+        return arrays, partial(ring.wait, self._marks[slot])
 
     def _arrays(self, part: Sequence[Kept], slot: int, offsets: Sequence[int]) -> list[Any]:
         key = slot, tuple((each.shape, each.dtype) for each in part)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anydevice.core.device import Device
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 from anydevice.parallel.offload import Fetcher, Kept, kept_in_memory
@@ -172,7 +172,7 @@ def _hold(place: Place, parts: Sequence[tuple[str, Any]], folder: Any) -> None:
         host = Device("cpu", engine="torch")
         for x in (x for own in weights for x in own):
             x.data = moved(x.data, host).contiguous()
-        kept = [[kept_in_memory(x.data, engine) for x in own] for own in weights]
+        kept = [[replace(kept_in_memory(x.data, engine), holder=x) for x in own] for own in weights]
     fetcher = Fetcher(kept, place.device, engine)
     for number, (_, part) in enumerate(parts):
         for x in part.buffers():
@@ -205,17 +205,19 @@ def _brought(
         arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
         if _takes_gradients(weights, arguments, named):
             return again(*arguments, **named)
-        for x, here in zip(weights, fetcher.acquire(number), strict=True):
-            x.data = here
-        try:
-            return forward(*arguments, **named)
-        finally:
-            for x, home in zip(weights, homes, strict=True):
-                x.data = home
-            fetcher.release(number, None)
+        with fetcher.turn.native:  # the weights are those of one call at a time
+            for x, here in zip(weights, fetcher.acquire(number), strict=True):
+                x.data = here
+            try:
+                return forward(*arguments, **named)
+            finally:
+                for x, home in zip(weights, homes, strict=True):
+                    x.data = home
+                fetcher.release(number, None)
 
     def again(*arguments: Any, **named: Any) -> Any:
         """Weights are copied for this call, and once more for its gradients."""
+        fetcher.close()  # what was brought ahead may be written to
 
         def called(*inputs: Any, **more: Any) -> Any:
             own = {name: moved(x, device) for name, x in part.named_parameters()}

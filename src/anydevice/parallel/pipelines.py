@@ -421,6 +421,8 @@ class Staged(Layer):
         return self.layer.initial(generator)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        if run.training:  # what was brought ahead may be written to
+            self.work.fetchers.clear()
         for number, stage in enumerate(self.stages):
             own = [step.parameters_in(parameters) for step in stage.steps]
             if number:  # the input is to be where the first stage is
@@ -459,16 +461,16 @@ class Staged(Layer):
             parts = [[_kept(each) for each in arrays[at]] for at in brought]
             fetcher = Fetcher(parts, stage.place.device, engine)
             self.work.fetchers[number] = key, fetcher
-        for at, (step, given) in enumerate(zip(stage.steps, own, strict=True)):
-            if at not in brought:
-                x = run.through(step.path, step.layer, given, x)
-                continue
-            part = brought.index(at)
-            here = refilled(given, fetcher.acquire(part)) if len(arrays[at]) else given
-            try:
-                x = run.through(step.path, step.layer, here, x)
-            finally:
-                fetcher.release(part, x)
+        with fetcher.turn.native:
+            for at, (step, given) in enumerate(zip(stage.steps, own, strict=True)):
+                if at not in brought:
+                    x = run.through(step.path, step.layer, given, x)
+                    continue
+                here = refilled(given, fetcher.acquire(brought.index(at)))
+                try:
+                    x = run.through(step.path, step.layer, here, x)
+                finally:
+                    fetcher.release(brought.index(at), x)
         return x
 
 
@@ -575,7 +577,8 @@ def _kept(x: Array) -> Kept:
     path = getattr(x, "filename", None)
     if path is not None:
         entries = read_parts(Path(path))
-        return next(each for each in entries.values() if each.start == x.offset)
+        found = next(each for each in entries.values() if each.start == x.offset)
+        return replace(found, holder=x)
     owner = owner_of(x)
     assert owner is not None
     return kept_in_memory(x, owner)
