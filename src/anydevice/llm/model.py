@@ -25,11 +25,11 @@ from anydevice.llm.gguf import sampling_of, tokenizer_of
 from anydevice.llm.pieces import Prompts
 from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
-from anydevice.llm.tokenizer import TOKENIZER, Tokenizer
+from anydevice.llm.tokenizer import GENERATION, TOKENIZER, Tokenizer
 from anydevice.llm.weights import load_parameters, runnable_dtype
 from anydevice.planning.config import is_gguf_path, locate, read_config
 from anydevice.planning.plan import LOADED_CONTEXT, Plan, loading_options, plan_inference
-from anydevice.transfer.weights.gguf import read_gguf
+from anydevice.transfer.weights.gguf import GgufFile, read_gguf
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -133,10 +133,12 @@ def load(
     asked = _context(context, config.optional("longest_context"))
     plan = _planned(path, target, dtype, asked, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
-    tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
-    check_kernels(target, plan.estimate.dtype)
-    parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
-    defaults = _generation_defaults(path)
+    file = read_gguf(path) if is_gguf_path(path) else None
+    tokenizer = Tokenizer.from_folder(path) if file is None else tokenizer_of(file)
+    defaults = _generation_defaults(path, file)
+    wanted = plan.estimate.dtype
+    check_kernels(target, wanted)
+    parameters = load_parameters(file or path, description, target, wanted, progress=progress)
     return LanguageModel(description, parameters, tokenizer, target, plan, path.name, defaults)
 
 
@@ -146,8 +148,8 @@ class LanguageModel:
     `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
     many tokens there can be, prompt and reply together. `generation_defaults` are the options of
     `generate` that the model's files recommend, none where they say nothing; `generate` does not
-    take them by itself. Several threads may use one
-    model: their steps take turns, and each reply under way has a cache of its own.
+    take them by itself. Several threads may use one model: their steps take turns, and each reply
+    under way has a cache of its own.
     """
 
     def __init__(
@@ -216,6 +218,8 @@ class LanguageModel:
         With `reuse`, one prompt that begins with what the last one and its reply left in the cache
         is not read again from the start: the next turn of a conversation begins sooner. Its numbers
         may differ by rounding from those of a prompt that was read whole.
+
+        Raises `VerificationError` where logits are NaN or infinite, naming the weight that is.
         """
         several, prompts, texts = self._prompts(prompt)
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
@@ -560,14 +564,14 @@ def _context(given: int | None, longest: int | None) -> int:
     return int(given)
 
 
-def _generation_defaults(path: Path) -> dict[str, Any]:
+def _generation_defaults(path: Path, file: GgufFile | None) -> dict[str, Any]:
     """What the files of a model say of sampling, as far as `generate` has it."""
-    file = path if is_gguf_path(path) else path / "generation_config.json"
-    found = sampling_of(read_gguf(path)) if is_gguf_path(path) else _of_config(file)
+    source = path / GENERATION if file is None else path
+    found = _of_config(source) if file is None else sampling_of(file)
     try:
         sampling(**found)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{file}: {error}", str(file)) from error
+        raise ConfigurationError(f"{source}: {error}", str(source)) from error
     return found
 
 

@@ -30,7 +30,7 @@ from anydevice.llm.gguf import stored_parameters
 from anydevice.nn.random_choice import folded_seed, mixed
 from anydevice.ops.dispatch import primitives
 from anydevice.planning.config import is_gguf_path
-from anydevice.transfer.weights.gguf import read_gguf
+from anydevice.transfer.weights.gguf import GgufFile, read_gguf
 from anydevice.transfer.weights.joining import Joined, SafeTensor, Segment
 from anydevice.transfer.weights.loading import load_joined
 from anydevice.transfer.weights.safetensors import read_model
@@ -71,7 +71,7 @@ class Parameter(Record):
 
 
 def load_parameters(
-    folder: str | Path,
+    folder: str | Path | GgufFile,
     description: Description,
     device: Device,
     dtype: object = None,
@@ -88,10 +88,12 @@ def load_parameters(
     missing, left over or of another shape than the config says, `UnsupportedError` for weights of 8
     bits or less.
     """
+    if isinstance(folder, GgufFile):
+        stored, source = stored_parameters(folder, description), folder.path
+        return load_stored(stored, description, device, dtype, source=source, progress=progress)
     path = expanded(folder)
     if is_gguf_path(path):
-        stored = stored_parameters(read_gguf(path), description)
-        return load_stored(stored, description, device, dtype, source=path, progress=progress)
+        return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
     stored = _by_usual_names(
         {
             name: Segment(SafeTensor(each.header, each.entry))
