@@ -11,16 +11,35 @@ from collections.abc import Callable
 from functools import partial
 
 from anydevice import ops
-from anydevice.core.record import replace
+from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.convolution import Conv1d, Conv2d, ConvTranspose2d
-from anydevice.nn.layer import Array, Layer
+from anydevice.nn.layer import Array, Layer, Parameters, Run
 from anydevice.nn.layers import Activation, Chain, Dense, Dropout, Flatten
 from anydevice.ops.arguments import different_shapes, wide, widened
 from anydevice.ops.dispatch import primitives
 
 Loss = Callable[[Array, Array], Array]
+
+
+class LayerLoss(Record):
+    """The base class of losses of a layer and a batch, which the output alone does not give.
+
+    `loss` is the one of the output that it is made from.
+    """
+
+    loss: Loss
+
+    def of_layer(
+        self, layer: Layer, parameters: Parameters, x: Array, y: Array, run: Run
+    ) -> tuple[Array, Array]:
+        """The loss of a batch, and the output for it."""
+        raise NotImplementedError
+
+    def __call__(self, output: Array, target: Array) -> Array:
+        """The loss of an output."""
+        return self.loss(output, target)
 
 
 def cross_entropy(output: Array, target: Array) -> Array:
@@ -191,8 +210,8 @@ sigmoid out of the model
 
 
 def _inner(loss: Loss) -> object:
-    """The function inside a `functools.partial`."""
-    inner: object = loss
+    """The function inside a `functools.partial`, or a loss of a layer."""
+    inner: object = loss.loss if isinstance(loss, LayerLoss) else loss
     while isinstance(inner, partial) and not inner.args:
         inner = inner.func
     return inner

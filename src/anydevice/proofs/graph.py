@@ -43,7 +43,7 @@ INSTEAD = (
 )
 
 
-class Lowered(Record):
+class LoweredModel(Record):
     """A model as a network: the shapes of an example and of its output, and what was left out.
 
     `dropped` is "softmax" where the last softmax is not part of the network: its outputs are the

@@ -26,7 +26,7 @@ from anydevice.proofs.evaluation import evaluate
 from anydevice.proofs.graph import (
     Cells,
     Graph,
-    Lowered,
+    LoweredModel,
     attention_scale,
     refused,
     rounds,
@@ -35,7 +35,7 @@ from anydevice.proofs.graph import (
 )
 
 
-def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> Lowered:
+def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> LoweredModel:
     """The network of a model, for examples of a shape.
 
     A `nn.Model` knows its shape. With `classes`, a softmax at the end is left out, which does not
@@ -81,7 +81,7 @@ def refuse_nonfinite(weights: dict[str, Any]) -> None:
             )
 
 
-def _check_agrees(lowered: Lowered, call: Callable[[Any], Any]) -> None:
+def _check_agrees(lowered: LoweredModel, call: Callable[[Any], Any]) -> None:
     """Raise `VerificationError` where the network is another function than the model."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (3, *lowered.input_shape)).astype(np.float32)
@@ -108,7 +108,7 @@ def _softmax(x: Floats) -> Floats:
 # Layers of nn
 
 
-def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> Lowered:
+def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> LoweredModel:
     if shape is not None and prod(shape) != prod(model.input_shape):
         raise ConfigurationError(
             f"the model takes examples of the shape {model.input_shape}, and the region has the "
@@ -128,7 +128,7 @@ def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> Lowered:
     cells = np.arange(graph.inputs).reshape(model.input_shape)
     parameters = _hosted(model.parameters)
     cells = _lower_layer(graph, layer, parameters, cells, root)
-    return Lowered(graph.network(cells), model.input_shape, cells.shape, dropped)
+    return LoweredModel(graph.network(cells), model.input_shape, cells.shape, dropped)
 
 
 def _refuse_layers(layer: Layer, path: str) -> None:

@@ -25,7 +25,7 @@ from anydevice.proofs.graph import (
     ROUNDED,
     Cells,
     Graph,
-    Lowered,
+    LoweredModel,
     refused,
     rounds,
     windows_of,
@@ -569,7 +569,7 @@ class Trace:
 
     # What is known of values that were made
 
-    def result(self, value: Value, classes: bool) -> Lowered:
+    def result(self, value: Value, classes: bool) -> LoweredModel:
         """The network whose output this is."""
         if isinstance(value, Fixed):
             raise self.refuse("an output that does not depend on the input")
@@ -579,7 +579,7 @@ class Trace:
             dropped = name
             cells = given[:, 0].astype(np.int64).reshape(cells.shape)
         shape = self.input.cells.shape[1:]
-        return Lowered(self.graph.network(cells), shape, cells.shape[1:], dropped)
+        return LoweredModel(self.graph.network(cells), shape, cells.shape[1:], dropped)
 
     def _are_rows(self, given: Any, by_sum: Any) -> bool:
         """Whether each sum is over all cells of its row, once each."""
@@ -641,10 +641,10 @@ def one_call(
     return single
 
 
-def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> Lowered:
+def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> LoweredModel:
     """The network of a module of another library, for examples of a shape."""
     tracer = import_module(f"anydevice.proofs.tracing_{adapter.library}")
-    lowered: Lowered = tracer.traced(adapter, shape, classes=classes)
+    lowered: LoweredModel = tracer.traced(adapter, shape, classes=classes)
     return lowered
 
 

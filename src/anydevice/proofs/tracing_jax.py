@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from anydevice.models.base import ModelAdapter, host_array, recording
-from anydevice.proofs.graph import Lowered
+from anydevice.proofs.graph import LoweredModel
 from anydevice.proofs.tracing import Fixed, Moving, Trace, Value, one_call
 
 Rule = Callable[..., Any]
 
 
-def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> Lowered:
+def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> LoweredModel:
     """The network of a module, for examples of a shape."""
     jax: Any = sys.modules["jax"]
     x = jax.ShapeDtypeStruct((1, *shape), np.float32)

@@ -11,14 +11,14 @@ import numpy as np
 
 from anydevice.errors import UnsupportedError
 from anydevice.models.base import ModelAdapter, float64_scope, host_array, recording
-from anydevice.proofs.graph import Lowered, refused
+from anydevice.proofs.graph import LoweredModel, refused
 from anydevice.proofs.tracing import Fixed, Moving, Trace, Value, one_call
 
 Rule = Callable[..., Any]
 Step = dict[str, Any]
 
 
-def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> Lowered:
+def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> LoweredModel:
     """The network of a module, for examples of a shape."""
     mx: Any = sys.modules["mlx.core"]
     module: Any = adapter.module  # type: ignore[attr-defined]
@@ -31,7 +31,9 @@ def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> L
         raise _placed(error, adapter, shape) from None
 
 
-def _lowered(steps: list[Step], shape: tuple[int, ...], path: str, *, classes: bool) -> Lowered:
+def _lowered(
+    steps: list[Step], shape: tuple[int, ...], path: str, *, classes: bool
+) -> LoweredModel:
     trace = Trace(shape)
     trace.graph.path = path
     return trace.result(_run(trace, steps), classes)

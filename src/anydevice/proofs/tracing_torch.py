@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from anydevice.models.base import ModelAdapter, host_array
-from anydevice.proofs.graph import Lowered, scale_of_norm
+from anydevice.proofs.graph import LoweredModel, scale_of_norm
 from anydevice.proofs.tracing import Fixed, Moving, Trace, Value
 
 Op = Callable[..., Any]
 
 
-def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> Lowered:
+def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> LoweredModel:
     """The network of a module, for examples of a shape."""
     torch: Any = sys.modules["torch"]
     module: Any = adapter.module  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from anydevice.errors import ConfigurationError
 from anydevice.models.native import cast_weights
 from anydevice.models.precision import Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run
-from anydevice.nn.losses import Loss, computes_in_float32
+from anydevice.nn.losses import LayerLoss, Loss, computes_in_float32
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer
 from anydevice.ops.dispatch import own_version, primitives
@@ -79,6 +79,10 @@ class StepConfig(Record):
             value, output = self.layer.loss_and_output(self.loss, parameters, given, run)
             return (ops.astype(value, "float32") if policy.is_narrow else value), output
         x, y = batch
+        if isinstance(self.loss, LayerLoss):
+            given = policy.for_computing(x)
+            value, output = self.loss.of_layer(self.layer, parameters, given, y, run)
+            return (ops.astype(value, "float32") if policy.is_narrow else value), output
         output = self.layer.apply(parameters, policy.for_computing(x), run)
         if not policy.is_narrow:
             return self.loss(output, y), output
