@@ -224,7 +224,7 @@ def median_of(runs: int, measure: Callable[[], float]) -> float:
 def gpu(options: Options) -> Iterator[Row]:
     """Steps, prompts, batches and memory of a 7B shape in bfloat16."""
     device = anydevice.device("cuda", engine="torch")
-    anydevice.warm_up(device)
+    anydevice.warm_up(device, dtypes=["bfloat16"])
     model = random_model(device)
     for length, bar, goal in ((512, 272, 290), (4096, 248, 265)):
         rate = median_of(options.runs, partial(streamed, model, length, 256))

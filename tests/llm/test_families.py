@@ -29,7 +29,7 @@ from tests.llm.families import BASE, CASES, LLAMA3, TOKENS, Reference, reference
 
 CLOSE = 1e-4
 SHORT = ("numpy", "torch")
-LONG = ("jax", "mlx", "opencl")
+LONG = ("jax", "mlx", "opencl", "cupy")
 SPECIAL = ("gemma3", "gpt_oss", "deepseek_v3")
 """On the engines that take longer, the others are in `make soak`."""
 PROMPTS = np.array([16, 5, 11])
