@@ -26,6 +26,7 @@ COMMANDS = {
     "chat": "talk to a language model, or give it one prompt",
     "launch": "run a training script in several processes",
     "bench": "measure this machine's ceilings, and how near to them every op comes",
+    "prove": "prove a property of a model for every input, or find one that refutes it",
     "plan": "whether a model fits here, on which devices, and what would fit if not",
     "watch": "a live view of every device: memory, load, heat, power and processes",
     "prefer": "save the device that you prefer",
@@ -152,6 +153,10 @@ def _load(name: str | None) -> Command:
         from anydevice.cli import prefer
 
         return prefer
+    if name == "prove":
+        from anydevice.cli import prove
+
+        return prove
     if name == "verify":
         from anydevice.cli import verify
 

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from anydevice.core.record import Record
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.proofs.checking.certificate import Certificate
 from anydevice.proofs.checking.certificate import read_certificate as certificate_in
-from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError, Query
+from anydevice.proofs.checking.network import (
+    FormatError,
+    Network,
+    NotSupportedError,
+    Query,
+    RefusedError,
+)
 
 T = TypeVar("T")
 
@@ -54,6 +60,21 @@ def read_certificate(path: str | Path) -> Certificate:
     """The certificate in a file."""
     data = _content(path)
     return _told(path, lambda: certificate_in(data))
+
+
+def check(
+    model: Model, queries: Sequence[Query], certificate: Certificate, path: str | Path
+) -> int:
+    """Check a certificate again; how many parts it has. The error names the one that is open."""
+    from anydevice.proofs.checking.checker import check as check_all
+
+    try:
+        if certificate.model and certificate.model != model.hash:
+            raise RefusedError(f"it is about another file than {model.path}")
+        return check_all(model.network, queries, certificate)
+    except (RefusedError, FormatError) as error:
+        where = getattr(error, "leaf", "")
+        raise VerificationError(f"{path} is refused: {error}", where=where) from error
 
 
 def _fits(path: str | Path, sizes: tuple[int, int], model: Model) -> None:

@@ -1,0 +1,182 @@
+"""`anydevice prove`: proves a property for every input, with a certificate to check again."""
+
+from __future__ import annotations
+
+import argparse
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from anydevice.cli.options import progress_on
+from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.core.files import write_whole
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+EXAMPLE = "anydevice prove net.onnx property.vnnlib --timeout 116 --certificate p.proof"
+
+_PROVED, _REFUTED, _WRONG, _UNDECIDED = 0, 1, 2, 3
+_EXIT_CODES = {"proved": _PROVED, "counterexample": _REFUTED, "undecided": _UNDECIDED}
+_PARTS = 1000
+"""In so many parts progress is shown."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model and the property, how to prove it, and where the outcome goes."""
+    parser.add_argument("model", metavar="MODEL", help="an ONNX file")
+    parser.add_argument("property", metavar="PROPERTY", help="a VNN-LIB file, 1.0 or 2.0")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="after which it stays undecided"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "real"),
+        default="float32",
+        help="float32: for every execution in float32, in any order (the default); "
+        "real: in exact arithmetic",
+    )
+    parser.add_argument("--certificate", metavar="FILE", help="write the proof there")
+    parser.add_argument(
+        "--check", metavar="FILE", help="check a certificate again, with NumPy alone"
+    )
+    parser.add_argument(
+        "--results",
+        metavar="FILE",
+        help="write the outcome as VNN-COMP wants it: sat, unsat, timeout, unknown or error; the "
+        "exit code is 0 whatever was found",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda:0")
+    parser.add_argument("--engine", metavar="ENGINE", help="with which library, such as torch")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Prove or check, print, and give 0: proved, 1: a counterexample, 3: undecided, 2: an error."""
+    try:
+        code = _check(arguments, output) if arguments.check else _prove(arguments, output)
+    except AnyDeviceError as error:
+        if arguments.json:
+            output.json(error_in_json(error))
+        else:
+            complain(error)
+        _write_result(arguments.results, "error")
+        return _WRONG
+    return _PROVED if arguments.results and code != _WRONG else code
+
+
+def _prove(arguments: argparse.Namespace, output: Output) -> int:
+    from anydevice.proofs.proving import prove
+
+    with progress_on(output, silent=arguments.json) as bar:
+
+        def tell(now: Any) -> None:
+            doing = f"{now.open:,} open, {now.boxes_per_second:,.0f}/s, bound {now.worst:.3g}"
+            bar.tell(int(now.share * _PARTS), _PARTS, doing)
+
+        result = prove(
+            arguments.model,
+            arguments.property,
+            precision=arguments.precision,
+            limit=arguments.timeout,
+            device=arguments.device,
+            engine=arguments.engine,
+            progress=tell,
+        )
+    return _told(result, arguments, output)
+
+
+def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
+    found = _in_json(result) | {"precision": arguments.precision, "seconds": result.seconds}
+    kind = found["result"]
+    if kind == "proved" and arguments.certificate:
+        found["certificate"] = [str(each) for each in result.save(arguments.certificate)]
+    if arguments.json:
+        output.json(found)
+    else:
+        style = {"proved": "good", "counterexample": "bad"}.get(kind, "strong")
+        output.say(f"{output.paint(kind, style)} {_words(found)}")
+    _write_result(arguments.results, _for_vnncomp(result, found))
+    return _EXIT_CODES[kind]
+
+
+def _in_json(result: Any) -> dict[str, Any]:
+    from anydevice.proofs.proving import Counterexample, Proof
+
+    if isinstance(result, Proof):
+        parts = sum(tree.leaves for each in result.certificates for tree in each.trees)
+        return {"result": "proved", "parts": parts, "boxes": result.boxes}
+    if isinstance(result, Counterexample):
+        x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
+        return {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
+    bound = result.best_bound if isfinite(result.best_bound) else None
+    return {
+        "result": "undecided",
+        "reason": result.reason,
+        "proved_share": result.proved_share,
+        "best_bound": bound,
+        "boxes": result.boxes,
+    }
+
+
+def _words(found: dict[str, Any]) -> str:
+    time = f"in {found['seconds']:.1f} s"
+    if found["result"] == "proved":
+        what = "for every execution in float32" if found["precision"] == "float32" else "exactly"
+        text = f"{what}, {found['parts']:,} parts, {time}"
+        return text + "".join(f"\n  certificate  {each}" for each in found.get("certificate", ()))
+    if found["result"] == "counterexample":
+        return f"{time}\n  x  {found['x']}\n  y  {found['y']}"
+    bound = "none" if found["best_bound"] is None else f"{found['best_bound']:.3g}"
+    return f"({found['reason']}) {time}: {found['proved_share']:.1%} proved, worst bound {bound}"
+
+
+def _for_vnncomp(result: Any, found: dict[str, Any]) -> str:
+    if found["result"] == "proved":
+        return "unsat"
+    if found["result"] == "undecided":
+        return "timeout" if found["reason"] == "time" else "unknown"
+    pairs = [f"(X_{k} {value!r})" for k, value in enumerate(found["x"])]
+    pairs += [f"(Y_{k} {value!r})" for k, value in enumerate(found["y"])]
+    return "sat\n(" + "\n".join(pairs) + ")"
+
+
+def _write_result(path: str | None, text: str) -> None:
+    if path is not None:
+        write_whole(Path(path), [f"{text}\n".encode()])
+
+
+def _check(arguments: argparse.Namespace, output: Output) -> int:
+    from anydevice.proofs.files import check, read_certificate, read_model, read_queries
+
+    if arguments.certificate:
+        raise ConfigurationError("--check reads a certificate, and --certificate writes one")
+    model = read_model(arguments.model)
+    queries = read_queries(arguments.property, model)
+    certificate = read_certificate(arguments.check)
+    refused = None
+    try:
+        leaves = check(model, queries, certificate, arguments.check)
+    except AnyDeviceError as error:
+        refused, leaves = error, 0
+    if arguments.json:
+        about = {"parts": leaves, "precision": certificate.arithmetic}
+        about["assumptions"] = dict(certificate.assumptions)
+        verdict = (
+            {"result": "refused"} | error_in_json(refused) if refused else {"result": "proved"}
+        )
+        output.json(verdict | about)
+    elif refused:
+        complain(refused)
+    else:
+        precision = certificate.arithmetic
+        output.say(f"{output.paint('proved', 'good')} again, in {precision}, {leaves:,} parts")
+    _write_result(arguments.results, "error" if refused else "unsat")
+    return _REFUTED if refused else _PROVED
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
