@@ -320,6 +320,18 @@ def test_a_pattern_that_takes_hours_is_stopped_and_the_process_runs_on(
     assert tokenizer.encode("a b") == short
 
 
+@pytest.mark.parametrize("pattern", sorted(splitting.KNOWN), ids=range(len(splitting.KNOWN)))
+def test_known_patterns_are_read_and_take_little_time_for_any_text(pattern: str) -> None:
+    tokenizer = split_by(pattern)
+    assert tokenizer._encoder is None
+    assert split_by(pattern.replace(r"\r", "\r").replace(r"\n", "\n"))._encoder is None
+    began = time.process_time()
+    for run in (" ", "\n", " \n", "\t", "a", "aB", "1", "!", "!a", "'", "漢", "é", "\u0301", "🙂"):
+        tokenizer.encode(run * 3000)
+        tokenizer.encode(run * 3000 + "x" + run * 3000)
+    assert time.process_time() - began < 3  # of characters that a pattern goes over again: hours
+
+
 def test_a_pattern_that_is_not_known_gives_the_same_tokens() -> None:
     """Another spelling of one that is known."""
     known, other = split_by(splitting.LLAMA3), split_by(f"(?:{splitting.LLAMA3})")

@@ -41,8 +41,15 @@ LLAMA3 = rf"{_CONTRACTED}{_WORD}|\p{{N}}{{1,3}}{_REST}"
 QWEN2 = rf"{_CONTRACTED}{_WORD}|\p{{N}}{_REST}"
 GPT4O = _CASED.replace("{end}", f"{_CONTRACTED}?") + r"|\p{N}{1,3}" + _REST_OF_CASED
 _TEKKEN = _CASED.replace("{end}", "") + r"|\p{N}" + _REST_OF_CASED
+_DEEPSEEK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
-KNOWN = {GPT2, LLAMA3, QWEN2, GPT4O, _TEKKEN, r"\p{N}", r"\p{N}{1,3}", r"\d", r"\s+", " {2,}", " +"}
+_KANJI_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+
+KNOWN = {GPT2, LLAMA3, QWEN2, GPT4O, _TEKKEN, _DEEPSEEK, _KANJI_AND_KANA}
+KNOWN |= {r"\p{N}", r"\p{N}{1,3}", r"\d", r"\s+", " {2,}", " +"}
 """Patterns that are harmless: none of them tries one place of a text in many ways."""
 
 
@@ -56,8 +63,8 @@ class BoundedTokenizer:
         """One if these steps of the tokenizer have a pattern that is not known to be harmless."""
         given = (step["pattern"] for step in steps if isinstance(step.get("pattern"), dict))
         patterns = [each["Regex"] for each in given if "Regex" in each]
-        unknown = next((pattern for pattern in patterns if pattern not in KNOWN), None)
-        return None if unknown is None else cls(backend, unknown, source)
+        unknown = [pattern for pattern in patterns if _spelled(pattern) not in KNOWN]
+        return cls(backend, unknown[0], source) if unknown else None
 
     def __init__(self, backend: tokenizers.Tokenizer, pattern: str, source: str) -> None:
         self._backend, self._pattern, self._source = backend, pattern, source
@@ -102,6 +109,11 @@ class BoundedTokenizer:
             f"pattern is {shortened(self._pattern, 200)!r}",
             self._source,
         )
+
+
+def _spelled(pattern: str) -> str:
+    """A pattern with line ends as most files write them."""
+    return pattern.replace("\r", r"\r").replace("\n", r"\n")
 
 
 _keys, _turn = itertools.count(), ForkSafeLock()
