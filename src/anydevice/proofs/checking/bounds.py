@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice.proofs.checking import smooth
+from anydevice.proofs.checking.certificate import first_neurons
 from anydevice.proofs.checking.network import Floats, Network, RefusedError, check_network
 
 U64, U32, TINY, FLUSH, LARGEST = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**127
@@ -40,11 +41,8 @@ class Bounding:
 
     def __init__(self, network: Network, arithmetic: str) -> None:
         self.network, self.nodes = check_network(network), network.nodes
-        self.neurons, self.its = 0, dict[int, slice]()
-        for k, node in enumerate(self.nodes, 1):
-            if node.function:
-                self.its[k] = slice(self.neurons, self.neurons + node.size)
-                self.neurons += node.size
+        first, self.neurons = first_neurons(network), sum(n.size for n in self.nodes if n.function)
+        self.its = {k: slice(n, n + self.nodes[k - 1].size) for k, n in first.items()}
         self.absolute = [[np.abs(weight) for weight in node.weights] for node in self.nodes]
         fans = [sum(w.shape[-1] if w.ndim > 1 else 1 for w in n.weights) for n in self.nodes]
         self.e = 2 * (2 * max(*fans, network.inputs, network.outputs) + 30) * U64

@@ -14,6 +14,7 @@ import numpy as np
 
 from anydevice.proofs.checking.bounds import U64, Bounding, Bounds
 from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Certificate, Tree
+from anydevice.proofs.checking.exact import reaches
 from anydevice.proofs.checking.network import Floats, Network, Query, RefusedError, root_box
 
 BATCH = 256
@@ -111,8 +112,7 @@ def _decided(
 ) -> tuple[Floats, Any]:  # fmt: skip
     """The smallest bound of each leaf, and whether all its groups are closed."""
     group, strict = np.array(query.group), np.array(query.strict)
-    table = np.array([[float(number) for number in row] for row in query.coefficients])
-    constants = np.array([float(number) for number in query.constants])
+    table, constants = np.array(query.coefficients, float), np.array(query.constants, float)
     pairs = [(k, g) for k, p in enumerate(parts) for g in set(query.group) if p.group in (-1, g)]
     leaf, of_group = np.array(pairs).T
     lines, of, taken, empty = bounds.lines, box[leaf], None, np.zeros(len(parts), bool)
@@ -135,10 +135,12 @@ def _decided(
     weights, last = tree.weights[start + leaf] * (group == of_group[:, None]), len(net.nodes)
     error = (weights @ np.abs(table) * bounds.size[last][box[leaf]]).sum(1)
     error = (net.e + 4 * len(group) * U64) * (error + weights @ np.abs(constants))
-    rows = {last: weights @ table}
-    lower, _ = net.back(rows, weights @ constants, error, bounds, box[leaf], lines, of, taken)
+    rows, offset = {last: weights @ table}, weights @ constants
+    lower, _ = net.back(rows, offset, error, bounds, box[leaf], lines, of, taken)
     lower[empty[leaf]] = np.inf
     equal = (strict | (weights == 0)).all(1) & (weights > 0).any(1)
+    for n in np.nonzero(equal & (lower < 0))[0]:
+        lower[n] = 0.0 if reaches(net, bounds, box[leaf[n]], query, weights[n]) else lower[n]
     closed, smallest = np.ones(len(parts), bool), np.full(len(parts), np.inf)
     np.logical_and.at(closed, leaf, (lower > 0) | ((lower >= 0) & equal))
     np.minimum.at(smallest, leaf, lower)
