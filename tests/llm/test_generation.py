@@ -213,7 +213,7 @@ def test_jax_compiles_one_choice_for_all_small_top_k(stories: Path) -> None:
     program: Any = model._programs._advanced(filters)
     before = program._cache_size()
     assert before > 0
-    for top_k in (1, 2, 20, 40, 64):
+    for top_k in (1, 20, 64):
         found = model.generate("", 12, temperature=1.5, top_k=top_k, seed=1)
         assert found.tokens == numpy.generate("", 12, temperature=1.5, top_k=top_k, seed=1).tokens
     assert program._cache_size() == before
@@ -531,9 +531,9 @@ def with_weight(model: llm.LanguageModel, value: float, *path: Any) -> llm.Langu
     )
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_weight_that_is_no_number_is_named(stories: Path, name: str, value: float) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", SLOW])
+def test_a_weight_that_is_no_number_is_named(stories: Path, name: str) -> None:
+    value = np.inf if name in ("numpy", "mlx") else np.nan
     model = with_weight(loaded(stories, name), value, "layers", 2, "down")
     refused = pytest.raises(VerificationError, match=r"token 1 of the reply .* layers\[2\]")
     for options in ({}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1}):
@@ -546,7 +546,7 @@ def test_a_weight_that_is_no_number_is_named(stories: Path, name: str, value: fl
         model.score(OPENING)
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_reply_stops_where_its_numbers_end(stories: Path, name: str) -> None:
     """A token of the reply whose embedding is damaged: the text before it is there."""
     good = loaded(stories, name)

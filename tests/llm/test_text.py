@@ -60,7 +60,7 @@ IDS = st.integers(2, SHORT + 8) | st.integers(4, 8) | st.integers(0, len(PIECES)
 
 @lru_cache
 def tokenizer_with(decoder: str) -> Tokenizer:
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE", "vocab": {text: i for i, text in enumerate(PIECES)}, "merges": [],
         "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
