@@ -56,6 +56,44 @@ began = time.monotonic()
 found = parallel.launch(joined, 7, processes=2)
 assert found == [(7, 0, 2, 1.0, 12, [0, 1, 2]), (7, 1, 2, 1.0, 12, [3, 4])], found
 
+def by_others(ports):
+    rank, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    launchers = (
+        {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size, "SLURM_LOCALID": rank,
+         "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7"},
+        {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size,
+         "OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_LOCAL_SIZE": size},
+        {"JOB_COMPLETION_INDEX": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"},
+        None,  # a group of the user's own
+    )
+    sums = []
+    for launcher, port in zip(launchers, ports, strict=True):
+        if launcher is None:
+            torch.distributed.init_process_group("gloo", init_method=f"tcp://localhost:{port}",
+                                                 rank=1 - int(rank), world_size=int(size))
+            there = torch.distributed.group.WORLD
+        else:
+            launcher["MASTER_PORT"] = str(port)
+            os.environ.update(launcher)
+        mesh = parallel.initialize("cpu")
+        own = 1 - mesh.rank if launcher is None else mesh.rank
+        assert (own, mesh.size) == (int(rank), int(size)), mesh
+        assert launcher is not None or torch.distributed.group.WORLD is there
+        total = torch.tensor([mesh.rank + 1.0])
+        torch.distributed.all_reduce(total)
+        sums.append(float(total))
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        for name in launcher or ():
+            del os.environ[name]
+    return sums
+
+from anydevice.parallel.launching import _free_port
+found = parallel.launch(by_others, [_free_port() for _ in range(4)], processes=2)
+assert found == [[3.0] * 4] * 2, found
+
 def fails():
     mesh = parallel.initialize("cpu")
     if mesh.rank == 1:
