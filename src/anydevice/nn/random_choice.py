@@ -100,8 +100,8 @@ def _placed(
 ) -> Array:
     """A number for each of `size` positions from the first one on."""
     places = ops.reshape(primitives(like).arange(size, _INT32, like), shape)
-    if first:
-        places = ops.add(places, first)
+    if first:  # not into the places: C compilers fold what they know of these, as if none wrapped
+        key = ops.add(key, first)
     return mixed(ops.add(ops.multiply(places, factor), ops.multiply(key, factor)))
 
 
