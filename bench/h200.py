@@ -230,6 +230,10 @@ def parallel() -> list[Row]:
     return script("launch_training")
 
 
+def proofs() -> list[Row]:
+    return [*script("proofs", "card"), *script("proofs", "engines")]
+
+
 def verifying() -> list[Row]:
     return [*script("quick_verify"), *script("gpu_verify", "300"), *script("verified_models")]
 
@@ -264,6 +268,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     memory,
     training,
     parallel,
+    proofs,
     verifying,
     speed,
 )

@@ -462,10 +462,10 @@ class _Functions(NamedTuple):
 
 
 def padded(count: int) -> int:
-    """The next of few sizes: powers of two, and those times one and a half."""
-    size = 16
+    """The next of few sizes: 32, 256, 2048 and so on."""
+    size = 32
     while size < count:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+        size *= 8
     return size
 
 

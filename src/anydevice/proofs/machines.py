@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from anydevice import ops
+from anydevice.choose.scope import device as choose_device
+from anydevice.engines import registry
+from anydevice.errors import UnsupportedError
 
 Array = Any
 Host = npt.NDArray[Any]
@@ -31,10 +36,16 @@ class Machine(NamedTuple):
     xp: Any = ops
     dot: Callable[[Array, Array], Array] = lambda a, b: ops.einsum("ij,ij->i", a, b)
     name: str = ""
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def optimising(self) -> Machine:
         """Where slopes and multipliers are optimised, which need not be exact."""
         return numpy_machine("float32") if self.is_numpy else self
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether a call takes so long that only many rows are worth it."""
+        return self.rows > 1 << 16
 
     @property
     def is_numpy(self) -> bool:
@@ -64,5 +75,151 @@ def numpy_machine(dtype: str = "float64", rows: int = 1024) -> Machine:
 
 
 def machine_on(device: Any, engine: str | None) -> Machine:
-    """The machine of an engine on a device, after a product whose result is known."""
-    raise NotImplementedError
+    """The machine of an engine on a device, after products whose results are known.
+
+    It computes in float64 where the engine has it, else in float32.
+    """
+    chosen = choose_device(device, engine=engine)
+    name = chosen.engine or "numpy"
+    if name == "numpy":
+        return numpy_machine()
+    loaded = registry.load(name)
+    context = _wide_jax if name == "jax" else nullcontext
+    lift = _Lifted if name == "opencl" else _same
+    drop = _dropped if name == "opencl" else _same
+
+    def host(x: Array) -> Host:
+        return np.asarray(loaded.to_host(drop(x)))
+
+    def made(dtype: str) -> Machine:
+        def place(x: Host) -> Array:
+            return lift(loaded.place(np.ascontiguousarray(x, dtype), chosen))
+
+        def indices(x: Host) -> Array:
+            return lift(loaded.place(np.ascontiguousarray(x, np.int32), chosen))
+
+        xp = _LiftedOps() if name == "opencl" else ops
+        rows = 4096 if chosen.backend in ("cpu", "opencl") else 1 << 18
+        pads = name == "jax"
+
+        def dot(a: Array, b: Array) -> Array:
+            return xp.einsum("ij,ij->i", a, b)
+
+        return Machine(place, indices, host, dtype, rows, pads, xp, dot, name, context)
+
+    for dtype in ("float64", "float32"):
+        machine = made(dtype)
+        try:
+            with context():
+                probe(machine)
+        except UnsupportedError:
+            if dtype == "float32":
+                raise
+            continue
+        return machine
+    raise AssertionError("unreachable")
+
+
+def probe(machine: Machine) -> None:
+    """Multiply matrices whose product is known, and compute with NaN and infinity.
+
+    Raises `UnsupportedError` where products have fewer bits than their dtype, as with TF32, or a
+    compiler takes NaN for a number, as with fast-math: no bound holds there.
+    """
+    bits = 50 if machine.dtype == "float64" else 21
+    random = np.random.default_rng(0)
+    whole = [random.integers(1 << (bits - 2), 1 << bits, size) for size in ((8, 64), (64, 8))]
+    exact = whole[0].astype(object) @ whole[1].astype(object)
+    a, b = (machine.place(each / 2.0**bits) for each in whole)
+    found = np.asarray(machine.host(machine.xp.matmul(a, b)), np.float64)
+    unit = Fraction(1, 1 << (2 * bits))
+    for got, expected in zip(found.ravel(), exact.ravel(), strict=True):
+        true = int(expected) * unit
+        if not abs(Fraction(float(got)) - true) <= 66 * Fraction(machine.unit) * true:
+            raise UnsupportedError(
+                f"{machine.name} multiplies matrices of {machine.dtype} with fewer bits, as with "
+                "TF32: no bound holds there; turn that off, or compute on engine='numpy'"
+            )
+    x = machine.place(np.array([np.nan, np.inf, -1.0]))
+    xp = machine.xp
+    kept = machine.host(xp.maximum(x, 0.0)), machine.host(x - x), machine.host(x > 0)
+    if not (np.isnan(kept[0][0]) and np.isnan(kept[1][:2]).all() and not kept[2][0]):
+        raise UnsupportedError(
+            f"{machine.name} takes NaN for a number, as with fast-math: no bound holds there; turn "
+            "that off, or compute on engine='numpy'"
+        )
+
+
+def _wide_jax() -> AbstractContextManager[Any]:
+    from jax import enable_x64
+
+    context: AbstractContextManager[Any] = enable_x64(True)
+    return context
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _dropped(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_dropped(each) for each in x]
+    return x.array if isinstance(x, _Lifted) else x
+
+
+class _Lifted:
+    """An array of OpenCL with the operators of Python, which are those of `ops`."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> Any:
+        return self.array.shape
+
+    def __neg__(self) -> _Lifted:
+        return _Lifted(ops.negative(self.array))
+
+    def __abs__(self) -> _Lifted:
+        return _Lifted(ops.abs(self.array))
+
+
+def _operator(name: str, turned: bool = False) -> Callable[[_Lifted, Any], _Lifted]:
+    def call(self: _Lifted, other: Any) -> _Lifted:
+        op = getattr(ops, name)
+        a, b = _dropped(self), _dropped(other)
+        return _Lifted(op(b, a) if turned else op(a, b))
+
+    return call
+
+
+for _python, _ops in (
+    ("add", "add"),
+    ("sub", "subtract"),
+    ("mul", "multiply"),
+    ("truediv", "divide"),
+):
+    setattr(_Lifted, f"__{_python}__", _operator(_ops))
+    setattr(_Lifted, f"__r{_python}__", _operator(_ops, turned=True))
+for _python, _ops in (
+    ("lt", "less"),
+    ("le", "less_equal"),
+    ("gt", "greater"),
+    ("ge", "greater_equal"),
+):
+    setattr(_Lifted, f"__{_python}__", _operator(_ops))
+
+
+class _LiftedOps:
+    """`ops` for lifted arrays."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(ops, name)
+
+        def call(*arguments: Any) -> Any:
+            return _Lifted(function(*map(_dropped, arguments)))
+
+        self.__dict__[name] = call
+        return call

@@ -160,7 +160,8 @@ def prove(
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
     until = begin + (inf if limit is None else limit)
     limits = Limits(until=until, memory=memory, tell=progress or (lambda _: None))
-    return _proved(theorems, machine, limits, begin, shape, file_hash)
+    with machine.context():
+        return _proved(theorems, machine, limits, begin, shape, file_hash)
 
 
 class Theorem(NamedTuple):
@@ -277,10 +278,16 @@ def _searched(
     cases = all(node.function in ("", "relu") for node in network.nodes)
     optimising = prepare(network, arithmetic, machine.optimising()) if cases else None
     bounding = Bounding(prepare(network, arithmetic, machine), rows, optimising)
-    finishing = None
-    if machine.dtype != "float64":
-        finishing = Bounding(prepare(network, arithmetic, numpy_machine()), rows, optimising)
-    return Search(bounding, finishing, attack.refutes, limits).run(attack.low, attack.high)
+    finishing = small = None
+    if machine.dtype != "float64" or machine.is_accelerator:
+        fast = prepare(network, arithmetic, numpy_machine("float32")) if cases else None
+        on_host = Bounding(prepare(network, arithmetic, numpy_machine()), rows, fast)
+        finishing = on_host if machine.dtype != "float64" else None
+        small = on_host if machine.is_accelerator else None
+    if machine.is_accelerator:
+        limits = limits._replace(batch=8192, cases_batch=8192)
+    search = Search(bounding, finishing, attack.refutes, limits, small)
+    return search.run(attack.low, attack.high)
 
 
 def _certificate(theorem: Theorem, trees: Sequence[Tree], file_hash: str) -> Certificate:

@@ -317,7 +317,11 @@ class Bounding:
 
 
 class Search:
-    """One search: the boxes that are open, the tree so far, and how far it is."""
+    """One search: the boxes that are open, the tree so far, and how far it is.
+
+    `finishing` decides in float64 what is near, where `bounding` has only float32; `small` decides
+    batches that are too small to be worth a call of an accelerator.
+    """
 
     def __init__(
         self,
@@ -325,8 +329,9 @@ class Search:
         finishing: Bounding | None,
         refutes: Callable[[Floats], Floats | None],
         limits: Limits,
+        small: Bounding | None = None,
     ) -> None:
-        self.bounding, self.finishing = bounding, finishing
+        self.bounding, self.finishing, self.small = bounding, finishing, small
         self.refutes, self.limits = refutes, limits
         net, rows = bounding.net, bounding.rows
         neurons = sum(step.size for step in net.steps if step.function)
@@ -365,7 +370,8 @@ class Search:
         """Decide one batch; halve what stays open. A reason to stop, if it cannot be."""
         boxes = _pop(self.stack, self.limits.batch)
         self.boxes += len(boxes.ids)
-        open_, scores = self._settle(self.bounding, boxes)
+        few = self.small is not None and len(boxes.ids) < self.limits.few
+        open_, scores = self._settle(self.small if few and self.small else self.bounding, boxes)
         if self.point is not None or not len(open_.ids):
             return ""
         if self.bounding.net.linear == 0:
@@ -448,13 +454,15 @@ class Search:
 class Limits(NamedTuple):
     """What a search may take: until when on its clock, bytes, boxes and cases at a time.
 
-    Cases of neurons are tried after `patience` boxes, where at most `undecided` neurons are neither
-    on nor off, and given up beyond `cases` open ones.
+    Fewer than `few` boxes are not worth an accelerator. Cases of neurons are tried after `patience`
+    boxes, where at most `undecided` neurons are neither on nor off, and given up beyond `cases`
+    open ones.
     """
 
     until: float = float("inf")
     memory: int = 2 << 30
     batch: int = 512
+    few: int = 256
     patience: int = 5_000
     cases: int = 8
     cases_batch: int = 1024

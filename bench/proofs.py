@@ -1,0 +1,220 @@
+"""Proofs: ACAS Xu with its 186 instances, and other networks in the format of VNN-COMP.
+
+    PYTHONPATH=src OPENBLAS_NUM_THREADS=1 python bench/proofs.py acasxu [--precision real]
+    PYTHONPATH=src python bench/proofs.py folder ../mnist_fc --limit 120 [--check]
+    PYTHONPATH=src python bench/proofs.py digits
+    PYTHONPATH=src python bench/proofs.py card       # on an NVIDIA card; engines: all of its engines
+
+One line for each instance: what came out, CPU seconds and seconds of the clock, boxes, bytes of the
+certificate; then the sums. `--check` checks each certificate again. `--engine` and `--device` say
+where bounds are computed. Exits with 1 where an answer is not the known one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anydevice import AnyDeviceError, proofs
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("ANYDEVICE_DATA", ROOT.parent / "shared" / "data"))
+
+
+class Instance(NamedTuple):
+    name: str
+    model: Path
+    claim: Path
+    limit: float
+    expected: str = ""
+
+
+class Outcome(NamedTuple):
+    instance: Instance
+    answer: str
+    cpu: float
+    seconds: float
+    boxes: int
+    bytes: int
+    checked: float
+    result: Any
+
+    def line(self) -> str:
+        wrong = self.instance.expected and self.answer not in (self.instance.expected, "unknown")
+        return (
+            f"{self.instance.name:28} {self.answer:8}{' WRONG' if wrong else ''} "
+            f"cpu {self.cpu:7.2f}  clock {self.seconds:7.2f}  boxes {self.boxes:7}  "
+            f"bytes {self.bytes:7}  check {self.checked:6.2f}"
+        )
+
+
+def acasxu() -> list[Instance]:
+    folder = DATA / "acasxu"
+    with (folder / "truth.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [
+        Instance(
+            f"{row['property']}:{row['net']}",
+            folder / "onnx" / f"ACASXU_run2a_{row['net']}_batch_2000.onnx",
+            folder / "vnnlib" / f"prop_{row['property']}.vnnlib",
+            float(row["timeout_s"]),
+            row["expected"],
+        )
+        for row in rows
+    ]
+
+
+def folder(path: Path) -> list[Instance]:
+    """The instances of a benchmark of VNN-COMP: instances.csv and the files that it names."""
+    with (path / "instances.csv").open() as file:
+        rows = [row for row in csv.reader(file) if row]
+    return [
+        Instance(f"{Path(m).stem} {Path(c).stem}", path / m, path / c, float(limit))
+        for m, c, limit in rows
+    ]
+
+
+def run(instance: Instance, options: argparse.Namespace) -> Outcome:
+    begin, cpu = time.monotonic(), time.process_time()
+    result = proofs.prove(
+        instance.model,
+        instance.claim,
+        precision=options.precision,
+        limit=options.limit or instance.limit,
+        device=options.device,
+        engine=options.engine,
+    )
+    cpu, seconds = time.process_time() - cpu, time.monotonic() - begin
+    size, checked = 0, 0.0
+    if isinstance(result, proofs.Proof):
+        size = len(result.certificates[0].to_bytes())
+        if options.check:
+            start = time.process_time()
+            result.check()
+            checked = time.process_time() - start
+    answers = {proofs.Proof: "unsat", proofs.Counterexample: "sat"}
+    answer = answers.get(type(result), "unknown")
+    boxes = getattr(result, "boxes", 0)
+    return Outcome(instance, answer, cpu, seconds, boxes, size, checked, result)
+
+
+def measure(instances: list[Instance], options: argparse.Namespace) -> list[Outcome]:
+    if options.only:
+        instances = [each for each in instances if any(o in each.name for o in options.only)]
+    outcomes = []
+    for instance in instances:
+        outcomes.append(run(instance, options))
+        print(outcomes[-1].line(), flush=True)
+    return outcomes
+
+
+def summary(outcomes: list[Outcome]) -> tuple[str, int]:
+    """A line about all instances, and how many answers are not the known ones."""
+    counts = {name: sum(o.answer == name for o in outcomes) for name in ("unsat", "sat", "unknown")}
+    wrong = sum(
+        bool(o.instance.expected) and o.answer != o.instance.expected and o.answer != "unknown"
+        for o in outcomes
+    )
+    text = (
+        f"{len(outcomes)} instances: {counts['unsat']} proved, {counts['sat']} refuted, "
+        f"{counts['unknown']} undecided, {wrong} wrong; "
+        f"CPU {sum(o.cpu for o in outcomes):.1f} s, longest {max(o.cpu for o in outcomes):.1f}; "
+        f"clock {sum(o.seconds for o in outcomes):.1f} s, "
+        f"longest {max(o.seconds for o in outcomes):.1f}; "
+        f"certificates {sum(o.bytes for o in outcomes)} bytes; "
+        f"checks {sum(o.checked for o in outcomes):.1f} s"
+    )
+    return text, wrong
+
+
+def digits(options: argparse.Namespace) -> int:
+    """100 digits of a classifier that was trained with interval bounds, each a ball of 0.06."""
+    from sklearn.datasets import load_digits
+
+    from anydevice import nn
+
+    data = load_digits()
+    x, y = (data.data / 16.0).astype(np.float32), data.target
+    model = nn.build(
+        nn.Dense(64, 64), "relu", nn.Dense(64, 64), "relu", nn.Dense(64, 10), device="cpu", seed=0
+    )
+    loss = proofs.certified("cross_entropy", 0.06)  # type: ignore[attr-defined]
+    model = nn.train(
+        model, (x[:1500], y[:1500]), nn.AdamW(2e-3), loss=loss, epochs=60, batch=64
+    ).model
+    begin, proved = time.monotonic(), 0
+    for image, label in zip(x[1500:1600], y[1500:1600], strict=True):
+        region = proofs.ball(image, 0.06, 0.0, 1.0)
+        result = proofs.prove(model, proofs.same_class(int(label)), over=region, limit=10)
+        proved += isinstance(result, proofs.Proof)
+    print(f"digits: {proved} of 100 certified in {time.monotonic() - begin:.1f} s")
+    return int(proved < 90)
+
+
+def card(options: argparse.Namespace) -> int:
+    """All of ACAS Xu on a card, as rows: the sum, the longest, and what is wrong."""
+    options.device = options.device or "cuda"
+    options.engine = options.engine or "torch"
+    run(acasxu()[0], options)  # the libraries load
+    outcomes = measure(acasxu(), options)
+    text, wrong = summary(outcomes)
+    total, longest = sum(o.seconds for o in outcomes), max(o.seconds for o in outcomes)
+    undecided = sum(o.answer == "unknown" for o in outcomes)
+    rows = [
+        ("ACAS Xu answers", text, not wrong and not undecided),
+        ("ACAS Xu sum", f"{total:.1f} s (bar 50)", total <= 50),
+        ("ACAS Xu longest", f"{longest:.1f} s (bar 5)", longest <= 5),
+    ]
+    for name, said, right in rows:
+        print(f"{'✓' if right else '✗'} {name:<28}  {said}")
+    return int(not all(right for _, _, right in rows))
+
+
+def engines(options: argparse.Namespace) -> int:
+    """A few instances on every engine of a card: the same answers."""
+    some = [each for each in acasxu() if each.name in ("1:1_1", "3:3_3", "2:2_1", "5:1_1")]
+    same = True
+    for engine in ("torch", "cupy", "jax"):
+        options.engine, options.device = engine, options.device or "cuda"
+        try:
+            answers = [run(each, options) for each in some]
+        except AnyDeviceError as error:
+            print(f"✗ proofs on {engine:<20}  {str(error).splitlines()[0]}")
+            same = False
+            continue
+        right = all(o.answer == o.instance.expected for o in answers)
+        took = ", ".join(f"{o.instance.name} {o.answer} {o.seconds:.1f} s" for o in answers)
+        print(f"{'✓' if right else '✗'} proofs on {engine:<20}  {took}")
+        same = same and right
+    return int(not same)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["acasxu", "card", "digits", "engines", "folder"])
+    parser.add_argument("path", nargs="?", type=Path)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--limit", type=float)
+    parser.add_argument("--device")
+    parser.add_argument("--engine")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    others = {"card": card, "digits": digits, "engines": engines}
+    if options.what in others:
+        return others[options.what](options)
+    instances = acasxu() if options.what == "acasxu" else folder(options.path)
+    text, wrong = summary(measure(instances, options))
+    print(text)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
