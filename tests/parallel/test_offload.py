@@ -23,7 +23,7 @@ def _parts(count: int, size: int = 1000) -> list[list[Any]]:
     return [[drawn.normal(size=s).astype("float32") for s in shapes] for _ in range(count)]
 
 
-def _stored(path: Path, parts: list[list[Any]]) -> list[list[offload.Kept]]:
+def _stored(path: Path, parts: list[list[Any]]) -> list[list[offload.KeptArray]]:
     write_parts(path, {f"{n}.{m}": x for n, part in enumerate(parts) for m, x in enumerate(part)})
     kept = read_parts(path)
     return [[kept[f"{n}.{m}"] for m in range(len(part))] for n, part in enumerate(parts)]
@@ -56,7 +56,7 @@ def test_parts_come_in_order_round_again_and_out_of_order(
     fetcher.close()
 
 
-class _Watched(offload.Kept):
+class _Watched(offload.KeptArray):
     """An array that notes when it is read, and takes a while."""
 
     log: Any = None

@@ -42,7 +42,7 @@ _SLOTS = 2
 _BYTES = DTYPES["uint8"]
 
 
-class Kept(Record):
+class KeptArray(Record):
     """An array that lies elsewhere: at an address of host memory, or at a position of a file."""
 
     shape: tuple[int, ...]
@@ -71,13 +71,13 @@ class Kept(Record):
         return raw.view(self.dtype.numpy()).reshape(self.shape)
 
 
-def kept_in_memory(array: Any, engine: Engine) -> Kept:
+def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
     """An array of an engine that is in host memory."""
     address = engine.address(array)
     if address is None:
         array = np.ascontiguousarray(engine.to_host(array))
         address = array.ctypes.data
-    return Kept(tuple(array.shape), _dtype(array, engine), address, None, array)
+    return KeptArray(tuple(array.shape), _dtype(array, engine), address, None, array)
 
 
 def _dtype(array: Any, engine: Engine) -> DType:
@@ -101,7 +101,7 @@ def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
     write_whole(path, [len(header).to_bytes(8, "little"), header, *raw])
 
 
-def read_parts(path: Path) -> dict[str, Kept]:
+def read_parts(path: Path) -> dict[str, KeptArray]:
     """Every tensor of a safetensors file, which stays opened; its header is checked."""
     file = open_safetensors(path)
     try:
@@ -109,7 +109,7 @@ def read_parts(path: Path) -> dict[str, Kept]:
     except BaseException:
         file.close()
         raise
-    return {each.name: Kept(each.shape, each.dtype, each.start, file) for each in entries}
+    return {each.name: KeptArray(each.shape, each.dtype, each.start, file) for each in entries}
 
 
 class _Arrived(Record):
@@ -134,12 +134,15 @@ class Fetcher:
     `turn` is for one thread at a time to hold, from the first part to the last.
     """
 
-    def __init__(self, parts: Sequence[Sequence[Kept]], device: Device, engine: Engine) -> None:
+    def __init__(
+        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
+    ) -> None:
         self.turn = ForkSafeLock(reentrant=True)
         self._parts = parts
         self._slots = _slots_for(parts, device, engine)
         self._thread: _Worker | None = None
         self._held: dict[int, int] = {}
+        self._done: dict[int, Callable[[], None] | None] = {}
 
     def acquire(self, number: int) -> list[Any]:
         """The arrays of a part on the device."""
@@ -158,9 +161,10 @@ class Fetcher:
 
     def release(self, number: int, result: Any) -> None:
         """Let the memory of a part go to another, once `result`, computed with it, is there."""
-        slot, done = self._held.pop(number), self._slots.done(result)
+        slot = self._held.pop(number)
+        self._done[slot] = self._slots.done(result)
         if self._thread is not None:
-            self._thread.free.put((slot, done))
+            self._thread.free.put((slot, self._done[slot]))
 
     def close(self) -> None:
         """End the thread, and forget what it brought; the next part starts another one."""
@@ -179,7 +183,7 @@ class Fetcher:
             worker = _Worker(len(self._parts), partial(_brought, self._parts, self._slots))
             worker.next = number
             for slot in set(range(_SLOTS)) - set(self._held.values()):
-                worker.free.put((slot, None))
+                worker.free.put((slot, self._done.get(slot)))
             if not started(worker):
                 raise AnyDeviceError("the system gives no thread to bring parts of a model with")
             self._thread = worker
@@ -213,7 +217,7 @@ class _Worker(threading.Thread):
             self.ready.put(_Failed(error))
 
 
-def _brought(parts: Sequence[Sequence[Kept]], slots: Any, number: int, slot: int) -> _Arrived:
+def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
     arrays, wait = slots.bring(parts[number], slot)
     for file in {each.file for each in parts[number] if each.file is not None}:
@@ -221,12 +225,12 @@ def _brought(parts: Sequence[Sequence[Kept]], slots: Any, number: int, slot: int
     return _Arrived(number, slot, arrays, wait, state)
 
 
-def _state(part: Sequence[Kept]) -> list[Any]:
+def _state(part: Sequence[KeptArray]) -> list[Any]:
     """What changes where PyTorch writes into one of the arrays."""
     return [getattr(each.holder, "_version", None) for each in part]
 
 
-def _slots_for(parts: Sequence[Sequence[Kept]], device: Device, engine: Engine) -> Any:
+def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine) -> Any:
     is_written = engine.name == "torch" and engine.native(device).type in ("cpu", "cuda")
     made = _Written if is_written else _Placed
     return made(max(_size(part) for part in parts), device, engine)
@@ -242,7 +246,7 @@ class _Written:
         self._marks: list[Any] = []
         self._views: dict[Any, list[Any]] = {}
 
-    def bring(self, part: Sequence[Kept], slot: int) -> tuple[list[Any], Callable[[], None]]:
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
         memory = self._memory[slot]
         address = self._engine.address(memory)
         assert address is not None
@@ -259,7 +263,7 @@ class _Written:
         ring.begin(pieces, fill, self._marks[slot])
         return arrays, partial(ring.wait, self._marks[slot])
 
-    def _arrays(self, part: Sequence[Kept], slot: int, offsets: Sequence[int]) -> list[Any]:
+    def _arrays(self, part: Sequence[KeptArray], slot: int, offsets: Sequence[int]) -> list[Any]:
         key = slot, tuple((each.shape, each.dtype) for each in part)
         if key not in self._views:
             view, memory = self._engine.view, self._memory[slot]
@@ -286,7 +290,7 @@ class _Placed:
     def __init__(self, size: int, device: Device, engine: Engine) -> None:
         self._device, self._engine = device, engine
 
-    def bring(self, part: Sequence[Kept], slot: int) -> tuple[list[Any], Callable[[], None]]:
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
         arrays = [self._engine.place(each.on_host(), self._device) for each in part]
         self._engine.finish(arrays)
         return arrays, _nothing
@@ -295,7 +299,9 @@ class _Placed:
         return partial(self._engine.finish, [result])
 
 
-def _pieces(part: Sequence[Kept], offsets: Sequence[int], address: int) -> tuple[list[Piece], Any]:
+def _pieces(
+    part: Sequence[KeptArray], offsets: Sequence[int], address: int
+) -> tuple[list[Piece], Any]:
     """The copies of a part, and how a piece is filled: where it can be, by the ring itself."""
     pairs = list(zip(part, offsets, strict=True))
     if all(each.file is None for each in part):
@@ -308,7 +314,7 @@ def _pieces(part: Sequence[Kept], offsets: Sequence[int], address: int) -> tuple
     return [Piece(offset, address + offset, each.nbytes) for each, offset in pairs], fill
 
 
-def _offsets(part: Sequence[Kept]) -> list[int]:
+def _offsets(part: Sequence[KeptArray]) -> list[int]:
     found, end = [], 0
     for each in part:
         found.append(end)
@@ -316,7 +322,7 @@ def _offsets(part: Sequence[Kept]) -> list[int]:
     return found
 
 
-def _size(part: Sequence[Kept]) -> int:
+def _size(part: Sequence[KeptArray]) -> int:
     return sum(_aligned(each.nbytes) for each in part)
 
 
@@ -324,7 +330,7 @@ def _aligned(size: int) -> int:
     return -(-max(size, 1) // _ALIGNED) * _ALIGNED
 
 
-def _strides(kept: Kept) -> tuple[int, ...]:
+def _strides(kept: KeptArray) -> tuple[int, ...]:
     return tuple(
         prod(kept.shape[axis + 1 :]) * kept.dtype.itemsize for axis in range(len(kept.shape))
     )

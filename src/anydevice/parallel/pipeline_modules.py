@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from anydevice.core.device import Device
 from anydevice.core.record import Record, replace
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
-from anydevice.parallel.offload import Fetcher, Kept, kept_in_memory
+from anydevice.parallel.offload import Fetcher, KeptArray, kept_in_memory
 from anydevice.parallel.pipelines import (
+    DISK,
     Place,
     Places,
     Unit,
@@ -77,19 +79,23 @@ def pipelined_module(
     for name, (part, is_layer) in parts.items():
         if not is_layer and not bytes_of(part):  # such as rotations, made once for all layers
             places[name] = Place(first)
-    homes: dict[Place, list[tuple[str, Any]]] = {}
+    held: dict[Device, list[tuple[Any, Place]]] = {}
+    forwards: list[tuple[Any, Callable[..., Any]]] = []
     for name, (part, _) in parts.items():
         place = places[name]
-        if place.held and next(part.parameters(), None) is not None:
-            homes.setdefault(place, []).append((name, part))
+        if place.held and bytes_of(part):
+            held.setdefault(place.device, []).append((part, place))
         else:
-            _to_device(part, place.device)
-            part.forward = _on_device(part.forward, place.device)
-    for x in _outside(module, [part for part, _ in parts.values()]):
-        x.data = moved(x.data, first)
-    for place, several in homes.items():
-        _hold(place, several, target)
-    module.forward = _checked(module.forward, first)
+            forwards.append((part, _on_device(part.forward, place.device)))
+    for device, several in held.items():
+        forwards += _hold(device, several, target)
+    for name, (part, _) in parts.items():
+        if not (places[name].held and bytes_of(part)):
+            _to_device(_tensors(part), places[name].device)
+    _to_device(_outside(module, [part for part, _ in parts.values()]), first)
+    forwards.append((module, _checked(module.forward, first)))
+    for part, forward in forwards:  # once nothing can fail any more
+        part.forward = forward
     setattr(module, _MARK, PipelinedModule(places, microbatches))
     return module
 
@@ -104,8 +110,8 @@ def _tensors(module: Any) -> list[Any]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _to_device(part: Any, device: Device) -> None:
-    for x in _tensors(part):
+def _to_device(tensors: Sequence[Any], device: Device) -> None:
+    for x in tensors:
         x.data = moved(x.data, device)
 
 
@@ -155,29 +161,39 @@ def _checked(forward: Callable[..., Any], first: Device) -> Callable[..., Any]:
     return checked
 
 
-def _hold(place: Place, parts: Sequence[tuple[str, Any]], folder: Any) -> None:
-    """Keep the weights of modules in host memory or on disk, and bring them when they run."""
-    engine = registry.load("torch")
-    weights: list[list[Any]] = [list(part.parameters()) for _, part in parts]
-    kept: list[list[Kept]]
-    if place.held == "disk":
-        named = {f"{n}.{m}": x for n, own in enumerate(weights) for m, x in enumerate(own)}
-        files = on_disk(folder, {name: to_numpy(x) for name, x in named.items()})
+def _hold(
+    device: Device, parts: Sequence[tuple[Any, Place]], folder: Path | None
+) -> list[tuple[Any, Callable[..., Any]]]:
+    """Keep the weights of modules in host memory or on disk; what brings them when these run."""
+    engine, host = registry.load("torch"), Device("cpu", engine="torch")
+    weights: list[list[Any]] = [list(part.parameters()) for part, _ in parts]
+    on_file = {
+        f"{n}.{m}": x
+        for n, (own, (_, place)) in enumerate(zip(weights, parts, strict=True))
+        for m, x in enumerate(own)
+        if place.held == DISK
+    }
+    files: dict[str, KeptArray] = {}
+    if on_file and folder is not None:
+        files = on_disk(folder, {name: to_numpy(x) for name, x in on_file.items()})
         maps = memory_maps(files)
-        for name, x in named.items():
+        for name, x in on_file.items():
             x.requires_grad_(False)
             x.data = _from_map(maps[name], x)
-        kept = [[files[f"{n}.{m}"] for m in range(len(own))] for n, own in enumerate(weights)]
-    else:
-        host = Device("cpu", engine="torch")
-        for x in (x for own in weights for x in own):
-            x.data = moved(x.data, host).contiguous()
-        kept = [[replace(kept_in_memory(x.data, engine), holder=x) for x in own] for own in weights]
-    fetcher = Fetcher(kept, place.device, engine)
-    for number, (_, part) in enumerate(parts):
-        for x in part.buffers():
-            x.data = moved(x.data, place.device)
-        part.forward = _brought(part, number, weights[number], fetcher, place.device)
+
+    def kept(name: str, x: Any) -> KeptArray:
+        if name in files:
+            return files[name]
+        x.data = moved(x.data, host).contiguous()
+        return replace(kept_in_memory(x.data, engine), holder=x)
+
+    arrays = [[kept(f"{n}.{m}", x) for m, x in enumerate(own)] for n, own in enumerate(weights)]
+    fetcher = Fetcher(arrays, device, engine)
+    _to_device([x for part, _ in parts for x in part.buffers()], device)
+    return [
+        (part, _brought(part, number, own, fetcher, device))
+        for number, ((part, _), own) in enumerate(zip(parts, weights, strict=True))
+    ]
 
 
 def _from_map(array: Any, like: Any) -> Any:

@@ -32,7 +32,7 @@ from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, autodiff_of
 from anydevice.nn.layers import Chain, TiedEmbedding
 from anydevice.nn.model import Model, bound
 from anydevice.ops import embedding, linear
-from anydevice.parallel.offload import Fetcher, Kept, kept_in_memory, read_parts, write_parts
+from anydevice.parallel.offload import Fetcher, KeptArray, kept_in_memory, read_parts, write_parts
 from anydevice.planning.modules import planned_units
 from anydevice.planning.plan import Plan
 from anydevice.transfer.moving import to_device, to_numpy
@@ -288,7 +288,7 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
     return folder
 
 
-def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, Kept]:
+def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
     """NumPy arrays as tensors of a file of this folder."""
     path = folder / f"parts-{os.getpid()}-{id(arrays):x}.safetensors"
     write_parts(path, arrays)
@@ -308,10 +308,10 @@ class Stage(Record):
     """Consecutive layers in one place: the paths that lead to them, and their parameters."""
 
     place: Place
-    steps: tuple[Step, ...]
+    steps: tuple[PlacedStep, ...]
 
 
-class Step(Record):
+class PlacedStep(Record):
     """A layer of a model: its path, itself, and the keys that lead to its parameters."""
 
     path: str
@@ -344,7 +344,7 @@ class _Work:
     def __init__(self, stages: tuple[Stage, ...]) -> None:
         self.stages = stages
         self.functions: dict[Any, Callable[..., Any]] = {}
-        self.fetchers: dict[int, tuple[Any, Fetcher]] = {}
+        self.fetchers: dict[Device, tuple[Any, Fetcher]] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Work)
@@ -432,7 +432,7 @@ class Staged(Layer):
             elif run.training:
                 x = _brought_again(stage, own, x, run)
             else:
-                x = self._fetched(number, stage, own, x, run)
+                x = self._fetched(number, parameters, x, run)
         return x
 
     def _computed(self, stage: Stage, own: list[Parameters], x: Array, run: Run) -> Array:
@@ -448,33 +448,42 @@ class Staged(Layer):
             run.updates.update({tuple(name.split("\0")): new for name, new in updates.items()})
         return x
 
-    def _fetched(
-        self, number: int, stage: Stage, own: list[Parameters], x: Array, run: Run
-    ) -> Array:
+    def _fetched(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
         """The output of a stage whose layers are brought one ahead."""
-        arrays = [leaves(each) for each in own]
-        brought = [at for at, several in enumerate(arrays) if several]
-        key = tuple(id(x) for several in arrays for x in several)
-        known, fetcher = self.work.fetchers.get(number, (None, None))
-        if known != key or fetcher is None:
-            engine = registry.load(str(stage.place.device.engine))
-            parts = [[_kept(each) for each in arrays[at]] for at in brought]
-            fetcher = Fetcher(parts, stage.place.device, engine)
-            self.work.fetchers[number] = key, fetcher
+        stage = self.stages[number]
+        fetcher, parts = self._fetcher(stage.place.device, parameters)
         with fetcher.turn.native:
-            for at, (step, given) in enumerate(zip(stage.steps, own, strict=True)):
-                if at not in brought:
+            for at, step in enumerate(stage.steps):
+                given, part = step.parameters_in(parameters), parts.get((number, at))
+                if part is None:
                     x = run.through(step.path, step.layer, given, x)
                     continue
-                here = refilled(given, fetcher.acquire(brought.index(at)))
+                here = refilled(given, fetcher.acquire(part))
                 try:
                     x = run.through(step.path, step.layer, here, x)
                 finally:
-                    fetcher.release(brought.index(at), x)
+                    fetcher.release(part, x)
         return x
 
+    def _fetcher(self, device: Device, parameters: Parameters) -> tuple[Fetcher, dict[Any, int]]:
+        """What brings layers to a device, and the number of each, by its stage and place there."""
+        held = {
+            (number, at): arrays
+            for number, stage in enumerate(self.stages)
+            if stage.place.held and stage.place.device == device
+            for at, step in enumerate(stage.steps)
+            if (arrays := leaves(step.parameters_in(parameters)))
+        }
+        key = [id(x) for arrays in held.values() for x in arrays]
+        known = self.work.fetchers.get(device)
+        if known is None or known[0] != key:
+            parts = [[_kept(x) for x in arrays] for arrays in held.values()]
+            known = key, Fetcher(parts, device, registry.load(str(device.engine)))
+            self.work.fetchers[device] = known
+        return known[1], {place: part for part, place in enumerate(held)}
 
-def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> list[Step]:
+
+def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> list[PlacedStep]:
     """What a layer can be cut between: the layers of chains, in any depth."""
     if isinstance(layer, Chain):
         parts = enumerate(layer.parts)
@@ -485,8 +494,12 @@ def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> 
     if isinstance(layer, TiedEmbedding):
         matrix = (*keys, "weight")
         inside = steps_of(layer.inside, f"{path}.inside", (*keys, "inside"))
-        return [Step(path, _Embedded(), matrix), *inside, Step(path, _Projected(), matrix)]
-    return [Step(path, layer, keys)]
+        return [
+            PlacedStep(path, _Embedded(), matrix),
+            *inside,
+            PlacedStep(path, _Projected(), matrix),
+        ]
+    return [PlacedStep(path, layer, keys)]
 
 
 def _pipelined(
@@ -512,7 +525,7 @@ def _pipelined(
     return bound(staged, model.input_shape, parameters, model.frozen)
 
 
-def _units(steps: Sequence[Step], parameters: Parameters) -> list[Unit]:
+def _units(steps: Sequence[PlacedStep], parameters: Parameters) -> list[Unit]:
     """The units of a model; those that plans count are its blocks, else all with parameters."""
     seen: set[Any] = set()
     found = []
@@ -532,7 +545,7 @@ def _is_block(layer: Layer) -> bool:
 
 def _placed(
     parameters: Parameters,
-    steps: Sequence[Step],
+    steps: Sequence[PlacedStep],
     places: Sequence[Place],
     engine: str,
     folder: Path | None,
@@ -561,7 +574,7 @@ def _is_on_disk(place: Place) -> bool:
     return place.held == "disk"
 
 
-def memory_maps(kept: Mapping[str, Kept]) -> dict[str, Any]:
+def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
     """NumPy arrays that read a file where they are looked at; they take no memory."""
     import numpy
 
@@ -572,7 +585,7 @@ def memory_maps(kept: Mapping[str, Kept]) -> dict[str, Any]:
     }
 
 
-def _kept(x: Array) -> Kept:
+def _kept(x: Array) -> KeptArray:
     """Where an array is: in a file, if it is a map of one."""
     path = getattr(x, "filename", None)
     if path is not None:
@@ -590,7 +603,7 @@ def _run_on(device: Device, run: Run) -> Run:
     return replace(run, seed=seed, step=step)
 
 
-def _applied(steps: Sequence[Step], own: Sequence[Parameters], x: Array, run: Run) -> Array:
+def _applied(steps: Sequence[PlacedStep], own: Sequence[Parameters], x: Array, run: Run) -> Array:
     for step, parameters in zip(steps, own, strict=True):
         x = run.through(step.path, step.layer, parameters, x)
     return x
@@ -620,7 +633,7 @@ def _brought_again(stage: Stage, own: Sequence[Parameters], x: Array, run: Run) 
     device, autodiff = stage.place.device, autodiff_of(x)
     run = _run_on(device, run)
 
-    def applied(step: Step, given: Parameters, x: Array) -> Array:
+    def applied(step: PlacedStep, given: Parameters, x: Array) -> Array:
         here = refilled(given, [moved(each, device) for each in leaves(given)])
         return run.through(step.path, step.layer, here, x)
 
