@@ -1,0 +1,129 @@
+"""VNN-LIB 1.0 and 2.0: what a file means in exact numbers, and where it is wrong."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.proofs.checking.network import FormatError, NotSupportedError, Query
+from anydevice.proofs.checking.vnnlib import read_vnnlib
+from anydevice.proofs.files import Model, read_queries
+from tests.proofs.checking.theorems import dense, query
+from tests.proofs.checking.written import vnnlib_of
+
+DECLARED = "".join(f"(declare-const {name} Real)\n" for name in ("X_0", "X_1", "Y_0", "Y_1", "Y_2"))
+BOX = "(assert (and (>= X_0 -1) (<= X_0 0.1) (<= X_1 5e-1) (>= X_1 0)))\n"
+
+
+def queries(text: str) -> tuple[Query, ...]:
+    return read_vnnlib(DECLARED + BOX + text)[2]
+
+
+def test_decimals_are_the_rationals_they_name() -> None:
+    (found,) = queries("(assert (<= Y_0 0.1))")
+    assert found.low == (Fraction(-1), Fraction(0))
+    assert found.high == (Fraction(1, 10), Fraction(1, 2))
+    assert found.coefficients == ((1, 0, 0),)
+    assert found.constants == (Fraction(-1, 10),)
+    assert found.strict == (False,)
+
+
+def test_disjunctions_are_groups_and_conjunctions_rows() -> None:
+    (found,) = queries("(assert (or (and (<= Y_0 Y_1) (> Y_2 3)) (>= Y_1 (* 2 Y_0))))")
+    assert found.group == (0, 0, 1)
+    assert found.coefficients == ((1, -1, 0), (0, 0, -1), (2, -1, 0))
+    assert found.constants == (0, 3, 0)
+    assert found.strict == (False, True, False)
+
+
+def test_boxes_of_their_own_are_queries_of_their_own() -> None:
+    text = """(assert (or (and (<= X_0 -0.5) (<= Y_0 0)) (and (>= X_0 -0.5) (<= Y_1 0))
+                          (and (<= X_0 -0.5) (<= Y_2 0))))"""
+    first, second = queries(text)
+    assert (first.high[0], first.group, first.low[0]) == (Fraction(-1, 2), (0, 1), -1)
+    assert (second.low[0], second.group) == (Fraction(-1, 2), (0,))
+
+
+def test_rows_for_all_cases_and_arithmetic() -> None:
+    (found,) = queries("(assert (<= (+ Y_0 (- Y_1) 1) (- 2 (* 3 Y_2))))\n(assert (== Y_0 1))")
+    assert found.coefficients == ((1, -1, 3), (1, 0, 0), (-1, 0, 0))
+    assert found.constants == (-1, -1, 1)
+    assert found.group == (0, 0, 0)
+
+
+def test_a_box_without_outputs_is_bad_everywhere() -> None:
+    (found,) = queries("")
+    assert (found.coefficients, found.constants) == (((0, 0, 0),), (0,))
+
+
+def test_both_versions_mean_the_same() -> None:
+    asked = query([-1, 0.25], [1, 0.5], [[1, -2, 0], [0, 0, 1]], [0.5, -1], [0, 0])
+    for version in (1, 2):
+        assert read_vnnlib(vnnlib_of(asked, version)) == (2, 3, (asked,))
+
+
+def test_many_bounds_are_read_in_linear_time() -> None:
+    lines = [f"(declare-const X_{k} Real)" for k in range(3000)] + ["(declare-const Y_0 Real)"]
+    lines += [f"(assert (<= X_{k} 1))\n(assert (>= X_{k} 0))" for k in range(3000)]
+    inputs, _, found = read_vnnlib("\n".join([*lines, "(assert (<= Y_0 0))"]))
+    assert (inputs, len(found)) == (3000, 1)
+
+
+WRONG = {
+    "(assert (<= Y_0 1)": "not closed",
+    "(assert (<= Y_0 1)))": "parentheses",
+    "(assert (<= Y_0 one))": "'one' is neither a number nor a variable",
+    "(assert (<= Y_7 1))": "Y_7 was not declared",
+    "(assert (<= Y_0 1e999999999))": "neither a number",
+    "(assert (<= Y_0))": "line 7",
+    "(assert ())": "line 7",
+    "()": "line 7",
+    "(assert (<= X_0 -2))": "input X 0 is empty",
+    "(declare-const X_2 Real)": "input X 2 is empty, or has no end",
+    "(" * 5000: "too deep",
+    "(assert (or))": "0 cases",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:40])
+def test_an_error_names_the_line(text: str) -> None:
+    with pytest.raises(FormatError, match=WRONG[text]) as error:
+        queries(text)
+    assert "line " in str(error.value)
+
+
+UNSUPPORTED = [
+    "(assert (<= (* Y_0 Y_1) 1))",
+    "(assert (<= X_0 X_1))",
+    "(assert (<= X_0 Y_0))",
+    "(assert (< X_0 1))",
+    "(check-sat)",
+    "(assert (and" + " (or (<= Y_0 0) (<= Y_1 0))" * 40 + "))",
+]
+
+
+@pytest.mark.parametrize("text", UNSUPPORTED, ids=lambda text: text[:40])
+def test_what_is_not_read_is_said(text: str) -> None:
+    with pytest.raises((NotSupportedError, FormatError), match="line "):
+        queries(text)
+
+
+def test_errors_of_files_name_them(tmp_path: Path) -> None:
+    file = tmp_path / "p.vnnlib"
+    model = Model("net.onnx", "", dense((2, 4, 3)))
+    file.write_text(DECLARED + BOX + "(assert (<= Y_0 0))")
+    assert len(read_queries(file, model)) == 1
+    with pytest.raises(
+        ConfigurationError, match=r"p\.vnnlib.*2 inputs and 3 outputs.* has 3 and 2"
+    ):
+        read_queries(file, Model("net.onnx", "", dense((3, 4, 2))))
+    with pytest.raises(UnsupportedError, match="softmax"):
+        read_queries(file, Model("net.onnx", "", dense((2, 4, 3)), softmax=True))
+    file.write_text(DECLARED + BOX + "(assert (<= Y_0 Y_1))")
+    assert read_queries(file, Model("net.onnx", "", dense((2, 4, 3)), softmax=True))
+    file.write_bytes(b"(assert \xff")
+    with pytest.raises(ConfigurationError, match=r"p\.vnnlib"):
+        read_queries(file)
