@@ -1,0 +1,118 @@
+"""Joining processes: which library they compute with, and which cards are theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anydevice import device, parallel, testing
+from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.parallel.processes import Launched, _take_own_cards, launched
+
+TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.fixture
+def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_engines_without_collectives_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedError, match="numpy do not compute together"):
+        parallel.initialize("cpu", engine="numpy")
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "numpy")
+    with pytest.raises(UnsupportedError) as seen:
+        parallel.initialize("cpu")
+    assert seen.value.absent is not None
+    assert seen.value.absent.code == "no_collectives"
+    assert "torch, jax or mlx" in seen.value.absent.instead
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_a_ring_that_nobody_described_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx.core")
+    monkeypatch.delenv("MLX_HOSTFILE", raising=False)
+    with pytest.raises(UnsupportedError, match="anydevice launch --engine mlx"):
+        parallel.initialize("cpu", engine="mlx")
+
+
+def test_the_variables_of_a_ring_are_understood(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text('[["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]')
+    found = launched({"MLX_RANK": "2", "MLX_HOSTFILE": str(file)})
+    assert found is not None
+    assert (found.rank, found.size) == (2, 3)
+
+
+def test_processes_are_of_an_engine_that_can() -> None:
+    with pytest.raises(ConfigurationError, match="engine is one of torch, jax, mlx"):
+        parallel.launch(print, processes=2, engine="numpy")
+
+
+def test_jax_that_has_computed_cannot_join_others() -> None:
+    pytest.importorskip("jax")
+    program = (
+        "import jax; jax.numpy.ones(2).block_until_ready()\n"
+        "from anydevice import parallel; parallel.initialize('cpu', engine='jax')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **TWO},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ConfigurationError: JAX has started its devices already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "local", "here", "after"),
+    [
+        (None, 1, 2, "2,3"),
+        (None, 3, 4, "3"),
+        ("4,5,6,7", 1, 2, "6,7"),
+        (None, 0, 1, None),
+        (None, 5, 8, None),
+    ],
+)
+def test_a_process_of_jax_sees_its_share_of_the_cards(
+    before: str | None, local: int, here: int, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "CUDA_VISIBLE_DEVICES"
+    with testing.fake_machine(cuda=4, engines=["jax"]):
+        place = device("cuda:0", engine="jax")
+        if before is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, before)
+        _take_own_cards(place, Launched(local, here, local, here, "127.0.0.1", 1))
+        assert os.environ.get(name) == after
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_of_jax_has_all_its_devices_where_jax_is_asked_for() -> None:
+    pytest.importorskip("jax")
+    program = (
+        "from anydevice import parallel\n"
+        "def sizes(**options): return [parallel.initialize(place, **options).size\n"
+        "                              for place in ('cpu', 'cpu:1', None)]\n"
+        "print(sizes(), sizes(engine='jax'))"
+    )
+    flags = "--xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "XLA_FLAGS": flags, "ANYDEVICE_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == "[1, 1, 1] [4, 1, 4]", done.stderr[-2000:]
