@@ -1,0 +1,155 @@
+"""`anydevice prove`: what is proved and refuted, the exit codes, and the files that are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.proofs.checking.certificate import read_certificate
+from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, query
+from tests.proofs.checking.written import onnx_of, vnnlib_of
+
+Anydevice = Callable[..., tuple[int, str, str]]
+Process = Callable[..., Any]
+
+NETWORK = dense((3, 8, 8, 2))
+LEAST = executed(NETWORK, np.random.default_rng(0).uniform(-1, 1, (50_000, 3))).min(0)
+TRUE = query([-1] * 3, [1] * 3, np.eye(2), np.ceil(0.25 - LEAST))
+FALSE = query([-1] * 3, [1] * 3, np.eye(2), np.floor(-LEAST))
+
+
+@pytest.fixture(autouse=True)
+def files(project: Path) -> None:
+    """A model, a property that holds, and one that does not, where the command runs."""
+    Path("net.onnx").write_bytes(onnx_of(NETWORK))
+    Path("true.vnnlib").write_text(vnnlib_of(TRUE))
+    Path("false.vnnlib").write_text(vnnlib_of(FALSE, version=2))
+
+
+def test_a_proof_and_its_certificate(anydevice: Anydevice) -> None:
+    code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(
+        r"proved for every execution in float32, \d+ parts, in \d+\.\d s\n  certificate  p.proof\n",
+        out,
+    )
+    code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"proved again, in float32, \d+ parts\n", out)
+
+
+def test_a_counterexample(anydevice: Anydevice) -> None:
+    code, out, err = anydevice("prove", "net.onnx", "false.vnnlib", "--json", "--precision", "real")
+    found = json.loads(out)
+    assert (code, err, found["result"], found["precision"]) == (1, "", "counterexample", "real")
+    x = np.array(found["x"])
+    assert (np.abs(x) <= 1).all()
+    y = executed(NETWORK, x)
+    assert y == pytest.approx(found["y"])
+    bad = y + [float(c) for c in FALSE.constants]
+    assert bad.min() <= 0
+    code, out, _ = anydevice("prove", "net.onnx", "false.vnnlib")
+    assert code == 1
+    assert out.startswith("counterexample in ")
+
+
+def hard() -> None:
+    """A property that holds by a hair, of a network with many cases."""
+    network = dense((6, 30, 30, 30, 1), 3)
+    least = executed(network, np.random.default_rng(0).uniform(-1, 1, (200_000, 6))).min()
+    Path("hard.onnx").write_bytes(onnx_of(network))
+    asked = query([-1] * 6, [1] * 6, [[1]], [float(np.round((0.9 - least) * 8) / 8)])
+    Path("hard.vnnlib").write_text(vnnlib_of(asked))
+
+
+def test_what_stays_undecided(anydevice: Anydevice) -> None:
+    hard()
+    code, out, err = anydevice("prove", "hard.onnx", "hard.vnnlib", "--timeout", "0.2")
+    assert (code, err) == (3, "")
+    assert re.match(r"undecided \(time\) in \d+\.\d s: \d+\.\d% proved, worst bound -", out)
+    code, out, _ = anydevice("prove", "hard.onnx", "hard.vnnlib", "--timeout", "0.2", "--json")
+    found = json.loads(out)
+    assert (code, found["result"], found["reason"]) == (3, "undecided", "time")
+    assert 0 <= found["proved_share"] < 1
+
+
+def test_results_as_vnncomp_wants_them(anydevice: Anydevice) -> None:
+    hard()
+    result = Path("r.txt")
+    code, _, _ = anydevice("prove", "net.onnx", "true.vnnlib", "--results", "r.txt")
+    assert (code, result.read_text()) == (0, "unsat\n")
+    code, _, _ = anydevice("prove", "net.onnx", "false.vnnlib", "--results", "r.txt")
+    assert code == 0
+    first, *values = result.read_text().splitlines()
+    assert first == "sat"
+    pairs = re.findall(r"\(([XY])_(\d) ([-+.\de]+)\)", "\n".join(values))
+    assert [kind + number for kind, number, _ in pairs] == ["X0", "X1", "X2", "Y0", "Y1"]
+    assert values[0].startswith("((X_0 ")
+    assert values[-1].endswith("))")
+    line = ("hard.onnx", "hard.vnnlib", "--timeout", "0.1", "--results", "r.txt")
+    assert (anydevice("prove", *line)[0], result.read_text()) == (0, "timeout\n")
+    code, _, err = anydevice("prove", "no.onnx", "true.vnnlib", "--results", "r.txt")
+    assert (code, result.read_text()) == (2, "error\n")
+    assert "no.onnx" in err
+
+
+def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) -> None:
+    Path("bad.onnx").write_bytes(b"\x00\x01 bad")
+    Path("bad.vnnlib").write_text("(assert (<= Y_0 1)")
+    for words, said in [
+        (("no.onnx", "true.vnnlib"), "no.onnx cannot be read"),
+        (("bad.onnx", "true.vnnlib"), "bad.onnx: it is no ONNX model"),
+        (("net.onnx", "bad.vnnlib"), "bad.vnnlib: line 1"),
+        (("net.onnx", "true.vnnlib", "--check", "net.onnx"), "net.onnx: it does not begin as a"),
+        (("net.onnx",), "required: PROPERTY"),
+        (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is no number of seconds"),
+        (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is no number of seconds"),
+        (("net.onnx", "true.vnnlib", "--engine", "none"), "none"),
+    ]:
+        code, out, err = anydevice("prove", *words)
+        assert (code, out) == (2, ""), words
+        assert said in err
+    code, out, err = anydevice("prove", "bad.onnx", "true.vnnlib", "--json")
+    assert (code, json.loads(out)["code"], err) == (2, "bad_setting", "")
+
+
+def test_a_refused_certificate_names_the_leaf(anydevice: Anydevice) -> None:
+    tree = leaf_tree([[255, 255]])
+    Path("open.proof").write_bytes(certificate(NETWORK, [TRUE], [tree]).to_bytes())
+    code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "open.proof")
+    assert (code, out) == (1, "")
+    assert "open.proof is refused: query 1, leaf 1 of 1 is not proved" in err
+    code, out, _ = anydevice("prove", "net.onnx", "false.vnnlib", "--check", "open.proof", "--json")
+    found = json.loads(out)
+    assert (code, found["result"], found["code"]) == (1, "refused", "wrong_answer")
+    assert "about other queries" in found["error"]
+    anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
+    data = read_certificate(Path("p.proof").read_bytes())
+    assert len(data.model) == 64
+    Path("p.proof").write_bytes(data._replace(model="0" * 64).to_bytes())
+    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p.proof")
+    assert code == 1
+    assert "another file than net.onnx" in err
+
+
+def test_a_cold_start_is_quick(process: Process) -> None:
+    """In the time that CPUs spend, because others may use them too."""
+    import resource
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    times = []
+    for _ in range(3):
+        begin = spent()
+        done = process("prove", "net.onnx", "true.vnnlib")
+        times.append(spent() - begin)
+        assert done.returncode == 0
+    assert min(times) < 0.8, times
