@@ -11,7 +11,7 @@ import anydevice
 from anydevice import nn
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.nn.layer import Run
-from anydevice.proofs.certified import Bounds, _through, certified
+from anydevice.proofs._certified import Bounds, _through, certified
 
 CPU = anydevice.device("cpu", engine="numpy")
 

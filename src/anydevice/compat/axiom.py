@@ -241,7 +241,7 @@ anydevice.register_type(
     Model,
     lambda model: {"parameters": model.parameters},
     lambda model, parts: _following(
-        bound(model.layer, model.input_shape, parts["parameters"], model.frozen)
+        bound(model.layer, model.input_shape, parts["parameters"], model.frozen, model.properties)
     ),
 )
 

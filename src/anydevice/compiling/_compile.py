@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anydevice.compiling.inputs import (
     CallSignature,
@@ -15,7 +15,7 @@ from anydevice.compiling.inputs import (
     shapes_text,
     split_inputs,
 )
-from anydevice.compiling.properties import Property, check_functions
+from anydevice.compiling.properties import Property, check_claims, check_functions, split_claims
 from anydevice.compiling.report import Checked, CompileReport, Made
 from anydevice.compiling.tolerance import tolerance_of
 from anydevice.compiling.verification import Candidate, Original, verify_model
@@ -38,6 +38,9 @@ from anydevice.settings.files import compiled_folder
 from anydevice.transfer.moving import is_array, refuse_mismatch, to_device
 from anydevice.transfer.trees.tree import flatten
 
+if TYPE_CHECKING:
+    from anydevice.proofs.claims import Claim
+
 Key = tuple[CallSignature, Any]
 """What code is made for: the static part of a call, and the shapes and dtypes of its arrays."""
 
@@ -53,7 +56,7 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     optimize: str = "default",
     precision: str | None = None,
     verify: Any = None,
-    properties: Sequence[Property] = (),
+    properties: Sequence[Property | Claim] = (),
     gradients: bool = False,
 ) -> Compiled:
     """Compile a model for a device; call the result like the model.
@@ -74,7 +77,9 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
       reference; an error that is too large raises `VerificationError` with the first layer that is
       wrong. `report` says for which shapes and numbers that holds. `properties` are functions that
       must hold for the example: they get the output, (y), or the input and the output, (x, y), as
-      NumPy, and return true or false.
+      NumPy, and return true or false. Claims of `anydevice.proofs` among them hold for every input
+      of their region: their certificates are checked again for the weights as compiled, and one
+      without a certificate is proved. `report.proved` says so, or what is not covered.
     - `gradients`: on PyTorch, results carry gradients of the weights. Without it, they carry some
       only where an input requires them. JAX and MLX take gradients of the function itself.
 
@@ -96,10 +101,12 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
         raise ConfigurationError(
             f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize="
         )
-    check_functions(properties)
-    if properties and verify is None:
+    claims, functions = split_claims(properties)
+    check_functions(functions)
+    if functions and verify is None:
         raise ConfigurationError(
-            "properties are checked on an example; give one with verify=", source="properties="
+            "properties that are functions are checked on an example; give one with verify=",
+            source="properties=",
         )
     if isinstance(model, Compiled):
         model = model.model
@@ -111,7 +118,8 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     notes = _other_engine(source, device) + _by_setting(precision, policy)
     compiled = Compiled(model, moved, target, policy, optimize, notes, gradients=gradients)
     if original is not None:
-        compiled._verify(original, verify, properties)
+        compiled._verify(original, verify, functions)
+    compiled._prove(claims)
     return compiled
 
 
@@ -168,6 +176,8 @@ class Compiled:
         self._checked: Checked | None = None
         self._checked_detector: ChangeDetector | None = None
         self._is_outdated = False
+        self._proved: tuple[str, ...] = ()
+        self._proved_detector: ChangeDetector | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output of the model for these inputs, which are moved to its device first.
@@ -212,8 +222,10 @@ class Compiled:
         Needed only after changes that a call does not see by itself; see `Compiled`.
         """
         was_verified = self._is_outdated or self._checked is not None
+        self._end_proofs()
+        proved = self._proved
         self._start(adapter_of(self.model).moved(self.device, self.policy.parameters))
-        self._is_outdated = was_verified
+        self._is_outdated, self._proved = was_verified, proved
 
     def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
         """Verify the model on its device against a float64 reference; see `compile`.
@@ -244,6 +256,10 @@ class Compiled:
             key for key, made in rows if key[0] == signature and made.shapes in checked.shapes
         }
 
+    def _prove(self, claims: Sequence[Any]) -> None:
+        self._proved = check_claims(self._adapter, self.device, self.policy, claims)
+        self._proved_detector = self._adapter.verified_detector(()) if claims else None
+
     def _inputs_of(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         named = example if isinstance(example, dict) else {}
         if named and named.keys() <= self._adapter.input_names():
@@ -269,6 +285,9 @@ class Compiled:
         detector = self._checked_detector
         if detector is not None and detector.has_changed():
             self._end_verdict()
+        detector = self._proved_detector
+        if detector is not None and detector.has_changed():
+            self._end_proofs()
         return CompileReport(
             model=self._adapter.kind,
             device=self.device,
@@ -284,6 +303,7 @@ class Compiled:
             unverified=self._unverified(),
             is_outdated=self._is_outdated,
             follows=self._adapter.follows,
+            proved=self._proved,
         )
 
     def _unverified(self) -> tuple[str, ...]:
@@ -312,6 +332,12 @@ class Compiled:
         """The model is no longer the one that was verified."""
         self._is_outdated = self._is_outdated or self._checked is not None
         self._checked = self._checked_detector = None
+        self._end_proofs()
+
+    def _end_proofs(self) -> None:
+        if self._proved:
+            self._proved = ("nothing: the model was changed after its properties were proved",)
+        self._proved_detector = None
 
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         signature, arrays = split_inputs(inputs, named)

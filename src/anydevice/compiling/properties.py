@@ -1,4 +1,4 @@
-"""Properties of a model that its user names: functions that must hold for an example."""
+"""Properties that a user names: functions that must hold for an example, and claims for all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, VerificationError
-from anydevice.models.base import host_array, type_text
+from anydevice.models.base import ModelAdapter, host_array, type_text
+from anydevice.models.precision import Policy
 from anydevice.transfer.moving import is_array
 from anydevice.transfer.trees.tree import flatten
 
@@ -26,6 +28,39 @@ def check_functions(properties: Any) -> None:
         )
     for holds in properties:
         takes_input(holds)
+
+
+def split_claims(properties: Any) -> tuple[list[Any], Any]:
+    """The claims among properties, which hold for every input, and the functions."""
+    if not properties or not isinstance(properties, Collection):
+        return [], properties
+    from anydevice.proofs.claims import Claim
+    from anydevice.proofs.properties import Property as Provable
+
+    for each in properties:
+        if isinstance(each, Provable):
+            raise ConfigurationError(
+                f"{each} says nothing about inputs; give it a region, as in "
+                "proofs.claim(property, over=proofs.box(low, high))",
+                source="properties=",
+            )
+    claims = [each for each in properties if isinstance(each, Claim)]
+    return claims, [each for each in properties if not isinstance(each, Claim)]
+
+
+def check_claims(
+    adapter: ModelAdapter, device: Device, policy: Policy, claims: Sequence[Any]
+) -> tuple[str, ...]:
+    """A line for each claim: what is proved of the weights as compiled, or what is not covered.
+
+    Raises `VerificationError` for a claim that does not hold for them.
+    """
+    why = ""
+    if policy.compute != "float32" or policy.parameters != "float32":
+        why = f"not covered: it computes in {policy.compute}"
+    elif adapter.has_coarse_products(device):
+        why = "not covered: products are computed with fewer digits than float32 (TF32)"
+    return tuple([f"{claim}: {why or claim.checked(adapter)}" for claim in claims])
 
 
 def takes_input(holds: Property) -> bool:

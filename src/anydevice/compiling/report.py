@@ -76,7 +76,8 @@ class CompileReport(Record):
     folder that keeps compiled code for later processes, `made` has one row for each set of shapes
     so far, `unverified` are those shapes that no verification was for. `is_outdated` if the model
     was changed after it was verified; `follows` says which changes of a module a call sees, and
-    which not.
+    which not. `proved` has a line for each claim: what was proved of these weights, or what is not
+    covered.
     """
 
     model: str
@@ -93,6 +94,7 @@ class CompileReport(Record):
     unverified: tuple[str, ...] = ()
     is_outdated: bool = False
     follows: str = ""
+    proved: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -120,6 +122,7 @@ class CompileReport(Record):
         if self.follows:
             rows.append(("follows", self.follows))
         rows.append(("verified", self._verified()))
+        rows += [("proved", text) for text in self.proved]
         return rows
 
     def _verified(self) -> str:

@@ -60,6 +60,7 @@ class Model:
     """
 
     frozen: frozenset[str] = frozenset()
+    properties: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -120,11 +121,33 @@ class Model:
             raise ConfigurationError(
                 f"these parameters do not fit this model: {found}", source="parameters"
             )
-        return bound(self.layer, self.input_shape, parameters, self.frozen)
+        return bound(self.layer, self.input_shape, parameters, self.frozen, self.properties)
 
     def with_layer(self, layer: Layer) -> Model:
         """The model with a layer that takes the same parameters, such as one that recomputes."""
-        return bound(layer, self.input_shape, self.parameters, self.frozen)
+        return bound(layer, self.input_shape, self.parameters, self.frozen, self.properties)
+
+    def with_properties(self, *properties: Any) -> Model:
+        """The model with properties that are to hold for it, in place of those that it had.
+
+        They are claims of `anydevice.proofs`, which are saved with the model, or functions as
+        `anydevice.compile` takes them, which cannot be saved. They stay when the model is moved or
+        trained; whether they hold for the new parameters is for `compile(properties=…)` to say.
+
+        >>> from anydevice import nn, proofs
+        >>> model = nn.build(nn.Dense(2, 1), "sigmoid", device="cpu")
+        >>> share = proofs.claim(proofs.within(0, 1), over=proofs.box(-1.0, 1.0))
+        >>> model.with_properties(share).properties == (share,)
+        True
+        """
+        for each in properties:
+            if not callable(each) and not hasattr(each, "region"):
+                raise ConfigurationError(
+                    "a property of a model is a claim with its region, as in proofs.claim("
+                    f"proofs.within(0, 1), over=proofs.box(low, high)), not {each!r}",
+                    source="properties",
+                )
+        return bound(self.layer, self.input_shape, self.parameters, self.frozen, properties)
 
     def freeze(self, *names: str) -> Model:
         """The model with parameters that training does not change; without names, all of them.
@@ -166,7 +189,7 @@ class Model:
         return frozenset(found)
 
     def _with_frozen(self, frozen: frozenset[str]) -> Model:
-        return bound(self.layer, self.input_shape, self.parameters, frozen)
+        return bound(self.layer, self.input_shape, self.parameters, frozen, self.properties)
 
     @property
     def parameter_count(self) -> int:
@@ -255,6 +278,7 @@ def bound(
     input_shape: Shape,
     parameters: Parameters,
     frozen: frozenset[str] = frozenset(),
+    properties: tuple[Any, ...] = (),
 ) -> Model:
     """The model of a layer with given parameters; draws none."""
     model = Model.__new__(Model)
@@ -263,6 +287,7 @@ def bound(
     model.output_shape = layer.output(input_shape)
     model.parameters = parameters
     model.frozen = frozen
+    model.properties = properties
     model._array_type, model._place = _type_and_place(parameters)
     return model
 
@@ -327,7 +352,7 @@ def _rebuilt(model: Model, parameters: Parameters) -> Model:
     """The model with parameters that may be elsewhere: those of a pipeline are then together."""
     same = all(map(is_, leaves(parameters), leaves(model.parameters)))
     layer = model.layer if same else model.layer.alone
-    return bound(layer, model.input_shape, parameters, model.frozen)
+    return bound(layer, model.input_shape, parameters, model.frozen, model.properties)
 
 
 def parameters_device(parameters: Parameters) -> Device | None:

@@ -18,6 +18,9 @@ from importlib import import_module as _import_module
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
+    from anydevice.proofs._certified import certified as certified
+    from anydevice.proofs.claims import Claim as Claim
+    from anydevice.proofs.claims import claim as claim
     from anydevice.proofs.properties import all_of as all_of
     from anydevice.proofs.properties import any_of as any_of
     from anydevice.proofs.properties import ball as ball
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from anydevice.proofs.proving import prove as prove
 
 _NAMES = {
+    "Claim": "claims",
     "Counterexample": "proving",
     "Proof": "proving",
     "Undecided": "proving",
@@ -41,6 +45,8 @@ _NAMES = {
     "any_of": "properties",
     "ball": "properties",
     "box": "properties",
+    "certified": "_certified",
+    "claim": "claims",
     "finite": "properties",
     "less": "properties",
     "lipschitz": "properties",
@@ -51,6 +57,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "Claim",
     "Counterexample",
     "Proof",
     "Undecided",
@@ -58,6 +65,8 @@ __all__ = [
     "any_of",
     "ball",
     "box",
+    "certified",
+    "claim",
     "finite",
     "less",
     "lipschitz",

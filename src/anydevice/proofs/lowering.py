@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
-from anydevice.models.base import host_array
+from anydevice.models.base import ModelAdapter, host_array
 from anydevice.models.detect import adapter_of
+from anydevice.models.native import NativeAdapter
 from anydevice.nn import convolution, layers, transformer
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.layer import Layer, Parameters, Shape
@@ -50,9 +51,11 @@ def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> L
     Raises `UnsupportedError`, with the path of the layer, for what a proof cannot take, and
     `ConfigurationError` for weights that are NaN or infinite and for modules in training mode.
     """
+    if isinstance(model, NativeAdapter):
+        model = model.model
     if isinstance(model, Model):
         return _lowered_model(model, shape, classes)
-    adapter = adapter_of(model)
+    adapter = model if isinstance(model, ModelAdapter) else adapter_of(model)
     if adapter.library is None:
         raise UnsupportedError(
             f"{adapter.kind}: a plain function has no layers to prove anything of; give a "

@@ -22,15 +22,7 @@ from anydevice.proofs.checking.network import FormatError, Network, Query, Refus
 from anydevice.proofs.checking.network import check_query as checked
 from anydevice.proofs.files import read_model, read_queries
 from anydevice.proofs.machines import Machine, machine_on, numpy_machine
-from anydevice.proofs.properties import (
-    Less,
-    Problem,
-    Property,
-    Region,
-    SameClass,
-    check_property,
-    problems,
-)
+from anydevice.proofs.properties import Problem, Property, Region, check_property, problems
 from anydevice.proofs.search import Bounding, Found, Limits, Progress, Search, rows_of
 
 Floats = npt.NDArray[np.float64]
@@ -207,8 +199,8 @@ def _theorems(
 def _lowered(model: Any, claim: Property, over: Region | None) -> tuple[Network, Shape | None]:
     from anydevice.proofs.lowering import lower
 
-    classes = isinstance(claim, SameClass | Less)
-    lowered = lower(model, None if over is None else over.shape, classes=classes)
+    shape = None if over is None else over.shape
+    lowered = lower(model, shape, classes=claim.about_order)
     return lowered.network, lowered.input_shape
 
 

@@ -22,7 +22,7 @@ def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> L
     """The network of a module, for examples of a shape."""
     mx: Any = sys.modules["mlx.core"]
     module: Any = adapter.module  # type: ignore[attr-defined]
-    mx.eval(module.parameters())  # else the graph has how they are drawn, too
+    mx.eval(module.parameters(), adapter.arguments)  # else the graph has how they are drawn, too
     with float64_scope("mlx"):
         steps = _exported(one_call(adapter, shape), mx.zeros((1, *shape)))
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, TypeVar
 
 from anydevice.choose.scope import one_device
@@ -76,13 +77,18 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     True
 
     Raises `ConfigurationError` if the model has your own layer that is not registered with
-    `nn.register_layer`, and `TransferError` if the file cannot be written.
+    `nn.register_layer`, or a property that is a Python function, and `TransferError` if the file
+    cannot be written.
     """
     if not isinstance(model, Model):
         raise _not_a_model(model)
     metadata = {"layer": to_json(model.layer.alone), "input_shape": list(model.input_shape)}
     if model.frozen:
         metadata["frozen"] = sorted(model.frozen)
+    if model.properties:
+        from anydevice.proofs import claims
+
+        metadata["properties"] = [claims.to_json(each) for each in model.properties]
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
 
@@ -115,10 +121,23 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     found = _misfit(layer, parameters)
     if found is not None:
         raise TransferError(f"{source}: its tensors do not fit its layers: {found}")
+    properties = _properties(source, contents.metadata.get("properties", ()))
     try:
-        return bound(layer, shape, parameters, frozen)
+        return bound(layer, shape, parameters, frozen, properties)
     except ConfigurationError as error:
         raise TransferError(f"{source}: its layers do not fit together: {error}") from error
+
+
+def _properties(source: Path, described: Any) -> tuple[Any, ...]:
+    """The properties of a model in a file; they load only what proves them where there are some."""
+    if not described:
+        return ()
+    from anydevice.proofs import claims
+
+    try:
+        return tuple([claims.from_json(each) for each in described])
+    except (ConfigurationError, TypeError) as error:
+        raise TransferError(f"{source}: its properties are damaged: {error}") from error
 
 
 def _misfit(layer: Layer, parameters: Any) -> str | None:
