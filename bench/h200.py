@@ -205,6 +205,10 @@ def decoding() -> list[Row]:
     return script("gpu_decode", "check", "speed")
 
 
+def experts() -> list[Row]:
+    return script("gpu_experts")
+
+
 def language_models() -> list[Row]:
     return script("llm", "gpu", "start")
 
@@ -262,6 +266,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     moving,
     kernels,
     decoding,
+    experts,
     language_models,
     offload,
     dispatched,
