@@ -110,7 +110,10 @@ BUILT_IN: dict[str, EngineRow] = {
             lacks=_lacks(
                 float64=("MLX has no float64 on a GPU", "use float32, or the CPU"),
                 complex128=("MLX has no complex128", "use complex64"),
-                collectives=("MLX knows one GPU", "use torch or jax for several"),
+                collectives=(
+                    "MLX knows one GPU a process",
+                    "run several with `anydevice launch --engine mlx`, or use torch or jax",
+                ),
             ),
         ),
         EngineRow(
