@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.proofs.checking.network import FormatError, Network, Node
+from anydevice.proofs.checking.network import FormatError, Network, Node, check_network
 
 LEAF, EACH_GROUP = -1, -2
 ARITHMETICS = ("real", "float32")
@@ -97,6 +97,7 @@ class Certificate(NamedTuple):
         return _MAGIC + zlib.compress(text + b"".join(pieces), 9)
 
 
+@np.errstate(all="ignore")
 def read_certificate(data: bytes) -> Certificate:
     """The certificate in the content of a file; `FormatError` says what is wrong with it."""
     try:
@@ -319,4 +320,4 @@ def _read_network(header: dict[str, Any], rest: _Rest) -> Network:
         if not isfinite(inexact):
             raise FormatError("a node of its network is inexact beyond all bounds")
         nodes.append(Node(inputs, tuple(weights), bias, function, roundings, inexact))
-    return Network(int(header["inputs"]), tuple(nodes))
+    return check_network(Network(int(header["inputs"]), tuple(nodes)))

@@ -41,6 +41,7 @@ class Graph(NamedTuple):
     output: str
 
 
+@np.errstate(all="ignore")
 def read_onnx(data: bytes) -> tuple[Network, bool]:
     """The network in the content of an ONNX file, and whether a softmax at its end was left out."""
     try:
