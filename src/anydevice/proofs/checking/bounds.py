@@ -148,9 +148,9 @@ class Bounding:
                 error = error + e * (size + np.abs(constant))
                 constant = constant + shift
             mass = np.abs(row)
-            if taken is not None and node.function:
+            if taken is not None and node.function:  # only the difference itself is rounded more
                 row = row - taken[:, self.its[k]]
-                mass = np.abs(row) + np.abs(taken[:, self.its[k]])
+                mass = np.abs(row) + np.abs(taken[:, self.its[k]]) * (e / (e + self.x[k - 1]))
             before, constant = np.abs(constant), constant + row @ node.bias
             error = error * (1 + 1e-14) + e * (before + np.abs(constant))
             error += smooth.dot(mass, found.error[k][box])

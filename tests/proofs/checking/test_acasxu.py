@@ -1,0 +1,92 @@
+"""ACAS Xu: the files are read as they mean it, and no certificate proves what is false there."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anydevice.proofs.checking.certificate import LEAF
+from anydevice.proofs.checking.checker import check, refused
+from anydevice.proofs.checking.network import RefusedError
+from anydevice.proofs.files import read_model, read_queries
+from tests.proofs.checking.theorems import certificate, leaf_tree
+
+
+def data() -> Path:
+    """The folder of ACAS Xu, which is beside the project and not in it."""
+    root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[4] / "shared" / "data")
+    if not (root / "acasxu").is_dir():
+        pytest.skip(f"there is no {root / 'acasxu'}; ANYDEVICE_DATA names another folder of data")
+    return root / "acasxu"
+
+
+def instances(expected: str) -> Iterator[tuple[str, str]]:
+    with (data() / "truth.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["expected"] == expected:
+                yield row["property"], row["net"]
+
+
+def network(name: str) -> Path:
+    return data() / "onnx" / f"ACASXU_run2a_{name}_batch_2000.onnx"
+
+
+def test_both_versions_of_a_property_mean_the_same() -> None:
+    for number in range(1, 11):
+        one, two = (data() / folder / f"prop_{number}.vnnlib" for folder in ("vnnlib", "vnnlib2"))
+        assert read_queries(one) == read_queries(two)
+
+
+def test_a_network_is_seven_layers() -> None:
+    model = read_model(network("1_1"))
+    sizes = [node.size for node in model.network.nodes]
+    assert (model.network.inputs, sizes) == (5, [50] * 6 + [5])
+    assert [node.function for node in model.network.nodes] == ["relu"] * 6 + [""]
+    assert [node.roundings for node in model.network.nodes] == [6] + [51] * 6
+
+
+def full(depth: int, random: np.random.Generator) -> list[int]:
+    """A tree of halvings, each level along an input of its own."""
+    if not depth:
+        return [LEAF]
+    return [int(random.integers(5)), *full(depth - 1, random), *full(depth - 1, random)]
+
+
+def forged(depth: int) -> int:
+    """How many of the false theorems are refused, for certificates of 2**depth leaves each."""
+    random, count = np.random.default_rng(depth), 0
+    for number, name in instances("sat"):
+        model = read_model(network(name))
+        queries = read_queries(data() / "vnnlib" / f"prop_{number}.vnnlib", model)
+        trees = []
+        for query in queries:
+            weights = random.integers(0, 256, (2**depth, len(query.group))).astype(np.uint8)
+            trees.append(leaf_tree(weights, full(depth, random)))
+        with pytest.raises(RefusedError, match="leaf"):
+            check(model.network, queries, certificate(model.network, queries, trees))
+        count += 1
+    return count
+
+
+def test_none_of_the_47_false_theorems_is_accepted() -> None:
+    assert forged(depth=2) == 47
+
+
+@pytest.mark.soak
+def test_no_leaf_with_a_counterexample_is_ever_closed() -> None:
+    assert forged(depth=9) == 47
+
+
+def test_a_false_theorem_stays_open_where_it_is_false() -> None:
+    """Leaves are closed one after the other until those with counterexamples are left."""
+    model = read_model(network("2_1"))
+    (query,) = read_queries(data() / "vnnlib" / "prop_2.vnnlib", model)
+    random = np.random.default_rng(0)
+    steps = full(5, random)
+    open_ = refused(model.network, query, leaf_tree([[255] * 4] * 32, steps), "real")
+    assert open_
