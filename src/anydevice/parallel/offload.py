@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -102,13 +104,14 @@ def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_parts(path: Path) -> dict[str, KeptArray]:
-    """Every tensor of a safetensors file, which stays opened; its header is checked."""
+    """Every tensor of a safetensors file, which is open while they are; its header is checked."""
     file = open_safetensors(path)
     try:
         entries = header_of(file).entries.values()
     except BaseException:
         file.close()
         raise
+    weakref.finalize(file, os.close, file.number)
     return {each.name: KeptArray(each.shape, each.dtype, each.start, file) for each in entries}
 
 

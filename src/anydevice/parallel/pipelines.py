@@ -6,6 +6,7 @@ compiled function of its own, since one cannot span devices that hold different 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -281,7 +283,9 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
     if not any(place.held == "disk" for place in places):
         return None
     if given is None:
-        return Path(mkdtemp(prefix="anydevice-"))
+        made = mkdtemp(prefix="anydevice-")
+        atexit.register(rmtree, made, ignore_errors=True)
+        return Path(made)
     folder = expanded(given)
     if not folder.is_dir():
         raise ConfigurationError(f"folder: there is no folder {folder}", source="folder")
@@ -429,7 +433,7 @@ class Staged(Layer):
                 x = moved(x, stage.place.device)
             if not stage.place.held:
                 x = self._computed(stage, own, x, run)
-            elif run.training:
+            elif run.training or _takes_gradients(x, own):
                 x = _brought_again(stage, own, x, run)
             else:
                 x = self._fetched(number, parameters, x, run)
@@ -477,7 +481,8 @@ class Staged(Layer):
         key = [id(x) for arrays in held.values() for x in arrays]
         known = self.work.fetchers.get(device)
         if known is None or known[0] != key:
-            parts = [[_kept(x) for x in arrays] for arrays in held.values()]
+            opened: dict[str, dict[int, KeptArray]] = {}
+            parts = [[_kept(x, opened) for x in arrays] for arrays in held.values()]
             known = key, Fetcher(parts, device, registry.load(str(device.engine)))
             self.work.fetchers[device] = known
         return known[1], {place: part for part, place in enumerate(held)}
@@ -585,16 +590,28 @@ def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
     }
 
 
-def _kept(x: Array) -> KeptArray:
-    """Where an array is: in a file, if it is a map of one."""
+def _kept(x: Array, opened: dict[str, dict[int, KeptArray]]) -> KeptArray:
+    """Where an array is: in a file, if it is a map of one; `opened` has those by position."""
     path = getattr(x, "filename", None)
-    if path is not None:
-        entries = read_parts(Path(path))
-        found = next(each for each in entries.values() if each.start == x.offset)
-        return replace(found, holder=x)
     owner = owner_of(x)
     assert owner is not None
-    return kept_in_memory(x, owner)
+    if path is None:
+        return kept_in_memory(x, owner)
+    if path not in opened:
+        opened[path] = {each.start: each for each in read_parts(Path(path)).values()}
+    return replace(opened[path][x.offset], holder=x)
+
+
+def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
+    """Whether somebody takes gradients through a stage, whose weights must then stay."""
+    owner = owner_of(x)
+    arrays = [x, *leaves(own)]
+    own_arrays = [] if owner is None else [each for each in arrays if owner.owns(each)]
+    if owner is not None and any(map(owner.is_traced, own_arrays)):
+        return True
+    torch: Any = sys.modules.get("torch")
+    wanted = any(getattr(each, "requires_grad", False) for each in arrays)
+    return wanted and torch is not None and torch.is_grad_enabled()
 
 
 def _run_on(device: Device, run: Run) -> Run:
@@ -632,9 +649,13 @@ def _brought_again(stage: Stage, own: Sequence[Parameters], x: Array, run: Run) 
     """The output of a stage in training: each layer is brought, and once more for its gradient."""
     device, autodiff = stage.place.device, autodiff_of(x)
     run = _run_on(device, run)
+    engine = registry.load(str(device.engine))
+
+    def brought(x: Array) -> Array:
+        return moved(x, device) if engine.owns(x) else engine.place(x, device)
 
     def applied(step: PlacedStep, given: Parameters, x: Array) -> Array:
-        here = refilled(given, [moved(each, device) for each in leaves(given)])
+        here = refilled(given, [brought(each) for each in leaves(given)])
         return run.through(step.path, step.layer, here, x)
 
     for step, given in zip(stage.steps, own, strict=True):

@@ -71,6 +71,11 @@ class PlainFile:
             pass
 
     @property
+    def number(self) -> int:
+        """The system's number of the opened file."""
+        return self._file
+
+    @property
     def size(self) -> int:
         """The file's bytes when it was opened."""
         return self.stamp.size
