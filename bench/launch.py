@@ -21,16 +21,14 @@ PROCESSES, MOST, MOST_FORKED = 4, 1.1, 0.5
 
 SCRIPT = """
 import time
-import torch
-import torch.distributed as distributed
+import torch, torch.distributed
+from anydevice import parallel
 
-distributed.init_process_group("gloo")
+mesh = parallel.initialize("cpu")
 total = torch.ones(1)
-distributed.all_reduce(total)
-if distributed.get_rank() == 0:
+torch.distributed.all_reduce(total)
+if mesh.rank == 0:
     print(f"summed {time.time()} {float(total)}", flush=True)
-distributed.barrier()
-distributed.destroy_process_group()
 """
 
 FORKED = """

@@ -6,7 +6,9 @@ import atexit
 import json
 import os
 import re
+import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -24,6 +26,8 @@ from anydevice.parallel.mesh import Mesh, Processes
 
 _PORT = 29500
 _LAST_WAIT = timedelta(seconds=10)
+_FIRST_WAIT = 60.0
+"""Seconds until it is left to PyTorch to find the first process, or to say that it is not there."""
 _RING = "MLX_HOSTFILE"
 TOGETHER = ("torch", "jax", "mlx")
 """Engines whose processes compute together; the first of them where all are free to be taken."""
@@ -305,16 +309,26 @@ def _joined(found: Launched, device: Device) -> Group:
         torch.cuda.set_device(device.index)
         # NCCL refuses two processes on one card.
         backend = "nccl" if (found.here or found.size) <= torch.cuda.device_count() else "gloo"
+    place = "env://"
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        place = f"tcp://{found.address}:{found.port}"
+        _await_first(found)
     distributed.init_process_group(
-        backend,
-        init_method=f"tcp://{found.address}:{found.port}"
-        if "TORCHELASTIC_RUN_ID" not in os.environ
-        else "env://",
-        rank=found.rank,
-        world_size=found.size,
+        backend, init_method=place, rank=found.rank, world_size=found.size
     )
     atexit.register(leave)
     return Group(found.rank, found.size)
+
+
+def _await_first(found: Launched) -> None:
+    """Wait until the first process listens: PyTorch looks for it less and less often."""
+    until = time.monotonic() + _FIRST_WAIT
+    while found.rank and time.monotonic() < until:
+        try:
+            socket.create_connection((found.address, found.port), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.01)
 
 
 def leave() -> None:
