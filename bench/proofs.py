@@ -3,7 +3,7 @@
     PYTHONPATH=src OPENBLAS_NUM_THREADS=1 python bench/proofs.py acasxu [--precision real]
     PYTHONPATH=src python bench/proofs.py folder ../mnist_fc --limit 120 [--check]
     PYTHONPATH=src python bench/proofs.py digits
-    PYTHONPATH=src python bench/proofs.py card       # on an NVIDIA card; engines: all of its engines
+    PYTHONPATH=src python bench/proofs.py card       # on an NVIDIA card; engines: all it has
 
 One line for each instance: what came out, CPU seconds and seconds of the clock, boxes, bytes of the
 certificate; then the sums. `--check` checks each certificate again. `--engine` and `--device` say

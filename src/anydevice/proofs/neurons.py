@@ -179,12 +179,14 @@ class Neurons:
         closed[likely[good]] = True
         for i in np.flatnonzero(good):
             branch, node = branches[some.problem[i]], int(some.node[i])
-            used = (self.low[problems.box[some.problem[i]]] < 0) & (
-                self.high[problems.box[some.problem[i]]] > 0
+            low, high = (
+                self.low[problems.box[some.problem[i]]],
+                self.high[problems.box[some.problem[i]]],
             )
-            branch.slopes[node] = np.where(used & (some.sign[i] == 0), slopes[i], 0).astype(
-                np.uint8
-            )
+            # Those of decided neurons, too: another bound may find them undecided by a hair.
+            usual = np.where(high > -low, 255, 0)
+            free = (low < 0) & (high > 0) & (some.sign[i] == 0)
+            branch.slopes[node] = np.where(free, slopes[i], usual).astype(np.uint8)
             branch.multipliers[node] = multipliers[i, list(some.path[i])]
             branch.open -= 1
         return closed
