@@ -280,6 +280,8 @@ def test_input_on_another_device_is_a_mismatch() -> None:
         found = model(anydevice.to_device(x, anydevice.device("cuda:0", engine="torch")))
         assert str(anydevice.device_of(found)) == "cuda:1"
         assert "parameters" in repr(model)
+        with pytest.raises(UnsupportedError, match="several devices is not compiled as a whole"):
+            anydevice.compile(model)
         normed = nn.build(nn.Dense(16, 8), nn.BatchNorm(8), nn.Dense(8, 4), device="cpu")
         divided_batches = parallel.pipeline(normed, CARDS[:2], microbatches=2)
         with pytest.raises(UnsupportedError, match="statistics of whole batches"):

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.core.engine import Absent
 from anydevice.core.record import replace
 from anydevice.core.trees import combined, leaves, mapped, partition
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 from anydevice.models.base import (
     After,
     Arguments,
@@ -93,7 +94,18 @@ class NativeAdapter(ModelAdapter):
 
     @property
     def device(self) -> Device | None:
-        return parameters_device(self.model.parameters)
+        layer = self.model.layer
+        try:
+            return parameters_device(self.model.parameters)
+        except DeviceMismatchError as error:
+            if layer.alone is layer:
+                raise
+            raise Absent(
+                "a model of several devices is not compiled as a whole",
+                instead="call it as it is, whose stages are compiled where they lie; move it with "
+                "to_device, which makes one of one device; or give validation= to nn.train",
+                code="no_collectives",
+            ).error() from error
 
     def check_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         if named or len(inputs) != 1 or not is_array(inputs[0]):
