@@ -65,7 +65,10 @@ def test_the_tokens_are_those_of_steps_in_ops(
     runner = CapturedRunner(programs, 2, 64, CapturedStep)
     for prompts in (PROMPTS, PROMPTS[::-1]):  # the second time, what was captured is used again
         expected = tokens(OpsRunner(programs, 2, 64), model, prompts, 6, **options)
-        assert tokens(runner, model, prompts, 6, **options) == expected
+        found = tokens(runner, model, prompts, 6, **options)
+        assert [each for each, _ in found] == [each for each, _ in expected]
+        for (_, one), (_, other) in zip(found, expected, strict=True):
+            assert one == (other if other is None else pytest.approx(other, abs=1e-3))
     assert len(runner._captured) == 1
 
 
@@ -211,6 +214,24 @@ def test_short_prompts_are_read_by_graphs(
 
 def _no_setter(_: object, value: bool) -> None:
     """What is read in ops here counts as read in few launches."""
+
+
+def test_a_short_prompt_is_read_in_one_size_with_a_graph_and_without(
+    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries round otherwise for other sizes, and the same call gives the same numbers."""
+    programs, sizes = model._programs, []
+    whole = programs.passed
+
+    def noted(ids: Any, *others: Any, **options: Any) -> Any:
+        sizes.append(ids.shape[1])
+        return whole(ids, *others, **options)
+
+    monkeypatch.setattr(programs, "passed", noted)
+    runner = CapturedRunner(programs, 2, 320, CapturedStep)
+    for _ in range(3):
+        tokens(runner, model, PROMPTS, 1)
+    assert set(sizes) == {captured.PADDED}
 
 
 def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> None:

@@ -63,12 +63,12 @@ class CapturedRunner(OpsRunner):
         short = self.rows * size <= MOST_CAPTURED and size <= self.slots
         if any(start) or length is not None or not short:
             return super()._read(ids, start, count, before, length)
-        if size not in self._readers:
-            found = super()._read(ids, start, count, before, length)
-            self._keep_reader(size, None if self._programs.in_few_launches else NotImplemented)
-            return found
         padded = np.zeros((self.rows, size), np.int32)
         padded[:, : ids.shape[1]] = ids
+        if size not in self._readers:  # padded too: another size may be rounded otherwise
+            found = super()._read(padded, start, count, before, length)
+            self._keep_reader(size, None if self._programs.in_few_launches else NotImplemented)
+            return found
         state = {"ids": self._programs.place(padded), "count": self._programs.place(count)}
         reader = self._readers.pop(size)
         if reader is None:
@@ -78,7 +78,7 @@ class CapturedRunner(OpsRunner):
             reader = self._made(self._all_read, {**state, "hidden": hidden}, ())
         self._keep_reader(size, reader)
         if reader is NotImplemented:
-            return super()._read(ids, start, count, before, length)
+            return super()._read(padded, start, count, before, length)
         reader.load(state)
         reader()
         return reader.state["hidden"]
