@@ -97,11 +97,11 @@ if __name__ == "__main__":
         for strategy, curve in each.items():
             assert apart(one[:EPOCHS], curve) <= 1e-6, (strategy, one, curve)
             print(strategy, apart(one[:EPOCHS], curve), file=sys.stderr)
-    # Files of several processes go on anywhere.
+    # Files of several processes go on anywhere: in one of PyTorch, and on any number of devices.
     torch = {"device": anydevice.device("cpu", engine="torch"), "optimize": "none"}
-    places = [("shard", {"device": alone}), ("replicate", torch)]
+    places = [("shard", torch), ("replicate", torch)]
     if EPOCHS > 1:
-        places += [("shard", {"devices": "cpu", "strategy": "shard"}), ("shard", torch),
+        places += [("shard", {"devices": "cpu", "strategy": "shard"}), ("shard", {"device": alone}),
                    ("replicate", {"devices": ["cpu:0", "cpu:1"]})]
     for name, place in places:
         rest = trained(**place, epochs=EPOCHS + 1, resume=f"{name}.safetensors",
