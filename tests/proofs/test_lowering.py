@@ -14,7 +14,7 @@ from anydevice.core.trees import mapped
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.proofs import graph as graphs
 from anydevice.proofs.evaluation import evaluate
-from anydevice.proofs.graph import Graph
+from anydevice.proofs.graph import Builder
 from anydevice.proofs.lowering import lower
 
 CPU = anydevice.device("cpu", engine="numpy")
@@ -207,7 +207,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_in_the_lowering_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, method, changed = PLANTED[fault]
-    monkeypatch.setattr(Graph, method, changed(getattr(Graph, method)))
+    monkeypatch.setattr(Builder, method, changed(getattr(Builder, method)))
     assert largest_difference(built(name)) > 1e-4
 
 
@@ -224,7 +224,7 @@ def test_activations_are_part_of_the_node_before_them() -> None:
 
 
 def test_a_clip_stays_in_its_range_by_intervals_alone() -> None:
-    graph = Graph(3)
+    graph = Builder(3)
     network = graph.network(graph.clip(np.arange(3), -0.25, 1.5))
     x = np.linspace(-3, 3, 30).reshape(10, 3)
     assert np.array_equal(evaluate(network, x)[0], np.clip(x, -0.25, 1.5))
@@ -246,7 +246,7 @@ def test_abs_and_one_sided_clips() -> None:
         ("clip", (0.5, None), np.maximum(x, 0.5)),
         ("clip", (None, 0.1), np.minimum(x, 0.1)),
     ):
-        graph = Graph(3)
+        graph = Builder(3)
         network = graph.network(getattr(graph, name)(np.arange(3), *options))
         assert np.allclose(evaluate(network, x)[0], expected, atol=1e-12)
 

@@ -12,7 +12,7 @@ from anydevice.errors import ConfigurationError, UnsupportedError, VerificationE
 from anydevice.models.detect import adapter_of
 from anydevice.proofs import tracing
 from anydevice.proofs.evaluation import evaluate
-from anydevice.proofs.lowering import lower
+from anydevice.proofs.lowering import caller, lower
 from anydevice.proofs.tracing import Trace
 
 Case = tuple[Any, tuple[int, ...]]
@@ -251,7 +251,7 @@ def test_modules_of_every_library_are_lowered(library: str) -> None:
         if (library, name) not in NOT_IN_FLOAT64:
             expected = wide_outputs(model, shape, x)
             assert np.abs(found - expected).max() < LOOSE[library], name
-        call = tracing.caller(adapter_of(model), shape)
+        call = caller(adapter_of(model), shape)
         ran = np.concatenate([call(row[None]) for row in x]).reshape(3, -1)
         assert (np.abs(ran - found) <= error).all(), name
 

@@ -50,7 +50,7 @@ class Certified(LayerLoss):
             around = [ops.maximum(each, self.low) for each in around]
         if isfinite(self.high):
             around = [ops.minimum(each, self.high) for each in around]
-        through = _through(layer, parameters, Bounds(x, *around), run)
+        through = _through(layer, parameters, Around(x, *around), run)
         plain = self.loss(through.x, y)
         worst = self.loss(_worst(through, y), y)
         share = ops.multiply(grown, self.share) if _is_array(grown) else grown * self.share
@@ -120,7 +120,7 @@ def _wrong(name: str, value: object, wanted: str) -> ConfigurationError:
     )
 
 
-class Bounds(NamedTuple):
+class Around(NamedTuple):
     """A batch at one place of a model, and the least and the most that it can be there."""
 
     x: Array
@@ -128,7 +128,7 @@ class Bounds(NamedTuple):
     high: Array
 
 
-def _worst(bounds: Bounds, target: Array) -> Array:
+def _worst(bounds: Around, target: Array) -> Array:
     """The outputs that are worst for the target: its least, and the most of the others."""
     classes = bounds.x.shape[-1]
     chosen = ops.astype(ops.one_hot(target, classes), "float32")
@@ -136,7 +136,7 @@ def _worst(bounds: Bounds, target: Array) -> Array:
     return ops.add(bounds.high, apart)
 
 
-def _through(layer: Layer, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _through(layer: Layer, parameters: Parameters, bounds: Around, run: Run) -> Around:
     return _LAYERS[type(layer)](layer, parameters, bounds, run)
 
 
@@ -145,25 +145,25 @@ def _inside(run: Run, step: str) -> Run:
     return replace(run, path=path, training=run.training and path not in run.still, watch=None)
 
 
-def _chain(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _chain(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     for (step, part), own in zip(layer.parts, parameters, strict=True):
         bounds = _through(part, own, bounds, _inside(run, step))
     return bounds
 
 
-def _recomputed(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _recomputed(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     return _through(layer.layer, parameters, bounds, run)
 
 
-def _residual(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _residual(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     inner = _through(layer.layer, parameters["layer"], bounds, _inside(run, ".layer"))
     if layer.shortcut is not None:
         own = parameters["shortcut"]
         bounds = _through(layer.shortcut, own, bounds, _inside(run, ".shortcut"))
-    return Bounds(*[ops.add(a, b) for a, b in zip(inner, bounds, strict=True)])
+    return Around(*[ops.add(a, b) for a, b in zip(inner, bounds, strict=True)])
 
 
-def _linear(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _linear(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     """The centre of a box goes through the layer, its radius through the absolute weights."""
     plain = replace(layer, activation=None)
     absolute = replace(plain, bias=False)
@@ -174,16 +174,16 @@ def _linear(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bou
     return made if layer.activation is None else _activated(layer.activation, made)
 
 
-def _centred(bounds: Bounds) -> tuple[Array, Array]:
+def _centred(bounds: Around) -> tuple[Array, Array]:
     centre = ops.multiply(ops.add(bounds.low, bounds.high), 0.5)
     return centre, ops.multiply(ops.subtract(bounds.high, bounds.low), 0.5)
 
 
-def _bounds(x: Array, centre: Array, radius: Array) -> Bounds:
-    return Bounds(x, ops.subtract(centre, radius), ops.add(centre, radius))
+def _bounds(x: Array, centre: Array, radius: Array) -> Around:
+    return Around(x, ops.subtract(centre, radius), ops.add(centre, radius))
 
 
-def _batch_norm(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _batch_norm(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     """By the statistics that the examples themselves are normalized by."""
     x = bounds.x
     after = layer.apply(parameters, x, run)
@@ -205,24 +205,24 @@ def _batch_norm(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) ->
     return _bounds(after, moved, ops.multiply(radius, ops.abs(scale)))
 
 
-def _rising(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _rising(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     """A layer that never falls: its bounds are its outputs for the bounds."""
-    return Bounds(*[layer.apply(parameters, each, run) for each in bounds])
+    return Around(*[layer.apply(parameters, each, run) for each in bounds])
 
 
-def _activation(layer: Any, parameters: Parameters, bounds: Bounds, run: Run) -> Bounds:
+def _activation(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
     return _activated(layer.name, bounds)
 
 
-def _activated(name: str, bounds: Bounds) -> Bounds:
+def _activated(name: str, bounds: Around) -> Around:
     function = ACTIVATIONS[name]
     x, low, high = [function(each) for each in bounds]
     if name not in _DIPS:
-        return Bounds(x, low, high)
+        return Around(x, low, high)
     place, least = _DIPS[name]
     dips = ops.logical_and(ops.less(bounds.low, place), ops.greater(bounds.high, place))
     lower = ops.where(dips, least, ops.minimum(low, high))
-    return Bounds(x, lower, ops.maximum(low, high))
+    return Around(x, lower, ops.maximum(low, high))
 
 
 _DIPS = {
@@ -234,7 +234,7 @@ _DIPS = {
 
 _RISING = ("identity", "relu", "leaky_relu", "tanh", "sigmoid")
 
-_LAYERS: dict[type[Layer], Callable[[Any, Any, Bounds, Run], Bounds]] = {
+_LAYERS: dict[type[Layer], Callable[[Any, Any, Around, Run], Around]] = {
     layers.Activation: _activation,
     layers.BatchNorm: _batch_norm,
     layers.Chain: _chain,

@@ -14,7 +14,7 @@ import numpy as np
 
 from anydevice.errors import UnsupportedError
 from anydevice.proofs.checking.network import Floats, Network
-from anydevice.proofs.graph import ROUNDED, Cells, Graph
+from anydevice.proofs.graph import ROUNDED, Builder, Cells
 
 _INEXACT = 64 * ROUNDED
 """Of tangents that are numbers: products of some weights."""
@@ -35,9 +35,9 @@ def absolute_sums(network: Network) -> Network:
     return graph.network(graph.total(graph.absolute(_cells(graph, tangent))))
 
 
-def _tangents(network: Network, directions: Floats) -> tuple[Graph, Tangent]:
+def _tangents(network: Network, directions: Floats) -> tuple[Builder, Tangent]:
     """The graph of the network, and the tangent of its output: (outputs, directions)."""
-    graph = Graph(network.inputs)
+    graph = Builder(network.inputs)
     values: list[Cells] = [np.arange(network.inputs)]
     tangents: list[Tangent] = [directions]
     for number, node in enumerate(network.nodes, 1):
@@ -61,7 +61,7 @@ def _tangents(network: Network, directions: Floats) -> tuple[Graph, Tangent]:
     return graph, tangents[-1]
 
 
-def _through_sum(graph: Graph, parts: list[tuple[Floats, Tangent]], inexact: float) -> Tangent:
+def _through_sum(graph: Builder, parts: list[tuple[Floats, Tangent]], inexact: float) -> Tangent:
     """The tangent of a sum of matrices times values."""
     if len(parts) == 1 and _is_fixed(parts[0][1]) and _single_terms(*parts[0]):
         matrix, tangent = parts[0]
@@ -82,17 +82,17 @@ def _is_fixed(tangent: Tangent) -> bool:
     return bool(tangent.dtype.kind == "f")
 
 
-def _product(graph: Graph, slope: Cells, tangent: Tangent) -> Cells:
+def _product(graph: Builder, slope: Cells, tangent: Tangent) -> Cells:
     if _is_fixed(tangent):
         return graph.affine(slope[:, None], tangent, inexact=_INEXACT)
     return graph.product(slope[:, None], tangent)
 
 
-def _cells(graph: Graph, tangent: Tangent) -> Cells:
+def _cells(graph: Builder, tangent: Tangent) -> Cells:
     return graph.constant(tangent, _INEXACT) if _is_fixed(tangent) else tangent
 
 
-def _slope(graph: Graph, function: str, before: Cells, after: Cells) -> Cells:
+def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
     """The derivative of a function, from its argument and its value."""
     if function not in _SLOPES:
         raise UnsupportedError(
@@ -102,14 +102,14 @@ def _slope(graph: Graph, function: str, before: Cells, after: Cells) -> Cells:
     return _SLOPES[function](graph, before, after)
 
 
-def _silu(graph: Graph, before: Cells, after: Cells) -> Cells:
+def _silu(graph: Builder, before: Cells, after: Cells) -> Cells:
     """`sigmoid(x) * (1 + x - silu(x))`."""
     gate = graph.function(before, "sigmoid")
     rest = graph.combined([(1.0, before), (-1.0, after)], "", 1.0)
     return graph.product(gate, rest)
 
 
-_SLOPES: dict[str, Callable[[Graph, Cells, Cells], Cells]] = {
+_SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
     "relu": lambda graph, before, after: graph.function(before, "step"),
     "sigmoid": lambda graph, before, after: graph.combined(
         [(1.0, after), (-1.0, graph.function(after, "square"))]

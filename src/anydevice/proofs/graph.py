@@ -56,7 +56,7 @@ class LoweredModel(Record):
     dropped: str = ""
 
 
-class Graph:
+class Builder:
     """A network under way; `path` names the layer that is lowered, for errors."""
 
     def __init__(self, inputs: int) -> None:

@@ -6,12 +6,14 @@ cannot be lowered is refused before any proof begins, with the path of the layer
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.models.base import ModelAdapter, host_array
 from anydevice.models.detect import adapter_of
@@ -21,12 +23,11 @@ from anydevice.nn._recompute import Recomputed
 from anydevice.nn.layer import Layer, Parameters, Shape
 from anydevice.nn.losses import _without as without_last
 from anydevice.nn.model import Model
-from anydevice.proofs import tracing
 from anydevice.proofs.checking.network import Floats
 from anydevice.proofs.evaluation import evaluate
 from anydevice.proofs.graph import (
+    Builder,
     Cells,
-    Graph,
     LoweredModel,
     attention_scale,
     refused,
@@ -34,6 +35,8 @@ from anydevice.proofs.graph import (
     scale_of_norm,
     windows_of,
 )
+from anydevice.proofs.tracing import one_call
+from anydevice.transfer.moving import to_device
 
 
 def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> LoweredModel:
@@ -69,9 +72,38 @@ def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> L
         )
     adapter.check_verifiable()
     refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
-    lowered = tracing.traced(adapter, shape, classes=classes)
-    _check_agrees(lowered, tracing.caller(adapter, shape))
+    lowered = _tracer(adapter)(adapter, shape, classes=classes)
+    _check_agrees(lowered, caller(adapter, shape))
     return lowered
+
+
+def _tracer(adapter: ModelAdapter) -> Callable[..., LoweredModel]:
+    """What lowers the modules of a library."""
+    if adapter.library == "torch":
+        from anydevice.proofs.tracing_torch import traced as of_torch
+
+        return of_torch
+    if adapter.library == "jax":
+        from anydevice.proofs.tracing_jax import traced as of_jax
+
+        return of_jax
+    from anydevice.proofs.tracing_mlx import traced as of_mlx
+
+    return of_mlx
+
+
+def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """The module as a function of NumPy arrays of one example."""
+    place = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
+    call = one_call(adapter, shape)
+    if adapter.library == "jax":
+        call = sys.modules["jax"].jit(call)
+
+    def run(x: Any) -> Any:
+        with adapter.scope():
+            return host_array(call(to_device(x, place, convert=True)))
+
+    return run
 
 
 def refuse_nonfinite(weights: dict[str, Any]) -> None:
@@ -127,7 +159,7 @@ def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> LoweredM
     _refuse_layers(layer, root)
     adapter = adapter_of(model)
     refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
-    graph = Graph(prod(model.input_shape))
+    graph = Builder(prod(model.input_shape))
     cells = np.arange(graph.inputs).reshape(model.input_shape)
     parameters = _hosted(model.parameters)
     cells = _lower_layer(graph, layer, parameters, cells, root)
@@ -162,7 +194,7 @@ def _hosted(tree: Any) -> Any:
 
 
 def _lower_layer(
-    graph: Graph, layer: Layer, parameters: Parameters, cells: Cells, path: str
+    graph: Builder, layer: Layer, parameters: Parameters, cells: Cells, path: str
 ) -> Cells:
     graph.path = f"{path} {layer.label}"
     return _LAYERS[type(layer)](graph, layer, parameters, cells, path)
@@ -175,12 +207,12 @@ def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
     return wide, int(any(rounds(each) for each in wide if each is not None))
 
 
-def _dense(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
     return activated(graph, graph.dense(cells, weight, bias, extra), layer.activation)
 
 
-def _convolution(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
     axes = weight.ndim - 2
     stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
@@ -200,16 +232,16 @@ def _pooled(layer: Any, cells: Cells) -> Cells:
     return windows.reshape(*windows.shape[:3], -1)
 
 
-def _activation(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _activation(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     return activated(graph, cells, layer.name)
 
 
-def activated(graph: Graph, cells: Cells, name: str | None) -> Cells:
+def activated(graph: Builder, cells: Cells, name: str | None) -> Cells:
     """The cells after an activation of `nn`."""
     return cells if name is None else _ACTIVATIONS[name](graph, cells)
 
 
-_ACTIVATIONS: dict[str, Callable[[Graph, Cells], Cells]] = {
+_ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
     "identity": lambda graph, cells: cells,
     "leaky_relu": lambda graph, cells: graph.leaky_relu(cells, 0.01),
     "softmax": lambda graph, cells: graph.softmax(cells),
@@ -222,34 +254,34 @@ _ACTIVATIONS: dict[str, Callable[[Graph, Cells], Cells]] = {
 }
 
 
-def _batch_norm(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
     scale = scale_of_norm(weight, variance, layer.eps)
     over = (-1, *[1] * (cells.ndim - 1))
     return graph.normalized(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
 
 
-def _layer_norm(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias), _ = weights_of(parameters, "weight", "bias")
     return graph.layer_norm(cells, weight, bias, layer.eps)
 
 
-def _rms_norm(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _rms_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     return graph.rms_norm(cells, weights_of(parameters, "weight")[0][0], layer.eps)
 
 
-def _positions(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _positions(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight,), extra = weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
 
 
-def _chain(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _chain(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     for (step, part), own in zip(layer.parts, parameters, strict=True):
         cells = _lower_layer(graph, part, own, cells, path + step)
     return cells
 
 
-def _residual(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     inside = _lower_layer(graph, layer.layer, parameters["layer"], cells, f"{path}.layer")
     if layer.shortcut is not None:
         own = parameters["shortcut"]
@@ -258,7 +290,7 @@ def _residual(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str
     return graph.combined([(1.0, inside), (1.0, cells)], roundings=1)
 
 
-def _attention(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (qkv, output, qkv_bias, output_bias), extra = weights_of(
         parameters, "qkv", "output", "qkv_bias", "output_bias"
     )
@@ -276,14 +308,14 @@ def _attention(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: st
     return graph.dense(y.swapaxes(0, 1).reshape(tokens, size), output, output_bias, extra)
 
 
-def _gated(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _gated(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
     joined = graph.dense(cells, gate_up, None, extra)
     gate, up = np.split(joined, 2, axis=-1)
     return graph.dense(graph.product(graph.function(gate, "silu"), up), down, None, extra)
 
 
-def _block(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     inside = dict(layer.parts)
     for name in ("attention", "mlp"):
         y = cells
@@ -295,7 +327,7 @@ def _block(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -
     return cells
 
 
-Lowering = Callable[[Graph, Any, Any, Cells, str], Cells]
+Lowering = Callable[[Builder, Any, Any, Cells, str], Cells]
 
 _LAYERS: dict[type[Layer], Lowering] = {
     layers.Activation: _activation,

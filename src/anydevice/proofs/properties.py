@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 Numbers = tuple[float, ...]
 
 
-class Row(NamedTuple):
+class Condition(NamedTuple):
     """`coefficients · y + constant`: an output is bad where it is <= 0, or < 0 where strict."""
 
     coefficients: dict[int, int]
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     strict: bool = False
 
 
-Bad = list[list[Row]]
+Bad = list[list[Condition]]
 """The outputs are bad where all rows of one of these lists say so."""
 
 
@@ -184,7 +184,7 @@ class SameClass(Property):
         if outputs == 1:
             raise _wrong("same_class", "the model has one output, and there is nothing to compare")
         others = [each for each in range(outputs) if each != self.label]
-        return [[Row({self.label: 1, each: -1}, Fraction(0))] for each in others]
+        return [[Condition({self.label: 1, each: -1}, Fraction(0))] for each in others]
 
     @property
     def about_order(self) -> bool:
@@ -200,7 +200,7 @@ class Less(Property):
     def bad(self, outputs: int) -> Bad:
         for each in (self.smaller, self.larger):
             _check_output(each, outputs, "less")
-        return [[Row({self.larger: 1, self.smaller: -1}, Fraction(0))]]
+        return [[Condition({self.larger: 1, self.smaller: -1}, Fraction(0))]]
 
     @property
     def about_order(self) -> bool:
@@ -220,9 +220,9 @@ class Within(Property):
         for each in chosen:
             _check_output(each, outputs, "within")
             if isfinite(self.low):
-                found.append([Row({each: 1}, -Fraction(self.low), strict=True)])
+                found.append([Condition({each: 1}, -Fraction(self.low), strict=True)])
             if isfinite(self.high):
-                found.append([Row({each: -1}, Fraction(self.high), strict=True)])
+                found.append([Condition({each: -1}, Fraction(self.high), strict=True)])
         return found
 
 
@@ -277,7 +277,7 @@ class Monotone(Property):
         if not 0 <= self.input < network.inputs:
             raise _wrong("monotone", f"the model has {network.inputs} inputs, and no {self.input}")
         slope = 1 if self.rising else -1
-        row = Row({0: slope}, Fraction(self.tolerance), strict=True)
+        row = Condition({0: slope}, Fraction(self.tolerance), strict=True)
         return derivative(network, self.input, self.output), [[row]]
 
 
@@ -289,7 +289,7 @@ class Lipschitz(Property):
     def problem(self, network: Network) -> tuple[Network, Bad]:
         """The sums of absolute derivatives of each output, and when they are bad."""
         sums = absolute_sums(network)
-        rows = [[Row({each: -1}, Fraction(self.bound), True)] for each in range(sums.outputs)]
+        rows = [[Condition({each: -1}, Fraction(self.bound), True)] for each in range(sums.outputs)]
         return sums, rows
 
 
@@ -601,7 +601,7 @@ def _index(value: Any, name: str) -> int:
 def _number(value: Any, name: str) -> float:
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
-        raise _wrong(name, f"{value!r} is not a number")
+        raise _wrong(name, f"it takes numbers, not {value!r}")
     return number
 
 
@@ -613,7 +613,7 @@ def _numbers(values: Any, name: str) -> Any:
             array.dtype.kind not in "iuf"
             or (exact.astype(array.dtype) != array)[exact == exact].any()
         ):
-            raise ValueError("these are no numbers that float64 holds")
+            raise ValueError("float64 does not hold these")
     except (TypeError, ValueError) as error:
         raise _wrong(name, f"it takes arrays of numbers, not {type_text(values)}") from error
     if not np.isfinite(exact).all():

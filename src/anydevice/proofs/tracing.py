@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anydevice.core.device import Device
 from anydevice.errors import UnsupportedError
-from anydevice.models.base import ModelAdapter, host_array
+from anydevice.models.base import ModelAdapter
 from anydevice.models.jax import EquinoxAdapter
 from anydevice.proofs.checking.network import Floats
 from anydevice.proofs.evaluation import FUNCTIONS
 from anydevice.proofs.graph import (
     NO_CELL,
     ROUNDED,
+    Builder,
     Cells,
-    Graph,
     LoweredModel,
     refused,
     rounds,
     windows_of,
 )
-from anydevice.transfer.moving import to_device
 
 _ROOT_HALF = float(np.sqrt(0.5))
 _GELU_SCALE, _GELU_CUBIC = float(np.sqrt(2 / np.pi)), 0.044715
@@ -60,7 +57,7 @@ class Trace:
     """What a module computes, primitive by primitive."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.graph = Graph(prod(shape))
+        self.graph = Builder(prod(shape))
         self.input = Moving(np.arange(prod(shape)).reshape(1, *shape))
         self._origins: dict[int, tuple[str, float, float]] = {}
         self._rows: list[tuple[int, ...]] = []
@@ -605,20 +602,6 @@ class Trace:
         return kind, np.array([each[1:] for each in found if each is not None], np.float64)
 
 
-def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """The module as a function of NumPy arrays of one example."""
-    place = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
-    call = one_call(adapter, shape)
-    if adapter.library == "jax":
-        call = sys.modules["jax"].jit(call)
-
-    def run(x: Any) -> Any:
-        with adapter.scope():
-            return host_array(call(to_device(x, place, convert=True)))
-
-    return run
-
-
 def one_call(
     adapter: ModelAdapter, shape: tuple[int, ...], call: Callable[[Any], Any] | None = None
 ) -> Callable[[Any], Any]:
@@ -639,13 +622,6 @@ def one_call(
     except Exception:  # whatever a module raises for an input that it does not take
         return batch
     return single
-
-
-def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> LoweredModel:
-    """The network of a module of another library, for examples of a shape."""
-    tracer = import_module(f"anydevice.proofs.tracing_{adapter.library}")
-    lowered: LoweredModel = tracer.traced(adapter, shape, classes=classes)
-    return lowered
 
 
 def _wide(value: Fixed) -> Floats:
