@@ -70,6 +70,11 @@ def refused(mesh):
         raise SystemExit("a part was taken for the whole")
     except anydevice.TransferError as error:
         assert "parallel.gather in all" in str(error), error
+    tree = {"weight": np.arange(48, dtype="float32").reshape(16, 3), "bias": np.ones(3, "float32")}
+    there = parallel.shard(tree, parallel.Mesh(mesh.devices, shard=8, group=mesh.group))
+    assert set(bytes_a_device(there["weight"]).values()) == {2 * 3 * 4}
+    for name, x in parallel.gather(there).items():
+        np.testing.assert_array_equal(anydevice.to_numpy(x), tree[name])
     whole = parallel.gather(state.parameters)
     assert sum(x.size for x in leaves(whole)) == model().parameter_count
     try:
