@@ -33,13 +33,17 @@ def network(*sizes: int, seed: int = 0, residual: bool = False, bias: float = 1.
 def query(net: Network, low: Any, high: Any, rows: Any, constants: Any, group: Any = None) -> Query:
     """Rows of numbers over a box; a group for each row if none are given."""
     return Query(
-        tuple(map(Fraction, low)),
-        tuple(map(Fraction, high)),
-        tuple(tuple(map(Fraction, row)) for row in rows),
-        tuple(map(Fraction, constants)),
+        tuple(map(_exact, low)),
+        tuple(map(_exact, high)),
+        tuple(tuple(map(_exact, row)) for row in rows),
+        tuple(map(_exact, constants)),
         tuple(range(len(rows)) if group is None else group),
         (False,) * len(rows),
     )
+
+
+def _exact(number: Any) -> Fraction:
+    return number if isinstance(number, Fraction) else Fraction(float(number))
 
 
 def exact_arguments(net: Network, x: Any) -> list[tuple[Fraction, ...]]:

@@ -19,6 +19,10 @@ _EXACT = ("", "relu", "square", "step")
 """Functions whose values at rationals are rational."""
 
 
+_PROMISING, _NEAR_STEPS = 24, 10
+"""So many points that a search gives are moved by so many steps."""
+
+
 class Violation(NamedTuple):
     """A point of the box, the outputs there, and by how much all rows of a group are violated.
 
@@ -42,22 +46,43 @@ class Attack:
         self.group = np.array(query.group)
         self.groups = int(self.group.max()) + 1
         self.found: Violation | None = None
+        self._searched = False
 
     def search(self, starts: int = 64, steps: int = 40, seed: int = 0) -> Violation | None:
         """Projected gradient steps from random points, on each group in turn."""
+        self._searched = True
         random = np.random.default_rng(seed)
+        points = self.low + (self.high - self.low) * random.random((starts, len(self.low)))
+        points[0] = self.low + (self.high - self.low) / 2
+        self._descend(points, steps, 0.25)
+        return self.found
+
+    def near(self, points: Floats) -> Floats | None:
+        """A counterexample among points or near the most promising ones of them.
+
+        Where nothing was searched before, random points come first.
+        """
+        if not self._searched and self.search() is not None:
+            return np.array([float(each) for each in self.found.x]) if self.found else None
+        margins = self._margins(self._values(points)[-1])
+        found = self.refutes(points, margins)
+        if found is not None:
+            return found
+        best = np.argsort(np.nan_to_num(margins.min(1), nan=np.inf))[:_PROMISING]
+        return self._descend(points[best], _NEAR_STEPS, 0.03, margins[best].argmin(1))
+
+    def _descend(self, points: Floats, steps: int, far: float, goal: Any = None) -> Floats | None:
+        """Steps against the sign of the gradient, each shorter than the one before."""
         wide = self.high - self.low
-        points = self.low + wide * random.random((starts, len(self.low)))
-        points[0] = self.low + wide / 2
-        goal = np.arange(starts) % self.groups
+        goal = np.arange(len(points)) % self.groups if goal is None else goal
         for i in range(steps):
             margins, slopes = self._gradients(points, goal)
-            if self.refutes(points, margins) is not None:
-                return self.found
-            far = 0.25 * 0.93**i
-            points = np.clip(points - np.sign(slopes) * wide * far, self.low, self.high)
-        self.refutes(points)
-        return self.found
+            found = self.refutes(points, margins)
+            if found is not None:
+                return found
+            away = np.sign(slopes) * wide * far * 0.93**i
+            points = np.clip(points - away, self.low, self.high)
+        return self.refutes(points)
 
     def refutes(self, points: Floats, margins: Floats | None = None) -> Floats | None:
         """The first of these points that is bad, exactly; it is kept in `found`."""

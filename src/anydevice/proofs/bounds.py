@@ -22,7 +22,7 @@ from anydevice.proofs.checking.network import Network, Node
 from anydevice.proofs.curves import Curve, Lines, open_neurons, relu_curve, smooth_curve
 from anydevice.proofs.machines import Array, Host, Machine
 
-FORWARD_INPUTS = 64
+FORWARD_INPUTS = 50
 """Beyond so many inputs, intervals are carried forward instead of linear functions."""
 
 _SLACK = 1.02

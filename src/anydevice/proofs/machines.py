@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import ctypes
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +16,7 @@ import numpy.typing as npt
 
 from anydevice import ops
 from anydevice.choose.scope import device as choose_device
+from anydevice.core.locks import ForkSafeLock
 from anydevice.engines import registry
 from anydevice.errors import UnsupportedError
 
@@ -71,7 +76,9 @@ def numpy_machine(dtype: str = "float64", rows: int = 1024) -> Machine:
         summed: Host = np.einsum("ij,ij->i", a, b)
         return summed
 
-    return Machine(place, lambda x: x, lambda x: x, dtype, rows, dot=dot, name="numpy")
+    return Machine(
+        place, lambda x: x, lambda x: x, dtype, rows, dot=dot, name="numpy", context=_one_thread
+    )
 
 
 def machine_on(device: Any, engine: str | None) -> Machine:
@@ -142,12 +149,56 @@ def probe(machine: Machine) -> None:
             )
     x = machine.place(np.array([np.nan, np.inf, -1.0]))
     xp = machine.xp
-    kept = machine.host(xp.maximum(x, 0.0)), machine.host(x - x), machine.host(x > 0)
+    with np.errstate(all="ignore"):
+        kept = machine.host(xp.maximum(x, 0.0)), machine.host(x - x), machine.host(x > 0)
     if not (np.isnan(kept[0][0]) and np.isnan(kept[1][:2]).all() and not kept[2][0]):
         raise UnsupportedError(
             f"{machine.name} takes NaN for a number, as with fast-math: no bound holds there; turn "
             "that off, or compute on engine='numpy'"
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products on one thread of OpenBLAS: those here are small, and threads that wait take time.
+
+    Several threads may search at once: the last that ends puts the number back.
+    """
+    library = _openblas()
+    if library is None:
+        yield
+        return
+    get, put = library
+    with _searching_lock.native:
+        _searching.append(get())
+        put(1)
+    try:
+        yield
+    finally:
+        with _searching_lock.native:
+            before = _searching.pop(0) if len(_searching) == 1 else _searching.pop()
+            put(before)
+
+
+_searching: list[int] = []
+_searching_lock = ForkSafeLock()
+
+
+@cache
+def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """How many threads the OpenBLAS of NumPy has, and the function that changes it."""
+    try:
+        paths = set(re.findall(r"/\S*numpy\S*openblas\S*", Path("/proc/self/maps").read_text()))
+    except OSError:
+        return None
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        for prefix, suffix in (("scipy_", "64_"), ("", "64_"), ("", "")):
+            get = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+            put = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+            if get is not None and put is not None:
+                return get, put
+    return None
 
 
 def _wide_jax() -> AbstractContextManager[Any]:

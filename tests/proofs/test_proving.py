@@ -1,0 +1,286 @@
+"""Proofs, counterexamples and what is neither, from one end to the other."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ConfigurationError, UnsupportedError, VerificationError, nn, proofs
+from anydevice.core.record import replace
+from anydevice.engines import registry
+from anydevice.proofs import machines, proving
+from anydevice.proofs.attack import exact_outputs, violation_of
+from anydevice.proofs.bounds import prepare
+from anydevice.proofs.checking.certificate import EACH_GROUP, read_certificate
+from anydevice.proofs.checking.network import Network, Query
+from anydevice.proofs.machines import Machine, machine_on, numpy_machine, probe
+from anydevice.proofs.proving import Theorem
+from anydevice.proofs.search import Bounding, Limits, Progress, Search, rows_of
+from tests.proofs import networks
+
+
+def proved(
+    net: Network,
+    asked: Query,
+    arithmetic: str = "float32",
+    machine: Machine | None = None,
+    **limits: Any,
+) -> proving.Result:
+    theorem = Theorem(net, (asked,), arithmetic, True)
+    machine = machine or numpy_machine()
+    with machine.context():
+        return proving._proved([theorem], machine, Limits(**limits), 0.0, None, "")
+
+
+def hard(inputs: int = 3, hidden: int = 12) -> tuple[Network, Query, float]:
+    """A network, and a query that holds by little; the smallest difference at random points."""
+    net = networks.network(inputs, hidden, hidden, 2, seed=1)
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (20000, inputs))
+    h = x
+    for node in net.nodes:
+        h = h @ node.weights[0].T + node.bias
+        h = np.maximum(h, 0) if node.function else h
+    least = float((h[:, 0] - h[:, 1]).min())
+    low, high = [-1] * inputs, [1] * inputs
+    return net, networks.query(net, low, high, [[1, -1]], [Fraction(0.3 - least)]), least
+
+
+@pytest.mark.parametrize("arithmetic", ["real", "float32"])
+def test_a_true_theorem_is_proved_and_its_certificate_holds(arithmetic: str) -> None:
+    net, asked, _ = hard()
+    result = proved(net, asked, arithmetic)
+    assert isinstance(result, proofs.Proof)
+    assert result.check() > 10
+    again = read_certificate(result.certificates[0].to_bytes())
+    assert again.trees[0].steps.tolist() == result.certificates[0].trees[0].steps.tolist()
+
+
+def test_a_false_theorem_gets_a_counterexample_that_is_exact() -> None:
+    net, asked, least = hard()
+    wrong = asked._replace(constants=(Fraction(-least - 0.05),))
+    result = proved(net, wrong)
+    assert isinstance(result, proofs.Counterexample)
+    assert result.exact
+    x = tuple(Fraction(float(each)) for each in np.ravel(result.x))
+    assert all(a <= b <= c for a, b, c in zip(wrong.low, x, wrong.high, strict=True))
+    amount = violation_of(wrong, exact_outputs(net, x))
+    assert amount is not None
+    assert float(amount) == pytest.approx(result.violation)
+
+
+def test_no_false_theorem_is_proved_where_nothing_looks_for_counterexamples() -> None:
+    net, asked, least = hard()
+    wrong = asked._replace(constants=(Fraction(-least - 0.01),))
+    rows = rows_of(wrong)
+    fast = prepare(net, "real", numpy_machine("float32"))
+    bounding = Bounding(prepare(net, "real", numpy_machine()), rows, fast)
+    ends = np.full(3, -1.0), np.full(3, 1.0)
+    found = Search(bounding, None, lambda _: None, Limits(memory=1 << 20)).run(*ends)
+    assert found.tree is None
+
+
+def test_counterexamples_lie_in_the_exact_box_also_where_it_holds_no_float() -> None:
+    net = networks.network(2, 6, 1)
+    third = Fraction(1, 3)
+    asked = networks.query(net, [third, third], [third, third + Fraction(1, 7)], [[0]], [-1])
+    result = proved(net, asked)
+    assert isinstance(result, proofs.Counterexample)
+    assert result.violation == 1
+    assert result.x[0] == pytest.approx(1 / 3)
+
+
+def test_several_rows_of_a_group_close_by_their_weighted_sum() -> None:
+    """max(y, -y) + 0.01 > 0, which neither row proves without many boxes."""
+    net = networks.network(2, 8, 1, seed=2)
+    asked = networks.query(net, [-1, -1], [1, 1], [[1], [-1]], [0, 1], [0, 0])
+    result = proved(net, asked)
+    assert isinstance(result, proofs.Proof)
+    assert result.check()
+    weights = result.certificates[0].trees[0].weights
+    assert (weights > 0).all(1).any()
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) -> None:
+    net = networks.network(100, 30, 30, 4, seed=4)
+    random = np.random.default_rng(0)
+    x = random.normal(size=100)
+    h = x
+    for node in net.nodes:
+        h = h @ node.weights[0].T + node.bias
+        h = np.maximum(h, 0) if node.function else h
+    best = int(h.argmax())
+    rows = np.eye(4)[best] - np.eye(4)[[i for i in range(4) if i != best]]
+    margin = rows @ h
+    radius, constants = 0.01, [Fraction(float(m)) for m in 9 - margin]
+    asked = networks.query(
+        net, x - radius, x + radius, rows[:groups].astype(int), constants[:groups]
+    )
+    result = proved(net, asked, until=proving.time.monotonic() + 30)
+    assert isinstance(result, proofs.Proof)
+    assert result.check() > groups
+    steps = result.certificates[0].trees[0].steps
+    assert (steps >= 100).any()
+    assert (EACH_GROUP in steps) == (groups > 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"until": 0.0}, "time"), ({"memory": 100}, "memory")],
+)
+def test_a_search_beyond_its_limits_is_undecided(limits: dict[str, Any], reason: str) -> None:
+    net, asked, _ = hard()
+    result = proved(net, asked, **limits)
+    assert isinstance(result, proofs.Undecided)
+    assert result.reason == reason
+
+
+def test_ctrl_c_gives_what_was_reached() -> None:
+    net, asked, _ = hard()
+    told: list[Progress] = []
+
+    def tell(progress: Progress) -> None:
+        told.append(progress)
+        if progress.share > 0.3:
+            raise KeyboardInterrupt
+
+    result = proved(net, asked, tell=tell, batch=8)
+    assert isinstance(result, proofs.Undecided)
+    assert result.reason == "interrupted"
+    assert 0.3 < result.proved_share < 1
+    assert result.best_bound < 0
+    assert told[-1].open > 0
+    assert told[-1].boxes_per_second > 0
+    assert [each.boxes for each in told] == sorted(each.boxes for each in told)
+
+
+def test_a_nan_never_closes_a_leaf() -> None:
+    net = networks.network(3, 8, 8, 1)
+    nodes = (net.nodes[0]._replace(weights=(net.nodes[0].weights[0] * 1e300,)), *net.nodes[1:])
+    wild = Network(3, (*nodes[:2], nodes[2]._replace(weights=(nodes[2].weights[0] * 1e300,))))
+    rows = rows_of(networks.query(wild, [-1] * 3, [1] * 3, [[1]], [1]))
+    bounding = Bounding(prepare(wild, "real", numpy_machine()), rows)
+    verdict = bounding(np.full((1, 3), -1.0), np.full((1, 3), 1.0))
+    assert not verdict.closed.any()
+
+
+@pytest.mark.parametrize("engine", ["torch", "mlx", "opencl", "jax"])
+def test_every_engine_gives_the_same_verdict(engine: str) -> None:
+    asked_for = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
+    if asked_for and engine not in asked_for:
+        pytest.skip(f"ANYDEVICE_TEST_ENGINES does not name {engine}")
+    if not registry.installed(engine).version:
+        pytest.skip(f"{engine} is not installed")
+    net = networks.network(2, 8, 2, seed=1)
+    machine = machine_on("opencl" if engine == "opencl" else "cpu", engine)
+    for constant, kind in ((40, proofs.Proof), (-40, proofs.Counterexample)):
+        asked = networks.query(net, [-1, -1], [1, 1], [[1, -1]], [constant])
+        result = proved(net, asked, machine=machine)
+        assert isinstance(result, kind)
+    assert machine.dtype in ("float64", "float32")
+
+
+def test_an_engine_with_fewer_bits_is_refused() -> None:
+    """TF32 has 10 bits of float32's 23; a product with a known result shows it."""
+    sound = numpy_machine("float32")
+
+    class Tf32:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sound.xp, name)
+
+        def matmul(self, a: Any, b: Any) -> Any:
+            a, b = ((x.view(np.uint32) & 0xFFFFE000).view(np.float32) for x in (a, b))
+            return a @ b
+
+    class FastMath(Tf32):
+        def matmul(self, a: Any, b: Any) -> Any:
+            return a @ b
+
+        def maximum(self, a: Any, b: Any) -> Any:
+            return np.fmax(a, b)
+
+    probe(sound)
+    for wrong, said in ((Tf32(), "fewer bits"), (FastMath(), "NaN")):
+        with pytest.raises(UnsupportedError, match=said):
+            probe(sound._replace(xp=wrong))
+
+
+def test_what_float32_cannot_decide_is_decided_in_float64() -> None:
+    net, asked, _ = hard()
+    narrow = numpy_machine("float32")._replace(name="narrow")
+    result = proved(net, asked, "real", narrow)
+    assert isinstance(result, proofs.Proof)
+    assert result.check()
+
+
+def test_models_are_proved_and_certificates_saved(tmp_path: Path) -> None:
+    model = nn.build(nn.Dense(2, 8), "relu", nn.Dense(8, 2), device="cpu", seed=0)
+    region = proofs.box([0, 0], [1, 1])
+    result = proofs.prove(model, proofs.within(-9, 9), over=region)
+    assert isinstance(result, proofs.Proof)
+    path = tmp_path / "p.proof"
+    assert result.save(path) == (path,)
+    certificate = read_certificate(path.read_bytes())
+    assert certificate.carried is not None
+    assert certificate.carried.hash() == certificate.network
+    tampered = result.certificates[0]._replace(network="0" * 64)
+    with pytest.raises(VerificationError, match="another network"):
+        replace(result, certificates=(tampered,)).check()
+
+
+def test_wrong_arguments_are_refused() -> None:
+    model = nn.build(nn.Dense(2, 2), device="cpu", seed=0)
+    region = proofs.box([0, 0], [1, 1])
+    with pytest.raises(ConfigurationError, match="precision= is"):
+        proofs.prove(model, proofs.within(0, 1), over=region, precision="float16")
+    with pytest.raises(ConfigurationError, match="over= is missing"):
+        proofs.prove(model, proofs.within(0, 1))
+    with pytest.raises(ConfigurationError, match="ONNX"):
+        proofs.prove(model, "p.vnnlib")
+    with pytest.raises(ConfigurationError, match="property"):
+        proofs.prove(model, lambda y: y > 0, over=region)
+
+
+def acasxu(net: str, number: int) -> tuple[Path, Path]:
+    root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    folder = root / "acasxu"
+    if not folder.is_dir():
+        pytest.skip(f"there is no {folder}; ANYDEVICE_DATA names another folder of data")
+    model = folder / "onnx" / f"ACASXU_run2a_{net}_batch_2000.onnx"
+    return model, folder / "vnnlib" / f"prop_{number}.vnnlib"
+
+
+@pytest.mark.parametrize(
+    ("net", "number", "kind"),
+    [
+        ("1_1", 1, proofs.Proof),
+        ("3_3", 3, proofs.Proof),
+        ("4_5", 10, proofs.Proof),
+        ("2_1", 2, proofs.Counterexample),
+    ],
+)
+def test_instances_of_acas_xu(net: str, number: int, kind: type) -> None:
+    result = proofs.prove(*acasxu(net, number), limit=60)
+    assert isinstance(result, kind)
+    if isinstance(result, proofs.Proof):
+        assert result.check()
+        assert len(result.certificates[0].to_bytes()) < 5000
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("net", ["3_3", "4_2"])
+def test_the_hardest_instances_of_acas_xu(net: str) -> None:
+    result = proofs.prove(*acasxu(net, 2), limit=300)
+    assert isinstance(result, proofs.Proof)
+    assert result.check()
+
+
+def test_progress_and_machines_are_plain() -> None:
+    assert machines.numpy_machine().is_numpy
+    assert not machines.numpy_machine().is_accelerator
