@@ -105,7 +105,7 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
     for words, said in [
         (("no.onnx", "true.vnnlib"), "no.onnx cannot be read"),
         (("bad.onnx", "true.vnnlib"), "bad.onnx: it is no ONNX model"),
-        (("net.onnx", "bad.vnnlib"), "bad.vnnlib: line 1"),
+        (("net.onnx", "bad.vnnlib"), "bad.vnnlib: at 'a list of forms"),
         (("net.onnx", "true.vnnlib", "--check", "net.onnx"), "net.onnx: it does not begin as a"),
         (("net.onnx",), "required: PROPERTY"),
         (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is no number of seconds"),

@@ -21,7 +21,7 @@ import pytest
 
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 from anydevice.proofs.checking.certificate import LEAF, Tree
-from anydevice.proofs.files import Model, check, read_certificate, read_model, read_queries
+from anydevice.proofs.files import ModelFile, check, read_certificate, read_model, read_queries
 from tests.faults.damage import at_random, by_meaning
 from tests.proofs.checking.theorems import certificate, dense, executed, query
 from tests.proofs.checking.written import (
@@ -105,11 +105,11 @@ def properties(dice: random.Random, folder: Path) -> Iterator[Callable[[], Any]]
     file = folder / "p.vnnlib"
     while True:
         file.write_bytes(at_random(dice, dice.choice(seeds)))
-        yield partial(read_queries, file, Model("net.onnx", "", NETWORK))
+        yield partial(read_queries, file, ModelFile("net.onnx", "", NETWORK))
 
 
 def certificates(dice: random.Random, folder: Path) -> Iterator[Callable[[], Any]]:
-    seed, model, file = forged(), Model("net.onnx", "", NETWORK), folder / "p.proof"
+    seed, model, file = forged(), ModelFile("net.onnx", "", NETWORK), folder / "p.proof"
 
     def read() -> None:
         found = read_certificate(file)

@@ -22,7 +22,7 @@ from anydevice.proofs.checking.network import (
 T = TypeVar("T")
 
 
-class Model(Record):
+class ModelFile(Record):
     """The network of a file. `hash` is that of the file; `softmax`: one was left out at the end."""
 
     path: str
@@ -31,18 +31,18 @@ class Model(Record):
     softmax: bool = False
 
 
-def read_model(path: str | Path) -> Model:
+def read_model(path: str | Path) -> ModelFile:
     """The network in an ONNX file."""
-    from anydevice.proofs.checking.onnx import read_onnx
+    from anydevice.proofs.checking.operators import read_onnx
 
     data = _content(path)
     network, softmax = _told(path, lambda: read_onnx(data))
-    return Model(str(path), hashlib.sha256(data).hexdigest(), network, softmax)
+    return ModelFile(str(path), hashlib.sha256(data).hexdigest(), network, softmax)
 
 
-def read_queries(path: str | Path, model: Model | None = None) -> tuple[Query, ...]:
+def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Query, ...]:
     """The queries in a VNN-LIB file, about a model of as many inputs and outputs."""
-    from anydevice.proofs.checking.vnnlib import read_vnnlib
+    from anydevice.proofs.checking.readers import read_vnnlib
 
     data = _content(path)
     inputs, outputs, queries = _told(path, lambda: read_vnnlib(data.decode()))
@@ -63,7 +63,7 @@ def read_certificate(path: str | Path) -> Certificate:
 
 
 def check(
-    model: Model, queries: Sequence[Query], certificate: Certificate, path: str | Path
+    model: ModelFile, queries: Sequence[Query], certificate: Certificate, path: str | Path
 ) -> int:
     """Check a certificate again; how many parts it has. The error names the one that is open."""
     from anydevice.proofs.checking.checker import check as check_all
@@ -77,7 +77,7 @@ def check(
         raise VerificationError(f"{path} is refused: {error}", where=where) from error
 
 
-def _fits(path: str | Path, sizes: tuple[int, int], model: Model) -> None:
+def _fits(path: str | Path, sizes: tuple[int, int], model: ModelFile) -> None:
     here = (model.network.inputs, model.network.outputs)
     if sizes != here:
         raise ConfigurationError(

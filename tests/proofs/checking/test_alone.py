@@ -32,8 +32,8 @@ class Wall:
 sys.meta_path.insert(0, Wall())
 from anydevice.proofs.checking.certificate import read_certificate
 from anydevice.proofs.checking.checker import check
-from anydevice.proofs.checking.onnx import read_onnx
-from anydevice.proofs.checking.vnnlib import read_vnnlib
+from anydevice.proofs.checking.operators import read_onnx
+from anydevice.proofs.checking.readers import read_vnnlib
 
 folder = sys.argv[1]
 network, _ = read_onnx(open(f"{folder}/net.onnx", "rb").read())
@@ -103,3 +103,8 @@ def lines_of_code(file: Path) -> int:
 def test_the_core_is_short() -> None:
     """Bounds over affine and piecewise linear networks, and trees: at most 250 lines of code."""
     assert sum(lines_of_code(FOLDER / name) for name in ("bounds.py", "checker.py")) <= 250
+
+
+def test_the_readers_are_short() -> None:
+    """The formats of ONNX and VNN-LIB; what each operator of ONNX means stands beside them."""
+    assert lines_of_code(FOLDER / "readers.py") <= 200

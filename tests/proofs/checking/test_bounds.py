@@ -11,7 +11,7 @@ import pytest
 
 from anydevice.proofs.checking import bounds as module
 from anydevice.proofs.checking import smooth
-from anydevice.proofs.checking.bounds import Bounding
+from anydevice.proofs.checking.bounds import SoundNetwork
 from anydevice.proofs.checking.certificate import LEAF, Tree, first_neurons
 from anydevice.proofs.checking.checker import verdicts
 from anydevice.proofs.checking.network import Network
@@ -28,7 +28,7 @@ NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((60, 6, 
 
 
 def lower(network: Network, asked: Any, tree: Tree, arithmetic: str = "real") -> Any:
-    found = list(verdicts(Bounding(network, arithmetic), asked, tree))
+    found = list(verdicts(SoundNetwork(network, arithmetic), asked, tree))
     return np.concatenate([bounds for _, bounds, _ in found])
 
 
@@ -71,29 +71,29 @@ def test_no_bound_is_above_an_exact_value_often() -> None:
     assert above == 0
 
 
-def _without_rounding(self: Bounding, network: Network, arithmetic: str) -> None:
+def _without_rounding(self: SoundNetwork, network: Network, arithmetic: str) -> None:
     _kept(self, network, arithmetic)
     self.e = 0.0
 
 
-_kept = Bounding.__init__
-_lines, _back = Bounding.lines, Bounding.back
+_kept = SoundNetwork.__init__
+_lines, _back = SoundNetwork.lines, SoundNetwork.back
 
 
 def _spoiled(change: Callable[[smooth.Lines], smooth.Lines]) -> Callable[..., smooth.Lines]:
-    def lines(self: Bounding, *arguments: Any) -> smooth.Lines:
+    def lines(self: SoundNetwork, *arguments: Any) -> smooth.Lines:
         return change(_lines(self, *arguments))
 
     return lines
 
 
 def _scaled_radius(
-    self: Bounding, rows: Any, constant: Any, error: Any, found: Any, *rest: Any
+    self: SoundNetwork, rows: Any, constant: Any, error: Any, found: Any, *rest: Any
 ) -> Any:
     return _back(self, rows, constant, error, found._replace(radius=found.radius * 0.99), *rest)
 
 
-def _forgotten_bias(self: Bounding, network: Network, arithmetic: str) -> None:
+def _forgotten_bias(self: SoundNetwork, network: Network, arithmetic: str) -> None:
     _kept(self, network, arithmetic)
     first, *others = self.nodes
     self.nodes = (first, *(node._replace(bias=0 * node.bias) for node in others))
@@ -130,7 +130,7 @@ PLANTED: dict[str, tuple[str, Any]] = {
 def test_faults_in_the_bounds_are_found_by_rationals(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Bounding, *PLANTED[fault])
+    monkeypatch.setattr(SoundNetwork, *PLANTED[fault])
     if fault == "no room for rounding":
         monkeypatch.setattr("anydevice.proofs.checking.checker.U64", 0.0)
     above, _ = below_the_exact(150, seed=0)
@@ -235,7 +235,7 @@ def test_nan_closes_nothing() -> None:
     tree = leaf_tree([[255]])
     for value in (1e200, 1.7e249):
         asked = query([-value] * 3, [value] * 3, [[1, 0]], [1e200])
-        found = [closed for _, _, closed in verdicts(Bounding(network, "float32"), asked, tree)]
+        found = [closed for _, _, closed in verdicts(SoundNetwork(network, "float32"), asked, tree)]
         assert not np.concatenate(found).any()
 
 

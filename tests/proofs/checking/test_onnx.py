@@ -12,7 +12,7 @@ import pytest
 
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError
-from anydevice.proofs.checking.onnx import read_onnx
+from anydevice.proofs.checking.operators import read_onnx
 from anydevice.proofs.files import read_model
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ import pytest
 
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.proofs.checking.network import FormatError, NotSupportedError, Query
-from anydevice.proofs.checking.vnnlib import read_vnnlib
-from anydevice.proofs.files import Model, read_queries
+from anydevice.proofs.checking.readers import read_vnnlib
+from anydevice.proofs.files import ModelFile, read_queries
 from tests.proofs.checking.theorems import dense, query
 from tests.proofs.checking.written import vnnlib_of
 
@@ -73,26 +73,26 @@ def test_many_bounds_are_read_in_linear_time() -> None:
 
 
 WRONG = {
-    "(assert (<= Y_0 1)": "not closed",
-    "(assert (<= Y_0 1)))": "parentheses",
+    "(assert (<= Y_0 1)": "a list of forms in parentheses",
+    "(assert (<= Y_0 1)))": "a list of forms in parentheses",
     "(assert (<= Y_0 one))": "'one' is neither a number nor a variable",
     "(assert (<= Y_7 1))": "Y_7 was not declared",
     "(assert (<= Y_0 1e999999999))": "neither a number",
-    "(assert (<= Y_0))": "line 7",
-    "(assert ())": "line 7",
-    "()": "line 7",
+    "(assert (<= Y_0))": "assert <= Y_0",
+    "(assert ())": "assert",
+    "()": "",
     "(assert (<= X_0 -2))": "input X 0 is empty",
     "(declare-const X_2 Real)": "input X 2 is empty, or has no end",
-    "(" * 5000: "too deep",
+    "(" * 100_000: "forms in parentheses",
+    "(" * 9000 + ")" * 9000: "",
     "(assert (or))": "0 cases",
 }
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:40])
-def test_an_error_names_the_line(text: str) -> None:
-    with pytest.raises(FormatError, match=WRONG[text]) as error:
+def test_an_error_names_the_place(text: str) -> None:
+    with pytest.raises(FormatError, match="at '.*" + WRONG[text]):
         queries(text)
-    assert "line " in str(error.value)
 
 
 UNSUPPORTED = [
@@ -101,29 +101,30 @@ UNSUPPORTED = [
     "(assert (<= X_0 Y_0))",
     "(assert (< X_0 1))",
     "(check-sat)",
+    "word",
     "(assert (and" + " (or (<= Y_0 0) (<= Y_1 0))" * 40 + "))",
 ]
 
 
 @pytest.mark.parametrize("text", UNSUPPORTED, ids=lambda text: text[:40])
 def test_what_is_not_read_is_said(text: str) -> None:
-    with pytest.raises((NotSupportedError, FormatError), match="line "):
+    with pytest.raises((NotSupportedError, FormatError), match="at '"):
         queries(text)
 
 
 def test_errors_of_files_name_them(tmp_path: Path) -> None:
     file = tmp_path / "p.vnnlib"
-    model = Model("net.onnx", "", dense((2, 4, 3)))
+    model = ModelFile("net.onnx", "", dense((2, 4, 3)))
     file.write_text(DECLARED + BOX + "(assert (<= Y_0 0))")
     assert len(read_queries(file, model)) == 1
     with pytest.raises(
         ConfigurationError, match=r"p\.vnnlib.*2 inputs and 3 outputs.* has 3 and 2"
     ):
-        read_queries(file, Model("net.onnx", "", dense((3, 4, 2))))
+        read_queries(file, ModelFile("net.onnx", "", dense((3, 4, 2))))
     with pytest.raises(UnsupportedError, match="softmax"):
-        read_queries(file, Model("net.onnx", "", dense((2, 4, 3)), softmax=True))
+        read_queries(file, ModelFile("net.onnx", "", dense((2, 4, 3)), softmax=True))
     file.write_text(DECLARED + BOX + "(assert (<= Y_0 Y_1))")
-    assert read_queries(file, Model("net.onnx", "", dense((2, 4, 3)), softmax=True))
+    assert read_queries(file, ModelFile("net.onnx", "", dense((2, 4, 3)), softmax=True))
     file.write_bytes(b"(assert \xff")
     with pytest.raises(ConfigurationError, match=r"p\.vnnlib"):
         read_queries(file)

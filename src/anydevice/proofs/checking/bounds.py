@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
     size: dict[int, Floats]
 
 
-class Bounding:
+class SoundNetwork:
     """Bounds of a network in an arithmetic."""
 
     def __init__(self, network: Network, arithmetic: str) -> None:

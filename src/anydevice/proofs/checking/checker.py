@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anydevice.proofs.checking.bounds import U64, Bounding, Bounds
+from anydevice.proofs.checking.bounds import U64, Bounds, SoundNetwork
 from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Certificate, Tree
 from anydevice.proofs.checking.exact import reaches
 from anydevice.proofs.checking.network import Floats, Network, Query, RefusedError, root_box
@@ -20,7 +20,7 @@ from anydevice.proofs.checking.network import Floats, Network, Query, RefusedErr
 BATCH = 256
 
 
-class Leaf(NamedTuple):
+class TreePart(NamedTuple):
     """What bounds must decide: a box, neurons and the signs that are assumed of them, a group.
 
     The group is -1 for all. Leaves that share a box share the object `low`.
@@ -40,7 +40,7 @@ def check(network: Network, queries: Sequence[Query], certificate: Certificate) 
         raise RefusedError("it is about other queries")
     if len(certificate.trees) != len(queries):
         raise RefusedError(f"it has {len(certificate.trees)} trees for {len(queries)} queries")
-    net, leaves = Bounding(network, certificate.arithmetic), 0
+    net, leaves = SoundNetwork(network, certificate.arithmetic), 0
     if dict(certificate.assumptions) != net.assumptions:
         raise RefusedError(f"its assumptions are not those of this checker, {net.assumptions}")
     for number, (query, tree) in enumerate(zip(queries, certificate.trees, strict=True), 1):
@@ -54,13 +54,13 @@ def check(network: Network, queries: Sequence[Query], certificate: Certificate) 
 
 def refused(network: Network, query: Query, tree: Tree, arithmetic: str) -> list[int]:
     """The numbers of the leaves, from 0, that bounds do not close."""
-    found = verdicts(Bounding(network, arithmetic), query, tree)
+    found = verdicts(SoundNetwork(network, arithmetic), query, tree)
     return [int(start + k) for start, _, closed in found for k in np.nonzero(~closed)[0]]
 
 
-def leaves_of(tree: Tree, root: Leaf, inputs: int, neurons: int, groups: int) -> list[Leaf]:
+def leaves_of(tree: Tree, root: TreePart, inputs: int, neurons: int, groups: int) -> list[TreePart]:
     """The leaves of a tree. They cover the root: two halves share the number that divides them."""
-    found: list[Leaf] = []
+    found: list[TreePart] = []
     stack = [root]
     for step in tree.steps.tolist():
         if not stack:
@@ -84,9 +84,9 @@ def leaves_of(tree: Tree, root: Leaf, inputs: int, neurons: int, groups: int) ->
     return found
 
 
-def verdicts(net: Bounding, query: Query, tree: Tree) -> Iterator[tuple[int, Floats, Any]]:
+def verdicts(net: SoundNetwork, query: Query, tree: Tree) -> Iterator[tuple[int, Floats, Any]]:
     """Of some leaves, from which one on: the smallest bound of each, and whether it is closed."""
-    root = Leaf(*root_box(query, net.network))
+    root = TreePart(*root_box(query, net.network))
     leaves = leaves_of(tree, root, net.network.inputs, net.neurons, max(query.group) + 1)
     ends = np.cumsum([len(leaf.cases) for leaf in leaves])
     fits = tree.weights.shape[1] == len(query.group) and len(tree.multipliers) == ends[-1]
@@ -107,7 +107,7 @@ def verdicts(net: Bounding, query: Query, tree: Tree) -> Iterator[tuple[int, Flo
 
 @np.errstate(all="ignore")
 def _decided(
-    net: Bounding, query: Query, tree: Tree, start: int, parts: Sequence[Leaf], box: Any,
+    net: SoundNetwork, query: Query, tree: Tree, start: int, parts: Sequence[TreePart], box: Any,
     bounds: Bounds, begin: int,
 ) -> tuple[Floats, Any]:  # fmt: skip
     """The smallest bound of each leaf, and whether all its groups are closed."""

@@ -11,14 +11,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from anydevice.proofs.checking.bounds import Bounding, Bounds
+from anydevice.proofs.checking.bounds import Bounds, SoundNetwork
 from anydevice.proofs.checking.network import Floats, Query
 
 _DEEPEST, _TERMS, _BEYOND = 6, 2, Fraction(10) ** 400
 Interval = tuple[Fraction, Fraction]
 
 
-def reaches(net: Bounding, bounds: Bounds, box: int, query: Query, weights: Floats) -> bool:
+def reaches(net: SoundNetwork, bounds: Bounds, box: int, query: Query, weights: Floats) -> bool:
     """Whether the sum of the rows times the weights is at least 0, by intervals of the outputs."""
     total = Fraction(0)
     for weight, row, constant in zip(weights, query.coefficients, query.constants, strict=True):
@@ -30,7 +30,7 @@ def reaches(net: Bounding, bounds: Bounds, box: int, query: Query, weights: Floa
     return total >= 0
 
 
-def _interval(net: Bounding, bounds: Bounds, box: int, k: int, j: int, depth: int) -> Interval:
+def _interval(net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, depth: int) -> Interval:
     """Of element j of node k; of a node that is no sum of few exact terms, the one in float64."""
     if k == 0:
         center, radius = (Fraction(float(part[box, j])) for part in (bounds.center, bounds.radius))

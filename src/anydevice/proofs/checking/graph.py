@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice.proofs.checking.network import FormatError, Network, Node, NotSupportedError
-from anydevice.proofs.checking.onnx import Array, Graph
+from anydevice.proofs.checking.readers import (
+    Array,
+    Graph,
+    Operator,
+    integers,
+    message,
+    tensor,
+    text,
+)
 
 LARGEST = 1 << 29
 """A matrix of more bytes is not built."""
@@ -62,6 +70,7 @@ class Lowering:
         """The network of the nodes that the output depends on."""
         for each in self.graph.operators:
             try:
+                each = each._replace(attributes=_attributes(each))
                 inputs = [self._use(name) if name else None for name in each.inputs]
                 results = operators[each.kind](self, each, *inputs)
             except NotSupportedError as error:
@@ -157,6 +166,20 @@ class Lowering:
         else:
             raise NotSupportedError("one number is several elements of its input")
         return full
+
+
+def _attributes(operator: Operator) -> dict[str, Any]:
+    """The attributes of an operator by name, as numbers, texts, lists and arrays."""
+    attributes = {}
+    for each in map(message, operator.attributes):
+        floats = np.frombuffer(b"".join(map(bytes, each[7] or each[2])), "<f4").tolist()
+        value: Any = floats[0] if each[2] else floats
+        if each[3] or each[8]:
+            value = each[3][-1] if each[3] else list(integers(each[8]))
+        elif each[4] or each[5]:
+            value = text(each[4]) if each[4] else tensor(each[5][-1])[1]
+        attributes[text(each[1])] = value
+    return attributes
 
 
 def _exact_sum(a: Array, b: Array) -> Array:

@@ -14,15 +14,22 @@ from typing import Any
 import numpy as np
 
 from anydevice.proofs.checking.graph import ROUNDED, Erf, Lowering, Tensor, Value
-from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError
-from anydevice.proofs.checking.onnx import Array, Graph, Operator
+from anydevice.proofs.checking.network import (
+    FormatError,
+    Network,
+    NotSupportedError,
+    check_network,
+)
+from anydevice.proofs.checking.readers import Array, Operator, read_graph
 
 
-def lower(graph: Graph) -> tuple[Network, bool]:
-    """The network of a graph, and whether a softmax at its end was left out.
+@np.errstate(all="ignore")
+def read_onnx(data: bytes) -> tuple[Network, bool]:
+    """The network in the content of an ONNX file, and whether a softmax at its end was left out.
 
     `NotSupportedError` names the first operator that cannot be lowered, before any work.
     """
+    graph = read_graph(data)
     for each in graph.operators:
         if each.kind not in _OPERATORS or not each.outputs:
             raise NotSupportedError(
@@ -30,7 +37,7 @@ def lower(graph: Graph) -> tuple[Network, bool]:
                 "function; remove it from the graph, or prove the part before it"
             )
     lowering = Lowering(graph)
-    return lowering.run(_OPERATORS), lowering.softmax
+    return check_network(lowering.run(_OPERATORS)), lowering.softmax
 
 
 def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
