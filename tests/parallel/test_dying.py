@@ -137,4 +137,4 @@ def test_ten_kills_at_any_time(engine: str, tmp_path: Path) -> None:
         printed, told = ended(process)
         assert f"process {rank} of 3 failed first (ended by SIGKILL)" in told
         assert time.monotonic() - killed <= 30.0
-        assert apart(one, json.loads(printed)) <= 1e-6
+        assert apart(one, json.loads(printed.splitlines()[-1])) <= 1e-6  # Gloo writes there too
