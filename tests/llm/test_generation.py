@@ -474,10 +474,10 @@ def test_the_next_turn_reads_only_what_is_new(
     model, read = loaded(stories, name), list[int]()
     passed = model._programs.passed
 
-    def noting(ids: Any, start: Any, count: Any, *more: Any) -> Any:
+    def noting(ids: Any, start: Any, count: Any, *more: Any, **options: Any) -> Any:
         if len(more) > 1:  # a piece of a prompt
             read.append(int(to_numpy(count)[0]))
-        return passed(ids, start, count, *more)
+        return passed(ids, start, count, *more, **options)
 
     monkeypatch.setattr(model._programs, "passed", noting)
     first = [1, *range(300, 340)]
