@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from anydevice.proofs.checking.certificate import LEAF
 from anydevice.proofs.checking.checker import check, refused
 from anydevice.proofs.checking.network import RefusedError
-from anydevice.proofs.files import read_model, read_queries
+from anydevice.proofs.files import check as check_file
+from anydevice.proofs.files import read_certificate, read_model, read_queries
 from tests.proofs.checking.theorems import certificate, leaf_tree
 
 
@@ -80,6 +82,31 @@ def test_none_of_the_47_false_theorems_is_accepted() -> None:
 @pytest.mark.soak
 def test_no_leaf_with_a_counterexample_is_ever_closed() -> None:
     assert forged(depth=9) == 47
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("precision", ["float32", "real"])
+def test_all_139_certificates_are_small_and_checked_quickly(precision: str, tmp_path: Path) -> None:
+    """From files to files: at most 1 MB together, and 130 seconds of CPU, of which 20 are used."""
+    from anydevice.proofs.proving import Proof, prove
+
+    count, size, seconds = 0, 0, 0.0
+    for number, name in instances("unsat"):
+        claim = data() / "vnnlib" / f"prop_{number}.vnnlib"
+        proof = prove(network(name), claim, precision=precision)
+        assert isinstance(proof, Proof)
+        (file,) = proof.save(tmp_path / f"{number}_{name}.proof")
+        size += file.stat().st_size
+        begin = time.process_time()
+        model = read_model(network(name))
+        certificate = read_certificate(file)
+        assert certificate.arithmetic == precision
+        count += check_file(model, read_queries(claim, model), certificate, file) > 0
+        seconds += time.process_time() - begin
+    assert count == 139
+    assert size <= 1e6
+    assert seconds <= 130
 
 
 def test_a_false_theorem_stays_open_where_it_is_false() -> None:
