@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,21 @@ def test_digits_are_read(engine: str, tmp_path: Path) -> None:
     assert "is read as a 6" in said
     # The same on every engine: those of one more than a thousandth off would print other digits.
     assert "10 epochs: loss 0.9974 → 0.0082" in said
+
+
+def test_digits_are_certified(tmp_path: Path) -> None:
+    plot = tmp_path / "shares.svg"
+    options = ("--device", "cpu", "--epochs", "30", "--images", "8", "--plot", str(plot))
+    said = run("certified_digits", *options, home=tmp_path, engine="torch")
+    shares = {
+        name: list(map(int, re.findall(rf"^{name}, each .*: (\d+)% certified", said, re.M)))
+        for name in ("plain", "certified")
+    }
+    assert all(len(each) == 5 for each in shares.values())
+    assert shares["certified"][3] >= 90  # changes of 0.06
+    assert shares["certified"][4] > shares["plain"][4]
+    assert all(first >= later for each in shares.values() for first, later in pairwise(each))
+    assert plot.read_text("utf-8").count("<polyline") == 2
 
 
 def test_digits_find_an_engine_by_themselves(tmp_path: Path) -> None:
