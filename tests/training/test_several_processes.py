@@ -14,12 +14,24 @@ several = {(make, n): parallel.launch(trained, make, processes=n)
 for make in (ours, users):
     several[make, "added"] = parallel.launch(lambda: trained(make, 1, accumulate=2), processes=3)
 
+# A loss that is no mean over rows is computed of those of all processes.
+def masked_tokens(output, y):
+    each = T.functional.cross_entropy(output, y.long(), reduction="none")
+    return (each * (y > 3)).sum() / (y > 3).sum()
+
+several |= {(make, how): parallel.launch(
+                lambda: trained(make, 1, loss=masked_tokens, strategy=how), processes=3)
+            for make in (ours, users) for how in ("replicate", "shard")}
 wrong = mutants()
 for make in (ours, users):
     one, added = trained(make), trained(make, 1, accumulate=2)
     for n in (2, 3, 4):
         assert apart(one, several[make, n]) <= 1e-6, (make, n, apart(one, several[make, n]))
     assert apart(added, several[make, "added"]) <= 1e-6, make
+    masked = trained(make, 1, loss=masked_tokens)
+    for how in ("replicate", "shard"):
+        far = apart(masked, several[make, how])
+        assert far <= 1e-6, (make, how, far)
     for (made, name), losses in wrong.items():
         if made is make:
             assert apart(one[:1], losses) > 1e-4, (make, name, apart(one, losses))
@@ -31,7 +43,10 @@ def masked(output, y):
     kept, each = (y > 3).float(), T.functional.cross_entropy(output, y.long(), reduction="none")
     return (each * kept).sum() / kept.sum()
 
-told = failing(trained, users, loss=masked)
+def masked_of_model(model, x, y):
+    return masked(model(x), y)
+
+told = failing(trained, users, loss=masked_of_model)
 assert "UnsupportedError" in told and "it is no mean over rows" in told, told
 
 def others():

@@ -40,6 +40,11 @@ class Layout(Record):
         whole = self.joined(part).redistribute(placements=[Replicate()] * 2)
         return whole.to_local(grad_placements=[Partial()] * 2)
 
+    def whole(self, part: Any) -> Any:
+        """All numbers; the gradient of a part is that of its numbers here alone."""
+        whole = self.joined(part).redistribute(placements=[Replicate()] * 2)
+        return whole.to_local(grad_placements=[Replicate()] * 2)
+
 
 def layout_of(x: Any, mesh: Mesh) -> Layout:
     """How a tensor is cut: along its longest axis that divides evenly, else along its longest."""

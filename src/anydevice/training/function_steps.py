@@ -90,7 +90,7 @@ class FunctionStepper(Stepper):
         self.device = spread.device
         self._spread = spread
         state = spread.state(state, config.trained)
-        self.config = config
+        self.config = spread.config(config)
         self._autodiff = autodiff
         self._trained, self._held = state.parameters, None
         self._is_state: list[bool] = []

@@ -36,11 +36,12 @@ from anydevice.training.batches import rows_of
 from anydevice.training.function_steps import FunctionStepper
 from anydevice.training.randomness import (
     device_state,
+    dropping_as_whole,
     host_state,
     set_device_state,
     set_host_state,
 )
-from anydevice.training.spreading import Spread, dropping_as_whole
+from anydevice.training.spreading import Spread
 from anydevice.training.steps import StepConfig, StepState, total
 from anydevice.transfer.moving import to_device
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,38 @@ def set_device_state(device: Device, state: str | None) -> None:
     found = _accelerator(device)
     if found is not None and state is not None:
         found[0].set_rng_state(_tensor(state), *found[1])
+
+
+@contextmanager
+def dropping_as_whole(rows: tuple[int, int, int]) -> Iterator[None]:
+    """A block in which PyTorch's dropout of these rows is that of the whole batch, cut."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    first, count, every = rows
+    dropouts = {functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout}
+    dropouts |= {functional.dropout3d, torch.feature_dropout}
+
+    class Whole(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func not in dropouts:
+                return func(*args, **kwargs)
+            given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+            x = given["input"]
+            is_training = given.get("training", given.get("train", True))
+            times, left = divmod(x.shape[0], count) if x.ndim else (0, 1)
+            if not is_training or left:
+                return func(*args, **kwargs)
+            ones = torch.ones((every * times, *x.shape[1:]), dtype=x.dtype, device=x.device)
+            factors = func(ones, given.get("p", 0.5), True)
+            return x * factors[first * times : (first + count) * times]
+
+    with Whole():
+        yield
 
 
 def _accelerator(device: Device) -> tuple[Any, tuple[int, ...]] | None:

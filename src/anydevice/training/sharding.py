@@ -19,10 +19,12 @@ from anydevice.models.precision import Policy
 from anydevice.nn.optimizers import BuiltIn, Optimizer
 from anydevice.parallel import torch_mesh
 from anydevice.parallel.mesh import Mesh
+from anydevice.parallel.placing import row_ranges
 from anydevice.parallel.processes import Group
 from anydevice.parallel.torch_mesh import Layout
 from anydevice.training.packing import Packed
-from anydevice.training.spreading import Function, ProcessSpread, dropping_as_whole
+from anydevice.training.randomness import dropping_as_whole
+from anydevice.training.spreading import Function, ProcessSpread
 from anydevice.training.steps import StepState
 from anydevice.training.torch_modules import TorchLayer, parameters_of
 from anydevice.transfer.moving import to_device, to_numpy
@@ -127,11 +129,15 @@ class ShardSpread(ProcessSpread):
 
             self._check_first(batch, whole)
             part, rows, share = self._own(batch)
-            (value, state), found = own_gradients(
-                trained, held, part, seed, number, scale, rows, share
-            )
-            (value,) = self._sum([value if share else value.new_zeros(())], 1.0)
-            return (value, state), found
+            with self._part(rows, share) as weight:
+                (value, state), found = own_gradients(
+                    trained, held, part, seed, number, scale, rows, weight
+                )
+            value = self._own_value(value if weight else value.new_zeros(()))
+            sums = self._sum([value], 1.0)
+            if sums is None:  # found to be no mean over rows: once more, with all of them
+                return summed(trained, held, batch, seed, number, scale)
+            return (sums[0], state), found
 
         return summed
 
@@ -177,11 +183,10 @@ class ShardSpread(ProcessSpread):
             _point_to(optimizer, {id(old): new for old, new in pairs})
         return there
 
-    def module_loss(self, loss: Function, batch: Any) -> Any:
-        self._check_first(batch, lambda: self._as_whole(loss, batch))
-        part, rows, share = self._own(batch)
-        with dropping_as_whole(rows):  # one without rows takes part, or the others would wait
-            return loss(part) * share
+    def _module_part(self, loss: Function, part: Any, rows: Any, share: float) -> Any:
+        # One without rows takes part, or the others would wait.
+        with self._part(rows, share) as weight, dropping_as_whole(rows):
+            return loss(part) * weight
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
         """FSDP2 has summed them already."""
@@ -222,6 +227,45 @@ class ShardedLayer(TorchLayer):
             for name, x in parameters.items():
                 part = torch_mesh.part_of(torch_mesh.cut_as(now[name], x))
                 torch_mesh.part_of(now[name]).copy_(part)
+
+
+class JoinedLoss:
+    """A loss of (output, y) that is no mean over rows, such as one of masked tokens.
+
+    Once it `is_on`, each process computes the loss of the outputs of all, joined by a DTensor, and
+    takes gradients by its own. `rows` are those of the part that is computed, and their share.
+    """
+
+    def __init__(self, loss: Any, mesh: Mesh) -> None:
+        self.loss, self.is_on = loss, False
+        self.rows: tuple[tuple[int, int, int], float] | None = None
+        self._mesh = Mesh(mesh.devices, shard=mesh.size, group=mesh.group)
+        self.__name__ = getattr(loss, "__name__", type(loss).__name__)
+
+    def __call__(self, output: Any, y: Any) -> Any:
+        if self.rows is None:
+            return self.loss(output, y)
+        return self.loss(mapped(self._joined, output), mapped(self._joined, y))
+
+    def _joined(self, x: Any) -> Any:
+        """The rows of all processes, of which this one has some."""
+        torch: Any = sys.modules["torch"]
+        assert self.rows is not None, "rows are joined while a part is computed"
+        (_, count, every), share = self.rows
+        if not getattr(x, "ndim", 0) or x.shape[0] % count:
+            return x
+        times, ranges = x.shape[0] // count, row_ranges(every, self._mesh.size)
+        most = (ranges[0][1] - ranges[0][0]) * times
+        own = x if share else x[:0]
+        # Of equal size in all of them, as a DTensor has it.
+        part = torch.cat([own, own.new_zeros((most - own.shape[0], *x.shape[1:]))])
+        at = Layout(self._mesh, 0, (most * self._mesh.size, *x.shape[1:]))
+        every_row = at.whole(part)
+        kept = [
+            every_row[rank * most : rank * most + (stop - start) * times]
+            for rank, (start, stop) in enumerate(ranges)
+        ]
+        return torch.cat(kept)
 
 
 def _point_to(optimizer: Any, new: Mapping[int, Any]) -> None:

@@ -24,24 +24,28 @@ from anydevice.errors import ConfigurationError
 from anydevice.memory.stats import memory_stats
 from anydevice.models.precision import Policy
 from anydevice.nn.layer import state_places
+from anydevice.nn.losses import LOSSES
 from anydevice.nn.optimizers import Optimizer, clipped
 from anydevice.parallel.exchange import digest_of
 from anydevice.parallel.mesh import Mesh, devices_of
 from anydevice.parallel.placing import gather, row_ranges
 from anydevice.training.batches import placer, rows_of
+from anydevice.training.modules import takes_model
 from anydevice.training.randomness import (
     device_state,
+    dropping_as_whole,
     host_state,
     set_device_state,
     set_host_state,
 )
-from anydevice.training.steps import StepState, copied
+from anydevice.training.steps import StepConfig, StepState, copied
 from anydevice.transfer.moving import to_device, to_numpy
 
 if TYPE_CHECKING:
     from anydevice.parallel.jax_mesh import JaxProcesses
     from anydevice.parallel.mlx_ring import RingProcesses
     from anydevice.parallel.processes import Group
+    from anydevice.training.sharding import JoinedLoss
 
 Function = Callable[..., Any]
 
@@ -118,6 +122,10 @@ class Spread:
     def saved(self, tree: Tree) -> Tree:
         """A tree as the process that leads writes it to a file; all processes take part."""
         return tree
+
+    def config(self, config: StepConfig) -> StepConfig:
+        """The parts of a step, as this training takes them."""
+        return config
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
         """The function of a loss and its gradients, of whole batches.
@@ -306,6 +314,7 @@ class ProcessSpread(Spread):
         self._checked = 0
         self._rounding = _ROUNDING
         self._expected: Any = None
+        self._joint: JoinedLoss | None = None
         self._stops = False
         host, own = group.of_first((host_state(), device_state(device)))
         set_host_state(host)
@@ -343,6 +352,18 @@ class ProcessSpread(Spread):
         if names:
             raise _not_by_rows(f"{names[0]} computes with statistics of whole batches")
 
+    def config(self, config: StepConfig) -> StepConfig:
+        loss = config.loss
+        named = any(loss is own for own in LOSSES.values())
+        if self.device.engine != "torch" or named or loss is None or takes_model(loss):
+            return config
+        if config.optimize != "none":  # compiled, it tells other processes nothing
+            return config
+        from anydevice.training.sharding import JoinedLoss
+
+        self._joint = JoinedLoss(loss, Mesh([self.device], group=self._group))
+        return replace(config, loss=self._joint)
+
     def gradients(self, differentiate: Function, loss: Function) -> Function:
         function = differentiate(loss)
 
@@ -351,23 +372,53 @@ class ProcessSpread(Spread):
         ) -> tuple[tuple[Any, list[Any]], Tree]:
             self._check_first(batch, lambda: loss(trained, held, batch, seed, number, scale)[0])
             part, rows, share = self._own(batch)
-            (value, state), found = function(trained, held, part, seed, number, scale, rows)
-            value, *sums = self._sum([value, *leaves(found)], share)
-            return (value, state), refilled(found, sums)
+            with self._part(rows, share) as weight:
+                (value, state), found = function(trained, held, part, seed, number, scale, rows)
+            sums = self._sum([self._own_value(value), *leaves(found)], weight)
+            if sums is None:  # found to be no mean over rows: once more, with all of them
+                return summed(trained, held, batch, seed, number, scale)
+            return (sums[0], state), refilled(found, sums[1:])
 
         return summed
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
-        torch: Any = sys.modules["torch"]
-
         self._check_first(batch, lambda: self._as_whole(loss, batch))
         part, rows, share = self._own(batch)
-        with dropping_as_whole(rows):
-            if share:
-                return loss(part) * share
+        before = host_state(), device_state(self.device)
+        value = self._module_part(loss, part, rows, share)
+        if self._joint is not None and not self._joint.is_on and self._expected is not None:
+            own = self._expected.new_zeros(()) if value is None else value.detach()
+            if self._is_other(self._expected, self._group.sum([own])[0]):
+                self._joint.is_on = True
+                set_host_state(before[0])
+                set_device_state(self.device, before[1])
+                value = self._module_part(loss, part, rows, share)
+        return value
+
+    def _module_part(self, loss: Function, part: Any, rows: Any, share: float) -> Any:
+        torch: Any = sys.modules["torch"]
+        with self._part(rows, share) as weight, dropping_as_whole(rows):
+            if weight:
+                return loss(part) * weight
             with torch.no_grad():  # random numbers go on as in the others
                 loss(part)
         return None
+
+    @contextmanager
+    def _part(self, rows: tuple[int, int, int], share: float) -> Iterator[float]:
+        """A block in which a part of a batch is computed, with the weight of its gradients."""
+        if self._joint is None or not self._joint.is_on:
+            yield share
+            return
+        self._joint.rows = rows, share
+        try:
+            yield 1.0
+        finally:
+            self._joint.rows = None
+
+    def _own_value(self, value: Any) -> Any:
+        """What a process adds to the loss: its part of it where each has computed all of it."""
+        return value if self._joint is None or not self._joint.is_on else value / self._group.size
 
     def _as_whole(self, loss: Function, batch: Any) -> Any:
         """The loss of a whole batch, with the random numbers that its parts will have."""
@@ -378,8 +429,10 @@ class ProcessSpread(Spread):
         return value
 
     def module_total(self, value: Any, like: Any) -> Any:
-        own = like.new_zeros(()) if value is None else value.detach()
-        return self._sum([own], 1.0)[0]
+        own = like.new_zeros(()) if value is None else self._own_value(value.detach())
+        sums = self._sum([own], 1.0)
+        assert sums is not None, "module_loss has compared it"
+        return sums[0]
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
         torch: Any = sys.modules["torch"]
@@ -390,16 +443,22 @@ class ProcessSpread(Spread):
         for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
             x.grad = gradient if is_known else None
 
-    def _sum(self, tensors: Sequence[Any], share: float) -> list[Any]:
-        """The sums over processes, of which the first is the loss."""
+    def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
+        """The sums over processes, of which the first is the loss.
+
+        `None` where that proves to be no mean over rows, and can be computed of all of them.
+        """
         # A share of nothing would still be NaN where the numbers are.
         tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
         stop = tensors[0].new_full((), float(self.asked) / (share or 1.0))
         value, stop, *sums = self._group.sum([tensors[0], stop, *tensors[1:]], share or 1.0)
         self._stops = bool(stop > 0)
-        if self._expected is not None:
-            expected, self._expected = self._expected, None
-            self._compare(float(expected), float(value), value)
+        if self._expected is not None and self._is_other(self._expected, value):
+            if self._joint is None or self._joint.is_on:
+                raise self._wrong_parts(float(self._expected), float(value))
+            self._joint.is_on = True
+            return None
+        self._expected = None
         return [value, *sums]
 
     def _own(self, batch: Any) -> tuple[Any, tuple[int, int, int], float]:
@@ -433,14 +492,17 @@ class ProcessSpread(Spread):
         with sys.modules["torch"].no_grad():
             self._expected = whole()
 
-    def _compare(self, expected: float, value: float, like: Any) -> None:
-        difference = abs(expected - value) / max(1.0, abs(expected))
-        if self._group.largest(difference, like) > self._rounding:
-            raise _not_by_rows(
-                f"the loss of batch {self._checked} is {expected:.6g}, and {value:.6g} as the mean "
-                f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
-                "tokens are masked or random numbers are drawn in another way"
-            )
+    def _is_other(self, expected: Any, value: Any) -> bool:
+        """Whether the loss of a whole batch is another one than that of its parts."""
+        difference = abs(float(expected) - float(value)) / max(1.0, abs(float(expected)))
+        return self._group.largest(difference, value) > self._rounding
+
+    def _wrong_parts(self, expected: float, value: float) -> Exception:
+        return _not_by_rows(
+            f"the loss of batch {self._checked} is {expected:.6g}, and {value:.6g} as the mean "
+            f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
+            "tokens are masked or random numbers are drawn in another way"
+        )
 
 
 class RingSpread(ProcessSpread):
@@ -490,7 +552,9 @@ class RingSpread(ProcessSpread):
         whole = float(to_numpy(loss(batch, None)))
         part, rows, share = self._own(batch)
         (value,) = self._ring.sum([loss(part, rows)], share)
-        self._compare(whole, float(to_numpy(value)), None)
+        found = float(to_numpy(value))
+        if self._is_other(whole, found):
+            raise self._wrong_parts(whole, found)
 
 
 def _other_batches() -> ConfigurationError:
@@ -509,38 +573,6 @@ def _not_by_rows(what: str) -> Exception:
         "or take a loss that is a mean over rows, and LayerNorm in place of BatchNorm",
         code="no_collectives",
     ).error()
-
-
-@contextmanager
-def dropping_as_whole(rows: tuple[int, int, int]) -> Iterator[None]:
-    """A block in which PyTorch's dropout of these rows is that of the whole batch, cut."""
-    import torch
-    from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
-
-    first, count, every = rows
-    dropouts = {functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout}
-    dropouts |= {functional.dropout3d, torch.feature_dropout}
-
-    class Whole(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if func not in dropouts:
-                return func(*args, **kwargs)
-            given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-            x = given["input"]
-            is_training = given.get("training", given.get("train", True))
-            times, left = divmod(x.shape[0], count) if x.ndim else (0, 1)
-            if not is_training or left:
-                return func(*args, **kwargs)
-            ones = torch.ones((every * times, *x.shape[1:]), dtype=x.dtype, device=x.device)
-            factors = func(ones, given.get("p", 0.5), True)
-            return x * factors[first * times : (first + count) * times]
-
-    with Whole():
-        yield
 
 
 def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:

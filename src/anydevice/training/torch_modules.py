@@ -102,7 +102,7 @@ class TorchStepper(Stepper):
         self.engine = registry.load("torch")
         self.device = device = spread.device
         self._spread = spread
-        self.config = config
+        self.config = spread.config(config)
         self._layer = config.layer
         self._module = config.layer.given
         self._weights = [x for x in self._module.parameters() if x.requires_grad]
