@@ -24,7 +24,7 @@ from tests.proofs.checking.theorems import (
     residual,
 )
 
-NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((60, 6, 6, 2), 4)]
+NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((70, 6, 6, 2), 4)]
 
 
 def lower(network: Network, asked: Any, tree: Tree, arithmetic: str = "real") -> Any:

@@ -17,7 +17,7 @@ from anydevice.proofs.checking.certificate import first_neurons
 from anydevice.proofs.checking.network import Floats, Network, RefusedError, check_network
 
 U64, U32, TINY, FLUSH, LARGEST = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**127
-PAIRS, FORWARD = 512, 50
+PAIRS, FORWARD = 512, 64
 """So many rows are bounded at once; so many inputs at most have forms of their own."""
 
 Forms = tuple[Floats, Floats]
@@ -71,7 +71,8 @@ class SoundNetwork:
                 if any(node.inputs):
                     self._tighten(k, found, forms[k])
                 found.lines[k] = lines = self.lines(k, found.low[k], found.high[k])
-                found.size[k], forms[k] = lines.size, lines.on_forms(*forms[k])
+                forms[k] = lines.on_forms(*forms[k], found.low[k], found.high[k])
+                found.size[k] = lines.size
         return found
 
     def lines(

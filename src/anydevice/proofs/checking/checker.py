@@ -60,8 +60,7 @@ def refused(network: Network, query: Query, tree: Tree, arithmetic: str) -> list
 
 def leaves_of(tree: Tree, root: TreePart, inputs: int, neurons: int, groups: int) -> list[TreePart]:
     """The leaves of a tree. They cover the root: two halves share the number that divides them."""
-    found: list[TreePart] = []
-    stack = [root]
+    found, stack = list[TreePart](), [root]
     for step in tree.steps.tolist():
         if not stack:
             raise RefusedError(f"a tree goes on behind leaf {len(found)}, its last")

@@ -50,9 +50,18 @@ class Lines(NamedTuple):
         positive += negative  # one of the two is 0: nothing is rounded here
         return positive, shift, size
 
-    def on_forms(self, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
-        """Affine functions below and above the values, from such of the arguments."""
+    def on_forms(
+        self, lower: Floats, upper: Floats, least: Floats, most: Floats
+    ) -> tuple[Floats, Floats]:
+        """Affine functions below and above the values, from such of the arguments.
+
+        Where they are constants, the least and the most that the arguments can be is better.
+        """
         below, above = self.below[:, None], self.above[:, None]
+        if lower.shape[1] == 1:
+            lower, upper = least[:, None], most[:, None]
+            if self.floor is None:
+                return np.maximum(lower, 0), np.maximum(upper, 0)
         if self.floor is None:
             low, high = lower * below, upper * above
         else:
