@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import anydevice
-from anydevice import ConfigurationError, VerificationError, nn
+from anydevice import ConfigurationError, VerificationError, nn, proofs
 from anydevice.compat import axiom
 from anydevice.compat.axiom import (
     Adam,
@@ -198,3 +198,30 @@ def test_checkpointing_lowers_the_peak_and_changes_no_result() -> None:
 
 def test_a_model_is_warmed_up() -> None:
     assert tuple(warm_up(defined(), np.ones((1, 8), np.float32)).shape) == (1, 2)
+
+
+def test_properties_are_ensured_and_proved_for_all_inputs(tmp_path: Path) -> None:
+    unit = proofs.box(-1.0, 1.0)
+    with axiom.with_backend(axiom.CPUBackend(engine="numpy")):
+
+        @axiom.ensure(proofs.within(0, 1), over=unit)
+        def share(seed: int) -> axiom.Model:
+            layers = axiom.Dense(2, 8), axiom.relu, axiom.Dense(8, 1), axiom.sigmoid
+            return axiom.chain(*layers, seed=seed)
+
+        model = share(3)
+        axiom.save_model(model, tmp_path / "share.safetensors")
+        again = axiom.load_model(tmp_path / "share.safetensors")
+        assert again.properties == model.properties
+        fast = axiom.compile(again, verify=True)
+        assert "for every float32 execution" in fast.report.proved[0]
+        assert axiom.compile(again).report.proved == ()
+        assert axiom.prove(unit, model, proofs.finite()).check() >= 1
+        with pytest.raises(VerificationError, match="does not hold for x = "):
+            axiom.prove(unit, model, proofs.within(0.9, 1))
+        false = axiom.ensure(proofs.within(0.9, 1), over=unit)(model)
+        assert len(false.properties) == 2
+        with pytest.raises(VerificationError, match="does not hold"):
+            axiom.compile(false, verify=True)
+        with pytest.raises(ConfigurationError, match="takes a property"):
+            axiom.prove(unit, model)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -35,6 +35,9 @@ from anydevice.core.choice import accelerators_passed_over
 from anydevice.core.warn import warn
 from anydevice.nn.losses import Loss
 from anydevice.nn.model import bound, parameters_device
+
+if TYPE_CHECKING:
+    from anydevice.proofs.properties import Property, Region
 
 
 class AbstractBackend(Device):
@@ -353,13 +356,15 @@ def compile(  # noqa: A001, its name
 ) -> Compiled:
     """The model compiled for a backend, by default the current one.
 
-    With `verify=True` it is checked there on random examples, with `verify=x` on `x`. The options
+    With `verify=True` it is checked there on random examples, and what `ensure` states is proved;
+    with `verify=x` it is checked on `x`. The options
     `optimize`, `precision` and `properties` are those of `anydevice.compile`. Raises
     `VerificationError` with the first layer that is wrong.
     """
     example = _examples(model) if verify is True else None if verify is False else verify
     place = anydevice.device() if backend is None else backend
-    options["properties"] = tuple(options.get("properties", ()))
+    own = getattr(model, "properties", ()) if verify is True else ()
+    options["properties"] = (*own, *options.get("properties", ()))
     return anydevice.compile(model, place, verify=example, **options)
 
 
@@ -373,20 +378,94 @@ def is_finite(y: Any) -> bool:
     return bool(numpy.isfinite(numpy.asarray(anydevice.to_numpy(y), "float64")).all())
 
 
-def prove(inputs: Iterable[Any], holds: Callable[[Any], object]) -> int:
-    """Check a property for each of these inputs; `@prove ∀x ∈ inputs. …` in Julia.
+def ensure(
+    property: Property,  # noqa: A002 - what it is
+    over: Region,
+) -> Callable[[Any], Any]:
+    """`@ensure` in Julia: the model has this property for every input of a region.
 
-    Returns their number. Raises `VerificationError` with the first input for which it fails.
+    Decorates a function that makes a model, or is applied to a model. The claim goes with the
+    model, into its file too; `compile(…, verify=True)` proves it for the weights as compiled.
 
+    >>> from anydevice import proofs
+    >>> @ensure(proofs.within(0, 1), over=proofs.box(-1.0, 1.0))
+    ... def share():
+    ...     return chain(Dense(2, 8), relu, Dense(8, 1), sigmoid)
+    >>> with anydevice.use_device("cpu"):
+    ...     len(share().properties)
+    1
+    """
+    from anydevice.proofs.claims import claim
+
+    stated = claim(property, over)
+
+    def ensured(made: Any) -> Any:
+        if isinstance(made, nn.Model):
+            return _following(made.with_properties(*made.properties, stated))
+
+        @wraps(made)
+        def make(*given: Any, **named: Any) -> Any:
+            return ensured(made(*given, **named))
+
+        return make
+
+    return ensured
+
+
+def prove(
+    inputs: Iterable[Any] | Region,
+    holds: Any,
+    property: Property | None = None,  # noqa: A002 - what it is
+    **options: Any,
+) -> Any:
+    """`@prove ∀x ∈ inputs. …` in Julia, for some inputs or for all of a region.
+
+    With a region of `anydevice.proofs`, `holds` is the model, and the property is proved for every
+    input of the region; the options are those of `proofs.prove`, and its proof is returned. With
+    other inputs, `holds` is a function that is called with each of them, and their number is
+    returned. Raises `VerificationError` with the first input for which it fails.
+
+    >>> from anydevice import proofs
     >>> prove(range(10), lambda x: x * x >= x)
     10
+    >>> with anydevice.use_device("cpu"):
+    ...     model = chain(Dense(2, 8), relu, Dense(8, 1), sigmoid)
+    >>> prove(proofs.box(-1.0, 1.0), model, proofs.within(0, 1)).check() > 0
+    True
     """
+    from anydevice.proofs.properties import Region as Set
+
+    if isinstance(inputs, Set):
+        return _proved(inputs, holds, property, options)
     count = 0
     for count, x in enumerate(inputs, 1):
         if not holds(x):
             where = f"inputs[{count - 1}]"
             raise VerificationError(f"the property does not hold for {where}: {x!r}", where=where)
     return count
+
+
+def _proved(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> Any:
+    from anydevice.proofs.proving import Counterexample, Undecided
+    from anydevice.proofs.proving import prove as search
+
+    if stated is None:
+        raise ConfigurationError(
+            "prove(region, model, property) takes a property such as proofs.finite()",
+            source="property",
+        )
+    result = search(model, stated, region, **options)
+    if isinstance(result, Counterexample):
+        raise VerificationError(
+            f"{stated} does not hold for x = {result.x.tolist()!r:.200}", where="inputs"
+        )
+    if isinstance(result, Undecided):
+        raise VerificationError(
+            f"{stated} was neither proved nor refuted: {result.reason}, "
+            f"{result.proved_share:.0%} proved",
+            where="inputs",
+        )
+    return result
 
 
 def _places(gpus: Sequence[int | Device | str]) -> list[str]:
