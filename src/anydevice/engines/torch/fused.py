@@ -308,7 +308,7 @@ def attention(
                 return scaled_dot_product_attention(q, k, v)
             return _of_groups(q, k, v, None, scale)
         if queries == keys:
-            return _from_the_first_on(q, k, v, scale)
+            return causal_attention(q, k, v, scale)
     seen = _seen(q, keys, causal, mask, window, lengths)
     some = seen.any(-1, keepdim=True)
     # A query that sees nothing would give NaN; it sees all, and is left out after.
@@ -377,32 +377,12 @@ def _steps(size: int, theta: float, scaling: Any, device: Any) -> tuple[torch.Te
         return torch.tensor(found, dtype=torch.float32, device=device), factor
 
 
-def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
+def causal_attention(q: Any, k: Any, v: Any, scale: float | None) -> Any:
     """As many queries as keys, each seeing those up to its own."""
     with _preferred(q):
         return scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-
-
-def causal_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
-    """Attention of a prompt's tokens to each other, for those who call it once a layer.
-
-    Choosing among PyTorch's kernels takes longer on the host than some of them on the device.
-    """
-    if q.shape[3] not in (64, 128) or not _prefers_cudnn(q.device):
-        return _from_the_first_on(q, k, v, scale)
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, False, 0.0, True, False, scale=scale
-    )[0]
-
-
-@lru_cache(maxsize=64)
-def _prefers_cudnn(device: torch.device) -> bool:
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    order = PREFER.get(torch.cuda.get_device_capability(device), ())
-    return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
 
 
 def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:

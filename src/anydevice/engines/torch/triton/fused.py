@@ -330,13 +330,12 @@ def _decoder_layer(*arguments: Any) -> Any:
 
 
 def _prompt_layer(x: Any, *others: Any) -> Any:
-    from anydevice.engines.torch.fused import causal_attention
     from anydevice.engines.torch.triton.prompt_layer import fits, prompt_layer
 
     *given, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
     if only is not None and not _serves(x, only):
         return NotImplemented
-    layer = partial(prompt_layer, only=only, attend=causal_attention)
+    layer = partial(prompt_layer, only=only)
     return _whole_layer(layer, partial(fits, only=only), x, *given)
 
 

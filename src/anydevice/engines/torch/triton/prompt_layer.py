@@ -7,16 +7,18 @@ prompt takes less time on the device than its calls take on the host if each op 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
 import triton
 import triton.language as tl
+from torch.nn.attention import SDPBackend
 
 from anydevice.core.engine import LayerNumbers
 from anydevice.core.record import replace
+from anydevice.engines.torch.fused import PREFER, causal_attention
 from anydevice.engines.torch.triton.decode_attention import (
     LARGEST_SIZE,
     MOST_GROUP,
@@ -30,9 +32,6 @@ from anydevice.engines.torch.triton.rope import sine_and_cosine
 from anydevice.engines.torch.triton.rows import rmsnorm, swiglu
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
-
-Attend = Callable[[Any, Any, Any, float], Any]
-"""Causal attention among as many queries as keys, (batch, heads, tokens, size), with a scale."""
 
 TOKENS, HEADS, WARPS = 16, 8, 4
 """So many tokens and heads for a program that turns them, by so many warps."""
@@ -57,7 +56,6 @@ def prompt_layer(
     frequencies: torch.Tensor | None,
     rope_factor: float,
     only: torch.Tensor | None,
-    attend: Attend,
 ) -> torch.Tensor:
     """What the layer makes of `x` (rows, tokens, hidden); `x` and the cache are overwritten.
 
@@ -95,6 +93,26 @@ def prompt_layer(
     gate, up = y.chunk(2, 1)
     _add_product(stream, swiglu(gate, up), down, None, numbers.factor)
     return x
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of tokens (rows, heads, tokens, size) to each other, up to themselves.
+
+    Choosing among PyTorch's kernels takes longer on the host than some of them on the device.
+    """
+    if q.shape[3] not in (64, 128) or not _prefers_cudnn(q.device):
+        return causal_attention(q, k, v, scale)
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, False, 0.0, True, False, scale=scale
+    )[0]
+
+
+@cache
+def _prefers_cudnn(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    order = PREFER.get(torch.cuda.get_device_capability(device), ())
+    return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
 
 
 def _add_product(stream: Any, x: Any, weight: Any, bias: Any, factor: float) -> None:
