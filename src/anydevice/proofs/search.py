@@ -88,8 +88,8 @@ class Verdict(NamedTuple):
 
     `holds` (boxes, groups) are the groups that are proved, by `weights` (boxes, rows). For the
     others these are the best weights, `bound` the smallest bound; `scores` say what each input
-    has to do with it, and `points` where it is attained: they may be counterexamples. `near` are
-    the boxes that float64 might close.
+    has to do with it. `points` (boxes, rows + 1, inputs) are where bounds are attained, which may
+    be counterexamples. `near` are the boxes that float64 might close.
     """
 
     holds: npt.NDArray[np.bool_]
@@ -244,10 +244,13 @@ class Bounding:
             chosen[lowest] = 0
             chosen[lowest[:, None], group] = weights[lowest[:, None], group] / 255.0
         open_ = np.flatnonzero(~holds.all(1))
-        scores, points = self._scores(relaxed, open_, chosen[open_])
-        wide = np.zeros((2, boxes, self.net.inputs))
-        wide[0, open_], wide[1, open_] = scores, points
-        return Verdict(holds, near & ~holds.all(1), weights, worst, wide[0], wide[1], relaxed)
+        scores = np.zeros((boxes, self.net.inputs))
+        points = np.zeros((boxes, number + 1, self.net.inputs))
+        centre, radius = host(relaxed.centre)[open_], host(relaxed.radius)[open_]
+        scores[open_], last = self._scores(relaxed, open_, chosen[open_])
+        ends = np.sign(np.concatenate([slopes[open_], last[:, None]], 1))
+        points[open_] = centre[:, None] - ends * radius[:, None]
+        return Verdict(holds, near & ~holds.all(1), weights, worst, scores, points, relaxed)
 
     def _host(self, x: Any) -> Floats:
         return np.asarray(self.net.machine.host(x), np.float64)
@@ -289,7 +292,7 @@ class Bounding:
         return np.where(np.isfinite(best), best, 255)
 
     def _scores(self, relaxed: Relaxed, open_: Host, chosen: Floats) -> tuple[Floats, Floats]:
-        """How much of the relaxation's loss each input carries, and where the bound is attained."""
+        """How much of the relaxation's loss each input carries, and the slopes of the bound."""
         machine, rows = self.net.machine, self.rows
         if not len(open_):
             return np.zeros((0, self.net.inputs)), np.zeros((0, self.net.inputs))
@@ -310,10 +313,9 @@ class Bounding:
             share = share / (xp.sum(share, 1, True) + 1e-30)
             part = xp.sum(share * xp.reshape(loss, (len(open_), 1, loss.shape[1])), 2)
             total = part if total is None else total + part
-        radius, centre = self._host(relaxed.radius)[open_], self._host(relaxed.centre)[open_]
         slopes = self._host(found.slopes)
-        scores = abs(slopes) * radius if total is None else self._host(total)
-        return scores, centre - np.sign(slopes) * radius
+        radius = self._host(relaxed.radius)[open_]
+        return abs(slopes) * radius if total is None else self._host(total), slopes
 
 
 class Search:
@@ -396,7 +398,8 @@ class Search:
         if len(open_):
             self.worst = float(verdict.bound[open_].min())
             middles = (boxes.low[open_] + boxes.high[open_]) / 2
-            self.point = self.refutes(np.concatenate([verdict.points[open_], middles]))
+            ends = verdict.points[open_].reshape(-1, middles.shape[1])
+            self.point = self.refutes(np.concatenate([ends, middles]))
             patient = bounding.net.linear and self.boxes < self.limits.patience
             if self.point is None and bounding.fast is not None and not patient:
                 open_ = self._split_neurons(bounding, boxes, open_, verdict)
