@@ -249,3 +249,36 @@ def test_errors_of_files_name_them(tmp_path: Any) -> None:
     file.write_bytes(b"\x12\x34no model")
     with pytest.raises(ConfigurationError, match=r"net\.onnx"):
         read_model(file)
+
+
+def test_every_operator_that_rounds_says_so() -> None:
+    """So that bounds of executions in float32 have room for it: gamma of the node's magnitude."""
+    random = np.random.default_rng(0)
+    for name in ("affine", "square", "product", "average pooling", "mean", "leaky relu", "skip"):
+        make, shape = MODELS[name]
+        torch.manual_seed(0)
+        model = make().eval()
+        network, _ = read_onnx(exported(model, shape))
+        x = random.normal(0, 1, (200, *shape)).astype(np.float32)
+        with torch.no_grad():
+            run = np.array([model(torch.tensor(each)).numpy().reshape(-1) for each in x])
+        real = np.array([evaluated(network, each) for each in x])
+        room = np.array([_room(network, each) for each in x])
+        assert (np.abs(run - real) <= room).all(), name
+        assert (run != real).any(), name
+
+
+def _room(network: Network, x: Any) -> Any:
+    """How far the outputs of an execution at a point may be from the exact ones."""
+    values, rooms = [np.abs(x.reshape(-1)).astype(float)], [np.zeros(x.size)]
+    for node in network.nodes:
+        size, room = np.abs(node.bias), np.zeros(node.size)
+        for i, weight in zip(node.inputs, node.weights, strict=True):
+            matrix = np.abs(np.diag(weight) if weight.ndim == 1 else weight)
+            size, room = size + matrix @ values[i], room + matrix @ rooms[i]
+        room = room + (1.01 * node.roundings * 2.0**-24 + 2 * node.inexact) * (size + room)
+        if node.function == "square":
+            size, room = size * size, 2 * size * room + room * room
+        values.append(size)
+        rooms.append(room)
+    return rooms[-1] + 1e-12

@@ -65,6 +65,16 @@ def test_both_versions_mean_the_same() -> None:
         assert read_vnnlib(vnnlib_of(asked, version)) == (2, 3, (asked,))
 
 
+def test_other_names_are_not_taken_for_x_and_y() -> None:
+    text = vnnlib_of(query([0], [1], [[1]], [0]), version=2)
+    for other in (
+        text.replace("input X", "input Z"),
+        text.replace("(declare-output", "(declare-input X float32 [1, 1])\n(declare-output"),
+    ):
+        with pytest.raises(NotSupportedError, match="one input X and one output Y"):
+            read_vnnlib(other)
+
+
 def test_many_bounds_are_read_in_linear_time() -> None:
     lines = [f"(declare-const X_{k} Real)" for k in range(3000)] + ["(declare-const Y_0 Real)"]
     lines += [f"(assert (<= X_{k} 1))\n(assert (>= X_{k} 0))" for k in range(3000)]

@@ -151,6 +151,8 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
             elif form[0] == "declare-network":
                 for each in form[2:]:
                     kind = {"declare-input": "X", "declare-output": "Y"}[each[0]]
+                    if each[1] != kind or sizes[kind] != (0,):
+                        raise NotSupportedError("other names than one input X and one output Y")
                     sizes[kind] = tuple(map(int, re.findall(r"\d{1,8}", each[3])))
             elif form[0] != "vnnlib-version":
                 raise NotSupportedError(f"{form[0]!r} is not read")
