@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -255,3 +256,34 @@ def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
     assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 2"]
     assert launch_script(tmp_path, "-n", "0", "train.py")[0].returncode == 2
     assert launch_script(tmp_path, "-n", "2", "nothing.py")[0].returncode == 1
+
+
+WAITING = """
+import os, pathlib, sys, time
+pathlib.Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path(f"stopped{os.environ['RANK']}").touch()
+    sys.exit(3)
+"""
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_the_command_stops_all_processes(tmp_path: Path, number: int) -> None:
+    """Ctrl-C goes on to them, and nothing is started again; a request to end ends them first."""
+    (tmp_path / "train.py").write_text(WAITING)
+    command = [sys.executable, "-m", "anydevice", "launch", "-n", "2", "--restarts", "2"]
+    process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stderr=subprocess.PIPE)
+    names = [tmp_path / f"pid{rank}" for rank in range(2)]
+    until = time.monotonic() + 60
+    while not all(name.exists() and name.read_text() for name in names):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(number)
+    told = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == (3 if number == signal.SIGINT else 128 + number), told
+    assert "starting again" not in told
+    assert (tmp_path / "stopped1").exists() == (number == signal.SIGINT)
+    assert not any(Path("/proc", name.read_text()).exists() for name in names)

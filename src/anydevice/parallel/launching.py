@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from anydevice.core.record import Record
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -116,23 +116,61 @@ def run_script(
     """Run a command in several processes, and return the exit code: that of the first to fail.
 
     The others are ended then, and what it wrote last on its error stream is written again. All
-    are started anew after that, up to `restarts` times.
+    are started anew after that, up to `restarts` times, unless Ctrl-C was the reason.
     """
-    for restart in range(restarts + 1):
-        with _engine_variables(engine, processes) as own:
-            code = _run_once(command, processes, restart, own)
-        if code and restart < restarts:
+    with _Signals() as signals:
+        for restart in range(restarts + 1):
+            with _engine_variables(engine, processes) as own:
+                code = _run_once(command, processes, restart, own, signals)
+            if not code or restart == restarts or signals.asked:
+                break
             print(f"\nstarting again ({restart + 1} of {restarts})", file=sys.stderr, flush=True)
-        else:
-            break
     return code
 
 
+class _Signals:
+    """While the block runs, Ctrl-C goes on to the processes, and who ends this one ends them first.
+
+    A second Ctrl-C ends them too.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            named = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+            for number in filter(None, named):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                    self._before[number] = signal.signal(number, self._seen)
+        return self
+
+    def _seen(self, number: int, frame: object) -> None:
+        if number != signal.SIGINT:
+            raise SystemExit(128 + number)
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        for process in self.running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+
 def _run_once(
-    command: Sequence[str], processes: int, restart: int, own: Callable[[int], dict[str, str]]
+    command: Sequence[str],
+    processes: int,
+    restart: int,
+    own: Callable[[int], dict[str, str]],
+    signals: _Signals,
 ) -> int:
     port = _free_port()
-    running: list[subprocess.Popen[bytes]] = []
+    signals.running = running = []
     tails: list[_Tail] = []
     outputs: list[_Tail] = []
     try:
@@ -140,7 +178,9 @@ def _run_once(
             given = _variables(rank, processes, port, restart)
             variables = {**os.environ, **given, **own(rank)}
             pipe = subprocess.PIPE
-            process = subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe)
+            process = subprocess.Popen(
+                command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True
+            )
             running.append(process)
             tails.append(_Tail(process.stderr, sys.stderr))
             outputs.append(_Tail(process.stdout, sys.stdout))
