@@ -17,7 +17,7 @@ from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.proofs.attack import Attack, Violation
 from anydevice.proofs.bounds import prepare
 from anydevice.proofs.checking import checker, smooth
-from anydevice.proofs.checking.certificate import Certificate, Tree
+from anydevice.proofs.checking.certificate import LEAF, Certificate, Tree
 from anydevice.proofs.checking.network import FormatError, Network, Query, RefusedError, outward
 from anydevice.proofs.checking.network import check_query as checked
 from anydevice.proofs.files import read_model, read_queries
@@ -230,7 +230,8 @@ def _proved(
     boxes = 0
     whole = sum(len(each.queries) for each in theorems)
     attacks = [[_attack(each.network, query) for query in each.queries] for each in theorems]
-    for attack in (attack for each in attacks for attack in each):
+    # What the first bound proves is never attacked; where there are several, one may be false.
+    for attack in (attack for each in attacks for attack in each if whole > 1):
         if attack.search() is not None:
             return _counterexample(attack.found, shape, begin)
     for theorem, its in zip(theorems, attacks, strict=True):
@@ -266,7 +267,7 @@ def _searched(
 ) -> Found:
     """Search a query; parts that the checker refuses are searched again, in smaller ones."""
     network, arithmetic = theorem.network, theorem.arithmetic
-    rows = rows_of(query)
+    rows = rows_of(query)._replace(held=_held(network, query, arithmetic))
     cases = all(node.function in ("", "relu") for node in network.nodes)
     optimising = prepare(network, arithmetic, machine.optimising()) if cases else None
     bounding = Bounding(prepare(network, arithmetic, machine), rows, optimising)
@@ -278,8 +279,36 @@ def _searched(
         small = on_host if machine.is_accelerator else None
     if machine.is_accelerator:
         limits = limits._replace(batch=8192, cases_batch=8192)
-    search = Search(bounding, finishing, attack.refutes, limits, small)
+    search = Search(bounding, finishing, attack.near, limits, small)
     return search.run(attack.low, attack.high)
+
+
+def _held(network: Network, query: Query, arithmetic: str) -> frozenset[int]:
+    """The groups that hold with equality, as a ReLU that is at least 0: no bound shows it.
+
+    The checker sees it by rational intervals, for the whole box as for each part.
+    """
+    found = set()
+    for group in sorted(set(query.group)):
+        its = [i for i, each in enumerate(query.group) if each == group]
+        if len(its) == 1 and query.strict[its[0]]:
+            alone = Query(
+                query.low,
+                query.high,
+                (query.coefficients[its[0]],),
+                (query.constants[its[0]],),
+                (0,),
+                (True,),
+            )
+            leaf = Tree(
+                np.array([LEAF]), np.full((1, 1), 255, np.uint8), np.array([-1]), *_NO_CASES
+            )
+            if not checker.refused(network, alone, leaf, arithmetic):
+                found.add(group)
+    return frozenset(found)
+
+
+_NO_CASES = (np.zeros((0, 0), np.uint8), np.zeros(0, np.float16))
 
 
 def _certificate(theorem: Theorem, trees: Sequence[Tree], file_hash: str) -> Certificate:

@@ -28,13 +28,17 @@ _ROUNDS = 40
 
 
 class Rows(NamedTuple):
-    """The rows of a query in float64: constants rounded downward, and what may be mixed exactly."""
+    """The rows of a query in float64: constants rounded downward.
+
+    `mixes`: sums of them are exact. `held` are groups that are known to hold.
+    """
 
     coefficients: Floats
     constants: Floats
     groups: tuple[Integers, ...]
     strict: npt.NDArray[np.bool_]
     mixes: bool
+    held: frozenset[int] = frozenset()
 
 
 def rows_of(query: Query) -> Rows:
@@ -220,6 +224,8 @@ class Bounding:
             best = group[low[:, group].argmax(1)]
             done, bound, hair = proved[each, best], low[each, best], nominal[each, best]
             weights[each, best] = 255
+            if g in rows.held:
+                done = np.ones(boxes, bool)
             open_ = np.flatnonzero(~done)
             if len(open_) and len(group) > 1 and rows.mixes:
                 mixed = np.zeros((len(open_), number))
