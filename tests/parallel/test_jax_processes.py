@@ -54,6 +54,8 @@ def strategies(mesh):
         assert result.report.spread == how, result.report
         assert str(anydevice.device_of(result.model)) == "cpu"
         yield strategy, losses(result)
+    if EPOCHS > 1:
+        yield "added", losses(trained(devices=mesh, strategy="shard", accumulate=2))
 
 def refused(mesh):
     # What a device holds, and what one process cannot read alone.
@@ -99,6 +101,9 @@ if __name__ == "__main__":
     one = trained(device=alone, epochs=EPOCHS + 1, validation=HELD, metrics="accuracy")
     one = losses(one)
     for each in several:
+        if EPOCHS > 1:
+            added = losses(trained(device=alone, accumulate=2))
+            assert apart(added, each.pop("added")) <= 1e-6, (added, each)
         for strategy, curve in each.items():
             assert apart(one[:EPOCHS], curve) <= 1e-6, (strategy, one, curve)
             print(strategy, apart(one[:EPOCHS], curve), file=sys.stderr)
