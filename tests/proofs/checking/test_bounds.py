@@ -80,8 +80,10 @@ _kept = SoundNetwork.__init__
 _lines, _back = SoundNetwork.lines, SoundNetwork.back
 
 
-def _spoiled(change: Callable[[smooth.Lines], smooth.Lines]) -> Callable[..., smooth.Lines]:
-    def lines(self: SoundNetwork, *arguments: Any) -> smooth.Lines:
+def _spoiled(
+    change: Callable[[smooth.LinePair], smooth.LinePair],
+) -> Callable[..., smooth.LinePair]:
+    def lines(self: SoundNetwork, *arguments: Any) -> smooth.LinePair:
         return change(_lines(self, *arguments))
 
     return lines

@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
     radius: Floats
     low: dict[int, Floats]
     high: dict[int, Floats]
-    lines: dict[int, smooth.Lines]
+    lines: dict[int, smooth.LinePair]
     error: dict[int, Floats]
     size: dict[int, Floats]
 
@@ -77,7 +77,7 @@ class SoundNetwork:
 
     def lines(
         self, k: int, low: Floats, high: Floats, slopes: Floats | None = None
-    ) -> smooth.Lines:
+    ) -> smooth.LinePair:
         """Lines below and above the function of a node; a slope that is NaN is chosen here."""
         if self.nodes[k - 1].function != "relu":
             return smooth.lines(self.nodes[k - 1].function, low, high, self.float32)
@@ -89,7 +89,7 @@ class SoundNetwork:
         below = below if slopes is None else np.where(np.isnan(slopes), below, slopes)
         below = np.where(on, 1.0, np.where(off, 0.0, below))
         above = np.where(on, 1.0, np.where(off, 0.0, above))
-        return smooth.Lines(below, None, above, ceiling, size)
+        return smooth.LinePair(below, None, above, ceiling, size)
 
     def _affine(self, k: int, found: Bounds, forms: dict[int, Forms]) -> Forms:
         """The interval of a node before its function, and forms of its values."""
@@ -134,7 +134,7 @@ class SoundNetwork:
 
     def back(
         self, rows: dict[int, Floats], constant: Floats, error: Floats, found: Bounds, box: Any,
-        lines: dict[int, smooth.Lines], of: Any, taken: Floats | None = None,
+        lines: dict[int, smooth.LinePair], of: Any, taken: Floats | None = None,
     ) -> Forms:  # fmt: skip
         """Lower bounds of the sums of rows @ values + constant - error, in boxes `box`.
 

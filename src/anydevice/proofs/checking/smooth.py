@@ -25,7 +25,7 @@ _K, _C, _A4, _A5 = sqrt(2 / pi), 0.044715, -1.453152027, 1.061405429
 _erf = np.frompyfunc(erf, 1, 1)
 
 
-class Lines(NamedTuple):
+class LinePair(NamedTuple):
     """below * z + floor <= f(z) <= above * z + ceiling in the interval of z; |f(z)| <= size.
 
     Without a floor it is 0, and no slope is negative.
@@ -78,7 +78,7 @@ def dot(a: Floats, b: Floats) -> Floats:
     return total
 
 
-class Curve(NamedTuple):
+class SmoothCurve(NamedTuple):
     """A function and its derivative, and where it bends: convex and concave in turn.
 
     `convex` says what it is left of the first bend. The value and the derivative have errors of at
@@ -93,7 +93,7 @@ class Curve(NamedTuple):
     convex: bool = True
     rough: Callable[[Floats], Floats] | None = None
 
-    def negative(self) -> Curve:
+    def negative(self) -> SmoothCurve:
         def value(z: Floats) -> Floats:
             return -self.value(z)
 
@@ -103,7 +103,7 @@ class Curve(NamedTuple):
         def rough(z: Floats) -> Floats:
             return -(self.rough or self.slope)(z)
 
-        return Curve(value, slope, self.scale, self.bends, not self.convex, rough)
+        return SmoothCurve(value, slope, self.scale, self.bends, not self.convex, rough)
 
 
 def assumptions(functions: Collection[str], float32: bool) -> dict[str, float]:
@@ -113,13 +113,13 @@ def assumptions(functions: Collection[str], float32: bool) -> dict[str, float]:
     return assumed | ({"float64": EPSILON} if names else {})
 
 
-def lines(name: str, low: Floats, high: Floats, float32: bool) -> Lines:
+def lines(name: str, low: Floats, high: Floats, float32: bool) -> LinePair:
     """Lines for a function on each interval; they are NaN where it has a pole."""
     if name == "square":
         return _square(low, high)
     if name == "step":
         zeros, one = np.zeros_like(low), np.where(high >= 0, 1.0, 0.0)
-        return Lines(zeros, np.where(low > 0, 1.0, 0.0), zeros, one, one)
+        return LinePair(zeros, np.where(low > 0, 1.0, 0.0), zeros, one, one)
     mirrored = (high < 0) & (name == "reciprocal")
     if name in ("reciprocal", "rsqrt"):
         low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
@@ -135,18 +135,18 @@ def lines(name: str, low: Floats, high: Floats, float32: bool) -> Lines:
     if mirrored.any():  # 1 / z = -(1 / -z)
         below, above = np.where(mirrored, above, below), np.where(mirrored, below, above)
         floor, ceiling = np.where(mirrored, -ceiling, floor), np.where(mirrored, -floor, ceiling)
-    return Lines(below, floor, above, ceiling, size)
+    return LinePair(below, floor, above, ceiling, size)
 
 
-def _square(low: Floats, high: Floats) -> Lines:
+def _square(low: Floats, high: Floats) -> LinePair:
     middle = low / 2 + high / 2
     size = np.maximum(low * low, high * high) * (1 + EPSILON)
     slack = 4 * EPSILON * size + 1e-290
     floor, ceiling = -middle * middle - slack, -low * high + slack
-    return Lines(2 * middle, floor, low + high, ceiling, size + slack)
+    return LinePair(2 * middle, floor, low + high, ceiling, size + slack)
 
 
-def _below(curve: Curve, low: Floats, high: Floats) -> tuple[Floats, Floats, Floats]:
+def _below(curve: SmoothCurve, low: Floats, high: Floats) -> tuple[Floats, Floats, Floats]:
     """The slope and the offset of a line below a curve, and the curve's least value."""
     middle, width = low / 2 + high / 2, high - low
     least = _offset(curve, np.zeros_like(low), low, high)
@@ -163,7 +163,7 @@ def _below(curve: Curve, low: Floats, high: Floats) -> tuple[Floats, Floats, Flo
     return slope, offset, least
 
 
-def _offset(curve: Curve, slope: Floats, low: Floats, high: Floats) -> Floats:
+def _offset(curve: SmoothCurve, slope: Floats, low: Floats, high: Floats) -> Floats:
     """A number that curve - slope * z is never below on an interval."""
     least = np.minimum(curve.value(low) - slope * low, curve.value(high) - slope * high)
     edges = (-np.inf, *curve.bends, np.inf)
@@ -185,7 +185,7 @@ def _offset(curve: Curve, slope: Floats, low: Floats, high: Floats) -> Floats:
     return offset
 
 
-def _touching(curve: Curve, low: Floats, high: Floats, end: Floats) -> Floats:
+def _touching(curve: SmoothCurve, low: Floats, high: Floats, end: Floats) -> Floats:
     """Where a line through the curve's point at an end touches it in its convex part, roughly."""
     edges = (-np.inf, *curve.bends, np.inf)
     k = 0 if curve.convex else min(1, len(edges) - 2)
@@ -283,14 +283,16 @@ def _poles(z: Floats) -> Floats:
 
 _BY_ARGUMENT = ("gelu", "gelu_tanh", "silu")
 _CURVES = {
-    "sigmoid": Curve(_sigmoid, _sigmoid_slope, _one, (0.0,)),
-    "tanh": Curve(np.tanh, _tanh_slope, _one, (0.0,)),
-    "gelu": Curve(_gelu, _gelu_slope, _linear, (-sqrt(2.0), sqrt(2.0)), False, _gelu_rough),
-    "gelu_tanh": Curve(
+    "sigmoid": SmoothCurve(_sigmoid, _sigmoid_slope, _one, (0.0,)),
+    "tanh": SmoothCurve(np.tanh, _tanh_slope, _one, (0.0,)),
+    "gelu": SmoothCurve(_gelu, _gelu_slope, _linear, (-sqrt(2.0), sqrt(2.0)), False, _gelu_rough),
+    "gelu_tanh": SmoothCurve(
         _gelu_tanh, _gelu_tanh_slope, _cubic, (-1.41850400879083, 1.41850400879083), False
     ),
-    "silu": Curve(_silu, _silu_slope, _linear, (-2.399357280515467, 2.399357280515467), False),
-    "exp": Curve(np.exp, np.exp, np.exp),
-    "reciprocal": Curve(_reciprocal, _reciprocal_slope, _poles),
-    "rsqrt": Curve(_rsqrt, _rsqrt_slope, _poles),
+    "silu": SmoothCurve(
+        _silu, _silu_slope, _linear, (-2.399357280515467, 2.399357280515467), False
+    ),
+    "exp": SmoothCurve(np.exp, np.exp, np.exp),
+    "reciprocal": SmoothCurve(_reciprocal, _reciprocal_slope, _poles),
+    "rsqrt": SmoothCurve(_rsqrt, _rsqrt_slope, _poles),
 }
