@@ -18,9 +18,9 @@ from anydevice.proofs.attack import exact_outputs, violation_of
 from anydevice.proofs.bounds import prepare
 from anydevice.proofs.checking.certificate import EACH_GROUP, read_certificate
 from anydevice.proofs.checking.network import Network, Query
-from anydevice.proofs.machines import Machine, machine_on, numpy_machine, probe
+from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice.proofs.proving import Theorem
-from anydevice.proofs.search import Bounding, Limits, Progress, Search, rows_of
+from anydevice.proofs.search import Bounding, Progress, Search, SearchLimits, rows_of
 from tests.proofs import networks
 
 
@@ -28,13 +28,13 @@ def proved(
     net: Network,
     asked: Query,
     arithmetic: str = "float32",
-    machine: Machine | None = None,
+    machine: BoundsMachine | None = None,
     **limits: Any,
 ) -> proving.Result:
     theorem = Theorem(net, (asked,), arithmetic, True)
     machine = machine or numpy_machine()
     with machine.context():
-        return proving._proved([theorem], machine, Limits(**limits), 0.0, None, "")
+        return proving._proved([theorem], machine, SearchLimits(**limits), 0.0, None, "")
 
 
 def hard(inputs: int = 3, hidden: int = 12) -> tuple[Network, Query, float]:
@@ -81,7 +81,7 @@ def test_no_false_theorem_is_proved_where_nothing_looks_for_counterexamples() ->
     fast = prepare(net, "real", numpy_machine("float32"))
     bounding = Bounding(prepare(net, "real", numpy_machine()), rows, fast)
     ends = np.full(3, -1.0), np.full(3, 1.0)
-    found = Search(bounding, None, lambda _: None, Limits(memory=1 << 20)).run(*ends)
+    found = Search(bounding, None, lambda _: None, SearchLimits(memory=1 << 20)).run(*ends)
     assert found.tree is None
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from anydevice.proofs.checking.network import Network, Node
-from anydevice.proofs.curves import Curve, Lines, open_neurons, relu_curve, smooth_curve
-from anydevice.proofs.machines import Array, Host, Machine
+from anydevice.proofs.curves import Relaxation, TwoLines, open_neurons, relu_curve, smooth_curve
+from anydevice.proofs.machines import Array, BoundsMachine, Host
 
 FORWARD_INPUTS = 50
 """Beyond so many inputs, intervals are carried forward instead of linear functions."""
@@ -29,7 +29,7 @@ _SLACK = 1.02
 """Covers the rounding of the error terms themselves, and terms of second order."""
 
 
-class Step(NamedTuple):
+class PlacedNode(NamedTuple):
     """A node of a network as bounds need it.
 
     `back` and `forth` bound the relative rounding of a backward and a forward step, `run` that of
@@ -57,10 +57,10 @@ class Prepared(NamedTuple):
     `executed` is whether bounds are about every execution in float32.
     """
 
-    machine: Machine
+    machine: BoundsMachine
     inputs: int
     linear: int
-    steps: tuple[Step, ...]
+    steps: tuple[PlacedNode, ...]
     executed: bool
 
     def gamma(self, count: int) -> float:
@@ -72,21 +72,21 @@ class Prepared(NamedTuple):
         return 8.0 * sum(step.size for step in self.steps) + 64.0 * self.inputs
 
 
-def prepare(network: Network, arithmetic: str, machine: Machine) -> Prepared:
+def prepare(network: Network, arithmetic: str, machine: BoundsMachine) -> Prepared:
     """The arrays of a network where bounds are computed, and the constants of their errors."""
     linear = network.inputs if network.inputs <= FORWARD_INPUTS else 0
     steps = tuple(_step(node, arithmetic == "float32", machine) for node in network.nodes)
     return Prepared(machine, network.inputs, linear, steps, arithmetic == "float32")
 
 
-def _step(node: Node, executed: bool, machine: Machine) -> Step:
+def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
     given = (*node.weights, node.bias)
     *weights, bias = [np.ascontiguousarray(each, machine.dtype) for each in given]
     is_exact = all((a == b).all() for a, b in zip((*weights, bias), given, strict=True))
     inexact = node.inexact + (0.0 if is_exact else machine.unit)
     terms = sum(w.shape[1] if w.ndim == 2 else 1 for w in weights) + len(weights)
     place = machine.place
-    return Step(
+    return PlacedNode(
         node.inputs,
         tuple(place(w) for w in weights),
         tuple(place(w.T) for w in weights),
@@ -114,7 +114,7 @@ class Form(NamedTuple):
     spread: Array
 
 
-class Layer(NamedTuple):
+class NodeBounds(NamedTuple):
     """A node over each box, as backward substitution needs it to pass from values to inputs.
 
     `share` says how much of the node's range each input is responsible for.
@@ -124,16 +124,16 @@ class Layer(NamedTuple):
     high: Array
     error: Array
     share: Array | None = None
-    lines: Lines | None = None
+    lines: TwoLines | None = None
 
 
 class Own(NamedTuple):
-    """Lines of a node for each row alone, and what is taken of its values before the function.
+    """TwoLines of a node for each row alone, and what is taken of its values before the function.
 
     That is a multiplier >= 0 times the sign which the value is assumed to have.
     """
 
-    lines: Lines
+    lines: TwoLines
     taken: Array
 
 
@@ -159,7 +159,7 @@ class Relaxed:
         self.xp = net.machine.xp
         self.boxes = len(centre)
         self.pairs = 0
-        self.layers: list[Layer] = []
+        self.layers: list[NodeBounds] = []
         self.centre, self.radius = net.machine.place(centre), net.machine.place(radius)
         reach = abs(self.centre) + self.radius
         self.largest: dict[int, Array] = {0: reach}
@@ -184,7 +184,7 @@ class Relaxed:
         spread[:, -2:] = (np.abs(centre) + radius)[:, None]
         return Form(place(middle), place(spread))
 
-    def _pass(self, number: int, step: Step, tighten: bool) -> None:
+    def _pass(self, number: int, step: PlacedNode, tighten: bool) -> None:
         """The bounds of one node, from those of the nodes before it."""
         xp, net = self.xp, self.net
         linear, tiny = net.linear, net.machine.tiny
@@ -211,7 +211,7 @@ class Relaxed:
             low, high = low - xp.sum(below, 1), high + xp.sum(above, 1)
             share = below + above
         self.total = self.total + xp.sum(reach, 1, True)
-        self.layers.append(Layer(low, high, error, share))
+        self.layers.append(NodeBounds(low, high, error, share))
         if step.function and tighten and number > 1:
             found = self._tightened(number, step, low, high)
             if found is not None and linear:
@@ -227,7 +227,7 @@ class Relaxed:
         self.total = self.total + xp.sum(largest, 1, True)
         self.largest[number] = largest
         lines = curve.lines if step.function else None
-        self.layers[-1] = Layer(low, high, error, share, lines)
+        self.layers[-1] = NodeBounds(low, high, error, share, lines)
         if number < len(net.steps):
             form = _Functions(middle, spread, sizes, off, step.bias)
             self._forms[number] = self._form(form, curve, largest)
@@ -237,21 +237,21 @@ class Relaxed:
         most = 2.0**127
         return self.xp.maximum(reach - most, 0.0) * most * most
 
-    def _curve(self, step: Step, low: Array, high: Array) -> Curve:
+    def _curve(self, step: PlacedNode, low: Array, high: Array) -> Relaxation:
         machine = self.net.machine
         if step.function == "relu":
             return relu_curve(self.xp, low, high, machine.unit, machine.tiny)
         if not step.function:
             one, zero = low * 0 + 1, low * 0
-            return Curve(Lines(one, zero, one, zero), low, high)
+            return Relaxation(TwoLines(one, zero, one, zero), low, high)
         found = smooth_curve(
             step.function, machine.host(low), machine.host(high), self.net.executed
         )
         place = machine.place
-        lines = Lines(*(place(each) for each in found.lines))
-        return Curve(lines, place(found.least), place(found.most))
+        lines = TwoLines(*(place(each) for each in found.lines))
+        return Relaxation(lines, place(found.least), place(found.most))
 
-    def _form(self, given: _Functions, curve: Curve, largest: Array) -> Form:
+    def _form(self, given: _Functions, curve: Relaxation, largest: Array) -> Form:
         """The linear functions behind a node's own function, or the intervals."""
         xp, net = self.xp, self.net
         if not net.linear:
@@ -276,7 +276,7 @@ class Relaxed:
         extra = xp.stack([size + pad, largest], 1)
         return Form(middle, xp.concat([spread, extra], 1))
 
-    def _tightened(self, number: int, step: Step, low: Array, high: Array) -> _Tighter | None:
+    def _tightened(self, number: int, step: PlacedNode, low: Array, high: Array) -> _Tighter | None:
         """The bounds of the neurons that the forward functions leave open, by substitution."""
         machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
         is_open = machine.host(open_neurons(xp, step.function, low, high))
@@ -322,7 +322,9 @@ class Relaxed:
         lower, upper = functions
         return (lower + upper) * 0.5, (upper - lower) * 0.5
 
-    def _both_sides(self, number: int, step: Step, box: Host, neuron: Host) -> tuple[Array, ...]:
+    def _both_sides(
+        self, number: int, step: PlacedNode, box: Host, neuron: Host
+    ) -> tuple[Array, ...]:
         """Lower and upper bounds of neurons, each over one box, and the functions behind them."""
         machine, xp, count = self.net.machine, self.xp, len(box)
         if machine.pads:

@@ -1,4 +1,4 @@
-"""Lines below and above an elementwise function between two bounds of its argument."""
+"""TwoLines below and above an elementwise function between two bounds of its argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anydevice.proofs.checking import smooth
 Array = Any
 
 
-class Lines(NamedTuple):
+class TwoLines(NamedTuple):
     """`lower * z + below <= f(z) <= upper * z + above` for each z between the bounds."""
 
     lower: Array
@@ -19,25 +19,25 @@ class Lines(NamedTuple):
     upper: Array
     above: Array
 
-    def take(self, xp: Any, box: Array) -> Lines:
+    def take(self, xp: Any, box: Array) -> TwoLines:
         """Those of the box of each row."""
         if isinstance(self.below, float):
             below: Array = self.below
         else:
             below = xp.take(self.below, box)
         lower, upper, above = (xp.take(x, box) for x in (self.lower, self.upper, self.above))
-        return Lines(lower, below, upper, above)
+        return TwoLines(lower, below, upper, above)
 
 
-class Curve(NamedTuple):
+class Relaxation(NamedTuple):
     """The lines of a function, and the least and the greatest value that it takes."""
 
-    lines: Lines
+    lines: TwoLines
     least: Array
     most: Array
 
 
-def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Curve:
+def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Relaxation:
     """The chord above, and below the line through 0 that leaves the smaller triangle.
 
     The chord is moved up until it is valid at both ends, whatever slope came out.
@@ -51,8 +51,8 @@ def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Cu
     lower = xp.where(on, nothing + 1, xp.where(high > -low, nothing + 1, nothing))
     lower = xp.where(off, nothing, lower)
     most = xp.maximum(high, nothing)
-    lines = Lines(lower, 0.0, upper, xp.where(decided, nothing, above))
-    return Curve(lines, xp.maximum(low, nothing), most)
+    lines = TwoLines(lower, 0.0, upper, xp.where(decided, nothing, above))
+    return Relaxation(lines, xp.maximum(low, nothing), most)
 
 
 def open_neurons(xp: Any, function: str, low: Array, high: Array) -> Array:
@@ -60,7 +60,7 @@ def open_neurons(xp: Any, function: str, low: Array, high: Array) -> Array:
     return xp.logical_and(low < 0, high > 0) if function == "relu" else low < high
 
 
-def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Curve:
+def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Relaxation:
     """Tangents and chords of a smooth function, in float64 on the host.
 
     They are those of the checker. Whoever checks a proof depends on them in any case.
@@ -74,4 +74,4 @@ def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Curve:
         size = abs(found.above) * np.maximum(abs(low), abs(high)) + abs(found.ceiling)
         most = np.maximum(found.above * low, found.above * high) + found.ceiling + size * 1e-14
         least, most = np.maximum(least, -found.size), np.minimum(most, found.size)
-    return Curve(Lines(found.below, floor, found.above, found.ceiling), least, most)
+    return Relaxation(TwoLines(found.below, floor, found.above, found.ceiling), least, most)

@@ -24,7 +24,7 @@ Array = Any
 Host = npt.NDArray[Any]
 
 
-class Machine(NamedTuple):
+class BoundsMachine(NamedTuple):
     """How an array gets to a device and back, and the numbers it is computed with there.
 
     `xp` has the functions of `ops`, for arrays that know the operators of Python. `rows` is how
@@ -43,7 +43,7 @@ class Machine(NamedTuple):
     name: str = ""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def optimising(self) -> Machine:
+    def optimising(self) -> BoundsMachine:
         """Where slopes and multipliers are optimised, which need not be exact."""
         return numpy_machine("float32") if self.is_numpy else self
 
@@ -66,7 +66,7 @@ class Machine(NamedTuple):
         return 2.0**-1022 if self.dtype == "float64" else 2.0**-126
 
 
-def numpy_machine(dtype: str = "float64", rows: int = 1024) -> Machine:
+def numpy_machine(dtype: str = "float64", rows: int = 1024) -> BoundsMachine:
     """NumPy itself: what is placed there is where it was."""
 
     def place(x: Host) -> Host:
@@ -76,12 +76,12 @@ def numpy_machine(dtype: str = "float64", rows: int = 1024) -> Machine:
         summed: Host = np.einsum("ij,ij->i", a, b)
         return summed
 
-    return Machine(
+    return BoundsMachine(
         place, lambda x: x, lambda x: x, dtype, rows, dot=dot, name="numpy", context=_one_thread
     )
 
 
-def machine_on(device: Any, engine: str | None) -> Machine:
+def machine_on(device: Any, engine: str | None) -> BoundsMachine:
     """The machine of an engine on a device, after products whose results are known.
 
     It computes in float64 where the engine has it, else in float32.
@@ -98,7 +98,7 @@ def machine_on(device: Any, engine: str | None) -> Machine:
     def host(x: Array) -> Host:
         return np.asarray(loaded.to_host(drop(x)))
 
-    def made(dtype: str) -> Machine:
+    def made(dtype: str) -> BoundsMachine:
         def place(x: Host) -> Array:
             return lift(loaded.place(np.ascontiguousarray(x, dtype), chosen))
 
@@ -112,7 +112,7 @@ def machine_on(device: Any, engine: str | None) -> Machine:
         def dot(a: Array, b: Array) -> Array:
             return xp.einsum("ij,ij->i", a, b)
 
-        return Machine(place, indices, host, dtype, rows, pads, xp, dot, name, context)
+        return BoundsMachine(place, indices, host, dtype, rows, pads, xp, dot, name, context)
 
     for dtype in ("float64", "float32"):
         machine = made(dtype)
@@ -127,7 +127,7 @@ def machine_on(device: Any, engine: str | None) -> Machine:
     raise AssertionError("unreachable")
 
 
-def probe(machine: Machine) -> None:
+def probe(machine: BoundsMachine) -> None:
     """Multiply matrices whose product is known, and compute with NaN and infinity.
 
     Raises `UnsupportedError` where products have fewer bits than their dtype, as with TF32, or a

@@ -21,9 +21,9 @@ from anydevice.proofs.checking.certificate import LEAF, Certificate, Tree
 from anydevice.proofs.checking.network import FormatError, Network, Query, RefusedError, outward
 from anydevice.proofs.checking.network import check_query as checked
 from anydevice.proofs.files import read_model, read_queries
-from anydevice.proofs.machines import Machine, machine_on, numpy_machine
+from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine
 from anydevice.proofs.properties import Problem, Property, Region, check_property, problems
-from anydevice.proofs.search import Bounding, Found, Limits, Progress, Search, rows_of
+from anydevice.proofs.search import Bounding, Found, Progress, Search, SearchLimits, rows_of
 
 Floats = npt.NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -151,7 +151,7 @@ def prove(
     theorems, shape, file_hash = _theorems(model, claim, over, precision)
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
     until = begin + (inf if limit is None else limit)
-    limits = Limits(until=until, memory=memory, tell=progress or (lambda _: None))
+    limits = SearchLimits(until=until, memory=memory, tell=progress or (lambda _: None))
     with machine.context():
         return _proved(theorems, machine, limits, begin, shape, file_hash)
 
@@ -220,8 +220,8 @@ def _by_network(found: Sequence[Problem], precision: str) -> list[Theorem]:
 
 def _proved(
     theorems: Sequence[Theorem],
-    machine: Machine,
-    limits: Limits,
+    machine: BoundsMachine,
+    limits: SearchLimits,
     begin: float,
     shape: Shape | None,
     file_hash: str,
@@ -263,7 +263,7 @@ def _attack(network: Network, query: Query) -> Attack:
 
 
 def _searched(
-    theorem: Theorem, query: Query, attack: Attack, machine: Machine, limits: Limits
+    theorem: Theorem, query: Query, attack: Attack, machine: BoundsMachine, limits: SearchLimits
 ) -> Found:
     """Search a query; parts that the checker refuses are searched again, in smaller ones."""
     network, arithmetic = theorem.network, theorem.arithmetic

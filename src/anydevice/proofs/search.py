@@ -27,7 +27,7 @@ _ROUNDS = 40
 """Steps towards the best weights of the rows of a group."""
 
 
-class Rows(NamedTuple):
+class QueryRows(NamedTuple):
     """The rows of a query in float64: constants rounded downward.
 
     `mixes`: sums of them are exact. `held` are groups that are known to hold.
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
     held: frozenset[int] = frozenset()
 
 
-def rows_of(query: Query) -> Rows:
+def rows_of(query: Query) -> QueryRows:
     coefficients = np.array([[float(c) for c in row] for row in query.coefficients])
     constants = np.array([float(d) for d in query.constants])
     for i, exact in enumerate(query.constants):
@@ -53,7 +53,7 @@ def rows_of(query: Query) -> Rows:
     # Sums of rows times bytes are exact if all are integers, and not too large for float32 either.
     mixes = bool(((whole == np.round(whole)) & (abs(whole) < 1024)).all())
     mixes = mixes and all(c == float(c) for row in query.coefficients for c in row)
-    return Rows(coefficients, constants, groups, np.array(query.strict), mixes)
+    return QueryRows(coefficients, constants, groups, np.array(query.strict), mixes)
 
 
 class Boxes(NamedTuple):
@@ -87,7 +87,7 @@ class Found(NamedTuple):
     progress: Progress
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What the bounds of a batch say of each box.
 
     `holds` (boxes, groups) are the groups that are proved, by `weights` (boxes, rows). For the
@@ -191,10 +191,10 @@ class Bounding:
     to be tried.
     """
 
-    def __init__(self, net: Prepared, rows: Rows, fast: Prepared | None = None) -> None:
+    def __init__(self, net: Prepared, rows: QueryRows, fast: Prepared | None = None) -> None:
         self.net, self.rows, self.fast = net, rows, fast
 
-    def __call__(self, low: Floats, high: Floats) -> Verdict:
+    def __call__(self, low: Floats, high: Floats) -> Decision:
         count = len(low)
         if self.net.machine.pads:
             more = padded(count) - count
@@ -203,9 +203,9 @@ class Bounding:
             relaxed = Relaxed(self.net, *outward(low, high, self.net.machine.dtype))
             verdict = self._decide(relaxed, len(low))
         arrays: list[Any] = [*(each[:count] for each in verdict[:-1]), relaxed]
-        return Verdict(*arrays)
+        return Decision(*arrays)
 
-    def _decide(self, relaxed: Relaxed, boxes: int) -> Verdict:
+    def _decide(self, relaxed: Relaxed, boxes: int) -> Decision:
         rows, host = self.rows, self._host
         number, each = len(rows.constants), np.arange(boxes)
         box = np.repeat(each, number)
@@ -256,7 +256,7 @@ class Bounding:
         scores[open_], last = self._scores(relaxed, open_, chosen[open_])
         ends = np.sign(np.concatenate([slopes[open_], last[:, None]], 1))
         points[open_] = centre[:, None] - ends * radius[:, None]
-        return Verdict(holds, near & ~holds.all(1), weights, worst, scores, points, relaxed)
+        return Decision(holds, near & ~holds.all(1), weights, worst, scores, points, relaxed)
 
     def _host(self, x: Any) -> Floats:
         return np.asarray(self.net.machine.host(x), np.float64)
@@ -336,7 +336,7 @@ class Search:
         bounding: Bounding,
         finishing: Bounding | None,
         refutes: Callable[[Floats], Floats | None],
-        limits: Limits,
+        limits: SearchLimits,
         small: Bounding | None = None,
     ) -> None:
         self.bounding, self.finishing, self.small = bounding, finishing, small
@@ -416,12 +416,12 @@ class Search:
             left = np.concatenate([left, theirs])
         return rest, left
 
-    def _close(self, boxes: Boxes, which: Host, verdict: Verdict) -> None:
+    def _close(self, boxes: Boxes, which: Host, verdict: Decision) -> None:
         self.growing.close(boxes.ids[which], verdict.weights[which])
         self.share += float((0.5 ** boxes.depth[which]).sum())
 
     def _split_neurons(
-        self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Verdict
+        self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision
     ) -> Host:
         """The boxes that cases of neurons do not close either."""
         rows, limits = bounding.rows, self.limits
@@ -460,7 +460,7 @@ class Search:
         return np.array(sorted(failed), np.int64)
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """What a search may take: until when on its clock, bytes, boxes and cases at a time.
 
     Fewer than `few` boxes are not worth an accelerator. Cases of neurons are tried after `patience`
