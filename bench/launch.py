@@ -50,7 +50,8 @@ print(f"summed {max(parallel.launch(summed, processes=4))} 4.0 {began}")
 
 def run(command: list[str], folder: str) -> list[str]:
     """What a command printed of its first all-reduce."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
+    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
     )
