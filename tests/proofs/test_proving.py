@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ def test_ctrl_c_gives_what_was_reached() -> None:
     def tell(progress: Progress) -> None:
         told.append(progress)
         if progress.share > 0.3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     result = proved(net, asked, tell=tell, batch=8)
     assert isinstance(result, proofs.Undecided)
@@ -158,6 +159,28 @@ def test_ctrl_c_gives_what_was_reached() -> None:
     assert told[-1].open > 0
     assert told[-1].boxes_per_second > 0
     assert [each.boxes for each in told] == sorted(each.boxes for each in told)
+
+
+def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(proving, "_attack", interrupted)
+    model = nn.build(nn.Dense(2, 2), device="cpu", seed=0)
+    result = proofs.prove(model, proofs.within(0, 1), over=proofs.box([0, 0], [1, 1]))
+    assert isinstance(result, proofs.Undecided)
+    assert (result.reason, result.proved_share) == ("interrupted", 0)
+
+
+def test_what_holds_with_equality_is_proved() -> None:
+    """A ReLU is at least 0 and reaches it: no bound that is rounded shows that."""
+    model = nn.build(nn.Dense(3, 8), "relu", nn.Dense(8, 2), "relu", device="cpu", seed=0)
+    region = proofs.box([0, 0, 0], [1, 1, 1])
+    result = proofs.prove(model, proofs.within(0, 100), over=region, limit=30)
+    assert isinstance(result, proofs.Proof)
+    assert result.check()
+    above = proofs.prove(model, proofs.within(0.001, 100), over=region, limit=30)
+    assert isinstance(above, proofs.Counterexample)
 
 
 def test_a_nan_never_closes_a_leaf() -> None:

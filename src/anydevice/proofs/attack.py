@@ -19,10 +19,10 @@ _EXACT = ("", "relu", "square", "step")
 """Functions whose values at rationals are rational."""
 
 
-_PROMISING, _NEAR_STEPS = 24, 10
+_PROMISING, _NEAR_STEPS = 16, 5
 """So many points that a search gives are moved by so many steps."""
 
-_LONG, _LONG_AFTER = 2000, (3, 12, 48)
+_LONG, _LONG_AFTER = 2000, (6, 24, 96)
 """So many random points are tried after so many batches of a search."""
 
 

@@ -152,8 +152,11 @@ def prove(
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
     until = begin + (inf if limit is None else limit)
     limits = SearchLimits(until=until, memory=memory, tell=progress or (lambda _: None))
-    with machine.context():
-        return _proved(theorems, machine, limits, begin, shape, file_hash)
+    try:
+        with machine.context():
+            return _proved(theorems, machine, limits, begin, shape, file_hash)
+    except KeyboardInterrupt:  # before a search began; what one reached it says itself
+        return Undecided("interrupted", 0.0, -inf, 0, time.monotonic() - begin)
 
 
 class Theorem(NamedTuple):

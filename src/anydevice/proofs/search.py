@@ -471,7 +471,7 @@ class SearchLimits(NamedTuple):
     until: float = float("inf")
     memory: int = 2 << 30
     batch: int = 512
-    few: int = 256
+    few: int = 1024
     patience: int = 5_000
     cases: int = 8
     cases_batch: int = 1024
