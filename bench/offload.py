@@ -1,18 +1,16 @@
 """Layers in host memory that come to the card as they are computed, against what the bus can do.
 
-    PYTHONPATH=src python bench/offload.py [toy] [tune] [disk]
+    PYTHONPATH=src python bench/offload.py [toy] [disk]
 
 A Llama of 8 billion parameters in bfloat16 has its 32 layers in host memory, and the rest on the
 card. In turns: copies from pinned memory, which is the limit; a forward pass of ours; one of
 accelerate's `cpu_offload` over the same layers and the same memory. `disk` has them in a file
-instead. `tune` tries other numbers of lanes and sizes of buffers. `toy` is a small model, also on
-a CPU, to see that it runs.
+instead. `toy` is a small model, also on a CPU, to see that it runs.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import statistics
 import sys
 import tempfile
@@ -24,8 +22,6 @@ import torch
 
 import anydevice
 from anydevice import parallel
-from anydevice.engines.cuda_driver import driver_of
-from anydevice.transfer import staging
 
 Row = tuple[str, str, bool]
 
@@ -146,44 +142,12 @@ def peak(*, reset: bool = False) -> int:
     return int(torch.cuda.max_memory_allocated())
 
 
-def tuned(tensors: dict[str, Any]) -> list[Row]:
-    """The rate of ours with other rings, and with memory that is pinned already."""
-    ids = torch.arange(TOKENS, device=CARD)[None]
-    moved = sum(x.nbytes for name, x in tensors.items() if ".layers." in name)
-    rows: list[Row] = []
-
-    def rate(label: str) -> None:
-        ours = parallel.pipeline(model_of(tensors), map_of("cpu"))
-        with torch.inference_mode():
-            ours(input_ids=ids, use_cache=False)
-            took = [seconds(lambda: ours(input_ids=ids, use_cache=False)) for _ in range(3)]
-        rows.append((label, f"{moved / min(took) / 1e9:.1f} GB/s", True))
-
-    if CARD != "cpu":
-        for lanes in (4, 8, 12, 16):
-            for mebibytes in (2, 4, 8, 16):
-                staging.release_ring(anydevice.Device(CARD))
-                ring = staging.Ring(driver_of(0), lanes, mebibytes * 2**20)
-                staging._rings[(os.getpid(), 0)] = ring
-                rate(f"{lanes} lanes of {mebibytes} MiB")
-        staging.release_ring(anydevice.Device(CARD))
-        cudart: Any = torch.cuda.cudart()
-        began = time.perf_counter()
-        for x in tensors.values():
-            cudart.cudaHostRegister(x.data_ptr(), x.nbytes, 0)
-        rows.append(("pinning in place", f"{time.perf_counter() - began:.1f} s", True))
-    rate("pinned in place")
-    return rows
-
-
 def main() -> None:
     tensors = weights()
     place = "cpu" if CARD != "cpu" else "disk"
     rows = measure(place, tensors)
     if "disk" in sys.argv:
         rows += measure("disk", tensors)
-    if "tune" in sys.argv:
-        rows += tuned(tensors)
     for name, said, right in rows:
         print(f"{'✓' if right else '✗'} {name}  {said}")
     sys.exit(0 if all(right for _, _, right in rows) else 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,7 +78,7 @@ def test_the_next_part_is_brought_while_a_part_computes() -> None:
     log: list[str] = []
     arrays = [np.full(10, n, "float32") for n in range(4)]
     kept = [
-        [_Watched(x.shape, offload.as_dtype("float32"), x.ctypes.data, None, x, log, str(n))]
+        [_Watched(x.shape, offload.as_dtype("float32"), x.ctypes.data, log=log, name=str(n))]
         for n, x in enumerate(arrays)
     ]
     fetcher = Fetcher(kept, device, engine)
@@ -94,6 +97,87 @@ def test_the_next_part_is_brought_while_a_part_computes() -> None:
     for number in range(2):  # and the one after that was not: two parts are there at once
         assert log.index(f"bring {number + 2}") > log.index(f"computed {number}"), log
     assert took < 4 * 0.1, f"{took:.2f} s is what one after the other takes"
+
+
+class _Card:
+    """A driver whose card is host memory, and which notes what it is asked for."""
+
+    def __init__(self, can_pin: bool) -> None:
+        self.can_pin = can_pin
+        self.asked: list[str] = []
+        self.pinned: set[int] = set()
+
+    def enter(self) -> None: ...
+    def event(self) -> str:
+        return "event"
+
+    def stream(self) -> str:
+        return "side"
+
+    def pin(self, address: int, size: int) -> bool:
+        self.pinned |= {address} if self.can_pin else set()
+        return self.can_pin
+
+    def unpin(self, address: int) -> None:
+        self.pinned.remove(address)
+
+    def copy_in(self, target: int, source: int, size: int, stream: str) -> None:
+        self.asked.append(f"copy on {stream}")
+        ctypes.memmove(target, source, size)
+
+    def mark(self, event: str, stream: str) -> None:
+        self.asked.append(f"mark on {stream}")
+
+    def follow(self, stream: int, event: str) -> None:
+        self.asked.append(f"stream {stream} waits")
+
+    def wait(self, event: str) -> None:
+        self.asked.append("wait")
+
+
+class _Ring:
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def events(self) -> list[Any]:
+        return []
+
+    def begin(self, pieces: Any, fill: Any, marks: Any) -> None:
+        self.begun += 1
+        for piece in pieces:
+            ctypes.memmove(piece.device, piece.host, piece.size)
+
+    def wait(self, marks: Any) -> None: ...
+
+
+@pytest.mark.parametrize("can_pin", [True, False])
+def test_a_card_reads_pinned_memory_by_itself_and_its_stream_waits(
+    can_pin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    card, ring = _Card(can_pin), _Ring()
+    monkeypatch.setattr(offload, "driver_of", lambda index: card)
+    monkeypatch.setattr(offload, "ring_of", lambda device: ring)
+    stream = SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda place: stream)
+    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    parts = _parts(4, size=100_000)
+    kept = [[kept_in_memory(x, registry.load("numpy")) for x in part] for part in parts]
+    fetcher = Fetcher(kept, device, engine)
+    for number in (0, 1, 2, 3, 0, 1, 2, 3):
+        np.testing.assert_array_equal(_computed(fetcher, number)[0], parts[number][0])
+    if can_pin:
+        assert ring.begun == 0
+        assert len(card.pinned) == 4, "each once, and the small ones not at all"
+        assert card.asked[:3] == ["copy on side", "copy on side", "mark on side"]
+        assert card.asked.count("stream 7 waits") == 8
+        assert "wait" not in card.asked, "the thread that computes waits for no copy"
+    else:
+        assert ring.begun >= 8
+    fetcher.close()
+    del fetcher
+    gc.collect()
+    assert not card.pinned
 
 
 def test_two_parts_are_on_the_device_at_once(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Parts of a model that lie in host memory or on disk, brought to a device as they are computed.
 
 Two parts are on the device at once: the one that computes, and the next, which a thread brings
-meanwhile. On CUDA, the bytes go through the ring of pinned buffers, on streams of its own.
+meanwhile. On CUDA, host memory is pinned where it is when it is first brought, and copied on a
+stream of its own, which the computing stream waits for; the bytes of files, and of memory that
+cannot be pinned, go through the ring of pinned buffers.
 
 Files are read by position, not through a memory map: a map of a file that became shorter ends the
 process, and a read is an error that names the file.
@@ -32,8 +34,9 @@ from anydevice.core.files import write_whole
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.core.threads import started
+from anydevice.engines.cuda_driver import CudaDriver, driver_of
 from anydevice.errors import AnyDeviceError
-from anydevice.transfer.staging import Piece, Ring, ring_of
+from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
 from anydevice.transfer.weights.files import PlainFile
 from anydevice.transfer.weights.safetensors import header_of, open_safetensors
 
@@ -52,6 +55,9 @@ class KeptArray(Record):
     start: int
     file: PlainFile | None = None
     holder: Any = None
+    """Whose changes are changes of it."""
+
+    memory: Any = None
     """What keeps the memory at the address."""
 
     @property
@@ -79,7 +85,7 @@ def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
     if address is None:
         array = np.ascontiguousarray(engine.to_host(array))
         address = array.ctypes.data
-    return KeptArray(tuple(array.shape), _dtype(array, engine), address, None, array)
+    return KeptArray(tuple(array.shape), _dtype(array, engine), address, None, array, array)
 
 
 def _dtype(array: Any, engine: Engine) -> DType:
@@ -116,12 +122,16 @@ def read_parts(path: Path) -> dict[str, KeptArray]:
 
 
 class _Arrived(Record):
-    """A part in a slot; `wait` waits for what is in flight, `state` is what was brought."""
+    """A part in a slot, and what was brought.
+
+    `join` makes what the calling thread starts next wait for what is in flight; `settle` waits.
+    """
 
     number: int
     slot: int
     arrays: list[Any]
-    wait: Callable[[], None]
+    join: Callable[[], None]
+    settle: Callable[[], None]
     state: Any
 
 
@@ -155,12 +165,12 @@ class Fetcher:
             if isinstance(arrived, _Failed):
                 self._thread = None
                 raise arrived.error
-            arrived.wait()
             if arrived.number == number and arrived.state == _state(self._parts[number]):
+                arrived.join()
                 self._held[number] = arrived.slot
                 return arrived.arrays
             worker.next = number
-            worker.free.put((arrived.slot, None))
+            worker.free.put((arrived.slot, arrived.settle))
 
     def release(self, number: int, result: Any) -> None:
         """Let the memory of a part go to another, once `result`, computed with it, is there."""
@@ -175,6 +185,10 @@ class Fetcher:
         if worker is not None:
             worker.stop()
             worker.join()  # else it might still write where the next one does
+            while not worker.ready.empty():
+                arrived = worker.ready.get()
+                if isinstance(arrived, _Arrived):
+                    arrived.settle()
 
     def __del__(self) -> None:
         worker = getattr(self, "_thread", None)
@@ -222,10 +236,10 @@ class _Worker(threading.Thread):
 
 def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
-    arrays, wait = slots.bring(parts[number], slot)
+    arrays, join, settle = slots.bring(parts[number], slot)
     for file in {each.file for each in parts[number] if each.file is not None}:
         file.confirm_unchanged()
-    return _Arrived(number, slot, arrays, wait, state)
+    return _Arrived(number, slot, arrays, join, settle, state)
 
 
 def _state(part: Sequence[KeptArray]) -> list[Any]:
@@ -247,9 +261,10 @@ class _Written:
         self._memory = [engine.empty((size,), _BYTES, device) for _ in range(_SLOTS)]
         self._ring: Ring | None = None
         self._marks: list[Any] = []
+        self._direct: _Direct | None = None
         self._views: dict[Any, list[Any]] = {}
 
-    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[Any, ...]:
         memory = self._memory[slot]
         address = self._engine.address(memory)
         assert address is not None
@@ -259,12 +274,25 @@ class _Written:
         if ring is None:
             for each, offset in zip(part, offsets, strict=True):
                 each.read(address + offset, 0, each.nbytes)
-            return arrays, _nothing
+            return arrays, _nothing, _nothing
+        if self._direct is None:
+            self._direct = _Direct(self._device.index)
+        if self._direct.begin(part, [address + offset for offset in offsets], slot):
+            mark = self._direct.marks[slot]
+            return arrays, partial(self._follow, mark), partial(self._direct.driver.wait, mark)
         if ring is not self._ring:
             self._ring, self._marks = ring, [ring.events() for _ in range(_SLOTS)]
         pieces, fill = _pieces(part, offsets, address)
         ring.begin(pieces, fill, self._marks[slot])
-        return arrays, partial(ring.wait, self._marks[slot])
+        settle = partial(ring.wait, self._marks[slot])
+        return arrays, settle, settle
+
+    def _follow(self, mark: Any) -> None:
+        """Let the stream of the calling thread wait for a copy; the thread goes on."""
+        cuda: Any = sys.modules["torch"].cuda
+        stream = cuda.current_stream(self._engine.native(self._device)).cuda_stream
+        assert self._direct is not None
+        self._direct.driver.follow(stream, mark)
 
     def _arrays(self, part: Sequence[KeptArray], slot: int, offsets: Sequence[int]) -> list[Any]:
         key = slot, tuple((each.shape, each.dtype) for each in part)
@@ -287,16 +315,67 @@ class _Written:
         return wait
 
 
+class _Direct:
+    """Copies from memory that is pinned where it is, a call for each array, on a stream of its own.
+
+    Used by one thread, that of a `Fetcher`. What it pinned is unpinned when nobody uses it.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.driver = driver_of(index)
+        self.driver.enter()
+        self.marks = [self.driver.event() for _ in range(_SLOTS)]
+        self._stream = self.driver.stream()
+        self._pinned: dict[int, Any] = {}
+        weakref.finalize(self, _unpin, self.driver, self._pinned).atexit = False
+
+    def begin(self, part: Sequence[KeptArray], targets: Sequence[int], slot: int) -> bool:
+        """Start the copies of a part; `False` if it cannot be read so."""
+        self.driver.enter()  # which is cheap, and needed in each thread
+        if not all(map(self._is_readable, part)):
+            return False
+        for each, target in zip(part, targets, strict=True):
+            if each.nbytes:
+                self.driver.copy_in(target, each.start, each.nbytes, self._stream)
+        self.driver.mark(self.marks[slot], self._stream)
+        return True
+
+    def _is_readable(self, kept: KeptArray) -> bool:
+        """Whether an array is pinned, after trying to; small ones are quick anyway."""
+        if kept.file is not None:
+            return False
+        if kept.nbytes < WORTH_STAGING or kept.start in self._pinned:
+            return True
+        if not self.driver.pin(kept.start, kept.nbytes):
+            return False
+        self._pinned[kept.start] = kept.memory
+        return True
+
+
+def _unpin(driver: CudaDriver, pinned: dict[int, Any]) -> None:
+    """Unpin memory, in a thread of its own: the caller's may have another device."""
+
+    def work() -> None:
+        driver.enter()
+        for address in pinned:
+            driver.unpin(address)
+        pinned.clear()
+
+    thread = threading.Thread(target=work, name="anydevice unpin")
+    if started(thread):
+        thread.join()
+
+
 class _Placed:
     """Arrays that are made anew for each part, by engines whose arrays never change."""
 
     def __init__(self, size: int, device: Device, engine: Engine) -> None:
         self._device, self._engine = device, engine
 
-    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[Any, ...]:
         arrays = [self._engine.place(each.on_host(), self._device) for each in part]
         self._engine.finish(arrays)
-        return arrays, _nothing
+        return arrays, _nothing, _nothing
 
     def done(self, result: Any) -> Callable[[], None]:
         return partial(self._engine.finish, [result])
