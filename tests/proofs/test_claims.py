@@ -10,8 +10,11 @@ import pytest
 
 import anydevice
 from anydevice import nn, proofs
+from anydevice.compiling.properties import check_claims
 from anydevice.core.trees import mapped
 from anydevice.errors import ConfigurationError, TransferError, VerificationError
+from anydevice.models.native import NativeAdapter
+from anydevice.models.precision import policy_of
 from anydevice.saving import files
 from anydevice.saving.models import to_json
 
@@ -154,6 +157,18 @@ def test_16_bits_are_not_covered(precision: str) -> None:
         model, where, precision=precision, optimize="none", properties=[claim]
     )
     assert "not covered: it computes in bfloat16" in narrow.report.proved[0]
+
+
+def test_convolutions_of_accelerators_are_not_covered() -> None:
+    model = nn.build(
+        nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Dense(4, 1), input_shape=(1, 3), device=CPU
+    )
+    claim = proofs.claim(proofs.finite(), UNIT)
+    adapter, policy = NativeAdapter(model), policy_of("float32", CPU)
+    (there,) = check_claims(adapter, anydevice.Device("cuda", 0, engine="cupy"), policy, [claim])
+    assert "not covered: accelerators may compute convolutions by other sums" in there
+    (here,) = check_claims(adapter, CPU, policy, [claim])
+    assert "for every float32 execution" in here
 
 
 def test_compiled_modules_of_pytorch_are_checked_until_they_change() -> None:

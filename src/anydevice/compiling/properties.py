@@ -60,6 +60,8 @@ def check_claims(
         why = f"not covered: it computes in {policy.compute}"
     elif adapter.has_coarse_products(device):
         why = "not covered: products are computed with fewer digits than float32 (TF32)"
+    elif device.kind != "cpu" and any(x.ndim > 2 for x in adapter.weights().values()):
+        why = "not covered: accelerators may compute convolutions by other sums (Winograd, FFT)"
     return tuple([f"{claim}: {why or claim.checked(adapter)}" for claim in claims])
 
 
