@@ -90,6 +90,8 @@ WRONG = {
     "(assert (<= Y_0 1e999999999))": "neither a number",
     "(assert (<= Y_0))": "assert <= Y_0",
     "(assert ())": "assert",
+    "(declare-const (declare-const Y_1 Real) Real)": "declare-const",
+    "(declare-network N (declare-input X float32 (1 5)))": "declare-network",
     "()": "",
     "(assert (<= X_0 -2))": "input X 0 is empty",
     "(declare-const X_2 Real)": "input X 2 is empty, or has no end",

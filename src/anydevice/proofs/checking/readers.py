@@ -146,7 +146,7 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
                 common += new[0] if len(new) == 1 else []
                 cases = cases if len(new) == 1 else _both(cases, new)
             elif form[0] in ("declare-const", "declare-fun"):
-                kind, number = form[1].split("_")
+                kind, number = str(form[1]).split("_")
                 sizes[kind] = (max(int(number) + 1, *sizes[kind]),)
             elif form[0] == "declare-network":
                 for each in form[2:]:
