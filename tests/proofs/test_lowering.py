@@ -295,6 +295,13 @@ def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
         lower(model.with_parameters(parameters))
 
 
+def test_weights_of_16_bits_are_refused() -> None:
+    model = built("dense")
+    narrow = model.with_parameters(mapped(lambda x: x.astype(np.float16), model.parameters))
+    with pytest.raises(UnsupportedError, match="float16, and what computes in 16 bits is not cove"):
+        lower(narrow)
+
+
 def test_a_variance_without_a_root_is_refused() -> None:
     model = built("batch norm")
     parameters = mapped(np.copy, model.parameters)

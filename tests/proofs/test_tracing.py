@@ -321,6 +321,8 @@ def test_what_torch_models_do_elsewhere_is_refused() -> None:
         broken[1].weight[0, 0] = float("nan")
     with pytest.raises(ConfigurationError, match=r"1\.weight"):
         lower(broken, (4,))
+    with pytest.raises(UnsupportedError, match=r"0\.weight is bfloat16.*not covered"):
+        lower(nn.Sequential(nn.Linear(4, 4)).bfloat16(), (4,))
     with pytest.raises(UnsupportedError, match="a plain function"):
         lower(lambda x: x, (4,))
 

@@ -7,13 +7,14 @@ cannot be lowered is refused before any proof begins, with the path of the layer
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.models.base import ModelAdapter, host_array
 from anydevice.models.detect import adapter_of
@@ -71,7 +72,7 @@ def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> L
             source="over=",
         )
     adapter.check_verifiable()
-    refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
+    refuse_weights(adapter.weights())
     lowered = _tracer(adapter)(adapter, shape, classes=classes)
     _check_agrees(lowered, caller(adapter, shape))
     return lowered
@@ -106,10 +107,18 @@ def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any
     return run
 
 
-def refuse_nonfinite(weights: dict[str, Any]) -> None:
-    """Raise `ConfigurationError` with the first weight that is NaN or infinite."""
+def refuse_weights(weights: Mapping[str, Any]) -> None:
+    """Raise an error with the first weight that is of 16 bits, or NaN or infinite."""
     for path, weight in weights.items():
-        if weight.dtype.kind == "f" and not np.isfinite(weight).all():
+        dtype = as_dtype(weight.dtype)
+        if dtype.kind != "float":
+            continue
+        if dtype.bits < 32:
+            raise UnsupportedError(
+                f"{path} is {dtype}, and what computes in 16 bits is not covered by proofs; "
+                "convert the model to float32, and prove and run that"
+            )
+        if not np.isfinite(host_array(weight)).all():
             raise ConfigurationError(
                 f"{path} has a NaN or an infinity in it; nothing can be proved of this model",
                 source=path,
@@ -158,7 +167,7 @@ def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> LoweredM
     root = layer.root
     _refuse_layers(layer, root)
     adapter = adapter_of(model)
-    refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
+    refuse_weights(adapter.weights())
     graph = Builder(prod(model.input_shape))
     cells = np.arange(graph.inputs).reshape(model.input_shape)
     parameters = _hosted(model.parameters)
