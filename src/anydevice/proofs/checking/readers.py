@@ -25,7 +25,7 @@ Row = tuple[Counter[Any], bool]
 """What must be <= 0 (< 0 where True): coefficients of ("X", 3) …, the constant is that of ""."""
 MOST_CASES, LARGEST = 20_000, 1 << 24
 _DTYPES = {1: ("<f4", 4), 6: ("<i4", 5), 7: ("<i8", 7), 11: ("<f8", 10)}  # and the field for them
-_TOKEN = re.compile(r"[()]|;[^\n]*|[^\s()\[\];]*\[[^\]()]*\]|[^\s()\[\];]+")
+_TOKEN = re.compile(r"[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])(?:_(\d{1,8})|\[([\d\s,]{1,99})\])")
 
