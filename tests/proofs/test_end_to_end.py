@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,3 +144,16 @@ def test_a_small_transformer_is_certified() -> None:
     result = proofs.prove(model, proofs.same_class(label), over=region, precision="real", limit=20)
     assert isinstance(result, proofs.Proof), result
     assert result.check() >= 1
+
+
+def test_the_drawing_of_the_docs_shows_a_proof() -> None:
+    drawing = runpy.run_path(str(Path(__file__).parents[2] / "docs/proof_boxes.py"))
+    model = drawing["network"]()
+    limit = float(drawing["outputs"](model).max()) + 0.05
+    claim = proofs.within(-np.inf, limit)
+    result = proofs.prove(model, claim, over=drawing["REGION"], limit=60)
+    assert isinstance(result, proofs.Proof)
+    boxes = list(drawing["parts"](result.certificates[0].trees[0].steps.tolist()))
+    areas = [(right - left) * (top - bottom) for left, right, bottom, top in boxes]
+    assert sum(areas) == 4  # halves are exact: nothing is left out, and nothing twice
+    assert len(boxes) == result.check() > 5
