@@ -20,8 +20,7 @@ from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.engines.library_settings import jax_started
 from anydevice.errors import ConfigurationError
-from anydevice.parallel.exchange import HostExchange
-from anydevice.parallel.mesh import Mesh
+from anydevice.parallel.mesh import HostExchange, Mesh
 
 if TYPE_CHECKING:
     from anydevice.parallel.processes import Launched

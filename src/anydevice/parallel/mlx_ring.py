@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from anydevice.core.engine import Absent
-from anydevice.parallel.exchange import HostExchange
+from anydevice.parallel.mesh import HostExchange
 
 
 class RingProcesses(HostExchange):

@@ -26,8 +26,7 @@ from anydevice.models.precision import Policy
 from anydevice.nn.layer import state_places
 from anydevice.nn.losses import LOSSES
 from anydevice.nn.optimizers import Optimizer, clipped
-from anydevice.parallel.exchange import digest_of
-from anydevice.parallel.mesh import Mesh, devices_of
+from anydevice.parallel.mesh import Mesh, devices_of, digest_of
 from anydevice.parallel.placing import gather, row_ranges
 from anydevice.training.batches import placer, rows_of
 from anydevice.training.modules import takes_model
