@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anydevice import parallel
-from anydevice.errors import ConfigurationError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.parallel.processes import launched
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
@@ -163,6 +164,47 @@ def test_an_error_ends_the_program_with_its_traceback_last(tmp_path: Path) -> No
     done = run(program, tmp_path)
     assert done.returncode != 0
     assert done.stderr.strip().endswith("KeyError: 'this one'")
+
+
+ABORTING = """
+import os, pathlib, time
+from anydevice import parallel
+
+def work():
+    failing = pathlib.Path("failing")
+    if os.environ["RANK"] == "0":
+        failing.touch()
+        raise ValueError("the reason")
+    while not failing.exists():
+        time.sleep(0.005)
+    time.sleep(0.1)
+    os.abort()  # as JAX does where the first process is gone
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        work()
+    parallel.launch(work, processes=3)
+"""
+
+
+def test_processes_that_abort_are_not_taken_for_the_one_that_failed(tmp_path: Path) -> None:
+    done = run(ABORTING, tmp_path)
+    assert "process 0 of 3 failed:" in done.stderr
+    assert done.stderr.strip().endswith("ValueError: the reason")
+    (tmp_path / "failing").unlink()
+    done, _ = launch_script(tmp_path, "-n", "3", "program.py")
+    assert done.returncode == 1
+    assert "process 0 of 3 failed first (exit code 1)" in done.stderr
+    assert done.stderr.strip().endswith("ValueError: the reason")
+
+
+def test_a_result_that_cannot_be_pickled_is_said_so() -> None:
+    with pytest.raises(AnyDeviceError, match="returned, a function, cannot be pickled"):
+        parallel.launch(_unpicklable, processes=2)
+
+
+def _unpicklable() -> Any:
+    return lambda: 1
 
 
 def test_a_number_of_processes_is_checked() -> None:

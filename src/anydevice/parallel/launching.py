@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -42,7 +43,7 @@ class _Ended(Record):
     when: float
     result: Any = None
     failure: str | None = None
-    by_signal: bool = False
+    was_killed: bool = False
 
 
 def launch(
@@ -203,7 +204,7 @@ def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
     # The one that failed first: others fail because it is gone, and one that was killed says so.
     codes = [process.poll() for process in running]
     failed = [rank for rank, code in enumerate(codes) if code]
-    first = min(failed, key=lambda rank: (codes[rank] > 0, tails[rank].ended))
+    first = min(failed, key=lambda rank: (not _was_killed(codes[rank]), tails[rank].ended))
     _end(running)
     for tail in tails:
         tail.thread.join(1.0)
@@ -214,6 +215,11 @@ def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
     sys.stderr.write(tails[first].text)
     sys.stderr.flush()
     return 128 - code if code < 0 else int(code)
+
+
+def _was_killed(code: int | None) -> bool:
+    """Whether somebody else ended a process; one of JAX aborts itself once the first is gone."""
+    return code is not None and code < 0 and code != -signal.SIGABRT
 
 
 class _Tail:
@@ -260,13 +266,26 @@ def _called(
     try:
         found = _Ended(rank, 0.0, function(*arguments))
         _leave_group()
+        message = _pickled(found)
     except BaseException:
         found = _Ended(rank, time.monotonic(), failure=traceback.format_exc())
+        message = _pickled(found)
     sys.stdout.flush()
-    results.send(found)
+    results.send_bytes(message)
     results.close()
     if found.failure is not None:
         os._exit(1)
+
+
+def _pickled(found: _Ended) -> Any:
+    try:
+        return ForkingPickler.dumps(found)
+    except Exception as error:
+        raise ConfigurationError(
+            f"what the function returned, a {type(found.result).__name__}, cannot be pickled "
+            f"({error}); return numbers, arrays or texts, and save the rest to a file",
+            source="function",
+        ) from error
 
 
 def _leave_group() -> None:
@@ -290,7 +309,7 @@ def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:
             break
     failed = [each for each in ended.values() if each.failure is not None]
     if failed:
-        first = min(failed, key=lambda each: (not each.by_signal, each.when))
+        first = min(failed, key=lambda each: (not each.was_killed, each.when))
         raise AnyDeviceError(f"process {first.rank} of {len(running)} failed:\n{first.failure}")
     return [ended[rank].result for rank in sorted(ended)]
 
@@ -307,7 +326,8 @@ def _collect(left: dict[int, tuple[Any, Connection]], ended: dict[int, _Ended]) 
             code = process.exitcode
             name = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
             text = f"it ended without a word ({name})"
-            ended[rank] = _Ended(rank, time.monotonic(), failure=text, by_signal=True)
+            killed = code is None or code >= 0 or _was_killed(code)
+            ended[rank] = _Ended(rank, time.monotonic(), failure=text, was_killed=killed)
         del left[rank]
     return any(each.failure is not None for each in ended.values())
 
