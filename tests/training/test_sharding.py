@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -146,3 +147,27 @@ def test_sharded_over_processes_a_training_has_the_losses_of_one(tmp_path: Path)
 def test_a_sharded_training_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
     has_jax = importlib.util.find_spec("jax") is not None
     assert held(f"JAX = {has_jax}\n{SAVED}", tmp_path) == "held"
+
+
+def test_what_every_process_holds_as_a_whole_counts_once_in_each_group() -> None:
+    torch = pytest.importorskip("torch")
+    from anydevice.parallel.mesh import Mesh
+    from anydevice.parallel.processes import Group
+    from anydevice.parallel.torch_mesh import Layout
+    from anydevice.training.sharding import ShardSpread
+
+    squares: list[float] = []
+
+    def noted(number: Any) -> Any:
+        squares.append(float(number))
+        return number
+
+    for rank in range(4):  # two groups of two
+        group = Group(rank, 4)
+        mesh = Mesh(["cpu"], replicate=2, shard=2, group=group)
+        spread = object.__new__(ShardSpread)
+        spread._group, spread._mesh = group, mesh
+        spread._layouts = {"total": [Layout(mesh, 0, (4,)), Layout(mesh, None, ())]}
+        cast(Any, spread).over_shards = noted
+        spread.clipped({"a": torch.full((2,), 2.0), "b": torch.tensor(3.0)}, 1.0)
+    assert squares[0] + squares[1] == squares[2] + squares[3] == 2 * (2 * 4.0) + 9.0

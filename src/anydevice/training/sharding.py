@@ -147,8 +147,9 @@ class ShardSpread(ProcessSpread):
     def clipped(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
         torch: Any = sys.modules["torch"]
         parts = leaves(gradients)
-        # What each process has as a whole counts once.
-        once = [at.axis is not None or not self._group.rank for at in self._layouts["total"]]
+        # What each process has as a whole counts once in each group that holds everything.
+        is_first = self._group.rank % self._mesh.shard == 0
+        once = [at.axis is not None or is_first for at in self._layouts["total"]]
         sizes = [x.float().square().sum() for x, own in zip(parts, once, strict=True) if own]
         square = torch.stack(sizes).sum() if sizes else parts[0].new_zeros((), dtype=torch.float32)
         norm = self.over_shards(square).sqrt()
