@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import anydevice
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.engine import Engine
 from anydevice.engines import registry
+from anydevice.engines.cuda_driver import CudaDriver
 from anydevice.errors import TransferError
 from anydevice.parallel import offload
 from anydevice.parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
@@ -78,7 +80,7 @@ def test_the_next_part_is_brought_while_a_part_computes() -> None:
     log: list[str] = []
     arrays = [np.full(10, n, "float32") for n in range(4)]
     kept = [
-        [_Watched(x.shape, offload.as_dtype("float32"), x.ctypes.data, log=log, name=str(n))]
+        [_Watched(x.shape, as_dtype("float32"), x.ctypes.data, log=log, name=str(n))]
         for n, x in enumerate(arrays)
     ]
     fetcher = Fetcher(kept, device, engine)
@@ -100,39 +102,64 @@ def test_the_next_part_is_brought_while_a_part_computes() -> None:
 
 
 class _Card:
-    """A driver whose card is host memory, and which notes what it is asked for."""
+    """A driver and `torch.cuda` whose card is host memory, where copies take until they must.
 
-    def __init__(self, can_pin: bool) -> None:
-        self.can_pin = can_pin
-        self.asked: list[str] = []
+    A copy reads its memory when somebody waits for it, or when everything has had its time.
+    """
+
+    def __init__(self, can_pin: bool = True, pinned_before: bool = False) -> None:
+        self.can_pin, self.pinned_before = can_pin, pinned_before
+        self.copies: list[tuple[int, int, int]] = []
         self.pinned: set[int] = set()
+        self.log: list[str] = []
+
+    # The driver
 
     def enter(self) -> None: ...
-    def event(self) -> str:
-        return "event"
-
-    def stream(self) -> str:
-        return "side"
 
     def pin(self, address: int, size: int) -> bool:
+        self.log.append("pin")
         self.pinned |= {address} if self.can_pin else set()
         return self.can_pin
+
+    def is_pinned(self, address: int, size: int) -> bool:
+        return self.pinned_before
 
     def unpin(self, address: int) -> None:
         self.pinned.remove(address)
 
-    def copy_in(self, target: int, source: int, size: int, stream: str) -> None:
-        self.asked.append(f"copy on {stream}")
-        ctypes.memmove(target, source, size)
+    def copy_in(self, target: int, source: int, size: int, stream: Any) -> None:
+        assert stream.value == 8, "copies are on the side stream"
+        self.log.append("copy")
+        self.copies.append((target, source, size))
 
-    def mark(self, event: str, stream: str) -> None:
-        self.asked.append(f"mark on {stream}")
+    # torch.cuda
 
-    def follow(self, stream: int, event: str) -> None:
-        self.asked.append(f"stream {stream} waits")
+    def current_stream(self, place: Any) -> Any:
+        return SimpleNamespace(cuda_stream=7)
 
-    def wait(self, event: str) -> None:
-        self.asked.append("wait")
+    def Stream(self, place: Any) -> Any:  # noqa: N802
+        return SimpleNamespace(cuda_stream=8)
+
+    def Event(self) -> Any:  # noqa: N802
+        card = self
+
+        class Event:
+            behind = 0
+
+            def record(self, stream: Any) -> None:
+                self.behind = stream.cuda_stream
+
+            def synchronize(self) -> None:
+                card.log.append(f"wait {self.behind}")
+                if self.behind == 8:
+                    card.pass_time()
+
+        return Event()
+
+    def pass_time(self) -> None:
+        while self.copies:
+            ctypes.memmove(*self.copies.pop(0))
 
 
 class _Ring:
@@ -150,34 +177,107 @@ class _Ring:
     def wait(self, marks: Any) -> None: ...
 
 
-@pytest.mark.parametrize("can_pin", [True, False])
-def test_a_card_reads_pinned_memory_by_itself_and_its_stream_waits(
-    can_pin: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class _CardEngine:
+    """PyTorch's engine, for which the CPU is a card."""
+
+    def __init__(self) -> None:
+        self._engine = registry.load("torch")
+
+    def native(self, device: Any) -> Any:
+        return SimpleNamespace(type="cuda")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _on_card(
+    monkeypatch: pytest.MonkeyPatch, card: _Card, parts: list[list[Any]], ring: _Ring | None
+) -> Fetcher:
     torch = pytest.importorskip("torch")
-    card, ring = _Card(can_pin), _Ring()
     monkeypatch.setattr(offload, "driver_of", lambda index: card)
     monkeypatch.setattr(offload, "ring_of", lambda device: ring)
-    stream = SimpleNamespace(cuda_stream=7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda place: stream)
-    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
-    parts = _parts(4, size=100_000)
+    for name in ("current_stream", "Stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(card, name))
     kept = [[kept_in_memory(x, registry.load("numpy")) for x in part] for part in parts]
-    fetcher = Fetcher(kept, device, engine)
+    return Fetcher(kept, anydevice.device("cpu", engine="torch"), cast(Engine, _CardEngine()))
+
+
+@pytest.mark.parametrize("how", ["pins", "pinned before", "refused"])
+def test_a_card_reads_pinned_memory_by_itself(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, ring = _Card(how == "pins", how == "pinned before"), _Ring()
+    parts = _parts(4, size=100_000)
+    fetcher = _on_card(monkeypatch, card, parts, ring)
     for number in (0, 1, 2, 3, 0, 1, 2, 3):
         np.testing.assert_array_equal(_computed(fetcher, number)[0], parts[number][0])
-    if can_pin:
-        assert ring.begun == 0
-        assert len(card.pinned) == 4, "each once, and the small ones not at all"
-        assert card.asked[:3] == ["copy on side", "copy on side", "mark on side"]
-        assert card.asked.count("stream 7 waits") == 8
-        assert "wait" not in card.asked, "the thread that computes waits for no copy"
-    else:
+    if how == "refused":
         assert ring.begun >= 8
+        assert card.log.count("pin") == 4, "each is tried once"
+    else:
+        assert ring.begun == 0
+        assert card.log.index("wait 7") < card.log.index("copy"), "its memory is free only then"
+    assert len(card.pinned) == (4 if how == "pins" else 0), "the small ones not at all"
     fetcher.close()
     del fetcher
     gc.collect()
     assert not card.pinned
+
+
+def test_memory_that_is_pinned_already_is_not_ours_to_unpin() -> None:
+    driver = object.__new__(CudaDriver)
+    for code in (0, 1, 712):  # done, refused, some of it is pinned already
+        answers = SimpleNamespace(cuMemHostRegister_v2=lambda *given, code=code: code)
+        driver._cuda = cast(Any, answers)
+        assert driver.pin(4096, 4096) is (code == 0)
+
+
+def test_a_part_that_is_computed_with_is_no_longer_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, parts = _Card(), _parts(3, size=100_000)
+    fetcher = _on_card(monkeypatch, card, parts, _Ring())
+    wanted = parts[0][0].copy()
+    found = fetcher.acquire(0)
+    parts[0][0][:] = 0  # as a program does that loads other weights after a call
+    card.pass_time()
+    np.testing.assert_array_equal(anydevice.to_numpy(found[0]), wanted)
+    fetcher.release(0, found[0])
+    fetcher.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_nothing_is_in_flight_when_the_memory_goes(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = _Card()
+    fetcher = _on_card(monkeypatch, card, _parts(5, size=100_000), _Ring())
+    _computed(fetcher, 0)
+    worker = fetcher._thread
+    assert worker is not None
+    assert worker.is_alive()
+    until = time.monotonic() + 5
+    while not card.copies and time.monotonic() < until:  # the next part is brought ahead
+        time.sleep(0.01)
+    assert card.copies
+    if how == "closed":
+        fetcher.close()
+    del fetcher
+    worker.join(5)
+    assert not worker.is_alive()
+    assert not card.copies
+
+
+def test_memory_of_a_card_without_a_driver_of_ours_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: Any, array: Any) -> int:
+        raise AssertionError("a CPU that writes there ends the process")
+
+    monkeypatch.setattr(_CardEngine, "address", refuse, raising=False)
+    parts = _parts(3)
+    fetcher = _on_card(monkeypatch, _Card(), parts, None)
+    for number in (0, 1, 2, 0, 1, 2):
+        found = fetcher.acquire(number)
+        np.testing.assert_array_equal(anydevice.to_numpy(found[0]), parts[number][0])
+        fetcher.release(number, None)  # as modules do, whose results may be anything
+    fetcher.close()
 
 
 def test_two_parts_are_on_the_device_at_once(tmp_path: Path) -> None:
@@ -233,9 +333,9 @@ def test_a_fetcher_that_nobody_has_ends_its_thread() -> None:
     kept = [[kept_in_memory(x, registry.load("numpy")) for x in part] for part in _parts(3)]
     fetcher = Fetcher(kept, device, engine)
     _computed(fetcher, 0)
-    worker = next(
-        t for t in threading.enumerate() if t.name == "anydevice offload" and t.is_alive()
-    )
+    worker = fetcher._thread
+    assert worker is not None
+    assert worker.is_alive()
     del fetcher
     worker.join(5)
     assert not worker.is_alive()

@@ -15,7 +15,6 @@ from functools import cache
 from anydevice.errors import AnyDeviceError, OutOfMemoryError
 
 _OUT_OF_MEMORY = 2
-_PINNED_BEFORE = 712
 _PORTABLE = 1
 _NON_BLOCKING = 1
 _NO_TIMING = 2
@@ -77,9 +76,12 @@ class CudaDriver:
         return True
 
     def pin(self, address: int, size: int) -> bool:
-        """Let the device read memory of the program by itself; `False` where that is refused."""
+        """Let the device read memory of the program by itself.
+
+        `False` where that is refused, also because some of it is pinned: see `is_pinned` then.
+        """
         start, count = ctypes.c_void_p(address), ctypes.c_size_t(size)
-        return self._cuda.cuMemHostRegister_v2(start, count, _PORTABLE) in (0, _PINNED_BEFORE)
+        return bool(self._cuda.cuMemHostRegister_v2(start, count, _PORTABLE) == 0)
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
@@ -125,10 +127,6 @@ class CudaDriver:
     def mark(self, event: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
         """Put the mark behind everything in the stream."""
         self._call("cuEventRecord", event, stream)
-
-    def follow(self, stream: int, event: ctypes.c_void_p) -> None:
-        """Let a stream, given by its handle, go on once the mark has been reached."""
-        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
 
     def wait(self, event: ctypes.c_void_p) -> None:
         """Wait until the mark has been reached."""

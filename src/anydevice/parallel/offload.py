@@ -2,8 +2,10 @@
 
 Two parts are on the device at once: the one that computes, and the next, which a thread brings
 meanwhile. On CUDA, host memory is pinned where it is when it is first brought, and copied on a
-stream of its own, which the computing stream waits for; the bytes of files, and of memory that
-cannot be pinned, go through the ring of pinned buffers.
+stream of its own, by a call for each array: many threads that copy small pieces wait for each
+other. The bytes of files, and of memory that cannot be pinned, go through the ring of pinned
+buffers. A part is computed with once it has arrived: by then its memory may be written to again,
+and the next part is under way.
 
 Files are read by position, not through a memory map: a map of a file that became shorter ends the
 process, and a read is an error that names the file.
@@ -122,15 +124,11 @@ def read_parts(path: Path) -> dict[str, KeptArray]:
 
 
 class _Arrived(Record):
-    """A part in a slot, and what was brought.
-
-    `join` makes what the calling thread starts next wait for what is in flight; `settle` waits.
-    """
+    """A part in a slot; `settle` waits for what is in flight, `state` is what was brought."""
 
     number: int
     slot: int
     arrays: list[Any]
-    join: Callable[[], None]
     settle: Callable[[], None]
     state: Any
 
@@ -165,12 +163,12 @@ class Fetcher:
             if isinstance(arrived, _Failed):
                 self._thread = None
                 raise arrived.error
+            arrived.settle()
             if arrived.number == number and arrived.state == _state(self._parts[number]):
-                arrived.join()
                 self._held[number] = arrived.slot
                 return arrived.arrays
             worker.next = number
-            worker.free.put((arrived.slot, arrived.settle))
+            worker.free.put((arrived.slot, None))
 
     def release(self, number: int, result: Any) -> None:
         """Let the memory of a part go to another, once `result`, computed with it, is there."""
@@ -185,10 +183,6 @@ class Fetcher:
         if worker is not None:
             worker.stop()
             worker.join()  # else it might still write where the next one does
-            while not worker.ready.empty():
-                arrived = worker.ready.get()
-                if isinstance(arrived, _Arrived):
-                    arrived.settle()
 
     def __del__(self) -> None:
         worker = getattr(self, "_thread", None)
@@ -208,7 +202,10 @@ class Fetcher:
 
 
 class _Worker(threading.Thread):
-    """Fills slots that are free, one part after the other."""
+    """Fills slots that are free, one part after the other.
+
+    When it ends, nothing is in flight: the memory of the slots may go to somebody else then.
+    """
 
     def __init__(self, count: int, bring: Callable[[int, int], _Arrived]) -> None:
         super().__init__(name="anydevice offload", daemon=True)
@@ -224,22 +221,35 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
+            self._fill()
+        except BaseException as error:  # raised where the part is asked for
+            self.ready.put(_Failed(error))
+
+    def _fill(self) -> None:
+        begun: dict[int, _Arrived] = {}
+        try:
             while (token := self.free.get()) is not None and not self._stopped:
                 slot, done = token
                 if done is not None:
                     done()
                 number, self.next = self.next, (self.next + 1) % self._count
-                self.ready.put(self._bring(number, slot))
-        except BaseException as error:  # raised where the part is asked for
-            self.ready.put(_Failed(error))
+                begun[slot] = self._bring(number, slot)
+                self.ready.put(begun[slot])
+        finally:
+            for arrived in begun.values():
+                arrived.settle()
 
 
 def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
-    arrays, join, settle = slots.bring(parts[number], slot)
-    for file in {each.file for each in parts[number] if each.file is not None}:
-        file.confirm_unchanged()
-    return _Arrived(number, slot, arrays, join, settle, state)
+    arrays, settle = slots.bring(parts[number], slot)
+    try:
+        for file in {each.file for each in parts[number] if each.file is not None}:
+            file.confirm_unchanged()
+    except BaseException:
+        settle()
+        raise
+    return _Arrived(number, slot, arrays, settle, state)
 
 
 def _state(part: Sequence[KeptArray]) -> list[Any]:
@@ -248,7 +258,9 @@ def _state(part: Sequence[KeptArray]) -> list[Any]:
 
 
 def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine) -> Any:
-    is_written = engine.name == "torch" and engine.native(device).type in ("cpu", "cuda")
+    kind = engine.native(device).type if engine.name == "torch" else None
+    # Only the ring, and the driver beside it, write memory of a card.
+    is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
     made = _Written if is_written else _Placed
     return made(max(_size(part) for part in parts), device, engine)
 
@@ -263,36 +275,35 @@ class _Written:
         self._marks: list[Any] = []
         self._direct: _Direct | None = None
         self._views: dict[Any, list[Any]] = {}
+        # What had the memory before may be computed with still.
+        self._unused = self.done(None)
 
-    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[Any, ...]:
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
+        if self._unused is not None:
+            self._unused()
+            self._unused = None
         memory = self._memory[slot]
         address = self._engine.address(memory)
         assert address is not None
         offsets = _offsets(part)
         arrays = self._arrays(part, slot, offsets)
         ring = ring_of(self._device)  # another one, where memory was released meanwhile
-        if ring is None:
+        if ring is None and self._engine.native(self._device).type == "cpu":
             for each, offset in zip(part, offsets, strict=True):
                 each.read(address + offset, 0, each.nbytes)
-            return arrays, _nothing, _nothing
+            return arrays, _nothing
+        if ring is None:
+            raise AnyDeviceError("the system gives no thread to bring parts of a model with")
         if self._direct is None:
-            self._direct = _Direct(self._device.index)
-        if self._direct.begin(part, [address + offset for offset in offsets], slot):
-            mark = self._direct.marks[slot]
-            return arrays, partial(self._follow, mark), partial(self._direct.driver.wait, mark)
+            self._direct = _Direct(self._device.index, self._engine.native(self._device))
+        settle = self._direct.begin(part, [address + offset for offset in offsets])
+        if settle is not None:
+            return arrays, settle
         if ring is not self._ring:
             self._ring, self._marks = ring, [ring.events() for _ in range(_SLOTS)]
         pieces, fill = _pieces(part, offsets, address)
         ring.begin(pieces, fill, self._marks[slot])
-        settle = partial(ring.wait, self._marks[slot])
-        return arrays, settle, settle
-
-    def _follow(self, mark: Any) -> None:
-        """Let the stream of the calling thread wait for a copy; the thread goes on."""
-        cuda: Any = sys.modules["torch"].cuda
-        stream = cuda.current_stream(self._engine.native(self._device)).cuda_stream
-        assert self._direct is not None
-        self._direct.driver.follow(stream, mark)
+        return arrays, partial(ring.wait, self._marks[slot])
 
     def _arrays(self, part: Sequence[KeptArray], slot: int, offsets: Sequence[int]) -> list[Any]:
         key = slot, tuple((each.shape, each.dtype) for each in part)
@@ -321,35 +332,41 @@ class _Direct:
     Used by one thread, that of a `Fetcher`. What it pinned is unpinned when nobody uses it.
     """
 
-    def __init__(self, index: int) -> None:
-        self.driver = driver_of(index)
-        self.driver.enter()
-        self.marks = [self.driver.event() for _ in range(_SLOTS)]
-        self._stream = self.driver.stream()
+    def __init__(self, index: int, place: Any) -> None:
+        self._driver = driver_of(index)
+        self._cuda: Any = sys.modules["torch"].cuda
+        self._stream = self._cuda.Stream(place)
         self._pinned: dict[int, Any] = {}
-        weakref.finalize(self, _unpin, self.driver, self._pinned).atexit = False
+        self._refused: set[int] = set()
+        weakref.finalize(self, _unpin, self._driver, self._pinned).atexit = False
 
-    def begin(self, part: Sequence[KeptArray], targets: Sequence[int], slot: int) -> bool:
-        """Start the copies of a part; `False` if it cannot be read so."""
-        self.driver.enter()  # which is cheap, and needed in each thread
+    def begin(self, part: Sequence[KeptArray], targets: Sequence[int]) -> Callable[[], None] | None:
+        """Start the copies of a part, and return what waits; `None` if it cannot be read so."""
+        self._driver.enter()  # which is cheap, and needed in each thread
         if not all(map(self._is_readable, part)):
-            return False
+            return None
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
         for each, target in zip(part, targets, strict=True):
             if each.nbytes:
-                self.driver.copy_in(target, each.start, each.nbytes, self._stream)
-        self.driver.mark(self.marks[slot], self._stream)
-        return True
+                self._driver.copy_in(target, each.start, each.nbytes, stream)
+        copied = self._cuda.Event()
+        copied.record(self._stream)
+        wait: Callable[[], None] = copied.synchronize
+        return wait
 
     def _is_readable(self, kept: KeptArray) -> bool:
         """Whether an array is pinned, after trying to; small ones are quick anyway."""
-        if kept.file is not None:
+        if kept.file is not None or kept.start in self._refused:
             return False
         if kept.nbytes < WORTH_STAGING or kept.start in self._pinned:
             return True
-        if not self.driver.pin(kept.start, kept.nbytes):
-            return False
-        self._pinned[kept.start] = kept.memory
-        return True
+        if self._driver.pin(kept.start, kept.nbytes):
+            self._pinned[kept.start] = kept.memory
+            return True
+        if self._driver.is_pinned(kept.start, kept.nbytes):  # by somebody else, who unpins it
+            return True
+        self._refused.add(kept.start)
+        return False
 
 
 def _unpin(driver: CudaDriver, pinned: dict[int, Any]) -> None:
@@ -372,13 +389,13 @@ class _Placed:
     def __init__(self, size: int, device: Device, engine: Engine) -> None:
         self._device, self._engine = device, engine
 
-    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[Any, ...]:
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
         arrays = [self._engine.place(each.on_host(), self._device) for each in part]
         self._engine.finish(arrays)
-        return arrays, _nothing, _nothing
+        return arrays, _nothing
 
-    def done(self, result: Any) -> Callable[[], None]:
-        return partial(self._engine.finish, [result])
+    def done(self, result: Any) -> Callable[[], None] | None:
+        return None if result is None else partial(self._engine.finish, [result])
 
 
 def _pieces(
