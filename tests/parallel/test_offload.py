@@ -17,7 +17,7 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Engine
 from anydevice.engines import registry
 from anydevice.engines.cuda_driver import CudaDriver
-from anydevice.errors import TransferError
+from anydevice.errors import ConfigurationError, TransferError
 from anydevice.parallel import offload
 from anydevice.parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
 
@@ -317,6 +317,23 @@ def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
     path.write_bytes(whole)
     again = Fetcher(_stored(path, parts), device, engine)
     np.testing.assert_array_equal(_computed(again, 2)[0], parts[2][0])
+
+
+def test_weights_that_do_not_tell_their_changes_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    with torch.inference_mode():
+        made = [[kept_in_memory(torch.ones(4), engine)] for _ in range(3)]
+    with pytest.raises(ConfigurationError, match=r"made in torch\.inference_mode"):
+        Fetcher(made, device, engine)
+
+
+def test_an_array_that_was_copied_is_still_held() -> None:
+    torch = pytest.importorskip("torch")
+    across = torch.arange(6.0).reshape(2, 3).T
+    kept = kept_in_memory(across, registry.load("torch"))
+    assert kept.holder is across, "its identity says whether a model still has it"
+    np.testing.assert_array_equal(kept.on_host(), across.numpy())
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:

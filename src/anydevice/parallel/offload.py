@@ -37,7 +37,7 @@ from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.core.threads import started
 from anydevice.engines.cuda_driver import CudaDriver, driver_of
-from anydevice.errors import AnyDeviceError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
 from anydevice.transfer.weights.files import PlainFile
 from anydevice.transfer.weights.safetensors import header_of, open_safetensors
@@ -83,11 +83,11 @@ class KeptArray(Record):
 
 def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
     """An array of an engine that is in host memory."""
-    address = engine.address(array)
+    holder, address = array, engine.address(array)
     if address is None:
         array = np.ascontiguousarray(engine.to_host(array))
         address = array.ctypes.data
-    return KeptArray(tuple(array.shape), _dtype(array, engine), address, None, array, array)
+    return KeptArray(tuple(array.shape), _dtype(array, engine), address, None, holder, array)
 
 
 def _dtype(array: Any, engine: Engine) -> DType:
@@ -150,6 +150,8 @@ class Fetcher:
     ) -> None:
         self.turn = ForkSafeLock(reentrant=True)
         self._parts = parts
+        for part in parts:
+            _check_tracked(part)
         self._slots = _slots_for(parts, device, engine)
         self._thread: _Worker | None = None
         self._held: dict[int, int] = {}
@@ -255,6 +257,18 @@ def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot
 def _state(part: Sequence[KeptArray]) -> list[Any]:
     """What changes where PyTorch writes into one of the arrays."""
     return [getattr(each.holder, "_version", None) for each in part]
+
+
+def _check_tracked(part: Sequence[KeptArray]) -> None:
+    """Raise `ConfigurationError` for tensors of PyTorch that do not tell that they changed."""
+    try:
+        _state(part)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "weights that were made in torch.inference_mode() do not tell when they change, and "
+            "cannot be brought ahead; make or load the model outside of it, under torch.no_grad()",
+            source="model",
+        ) from error
 
 
 def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine) -> Any:
