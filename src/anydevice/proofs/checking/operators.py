@@ -22,6 +22,11 @@ from anydevice.proofs.checking.network import (
 )
 from anydevice.proofs.checking.readers import Array, Operator, read_graph
 
+_FLOATS = (1, 11)
+"""The dtypes float32 and float64 of ONNX; what computes in others is not covered."""
+_SLOPE = float(np.float32(0.01))
+"""Of a leaky ReLU that names none; attributes of ONNX are float32."""
+
 
 @np.errstate(all="ignore")
 def read_onnx(data: bytes) -> tuple[Network, bool]:
@@ -97,6 +102,19 @@ def _gather(attributes: dict[str, Any], x: Array, indices: Array) -> Array:
 
 
 def _identity(low: Lowering, operator: Operator, x: Tensor, *others: Any) -> Tensor:
+    return x
+
+
+def _cast(low: Lowering, operator: Operator, x: Tensor) -> Tensor:
+    kind = operator.attributes.get("to", 0)
+    if isinstance(x, Value | Erf) and kind not in _FLOATS:
+        raise NotSupportedError(f"it converts to dtype {kind}, which is not float32 or float64")
+    return x
+
+
+def _dropout(low: Lowering, operator: Operator, x: Tensor, *others: Any) -> Tensor:
+    if any(isinstance(each, Value) or np.any(each) for each in others[1:] if each is not None):
+        raise NotSupportedError("it is in training mode")
     return x
 
 
@@ -398,7 +416,10 @@ def _max_pool(low: Lowering, operator: Operator, x: Value) -> Value:
 
 
 def _mean(low: Lowering, operator: Operator, x: Value, axes: Array | None = None) -> Value:
-    chosen = _axes(operator.attributes, axes) or tuple(range(len(x.shape)))
+    chosen = _axes(operator.attributes, axes)
+    if not chosen and operator.attributes.get("noop_with_empty_axes", 0):
+        return x
+    chosen = chosen or tuple(range(len(x.shape)))
     kept = [a for a in range(len(x.shape)) if a not in [c % len(x.shape) for c in chosen]]
     outer = prod(x.shape[a] for a in kept)
     terms = x.places.size // outer
@@ -439,7 +460,7 @@ def _elementwise(function: str) -> Callable[..., Value]:
 
 
 def _leaky(low: Lowering, operator: Operator, x: Value, slope: Array | None = None) -> Value:
-    slopes = operator.attributes.get("alpha", 0.01) if slope is None else slope
+    slopes = operator.attributes.get("alpha", _SLOPE) if slope is None else slope
     slopes = np.broadcast_to(slopes, x.shape).reshape(-1)
     positive, rest = low.copy(x, "relu"), 1.0 - slopes
     exact = all(Fraction(r) + Fraction(s) == 1 for r, s in zip(rest, slopes, strict=True))
@@ -451,6 +472,8 @@ def _leaky(low: Lowering, operator: Operator, x: Value, slope: Array | None = No
 def _clip(low: Lowering, operator: Operator, x: Any, low_: Any = None, high: Any = None) -> Tensor:
     bottom = operator.attributes.get("min") if low_ is None else float(low_)
     top = operator.attributes.get("max") if high is None else float(high)
+    if bottom != bottom or top != top:
+        raise FormatError("it clips by NaN")
     if bottom is not None and bottom > -3e38:
         x = _above(low, x, bottom)
     return x if top is None or top > 3e38 else _below(low, x, top)
@@ -525,14 +548,14 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Add": _sum,
     "AveragePool": _average,
     "BatchNormalization": _batch_norm,
-    "Cast": _identity,
+    "Cast": _cast,
     "Clip": _clip,
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _filled,
     "Conv": _conv,
     "Div": _div,
-    "Dropout": _identity,
+    "Dropout": _dropout,
     "Erf": _erf,
     "Exp": _elementwise("exp"),
     "Flatten": _shape_of(_flatten),

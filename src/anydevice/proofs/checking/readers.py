@@ -69,7 +69,9 @@ def read_graph(data: bytes) -> Graph:
         operators = []
         for found in map(message, graph[1]):
             inputs, names = ([bytes(each).decode() for each in found[k]] for k in (1, 2))
-            operators.append(Operator(text(found[4]), inputs, names, found[5]))
+            domain = text(found[7]) if text(found[7]) != "ai.onnx" else ""
+            kind = text(found[4]) if not domain else f"{domain}.{text(found[4])}"
+            operators.append(Operator(kind, inputs, names, found[5]))
         return Graph(operators, constants, text(given[0][1]), shape, outputs[0])
     except (LookupError, TypeError, ValueError) as error:
         raise FormatError(f"it is no ONNX model, or damaged: {error}") from error
