@@ -158,10 +158,13 @@ class Relaxed:
         self.net = net
         self.xp = net.machine.xp
         self.boxes = len(centre)
+        if net.executed:  # which may flush an input to zero
+            radius = radius + 2.0**-126
         self.pairs = 0
         self.layers: list[NodeBounds] = []
         self.centre, self.radius = net.machine.place(centre), net.machine.place(radius)
         reach = abs(self.centre) + self.radius
+        reach = reach + self._overflow(reach) if net.executed else reach
         self.largest: dict[int, Array] = {0: reach}
         self.total = self.xp.sum(reach, 1, True)
         self._forms = {0: self._input_form(centre, radius)}
@@ -181,7 +184,10 @@ class Relaxed:
         else:
             spread[:, 0] = radius
         middle[:, linear] = centre
-        spread[:, -2:] = (np.abs(centre) + radius)[:, None]
+        size = np.abs(centre) + radius
+        spread[:, -2:] = size[:, None]
+        if self.net.executed:
+            spread[:, -1] = np.where(size > 2.0**127, np.inf, size)
         return Form(place(middle), place(spread))
 
     def _pass(self, number: int, step: PlacedNode, tighten: bool) -> None:

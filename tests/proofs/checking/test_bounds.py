@@ -14,7 +14,7 @@ from anydevice.proofs.checking import smooth
 from anydevice.proofs.checking.bounds import SoundNetwork
 from anydevice.proofs.checking.certificate import LEAF, Tree, first_neurons
 from anydevice.proofs.checking.checker import verdicts
-from anydevice.proofs.checking.network import Network
+from anydevice.proofs.checking.network import Network, Node
 from tests.proofs.checking.theorems import (
     dense,
     exactly,
@@ -250,6 +250,41 @@ def test_a_run_that_may_overflow_is_not_proved() -> None:
     larger = Network(3, (network.nodes[0]._replace(bias=np.full(8, -2.5e38)), network.nodes[1]))
     assert lower(larger, asked, leaf_tree([[1]]))[0] > 0
     assert not lower(larger, asked, leaf_tree([[1]]), "float32")[0] > 0
+
+
+def test_a_function_that_may_overflow_is_not_proved() -> None:
+    """exp(89) is a number of float64, and infinite in float32."""
+    network = Network(1, (Node((0,), (np.ones((1, 1)),), np.zeros(1), "exp", 0),))
+    asked = query([89], [89.5], [[-1]], [1e40])
+    assert lower(network, asked, leaf_tree([[1]]))[0] > 0
+    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] > 0
+
+
+def test_an_input_that_float32_does_not_hold_is_not_proved() -> None:
+    network = Network(1, (Node((0,), (np.full((1, 1), 2.0**-100),), np.zeros(1), "", 1),))
+    asked = query([1e39], [1e39], [[-1]], [1e30])
+    assert lower(network, asked, leaf_tree([[1]]))[0] > 0
+    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] > 0
+
+
+@pytest.mark.parametrize(("x", "weight"), [(2.0**-130, 2.0**125), (2.0**125, 2.0**-130)])
+@pytest.mark.parametrize("inputs", [1, module.FORWARD + 1])
+def test_inputs_and_weights_may_be_flushed_to_zero(x: float, weight: float, inputs: int) -> None:
+    """Where both are flushed, the output is 0 and not x * weight."""
+    network = Network(inputs, (Node((0,), (np.full((1, inputs), weight),), np.zeros(1), "", 1),))
+    asked = query([x] * inputs, [x] * inputs, [[1]], [-0.001])
+    assert lower(network, asked, leaf_tree([[1]]))[0] > 0
+    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] > 0
+
+
+def test_exact_bounds_know_what_is_flushed() -> None:
+    """The maximum of x and 2 ** -130 may become 0."""
+    edge = np.full(1, 2.0**-130)
+    above = Node((0,), (np.ones(1),), -edge, "relu", 0)
+    network = Network(1, (above, Node((1,), (np.ones(1),), edge, "", 0)))
+    asked = query([-1], [1], [[1]], [-(2.0**-130)], strict=True)
+    assert lower(network, asked, leaf_tree([[1]]))[0] >= 0
+    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] >= 0
 
 
 CURVES = {

@@ -16,7 +16,7 @@ from anydevice.proofs.checking import smooth
 from anydevice.proofs.checking.certificate import first_neurons
 from anydevice.proofs.checking.network import Floats, Network, RefusedError, check_network
 
-U64, U32, TINY, FLUSH, LARGEST = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**127
+U64, U32, TINY, FLUSH, NORMAL = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**-126
 PAIRS, FORWARD = 512, 64
 """So many rows are bounded at once; so many inputs at most have forms of their own."""
 
@@ -43,10 +43,12 @@ class SoundNetwork:
         self.network, self.nodes = check_network(network), network.nodes
         first, self.neurons = first_neurons(network), sum(n.size for n in self.nodes if n.function)
         self.its = {k: slice(n, n + self.nodes[k - 1].size) for k, n in first.items()}
-        self.absolute = [[np.abs(weight) for weight in node.weights] for node in self.nodes]
         fans = [sum(w.shape[-1] if w.ndim > 1 else 1 for w in n.weights) for n in self.nodes]
-        self.e = 2 * (2 * max(*fans, network.inputs, network.outputs) + 30) * U64
-        self.float32 = arithmetic == "float32"
+        widest, self.float32 = max(*fans, network.inputs, network.outputs), arithmetic == "float32"
+        self.e, m = 2 * (2 * widest + 30) * U64, self.float32 / U64  # flushed: all is an error
+        self.most, self.least = (smooth.LARGEST, NORMAL) if self.float32 else (np.inf, TINY)
+        sizes = ((np.abs(w) for w in node.weights) for node in self.nodes)
+        self.absolute = [[s * (1 + m * (s < NORMAL)) for s in each] for each in sizes]
         gammas = [node.roundings * U32 * self.float32 for node in self.nodes]
         if arithmetic not in ("real", "float32") or max(gammas) > 0.1 or self.e > 1e-6:
             raise RefusedError(f"bounds of this network in {arithmetic!r} arithmetic are not known")
@@ -58,9 +60,10 @@ class SoundNetwork:
     def bounds(self, low: Floats, high: Floats) -> Bounds:
         """Of every node over each box."""
         center, inputs = low / 2 + high / 2, np.arange(self.network.inputs)
-        radius = np.maximum(high - center, center - low) * (1 + 8 * U64) + TINY
-        found = Bounds(center, radius, {}, {}, {}, {}, {0: np.abs(center) + radius})
-        forms: dict[int, Forms] = {0: (low[:, None], high[:, None])}
+        radius = np.maximum(high - center, center - low) * (1 + 8 * U64) + self.least
+        size = np.where((s := np.abs(center) + radius) > self.most, np.inf, s)
+        found = Bounds(center, radius, {}, {}, {}, {}, {0: size})
+        forms: dict[int, Forms] = {0: (low[:, None] - self.least, high[:, None] + self.least)}
         if len(inputs) <= FORWARD:
             form = np.zeros((len(low), len(inputs) + 1, len(inputs)))
             form[:, inputs, inputs], form[:, -1] = radius, center
@@ -75,9 +78,7 @@ class SoundNetwork:
                 found.size[k] = lines.size
         return found
 
-    def lines(
-        self, k: int, low: Floats, high: Floats, slopes: Floats | None = None
-    ) -> smooth.LinePair:
+    def lines(self, k: int, low: Floats, high: Floats, slopes: Any = np.nan) -> smooth.LinePair:
         """Lines below and above the function of a node; a slope that is NaN is chosen here."""
         if self.nodes[k - 1].function != "relu":
             return smooth.lines(self.nodes[k - 1].function, low, high, self.float32)
@@ -85,8 +86,7 @@ class SoundNetwork:
         above = np.clip(high / (high - low), 0, 1)
         ceiling = np.maximum(-above * low, (1 - above) * high) * (1 + 1e-14) + TINY
         ceiling, size = np.where(on | off, 0.0, ceiling), np.maximum(high, 0)
-        below: Floats = np.where(high > -low, 1.0, 0.0)
-        below = below if slopes is None else np.where(np.isnan(slopes), below, slopes)
+        below: Floats = np.where(np.isnan(slopes), high > -low, slopes)
         below = np.where(on, 1.0, np.where(off, 0.0, below))
         above = np.where(on, 1.0, np.where(off, 0.0, above))
         return smooth.LinePair(below, None, above, ceiling, size)
@@ -101,7 +101,7 @@ class SoundNetwork:
             mass = mass + _times((np.abs(m) + np.abs(h)).sum(1), absolute)
             middle, half = middle + _times(m, w), half + _times(h, absolute)
         middle[:, -1] += node.bias
-        v = np.where(v > LARGEST, np.inf, v) if self.float32 else v
+        v = np.where(v > self.most, np.inf, v)
         found.error[k] = (e + self.x[k - 1]) * v + self.under[k - 1]
         half[:, -1] += e * mass + found.error[k]
         lower, upper = middle - half, middle + half

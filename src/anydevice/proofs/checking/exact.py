@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from anydevice.proofs.checking.bounds import Bounds, SoundNetwork
+from anydevice.proofs.checking.bounds import NORMAL, Bounds, SoundNetwork
 from anydevice.proofs.checking.network import Floats, Query
 
 _DEEPEST, _TERMS, _BEYOND = 6, 2, Fraction(10) ** 400
@@ -31,7 +31,16 @@ def reaches(net: SoundNetwork, bounds: Bounds, box: int, query: Query, weights: 
 
 
 def _interval(net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, depth: int) -> Interval:
-    """Of element j of node k; of a node that is no sum of few exact terms, the one in float64."""
+    """Of element j of node k, which float32 may flush to zero."""
+    low, high = _unflushed(net, bounds, box, k, j, depth)
+    if net.float32:
+        low = Fraction(0) if 0 < low < NORMAL else low
+        high = Fraction(0) if -NORMAL < high < 0 else high
+    return low, high
+
+
+def _unflushed(net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, depth: int) -> Interval:
+    """Of a node that is no sum of few exact terms, the interval in float64."""
     if k == 0:
         center, radius = (Fraction(float(part[box, j])) for part in (bounds.center, bounds.radius))
         return center - radius, center + radius

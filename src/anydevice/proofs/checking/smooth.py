@@ -18,7 +18,7 @@ import numpy as np
 
 from anydevice.proofs.checking.network import SMOOTH, Floats
 
-EPSILON, FLOAT32, FLUSH = 2.0**-46, 2.0**-20, 2.0**-120
+EPSILON, FLOAT32, FLUSH, LARGEST = 2.0**-46, 2.0**-20, 2.0**-120, 2.0**127
 _STEPS = 26
 """Halvings towards the point where a tangent touches; any point gives a sound bound."""
 _K, _C, _A4, _A5 = sqrt(2 / pi), 0.044715, -1.453152027, 1.061405429
@@ -131,6 +131,7 @@ def lines(name: str, low: Floats, high: Floats, float32: bool) -> LinePair:
     if float32:
         argument = np.maximum(np.abs(low), np.abs(high)) if name in _BY_ARGUMENT else 0.0
         error = FLOAT32 * (size + argument) + FLUSH
+        error = np.where(size + error > LARGEST, np.inf, error)  # it may overflow
         floor, ceiling, size = floor - error, ceiling + error, size + error
     if mirrored.any():  # 1 / z = -(1 / -z)
         below, above = np.where(mirrored, above, below), np.where(mirrored, below, above)
