@@ -162,6 +162,18 @@ def test_trainings_of_modules_have_the_losses_of_one_device() -> None:
         assert "in host memory" in same(parallel.pipeline(_module(), ["cuda:0", "cpu"])).spread
 
 
+def test_a_loss_that_is_no_mean_over_rows_is_found_where_batches_are_divided() -> None:
+    def masked(output: Any, y: Any) -> Any:  # as of tokens, some of which do not count
+        return torch.nn.functional.cross_entropy(output, torch.where(y == 1, -100, y))
+
+    with testing.fake_machine(cuda=3):
+        module = parallel.pipeline(_module(), CARDS, microbatches=3)
+        with pytest.raises(UnsupportedError, match=r"batch 1 is .* as the mean of 3 micro"):
+            nn.train(module, _data(), nn.AdamW(1e-2), masked, epochs=1, seed=1, progress=False)
+        whole = parallel.pipeline(_module(), CARDS)
+        nn.train(whole, _data(), nn.AdamW(1e-2), masked, epochs=1, seed=1, progress=False)
+
+
 def test_a_loop_of_ones_own_trains_a_model_of_hugging_face(llama: Any) -> None:
     def losses(model: Any, **more: Any) -> list[float]:
         rows = [{"input_ids": (IDS + n) % 60, "labels": (IDS + n) % 60} for n in range(3)]

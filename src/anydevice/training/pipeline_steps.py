@@ -7,6 +7,7 @@ it holds. The losses are those of one device.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -148,6 +149,7 @@ class PipelineSpread(Spread):
         count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
         self.text = f"{count}{more}, pipeline: {why}"
         self.rounding = _ROUNDING
+        self._compared = 0
         self.place = self._placed
 
     @property
@@ -214,7 +216,11 @@ class PipelineSpread(Spread):
         if self.microbatches == 1:
             return loss(batch)
         before = host_state(), [device_state(each) for each in self.devices]
-        value = None
+        whole = None
+        if self.compares():
+            with sys.modules["torch"].no_grad():
+                whole = float(loss(batch))
+        value: Any = None
         for rows, share, part in parts_of(batch, self.microbatches):
             set_host_state(before[0])
             for device, state in zip(self.devices, before[1], strict=True):
@@ -222,7 +228,22 @@ class PipelineSpread(Spread):
             with dropping_as_whole(rows):
                 own = loss(part) * share
             value = own if value is None else value + own
+        if whole is not None:
+            self.compare(whole, float(value.detach()))
         return value
+
+    def compares(self) -> bool:
+        """Whether the loss of the next batch is to be computed as a whole, too."""
+        self._compared += 1
+        return self.microbatches > 1 and self._compared <= _CHECKED
+
+    def compare(self, whole: float, parts: float) -> None:
+        """Raise `UnsupportedError` for a loss that is not the mean of those of microbatches."""
+        if abs(whole - parts) > self.rounding * max(1.0, abs(whole)):
+            raise _not_by_rows(
+                f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
+                f"mean of {self.microbatches} microbatches"
+            )
 
     def module_total(self, value: Any, like: Any) -> Any:
         found = value.detach()
@@ -334,7 +355,6 @@ class PipelineStepper(FunctionStepper):
             self.config = replace(self.config, layer=replace(layer, compiles=False))
         self._seed = int(self.engine.to_host(self._seed))  # which every stage takes
         self._gradients = self._autodiff.value_and_grad(self._batch_loss, more=True)
-        self._compared = 0
         self._is_failing, self._steps_failed = False, 0
         self._masks = device_masks(self._trained)
         update = self.config.optimizer.update
@@ -361,15 +381,10 @@ class PipelineStepper(FunctionStepper):
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         given = self._held, batch, self._seed, self.batches + 1, None
-        if self._spread.microbatches > 1 and self._compared < _CHECKED:
-            self._compared += 1
+        if self._spread.compares():
             whole = float(self.engine.to_host(self._loss(self._trained, *given)[0]))
             parts = float(self.engine.to_host(self._batch_loss(self._trained, *given)[0]))
-            if abs(whole - parts) > self._spread.rounding * max(1.0, abs(whole)):
-                raise _not_by_rows(
-                    f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
-                    f"mean of {self._spread.microbatches} microbatches"
-                )
+            self._spread.compare(whole, parts)
         (value, state), gradients = self._gradients(self._trained, *given)
         if not math.isfinite(self.engine.to_host(value)):
             self._is_failing = True
