@@ -18,7 +18,7 @@ from anydevice.proofs import machines, proving
 from anydevice.proofs.attack import exact_outputs, violation_of
 from anydevice.proofs.bounds import prepare
 from anydevice.proofs.checking.certificate import EACH_GROUP, read_certificate
-from anydevice.proofs.checking.network import Network, Query
+from anydevice.proofs.checking.network import Network, Node, Query
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice.proofs.proving import Theorem
 from anydevice.proofs.search import Bounding, Progress, Search, SearchLimits, rows_of
@@ -268,6 +268,20 @@ def test_wrong_arguments_are_refused() -> None:
         proofs.prove(model, "p.vnnlib")
     with pytest.raises(ConfigurationError, match="property"):
         proofs.prove(model, lambda y: y > 0, over=region)
+    with pytest.raises(ConfigurationError, match="over= is a region"):
+        proofs.prove(model, proofs.within(0, 1), over=([0, 0], [1, 1]))  # type: ignore[arg-type]
+    for limit in (-1, float("nan"), "60"):
+        with pytest.raises(ConfigurationError, match="limit= is"):
+            proofs.prove(model, proofs.within(0, 1), over=region, limit=limit)  # type: ignore[arg-type]
+
+
+def test_a_network_without_functions_that_no_bound_decides_is_undecided() -> None:
+    """It holds with less to spare than float32 rounds, and there is no neuron to divide by."""
+    network = Network(1, (Node((0,), (np.ones((1, 1)),), np.ones(1), "", 2),))
+    query = Query((Fraction(6),), (Fraction(9),), ((Fraction(1),),), (Fraction(-7),), (0,), (True,))
+    result = proved(network, query)
+    assert isinstance(result, proofs.Undecided)
+    assert result.reason == "resolution"
 
 
 def acasxu(net: str, number: int) -> tuple[Path, Path]:

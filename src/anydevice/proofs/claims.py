@@ -118,11 +118,7 @@ def claim(
     1
     """
     properties.check_property(property)
-    if not isinstance(over, Region):
-        raise ConfigurationError(
-            f"over= is a region such as proofs.box(low, high), not {type_text(over)}",
-            source="over=",
-        )
+    properties.check_region(over)
     if proof is None:
         if precision not in ("float32", "real"):
             raise ConfigurationError(

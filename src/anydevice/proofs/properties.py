@@ -416,11 +416,7 @@ def problems(claim: Property, network: Network, region: Region) -> list[Problem]
     Raises `ConfigurationError` for a region of another size, and for outputs that are not there.
     """
     check_property(claim)
-    if not isinstance(region, Region):
-        raise ConfigurationError(
-            f"over= is a region such as proofs.box(low, high), not {type_text(region)}",
-            source="over=",
-        )
+    check_region(region)
     low, high = region.corners(network.inputs)
     found = []
     values = [part for part in _flattened(claim) if not _by_derivative(part)]
@@ -434,6 +430,20 @@ def problems(claim: Property, network: Network, region: Region) -> list[Problem]
             query = _query(low, high, bad, slopes.outputs)
             found.append(Problem(slopes, query, str(part), "real"))
     return found
+
+
+def check_region(over: Any) -> None:
+    """Raise `ConfigurationError` for anything else than a region."""
+    if over is None:
+        raise ConfigurationError(
+            "over= is missing: the region whose inputs are meant, such as proofs.ball(x, 0.03)",
+            source="over=",
+        )
+    if not isinstance(over, Region):
+        raise ConfigurationError(
+            f"over= is a region such as proofs.box(low, high), not {type_text(over)}",
+            source="over=",
+        )
 
 
 def check_property(claim: Any) -> None:

@@ -22,7 +22,14 @@ from anydevice.proofs.checking.network import FormatError, Network, Query, Refus
 from anydevice.proofs.checking.network import check_query as checked
 from anydevice.proofs.files import read_model, read_queries
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine
-from anydevice.proofs.properties import Problem, Property, Region, check_property, problems
+from anydevice.proofs.properties import (
+    Problem,
+    Property,
+    Region,
+    check_property,
+    check_region,
+    problems,
+)
 from anydevice.proofs.search import Bounding, Found, Progress, Search, SearchLimits, rows_of
 
 Floats = npt.NDArray[np.float64]
@@ -147,6 +154,10 @@ def prove(
             f"precision= is {' or '.join(map(repr, PRECISIONS))}, not {precision!r}",
             source="precision=",
         )
+    if limit is not None and not (isinstance(limit, int | float) and limit >= 0):
+        raise ConfigurationError(
+            f"limit= is a number of seconds, or None, not {limit!r}", source="limit="
+        )
     begin = time.monotonic()
     theorems, shape, file_hash = _theorems(model, claim, over, precision)
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
@@ -176,6 +187,7 @@ def _theorems(
         if isinstance(claim, str | Path):
             queries = read_queries(claim, file)
             return [Theorem(file.network, queries, precision, False)], None, file.hash
+        check_region(over)
         network, hash_, shape = file.network, file.hash, None
     elif isinstance(claim, str | Path):
         raise ConfigurationError(
@@ -183,13 +195,10 @@ def _theorems(
         )
     else:
         check_property(claim)
+        check_region(over)
         network, shape = _lowered(model, claim, over)
         hash_ = ""
-    if over is None:
-        raise ConfigurationError(
-            "over= is missing: the region whose inputs are meant, such as proofs.ball(x, 0.03)",
-            source="over=",
-        )
+    assert over is not None
     found = _by_network(problems(claim, network, over), precision)
     carried = [not hash_ or each.network is not network for each in found]
     theorems = [
@@ -271,7 +280,7 @@ def _searched(
     """Search a query; parts that the checker refuses are searched again, in smaller ones."""
     network, arithmetic = theorem.network, theorem.arithmetic
     rows = rows_of(query)._replace(held=_held(network, query, arithmetic))
-    cases = all(node.function in ("", "relu") for node in network.nodes)
+    cases = {node.function for node in network.nodes} - {""} == {"relu"}
     optimising = prepare(network, arithmetic, machine.optimising()) if cases else None
     bounding = Bounding(prepare(network, arithmetic, machine), rows, optimising)
     finishing = small = None
