@@ -23,6 +23,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
+from mmap import PAGESIZE
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -276,14 +277,17 @@ def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Eng
     # Only the ring, and the driver beside it, write memory of a card.
     is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
     made = _Written if is_written else _Placed
-    return made(max(_size(part) for part in parts), device, engine)
+    return made(parts, device, engine)
 
 
 class _Written:
     """Memory of a device that is written again and again; PyTorch's tensors are views of it."""
 
-    def __init__(self, size: int, device: Device, engine: Engine) -> None:
-        self._device, self._engine = device, engine
+    def __init__(
+        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
+    ) -> None:
+        self._parts, self._device, self._engine = parts, device, engine
+        size = max(_size(part) for part in parts)
         self._memory = [engine.empty((size,), _BYTES, device) for _ in range(_SLOTS)]
         self._ring: Ring | None = None
         self._marks: list[Any] = []
@@ -309,7 +313,8 @@ class _Written:
         if ring is None:
             raise AnyDeviceError("the system gives no thread to bring parts of a model with")
         if self._direct is None:
-            self._direct = _Direct(self._device.index, self._engine.native(self._device))
+            place = self._engine.native(self._device)
+            self._direct = _Direct(self._device.index, place, self._parts)
         settle = self._direct.begin(part, [address + offset for offset in offsets])
         if settle is not None:
             return arrays, settle
@@ -346,10 +351,11 @@ class _Direct:
     Used by one thread, that of a `Fetcher`. What it pinned is unpinned when nobody uses it.
     """
 
-    def __init__(self, index: int, place: Any) -> None:
+    def __init__(self, index: int, place: Any, parts: Sequence[Sequence[KeptArray]]) -> None:
         self._driver = driver_of(index)
         self._cuda: Any = sys.modules["torch"].cuda
         self._stream = self._cuda.Stream(place)
+        self._parts, self._spans = parts, _spans(parts)
         self._pinned: dict[int, Any] = {}
         self._refused: set[int] = set()
         weakref.finalize(self, _unpin, self._driver, self._pinned).atexit = False
@@ -370,17 +376,41 @@ class _Direct:
 
     def _is_readable(self, kept: KeptArray) -> bool:
         """Whether an array is pinned, after trying to; small ones are quick anyway."""
-        if kept.file is not None or kept.start in self._refused:
+        if kept.file is not None:
             return False
-        if kept.nbytes < WORTH_STAGING or kept.start in self._pinned:
+        if kept.nbytes < WORTH_STAGING:
             return True
-        if self._driver.pin(kept.start, kept.nbytes):
-            self._pinned[kept.start] = kept.memory
+        start, end = self._spans[bisect_right(self._spans, (kept.start, sys.maxsize)) - 1]
+        if start in self._pinned or start in self._refused:
+            return start in self._pinned
+        if self._driver.pin(start, end - start):
+            self._pinned[start] = self._parts  # which keep the memory
             return True
         if self._driver.is_pinned(kept.start, kept.nbytes):  # by somebody else, who unpins it
             return True
-        self._refused.add(kept.start)
+        self._refused.add(start)
         return False
+
+
+def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
+    """Where memory to pin begins and ends, in order.
+
+    A page is pinned once: tensors that share one, as those of a file do that was mapped, are
+    pinned together.
+    """
+    found: list[tuple[int, int]] = []
+    large = {
+        (each.start, each.start + each.nbytes)
+        for part in parts
+        for each in part
+        if each.file is None and each.nbytes >= WORTH_STAGING
+    }
+    for start, end in sorted(large):
+        if found and start // PAGESIZE <= (found[-1][1] - 1) // PAGESIZE:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def _unpin(driver: CudaDriver, pinned: dict[int, Any]) -> None:
@@ -400,7 +430,9 @@ def _unpin(driver: CudaDriver, pinned: dict[int, Any]) -> None:
 class _Placed:
     """Arrays that are made anew for each part, by engines whose arrays never change."""
 
-    def __init__(self, size: int, device: Device, engine: Engine) -> None:
+    def __init__(
+        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
+    ) -> None:
         self._device, self._engine = device, engine
 
     def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
