@@ -22,7 +22,7 @@ from anydevice.errors import (
     TransferError,
     UnsupportedError,
 )
-from anydevice.parallel.pipelines import Unit, divided
+from anydevice.parallel.pipelines import Unit, divided, memory_maps, on_disk
 from tests.eight_devices import on_eight_devices
 
 CARDS = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
@@ -288,3 +288,11 @@ def test_input_on_another_device_is_a_mismatch() -> None:
             nn.train(
                 divided_batches, nn.Batches(x, y, size=16), nn.SGD(), "cross_entropy", epochs=1
             )
+
+
+def test_parts_of_several_models_in_one_folder_are_files_of_their_own(tmp_path: Path) -> None:
+    first = on_disk(tmp_path, {"weight": np.ones(3, "float32")})
+    again = on_disk(tmp_path, {"weight": np.zeros(3, "float32")})
+    assert len(list(tmp_path.iterdir())) == 2
+    maps = [memory_maps(each)["weight"] for each in (first, again)]
+    assert [float(each.sum()) for each in maps] == [3.0, 0.0]

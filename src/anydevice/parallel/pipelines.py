@@ -17,6 +17,7 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 from anydevice.choose.scope import one_device
 from anydevice.compiling.versions import FallbackFunction, compilers_for
@@ -293,8 +294,8 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
 
 
 def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
-    """NumPy arrays as tensors of a file of this folder."""
-    path = folder / f"parts-{os.getpid()}-{id(arrays):x}.safetensors"
+    """NumPy arrays as tensors of a new file of this folder."""
+    path = folder / f"parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
     return read_parts(path)
 
