@@ -47,7 +47,9 @@ class Claim(Record):
                 f"{self} has no certificate; prove it, and give the proof to proofs.claim",
                 source="properties",
             )
-        lowered = lower(model, self.region.shape, classes=self.property.about_order)
+        lowered = lower(
+            model, self.region.shape, classes=self.property.about_order, over=self.region
+        )
         found = properties.problems(self.property, lowered.network, self.region)
         theorems = by_network(found, self.precision)
         if len(theorems) != len(self.certificates):

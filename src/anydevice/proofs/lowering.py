@@ -15,7 +15,12 @@ import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
-from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
+from anydevice.errors import (
+    AnyDeviceError,
+    ConfigurationError,
+    UnsupportedError,
+    VerificationError,
+)
 from anydevice.models.base import ModelAdapter, host_array
 from anydevice.models.detect import adapter_of
 from anydevice.models.native import NativeAdapter
@@ -36,15 +41,22 @@ from anydevice.proofs.graph import (
     scale_of_norm,
     windows_of,
 )
+from anydevice.proofs.properties import Region
 from anydevice.proofs.tracing import one_call
 from anydevice.transfer.moving import to_device
 
+_BEYOND = 1e36
+"""Numbers that are compared are smaller: float32 does not overflow close by."""
 
-def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> LoweredModel:
+
+def lower(
+    model: Any, shape: Shape | None = None, *, classes: bool = False, over: Region | None = None
+) -> LoweredModel:
     """The network of a model, for examples of a shape.
 
     A `nn.Model` knows its shape. With `classes`, a softmax at the end is left out, which does not
-    change the order of the outputs.
+    change the order of the outputs. The network of a module is compared with it, also at points of
+    a region that is given.
 
     >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), "softmax", device="cpu")
@@ -73,8 +85,17 @@ def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> L
         )
     adapter.check_verifiable()
     refuse_weights(adapter.weights())
-    lowered = _tracer(adapter)(adapter, shape, classes=classes)
-    _check_agrees(lowered, caller(adapter, shape))
+    try:
+        lowered = _tracer(adapter)(adapter, shape, classes=classes)
+    except AnyDeviceError:
+        raise
+    except Exception as error:  # whatever the code of a module raises
+        raise ConfigurationError(
+            f"the {adapter.kind} does not run for an example of the shape {shape}: "
+            f"{type(error).__name__}: {error}",
+            source="over=",
+        ) from error
+    _check_agrees(lowered, caller(adapter, shape), over)
     return lowered
 
 
@@ -97,12 +118,14 @@ def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any
     """The module as a function of NumPy arrays of one example."""
     place = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
     call = one_call(adapter, shape)
+    dtypes = [host_array(x).dtype for x in adapter.weights().values()]
+    dtype = next((each for each in dtypes if each.kind == "f"), np.dtype(np.float32))
     if adapter.library == "jax":
         call = sys.modules["jax"].jit(call)
 
     def run(x: Any) -> Any:
         with adapter.scope():
-            return host_array(call(to_device(x, place, convert=True)))
+            return host_array(call(to_device(x.astype(dtype), place, convert=True)))
 
     return run
 
@@ -125,12 +148,27 @@ def refuse_weights(weights: Mapping[str, Any]) -> None:
             )
 
 
-def _check_agrees(lowered: LoweredModel, call: Callable[[Any], Any]) -> None:
+def _points(lowered: LoweredModel, over: Region | None) -> Floats:
+    """Where the network is compared: around 0, and at corners and inner points of a region."""
+    generator, inputs = np.random.default_rng(0), prod(lowered.input_shape)
+    x = generator.uniform(-1, 1, (3, inputs))
+    if over is not None:
+        low, high = [np.array([float(each) for each in ends]) for ends in over.corners(inputs)]
+        inner = low + generator.uniform(0, 1, (3, inputs)) * (high - low)
+        x = np.concatenate([x, low[None], high[None], inner])
+    x = x[(np.abs(x) < _BEYOND).all(1)]
+    return x.reshape(len(x), *lowered.input_shape).astype(np.float32)
+
+
+def _check_agrees(
+    lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None = None
+) -> None:
     """Raise `VerificationError` where the network is another function than the model."""
-    generator = np.random.default_rng(0)
-    x = generator.uniform(-1, 1, (3, *lowered.input_shape)).astype(np.float32)
+    x = _points(lowered, over)
     expected, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
     for row, wanted, error in zip(x, expected, off, strict=True):
+        if not (np.abs(wanted) + error < _BEYOND).all():
+            continue  # an execution may overflow, and no proof says otherwise
         got = np.asarray(call(row[None]), np.float64).reshape(-1)
         if lowered.dropped:
             wanted = _softmax(wanted.reshape(lowered.output_shape)).reshape(-1)

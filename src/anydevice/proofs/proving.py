@@ -212,7 +212,7 @@ def _lowered(model: Any, claim: Property, over: Region | None) -> tuple[Network,
     from anydevice.proofs.lowering import lower
 
     shape = None if over is None else over.shape
-    lowered = lower(model, shape, classes=claim.about_order)
+    lowered = lower(model, shape, classes=claim.about_order, over=over)
     return lowered.network, lowered.input_shape
 
 

@@ -33,6 +33,8 @@ _ROOT_HALF = float(np.sqrt(0.5))
 _GELU_SCALE, _GELU_CUBIC = float(np.sqrt(2 / np.pi)), 0.044715
 _GATES = {"sigmoid": ("silu", 1.0), "1 + erf": ("gelu", 2.0), "1 + tanh": ("gelu_tanh", 2.0)}
 """Activations that are `x` times one of these, and how many times."""
+_MILD = 4.0
+"""Scales up to this one, and down to its reciprocal, neither overflow nor lose a number."""
 _MOST_SCALES = 4
 """Scalings that are followed back in search of an activation."""
 
@@ -192,7 +194,8 @@ class Trace:
             return self._only_inside(kind, given[:, 0].reshape(shape), factor * _one(given[:, 1]))
         extra = int(rounds(scale))
         exact = not extra and bool((np.abs(np.frexp(scale)[0]) == 0.5).all())
-        if exact and factor is not None and kind == "scaled" and _one(given[:, 1]) * factor == 1:
+        known = exact and kind == "scaled" and factor is not None and _is_mild(factor)
+        if known and factor == 1 / _one(given[:, 1]):
             return Moving(given[:, 0].astype(np.int64).reshape(shape))  # of a GELU, mostly
         cells = self.graph.affine(
             a.cells, scale, roundings=0 if exact else 1 + extra, inexact=_off(b)
@@ -211,9 +214,10 @@ class Trace:
         for _ in range(_MOST_SCALES):
             yield cells, factor
             kind, given = self._origin(Moving(cells))
-            if kind != "scaled":
+            factor = factor * _one(given[:, 1]) if kind == "scaled" else float("nan")
+            if not abs(factor) <= _MILD:  # it might overflow on the way
                 return
-            cells, factor = given[:, 0].astype(np.int64), factor * _one(given[:, 1])
+            cells = given[:, 0].astype(np.int64)
 
     def _times(self, value: Moving, cells: Cells) -> float | None:
         """How many times these cells a value is; `None` if it is no multiple of them."""
@@ -647,6 +651,10 @@ def _with(cells: Any, number: float) -> Any:
 def _one(numbers: Any) -> float:
     """The number that they all are; NaN if they differ."""
     return float(numbers[0]) if (numbers == numbers[0]).all() else float("nan")
+
+
+def _is_mild(factor: float) -> bool:
+    return 1 / _MILD <= abs(factor) <= _MILD
 
 
 def _fixed_sum(a: Fixed, b: Fixed, scale: float) -> Fixed:

@@ -15,6 +15,8 @@ from anydevice.proofs.graph import LoweredModel, scale_of_norm
 from anydevice.proofs.tracing import Fixed, Moving, Trace, Value
 
 Op = Callable[..., Any]
+_READERS = ("tolist", "numpy", "__array__", "__dlpack__")
+"""How a program gets at the numbers of a tensor without a primitive."""
 
 
 def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> LoweredModel:
@@ -32,6 +34,7 @@ def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> L
             blocks.enter_context(_path_in(part, name, trace))
         blocks.enter_context(_plain_attention())
         blocks.enter_context(torch.no_grad())
+        blocks.enter_context(watcher.reading())
         blocks.enter_context(watcher.mode())
         y = module(x)
     if not isinstance(y, torch.Tensor):
@@ -77,8 +80,9 @@ class _Watcher:
 
     def __init__(self, trace: Trace, x: Any) -> None:
         self.trace = trace
-        # Tensors are kept, so that no other one gets their identity.
+        # Tensors are kept, so that no other one gets their identity or their memory.
         self._values: dict[int, tuple[Any, Value | None]] = {id(x): (x, trace.input)}
+        self._memory = {_memory_of(x)}
 
     def mode(self) -> Any:
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -93,6 +97,24 @@ class _Watcher:
 
         return Mode()
 
+    def reading(self) -> Any:
+        """A block in which numbers that depend on the input are not read: they are not seen."""
+        from torch.overrides import TorchFunctionMode
+
+        torch: Any = sys.modules["torch"]
+        readers = [getattr(torch.Tensor, name) for name in _READERS]
+        watcher = self
+
+        class Mode(TorchFunctionMode):  # type: ignore[misc]
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                if function in readers and isinstance(watcher.value_of(args[0]), Moving):
+                    raise watcher.trace.refuse(f"Tensor.{function.__name__}")
+                return function(*args, **(kwargs or {}))
+
+        return Mode()
+
     def seen(self, op: Any, args: Any, named: dict[str, Any]) -> Any:
         result = op(*args, **named)
         tensors = [x for x in _flat([args, named]) if self._is_tensor(x)]
@@ -104,7 +126,10 @@ class _Watcher:
         if known is None:
             raise self.trace.refuse(f"aten.{name}")
         taken = _mapped(args, self._taken), _mapped(named, self._taken)
-        made = known(self.trace, *taken[0], **taken[1])
+        try:
+            made = known(self.trace, *taken[0], **taken[1])
+        except TypeError as error:  # an argument that the rule does not have
+            raise self.trace.refuse(f"this use of aten.{name}") from error
         if inplace:
             self._forget_views(args[0])
         for tensor, value in zip(_flat([result]), _flat([made]), strict=False):
@@ -118,6 +143,8 @@ class _Watcher:
             if value is None:
                 raise self.trace.refuse("a tensor that was changed in place through another one")
             return value
+        if tensor.numel() and _memory_of(tensor) in self._memory:
+            raise self.trace.refuse("a tensor that shares its memory with one that was computed")
         return Fixed(host_array(tensor.detach()))
 
     def _taken(self, x: Any) -> Any:
@@ -128,16 +155,21 @@ class _Watcher:
         if tuple(tensor.shape) != shape:
             raise self.trace.refuse(f"this use of aten.{name}")
         self._values[id(tensor)] = tensor, value
+        self._memory.add(_memory_of(tensor))
 
     def _forget_views(self, changed: Any) -> None:
-        memory = changed.untyped_storage().data_ptr()
+        memory = _memory_of(changed)
         for key, (tensor, _) in list(self._values.items()):
-            if tensor is not changed and tensor.untyped_storage().data_ptr() == memory:
+            if tensor is not changed and _memory_of(tensor) == memory:
                 self._values[key] = tensor, None
 
     @staticmethod
     def _is_tensor(x: Any) -> bool:
         return isinstance(x, sys.modules["torch"].Tensor)
+
+
+def _memory_of(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _flat(values: Any) -> list[Any]:
@@ -337,6 +369,7 @@ def _reduced(
     mean: bool = False,
     dtype: Any = None,
 ) -> Value:
+    a = _converted(trace, a, dtype=dtype)
     ndim = a.cells.ndim if isinstance(a, Moving) else np.ndim(a.value)
     chosen = range(ndim) if axes is None else _all(axes, 1)
     return trace.total(a, list(chosen), keep, mean)
