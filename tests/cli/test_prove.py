@@ -119,6 +119,13 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
     assert (code, json.loads(out)["code"], err) == (2, "bad_setting", "")
 
 
+def test_results_that_cannot_be_written_are_said_once(anydevice: Anydevice) -> None:
+    """And not with the exit code of a counterexample."""
+    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--results", ".")
+    assert code == 2
+    assert err.count("cannot be written") == 1
+
+
 def test_a_refused_certificate_names_the_leaf(anydevice: Anydevice) -> None:
     tree = leaf_tree([[255, 255]])
     Path("open.proof").write_bytes(certificate(NETWORK, [TRUE], [tree]).to_bytes())

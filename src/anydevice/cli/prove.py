@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.json(error_in_json(error))
         else:
             complain(error)
-        _write_result(arguments.results, "error")
+        with suppress(AnyDeviceError):  # it may be this file that cannot be written
+            _write_result(arguments.results, "error")
         return _WRONG
     return _PROVED if arguments.results and code != _WRONG else code
 
