@@ -287,6 +287,27 @@ def test_exact_bounds_know_what_is_flushed() -> None:
     assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] >= 0
 
 
+def _exp_and_sigmoid(library: str, z: Any) -> tuple[Any, Any]:
+    module: Any = pytest.importorskip("mlx.core" if library == "mlx" else library)
+    if library == "torch":
+        return module.exp(module.tensor(z)).numpy(), module.sigmoid(module.tensor(z)).numpy()
+    if library == "jax":
+        return np.asarray(module.jit(module.numpy.exp)(z)), np.asarray(module.nn.sigmoid(z))
+    return np.array(module.exp(module.array(z))), np.array(module.sigmoid(module.array(z)))
+
+
+@pytest.mark.parametrize("library", ["torch", "jax", "mlx"])
+def test_libraries_are_as_exact_as_is_assumed(library: str) -> None:
+    z = np.linspace(-87, 87, 20_001).astype(np.float32)
+    for name, found in zip(("exp", "sigmoid"), _exp_and_sigmoid(library, z), strict=True):
+        wide = z.astype(np.float64)
+        with np.errstate(all="ignore"):
+            lines = smooth.lines(name, wide, wide, float32=True)
+        assert lines.floor is not None
+        assert (lines.below * wide + lines.floor <= found).all()
+        assert (found <= lines.above * wide + lines.ceiling).all()
+
+
 CURVES = {
     "sigmoid": lambda z: 1 / (1 + np.exp(-z)),
     "tanh": np.tanh,
