@@ -300,6 +300,31 @@ def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
     assert launch_script(tmp_path, "-n", "2", "nothing.py")[0].returncode == 1
 
 
+LEAVING = """
+import sys
+import torch
+from anydevice import parallel
+from anydevice.parallel import processes
+
+processes._LAST_WAIT = 1.0
+mesh = parallel.initialize("cpu", engine="torch")
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+if mesh.rank == 1:
+    sys.exit(3)
+torch.distributed.all_reduce(total)
+"""
+
+
+def test_a_process_that_leaves_in_the_middle_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(LEAVING)
+    done, seconds = launch_script(tmp_path, "-n", "2", "train.py")
+    assert done.returncode != 0
+    assert "failed first" in done.stderr
+    assert seconds < 40
+
+
 WAITING = """
 import os, pathlib, sys, time
 pathlib.Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))

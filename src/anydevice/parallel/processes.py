@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,8 @@ from anydevice.errors import ConfigurationError
 from anydevice.parallel.mesh import Mesh, Processes
 
 _PORT = 29500
-_LAST_WAIT = timedelta(seconds=10)
+_LAST_WAIT = 10.0
+"""Seconds that a process which has ended waits for the others."""
 _FIRST_WAIT = 60.0
 """Seconds until it is left to PyTorch to find the first process, or to say that it is not there."""
 _RING = "MLX_HOSTFILE"
@@ -337,8 +337,23 @@ def leave() -> None:
 
     if not distributed.is_initialized():
         return
+    failed = getattr(sys, "last_value", None) is not None
+    if not failed and distributed.get_backend() == "gloo":
+        with suppress(Exception):  # such as that the first process is gone
+            _await_others(distributed.distributed_c10d._get_default_store())
     with suppress(Exception):
-        failed = getattr(sys, "last_value", None) is not None
-        if not failed and distributed.get_backend() == "gloo":
-            distributed.monitored_barrier(timeout=_LAST_WAIT)
         distributed.destroy_process_group()
+
+
+def _await_others(store: Any) -> None:
+    """Wait until all have come here, but not for ever: one may have ended in the middle.
+
+    A barrier of PyTorch would wait for half an hour, and a group does not end during one.
+    """
+    import torch.distributed as distributed
+
+    until = time.monotonic() + _LAST_WAIT
+    count = store.add("anydevice/left", 1)
+    while count < distributed.get_world_size() and time.monotonic() < until:
+        time.sleep(0.01)
+        count = store.add("anydevice/left", 0)
