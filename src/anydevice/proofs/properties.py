@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 Numbers = tuple[float, ...]
 
 
-class Condition(NamedTuple):
+class Inequality(NamedTuple):
     """`coefficients · y + constant`: an output is bad where it is <= 0, or < 0 where strict."""
 
     coefficients: dict[int, int]
@@ -38,7 +38,7 @@ class Condition(NamedTuple):
     strict: bool = False
 
 
-Bad = list[list[Condition]]
+Bad = list[list[Inequality]]
 """The outputs are bad where all rows of one of these lists say so."""
 
 
@@ -184,7 +184,7 @@ class SameClass(Property):
         if outputs == 1:
             raise _wrong("same_class", "the model has one output, and there is nothing to compare")
         others = [each for each in range(outputs) if each != self.label]
-        return [[Condition({self.label: 1, each: -1}, Fraction(0))] for each in others]
+        return [[Inequality({self.label: 1, each: -1}, Fraction(0))] for each in others]
 
     @property
     def about_order(self) -> bool:
@@ -200,7 +200,7 @@ class Less(Property):
     def bad(self, outputs: int) -> Bad:
         for each in (self.smaller, self.larger):
             _check_output(each, outputs, "less")
-        return [[Condition({self.larger: 1, self.smaller: -1}, Fraction(0))]]
+        return [[Inequality({self.larger: 1, self.smaller: -1}, Fraction(0))]]
 
     @property
     def about_order(self) -> bool:
@@ -220,9 +220,9 @@ class Within(Property):
         for each in chosen:
             _check_output(each, outputs, "within")
             if isfinite(self.low):
-                found.append([Condition({each: 1}, -Fraction(self.low), strict=True)])
+                found.append([Inequality({each: 1}, -Fraction(self.low), strict=True)])
             if isfinite(self.high):
-                found.append([Condition({each: -1}, Fraction(self.high), strict=True)])
+                found.append([Inequality({each: -1}, Fraction(self.high), strict=True)])
         return found
 
 
@@ -277,7 +277,7 @@ class Monotone(Property):
         if not 0 <= self.input < network.inputs:
             raise _wrong("monotone", f"the model has {network.inputs} inputs, and no {self.input}")
         slope = 1 if self.rising else -1
-        row = Condition({0: slope}, Fraction(self.tolerance), strict=True)
+        row = Inequality({0: slope}, Fraction(self.tolerance), strict=True)
         return derivative(network, self.input, self.output), [[row]]
 
 
@@ -289,7 +289,9 @@ class Lipschitz(Property):
     def problem(self, network: Network) -> tuple[Network, Bad]:
         """The sums of absolute derivatives of each output, and when they are bad."""
         sums = absolute_sums(network)
-        rows = [[Condition({each: -1}, Fraction(self.bound), True)] for each in range(sums.outputs)]
+        rows = [
+            [Inequality({each: -1}, Fraction(self.bound), True)] for each in range(sums.outputs)
+        ]
         return sums, rows
 
 
