@@ -216,7 +216,8 @@ class Ring:
 
     def events(self) -> list[Any]:
         """A mark for each lane."""
-        return self._aside(lambda: [self._copier.event() for _ in self._lanes])
+        found: list[Any] = self._aside(lambda: [self._copier.event() for _ in self._lanes])
+        return found
 
     def wait(self, marks: Sequence[Any]) -> None:
         """Wait for all that was begun with these marks."""
