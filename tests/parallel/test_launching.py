@@ -327,8 +327,8 @@ def test_a_process_that_leaves_in_the_middle_does_not_hold_up_the_others(tmp_pat
 
 WAITING = """
 import os, pathlib, sys, time
-pathlib.Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
 try:
+    pathlib.Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(60)
 except KeyboardInterrupt:
     pathlib.Path(f"stopped{os.environ['RANK']}").touch()
