@@ -17,11 +17,11 @@ from anydevice.engines import registry
 from anydevice.proofs import machines, proving
 from anydevice.proofs.attack import exact_outputs, violation_of
 from anydevice.proofs.bounds import prepare
-from anydevice.proofs.checking.certificate import EACH_GROUP, read_certificate
+from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Tree, read_certificate
 from anydevice.proofs.checking.network import Network, Node, Query
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice.proofs.proving import Theorem
-from anydevice.proofs.search import Bounding, Progress, Search, SearchLimits, rows_of
+from anydevice.proofs.search import Bounding, Found, Progress, Search, SearchLimits, rows_of
 from tests.proofs import networks
 
 
@@ -60,6 +60,19 @@ def test_a_true_theorem_is_proved_and_its_certificate_holds(arithmetic: str) -> 
     assert result.check() > 10
     again = read_certificate(result.certificates[0].to_bytes())
     assert again.trees[0].steps.tolist() == result.certificates[0].trees[0].steps.tolist()
+
+
+def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that closes its first box whatever the bounds say."""
+    leaf = Tree(
+        np.array([LEAF]), np.full((1, 1), 255, np.uint8), np.array([-1]), *proving._NO_CASES
+    )
+    reached = Progress(1.0, 0, 1, 1.0, 1.0)
+    monkeypatch.setattr(proving, "_searched", lambda *_: Found(leaf, None, "", reached))
+    net, asked, _ = hard()
+    result = proved(net, asked)
+    assert isinstance(result, proofs.Undecided)
+    assert (result.reason, result.proved_share) == ("refused", 0.0)
 
 
 def test_a_false_theorem_gets_a_counterexample_that_is_exact() -> None:

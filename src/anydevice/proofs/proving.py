@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anydevice.core.files import write_whole
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.proofs.attack import Attack, Violation
 from anydevice.proofs.bounds import prepare
@@ -42,7 +42,8 @@ class Proof(Record):
     """The property holds for every input of the region.
 
     `certificates` say why, one for each network that the property is about: `check` computes all
-    of it again with code of its own, and `save` writes it to a file. `boxes` are the parts that
+    of it again with code of its own, which `prove` did once already, and `save` writes it to a
+    file. `boxes` are the parts that
     were bounded on the way.
     """
 
@@ -103,9 +104,10 @@ class Counterexample(Record):
 class Undecided(Record):
     """Neither a proof nor a counterexample was found.
 
-    `reason` is "time", "memory", "interrupted", or "resolution" where boxes cannot be divided
-    further. `proved_share` of the region is proved; `best_bound` is the lower bound of what is
-    open: the property would be proved if it were greater than 0.
+    `reason` is "time", "memory", "interrupted", "resolution" where boxes cannot be divided further,
+    or "refused" where the checker does not accept what the search found. `proved_share` of the
+    region is proved; `best_bound` is the lower bound of what is open: the property would be proved
+    if it were greater than 0.
     """
 
     reason: str
@@ -262,8 +264,12 @@ def _proved(
         _certificate(theorem, its, file_hash) for theorem, its in zip(theorems, trees, strict=True)
     )
     about = tuple((each.network, each.queries) for each in theorems)
-    precision = theorems[0].arithmetic
-    return Proof(certificates, about, precision, boxes, time.monotonic() - begin)
+    proof = Proof(certificates, about, theorems[0].arithmetic, boxes, 0.0)
+    try:
+        proof.check()
+    except VerificationError:
+        return Undecided("refused", 0.0, -inf, boxes, time.monotonic() - begin)
+    return replace(proof, seconds=time.monotonic() - begin)
 
 
 def _attack(network: Network, query: Query) -> Attack:
@@ -277,7 +283,7 @@ def _attack(network: Network, query: Query) -> Attack:
 def _searched(
     theorem: Theorem, query: Query, attack: Attack, machine: BoundsMachine, limits: SearchLimits
 ) -> Found:
-    """Search a query; parts that the checker refuses are searched again, in smaller ones."""
+    """Search a query, on NumPy what is small or needs more digits than the machine has."""
     network, arithmetic = theorem.network, theorem.arithmetic
     rows = rows_of(query)._replace(held=_held(network, query, arithmetic))
     cases = {node.function for node in network.nodes} - {""} == {"relu"}
