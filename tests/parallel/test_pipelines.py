@@ -241,6 +241,14 @@ def test_wrong_input_says_what_is_wrong(tmp_path: Path) -> None:
         parallel.pipeline(model, ["cpu", "cuda:7"])
     with pytest.raises(ConfigurationError, match="there is no folder"):
         parallel.pipeline(model, ["disk"], folder=tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="a list, a plan or a dict of layers and places"):
+        parallel.pipeline(model, 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="folder is a path, not 3"):
+        parallel.pipeline(model, ["cpu", "disk"], folder=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="a backend or a list of devices, not 3"):
+        parallel.Mesh(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="launch calls a function in each process"):
+        parallel.launch(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="microbatches must be an integer"):
         parallel.pipeline(model, ["cpu"], microbatches=0)
     with pytest.raises(ConfigurationError, match="a module of PyTorch, not of"):

@@ -66,6 +66,10 @@ def launch(
         raise ConfigurationError(
             f"processes must be an integer of 1 or more, not {processes!r}", source="processes"
         )
+    if not callable(function):
+        raise ConfigurationError(
+            f"launch calls a function in each process, not {function!r}", source="function"
+        )
     check_engine(engine)
     why = unsafe_to_fork()
     if why is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,11 @@ def _listed(given: Any) -> list[str | Device]:
     if isinstance(given, Device):
         return [given]
     if not isinstance(given, str):
+        if not isinstance(given, Iterable):
+            raise ConfigurationError(
+                f"devices= is a device, a backend or a list of devices, not {given!r}",
+                source="devices=",
+            )
         return list(given)
     if ":" in given:
         return [given]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -111,6 +111,13 @@ def pipeline(
             f"microbatches must be an integer of 1 or more, not {microbatches!r}",
             source="microbatches",
         )
+    if not isinstance(devices, Iterable | Plan):
+        raise ConfigurationError(
+            f"devices is a list, a plan or a dict of layers and places, not {devices!r}",
+            source="devices",
+        )
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise ConfigurationError(f"folder is a path, not {folder!r}", source="folder")
     torch: Any = sys.modules.get("torch.nn")
     if torch is not None and isinstance(model, torch.Module):
         from anydevice.parallel.pipeline_modules import pipelined_module
