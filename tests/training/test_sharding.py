@@ -171,3 +171,16 @@ def test_what_every_process_holds_as_a_whole_counts_once_in_each_group() -> None
         cast(Any, spread).over_shards = noted
         spread.clipped({"a": torch.full((2,), 2.0), "b": torch.tensor(3.0)}, 1.0)
     assert squares[0] + squares[1] == squares[2] + squares[3] == 2 * (2 * 4.0) + 9.0
+
+
+def test_a_mesh_that_shards_is_kept_and_not_replicated() -> None:
+    from anydevice.errors import ConfigurationError
+    from anydevice.parallel.mesh import Mesh
+    from anydevice.parallel.processes import Group
+    from anydevice.training.spreading import _chosen
+
+    mesh = Mesh(["cpu"], replicate=2, shard=2, group=Group(0, 4))
+    for strategy in ("auto", "shard"):
+        assert _chosen(mesh, strategy, {})[0] is mesh
+    with pytest.raises(ConfigurationError, match="contradicts the mesh, which divides"):
+        _chosen(mesh, "replicate", {})

@@ -654,7 +654,13 @@ def _over_processes(
 def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
     """The mesh with the sizes of a strategy, and which that is and why."""
     why = "as asked"
-    if strategy == "auto" and mesh.shard > 1:
+    if mesh.shard > 1:
+        if strategy == "replicate":
+            raise ConfigurationError(
+                f'strategy="replicate" contradicts the mesh, which divides parameters over '
+                f"{mesh.shard} devices; leave strategy= out, or make the mesh without shard=",
+                source="strategy",
+            )
         text = f"{mesh.replicate} groups that hold all of it, {mesh.shard} devices each"
         return mesh, f"{mesh.size} devices: {text}, as the mesh says"
     if strategy == "auto":
