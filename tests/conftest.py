@@ -240,6 +240,16 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
+def children_count_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where lines are counted, the processes that a test starts count theirs."""
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and coverage.Coverage.current() is not None:
+        tests = Path(__file__).parent
+        monkeypatch.setenv("COVERAGE_PROCESS_START", str(tests / "children.coveragerc"))
+        monkeypatch.setenv("COVERAGE_FILE", str(tests.parent / ".coverage"))
+
+
+@pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty home of its own, and a working directory without a project file."""
     folder = tmp_path / "home"

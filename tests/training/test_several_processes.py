@@ -8,6 +8,8 @@ import pytest
 
 from tests.torch_processes import held
 
+pytestmark = pytest.mark.usefixtures("children_count_lines")
+
 SAME = """
 several = {(make, n): parallel.launch(trained, make, processes=n)
            for make in (ours, users) for n in (2, 3, 4)}

@@ -10,9 +10,12 @@ import pytest
 
 from tests.torch_processes import held
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
-)
+pytestmark = [
+    pytest.mark.usefixtures("children_count_lines"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
+    ),
+]
 
 SAME = """
 from anydevice.parallel import torch_mesh

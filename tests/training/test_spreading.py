@@ -11,6 +11,8 @@ import pytest
 
 from tests.eight_devices import on_eight_devices
 
+pytestmark = pytest.mark.usefixtures("children_count_lines")
+
 SET_UP = """
 import warnings
 import numpy as np, anydevice
