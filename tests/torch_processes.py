@@ -82,23 +82,28 @@ def mask_per_shard(self, batch, own=spreading.ProcessSpread._own):
 
 def mutants(**options):
     # What the bar of 1e-6 is for: these would be taken for right by a weaker test.
-    found, rounding = {}, spreading._ROUNDING
-    spreading._ROUNDING = 1.0
+    found, rounding = {}, spreading.ROUNDING
+    spreading.ROUNDING = 1.0
     for mutant in (unweighted, mask_per_shard):
         whole, spreading.ProcessSpread._own = spreading.ProcessSpread._own, mutant
         for make in (ours, users):
             run = lambda: trained(make, 1, **options)
             found[make, mutant.__name__] = parallel.launch(run, processes=3)
         spreading.ProcessSpread._own = whole
-    spreading._ROUNDING = rounding
+    spreading.ROUNDING = rounding
     return found
 """
 
 
 def held(program: str, folder: Path) -> str:
     """What a program prints that begins with `SET_UP`."""
+    return printed("-c", SET_UP + program, folder=folder)
+
+
+def printed(*words: str, folder: Path) -> str:
+    """What Python prints in a folder, with these arguments; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-c", SET_UP + program],
+        [sys.executable, *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,

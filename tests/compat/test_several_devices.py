@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 from anydevice import ConfigurationError, device_of, nn, testing
 from anydevice.compat import artifex, lux
 from tests.eight_devices import on_eight_devices
+from tests.torch_processes import printed
 
 LUX = """
 import numpy as np, anydevice
@@ -80,17 +78,7 @@ def test_lux_reduces_synchronizes_divides_data_and_averages_gradients(
 ) -> None:
     pytest.importorskip("mlx.core" if engine == "mlx" else engine)
     (tmp_path / "main.py").write_text(LUX)
-    done = subprocess.run(
-        [sys.executable, "main.py", engine],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.strip().endswith("held")
+    assert printed("main.py", engine, folder=tmp_path).endswith("held")
 
 
 def test_lux_says_what_is_missing_or_wrong() -> None:

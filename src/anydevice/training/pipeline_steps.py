@@ -42,18 +42,9 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice.training.spreading import Spread
+from anydevice.training.spreading import CHECKED, HELD, ROUNDING, ROUNDING_16, Spread
 from anydevice.training.steps import StepConfig, StepState, total
 from anydevice.transfer.moving import to_device
-
-_ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
-"""Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
-
-_CHECKED = 3
-"""The first batches, whose loss is also computed as a whole."""
-
-_HELD = 4
-"""Numbers that a training holds for each parameter: itself, its gradient and two moments."""
 
 
 def pipelined(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, str | None]:
@@ -111,7 +102,7 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
         if not hasattr(model, "parameters"):
             return None
         parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
-        needed = _HELD * sum(4 * math.prod(x.shape) for x in leaves(parameters))
+        needed = HELD * sum(4 * math.prod(x.shape) for x in leaves(parameters))
         available = memory_stats(one_device(devices[0])).available
         if available is None or needed <= available // 2:
             return None
@@ -148,7 +139,7 @@ class PipelineSpread(Spread):
         more = f", {held} of {len(places)} layers in host memory" if held else ""
         count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
         self.text = f"{count}{more}, pipeline: {why}"
-        self.rounding = _ROUNDING
+        self.rounding = ROUNDING
         self._compared = 0
         self.place = self._placed
 
@@ -188,7 +179,7 @@ class PipelineSpread(Spread):
         self, layer: Any, still: Collection[str], policy: Policy, optimizer: Any = None
     ) -> None:
         """Raise `UnsupportedError` for what a pipeline does not train."""
-        self.rounding = _ROUNDING_16 if policy.is_narrow else _ROUNDING
+        self.rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
         if policy.needs_loss_scale:
             raise Absent(
                 f"a pipeline does not train in {policy.compute}, whose loss has to be scaled",
@@ -235,7 +226,7 @@ class PipelineSpread(Spread):
     def compares(self) -> bool:
         """Whether the loss of the next batch is to be computed as a whole, too."""
         self._compared += 1
-        return self.microbatches > 1 and self._compared <= _CHECKED
+        return self.microbatches > 1 and self._compared <= CHECKED
 
     def compare(self, whole: float, parts: float) -> None:
         """Raise `UnsupportedError` for a loss that is not the mean of those of microbatches."""

@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 STRATEGIES = ("auto", "replicate", "shard", "pipeline")
-_ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
+ROUNDING, ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
 
-_CHECKED = 3
+CHECKED = 3
 """The first batches, whose loss is also computed as a whole."""
 
-_HELD = 4
+HELD = 4
 """Numbers that a training holds for each parameter: itself, its gradient and two moments."""
 
 
@@ -292,7 +292,7 @@ class MeshSpread(Spread):
                 f"computes all of such a batch; take a size that is a multiple of {size}"
             )
         there = self._to_first(batch)
-        if self._group is not None and self._placed <= _CHECKED and not self._group.is_same(there):
+        if self._group is not None and self._placed <= CHECKED and not self._group.is_same(there):
             raise _other_batches()
         return mapped(lambda x: self._jax.divided(x, self._mesh), there)
 
@@ -311,7 +311,7 @@ class ProcessSpread(Spread):
         self.text = text
         self._group: Group = group
         self._checked = 0
-        self._rounding = _ROUNDING
+        self._rounding = ROUNDING
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
         self._stops = False
@@ -341,7 +341,7 @@ class ProcessSpread(Spread):
     def check(
         self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
-        self._rounding = _ROUNDING_16 if policy.is_narrow else _ROUNDING
+        self._rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
         module = getattr(layer, "given", None)
         if module is None:
             names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in still]
@@ -481,7 +481,7 @@ class ProcessSpread(Spread):
 
         Parts of one batch may have the same weight by chance.
         """
-        if self._checked == _CHECKED:
+        if self._checked == CHECKED:
             return
         self._checked += 1
         number = float(int.from_bytes(digest_of(batch)[:6], "big"))
@@ -543,7 +543,7 @@ class RingSpread(ProcessSpread):
         return summed
 
     def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
-        if self._checked == _CHECKED:
+        if self._checked == CHECKED:
             return
         self._checked += 1
         if not self._ring.is_same(batch):
@@ -673,7 +673,7 @@ def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
 
 
 def _fitting(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
-    needed = _HELD * sum(4 * int(np.prod(x.shape)) for x in leaves(parameters))
+    needed = HELD * sum(4 * int(np.prod(x.shape)) for x in leaves(parameters))
     device = mesh.devices[0]
     available = memory_stats(device).available
     if available is not None and device.kind == "cpu":  # one memory for all of them
