@@ -10,7 +10,7 @@ is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
+from anydevice.core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -67,59 +67,48 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "bench.functions": ("benchmark",),
-    "check.verifying": ("verify", "warm_up"),
-    "choose.limits": ("configure",),
-    "choose.scope": ("device", "set_device", "use_device"),
-    "compiling._compile": ("Compiled", "compile"),
-    "core.device": ("Device",),
-    "core.finding": ("Finding", "Reason"),
-    "discovery._discover": ("devices", "discover"),
-    "discovery.report": ("Report",),
-    "errors": (
-        "AnyDeviceError",
-        "ConfigurationError",
-        "DeviceMismatchError",
-        "DeviceNotFoundError",
-        "OutOfMemoryError",
-        "TransferError",
-        "UnsupportedError",
-        "VerificationError",
-    ),
-    "memory.release": ("release",),
-    "memory.stats": ("MemoryStats", "memory_stats"),
-    "planning.batch_size": ("find_batch_size",),
-    "planning.cpu_fallback": ("cpu_fallback",),
-    "planning.estimates": ("MemoryEstimate", "estimate_inference"),
-    "planning.plan": ("plan_inference",),
-    "planning.training": ("estimate_training",),
-    "planning.training_plan": ("plan_training",),
-    "settings.config": ("Config",),
-    "settings.preferences": ("prefer",),
-    "transfer.moving": ("device_of", "synchronize", "to_device", "to_numpy"),
-    "transfer.prefetching": ("prefetch",),
-    "transfer.random.generator": ("rng",),
-    "transfer.trees.containers": ("register_type",),
-    "transfer.weights.loading": ("load_weights",),
+_MODULES = {
+    "bench.functions": "benchmark",
+    "check.verifying": "verify warm_up",
+    "choose.limits": "configure",
+    "choose.scope": "device set_device use_device",
+    "compiling._compile": "Compiled compile",
+    "core.device": "Device",
+    "core.finding": "Finding Reason",
+    "discovery._discover": "devices discover",
+    "discovery.report": "Report",
+    "errors": "AnyDeviceError ConfigurationError DeviceMismatchError DeviceNotFoundError "
+    "OutOfMemoryError TransferError UnsupportedError VerificationError",
+    "memory.release": "release",
+    "memory.stats": "MemoryStats memory_stats",
+    "planning.batch_size": "find_batch_size",
+    "planning.cpu_fallback": "cpu_fallback",
+    "planning.estimates": "MemoryEstimate estimate_inference",
+    "planning.plan": "plan_inference",
+    "planning.training": "estimate_training",
+    "planning.training_plan": "plan_training",
+    "settings.config": "Config",
+    "settings.preferences": "prefer",
+    "transfer.moving": "device_of synchronize to_device to_numpy",
+    "transfer.prefetching": "prefetch",
+    "transfer.random.generator": "rng",
+    "transfer.trees.containers": "register_type",
+    "transfer.weights.loading": "load_weights",
 }
 """The public names by the module that has them."""
 
-_PUBLIC = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-_MODULES = ("compat", "llm", "nn", "ops", "parallel", "proofs", "testing")
+_names, _attribute, _ = _lazy_names(__name__, _MODULES)
+_PACKAGES = ("compat", "llm", "nn", "ops", "parallel", "proofs", "testing")
 
-__all__ = ["__version__", *sorted(_PUBLIC), *_MODULES]
+__all__ = ["__version__", *_names, *_PACKAGES]
 
 
 def __getattr__(name: str) -> object:
-    if name in _PUBLIC:
-        value: object = getattr(import_module(_PUBLIC[name]), name)
-    elif name in _MODULES:
-        value = import_module(f"{__name__}.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    if name in _PACKAGES:
+        from importlib import import_module
+
+        return import_module(f"{__name__}.{name}")  # which sets it here
+    return _attribute(name)
 
 
 def __dir__() -> list[str]:

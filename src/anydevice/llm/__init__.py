@@ -10,7 +10,7 @@ Every name loads when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
+from anydevice.core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from anydevice.llm.model import Speed as Speed
     from anydevice.llm.model import load as load
 
-__all__ = ["LanguageModel", "Reply", "ReplyStream", "Score", "Speed", "load"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(_import_module("anydevice.llm.model"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = _lazy_names(
+    __name__, {"llm.model": "LanguageModel Reply ReplyStream Score Speed load"}
+)

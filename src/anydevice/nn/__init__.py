@@ -11,7 +11,7 @@ when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
+from anydevice.core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -114,10 +114,6 @@ _MODULES = {
 }
 """The public names by module. Training and saving are layers above, reached by the same package."""
 
-_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = sorted(_PUBLIC)
-
 _ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "leaky_relu", "relu"}
 _ACTIVATIONS |= {"sigmoid", "silu", "softmax", "tanh"}
 """Activations, which have no class; listed here too, because importing them loads all ops."""
@@ -152,50 +148,19 @@ _ELSEWHERE = {
 """Names of other libraries, in lower case without underscores, and ours for them."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise _NoSuchNameError(__name__, name, __all__)
-    value: object = getattr(_import_module(f"anydevice.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
+def _hint(name: str) -> str:
+    """The end of a sentence about a name that other libraries have; empty if it is not known.
 
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-class _NoSuchNameError(AttributeError):
-    """A module has no such name; the text, made when it is read, suggests another.
-
-    Python asks a package for each submodule that is imported from it, and drops the error unread.
-    """
-
-    def __init__(self, module: str, wanted: str, names: list[str]) -> None:
-        super().__init__(module, wanted)
-        self._names = names
-
-    def __str__(self) -> str:
-        module, wanted = self.args
-        return f"module {module!r} has no attribute {wanted!r}{_hint(wanted, self._names)}"
-
-
-def _hint(name: str, names: list[str]) -> str:
-    """The end of a sentence that suggests one of `names`; empty if none is close.
-
-    >>> _hint("Linear", ["Dense"]), _hint("Conv2D", ["Conv2d"]), _hint("Quux", ["Dense"])
-    ('; did you mean nn.Dense?', '; did you mean nn.Conv2d?', '')
-    >>> _hint("ReLU", [])
+    >>> _hint("Linear"), _hint("Quux")
+    ('; did you mean nn.Dense?', '')
+    >>> _hint("ReLU")
     '; activations are named, as in nn.build(nn.Dense(4, 2), "relu")'
     """
-    from difflib import get_close_matches
-
     small = name.lower()
     if small in _ACTIVATIONS:
         return f'; activations are named, as in nn.build(nn.Dense(4, 2), "{small}")'
     meant = _ELSEWHERE.get(small.replace("_", ""))
-    if meant is None:
-        # In lower case: Conv2D is closest to Conv2d.
-        ours = {each.lower(): each for each in reversed(names)}
-        near = get_close_matches(small, ours, 1, 0.75)
-        meant = f"nn.{ours[near[0]]}" if near else None
     return "" if meant is None else f"; did you mean {meant}?"
+
+
+__all__, __getattr__, __dir__ = _lazy_names(__name__, _MODULES, _hint)

@@ -10,7 +10,7 @@ Every name loads when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
+from anydevice.core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -23,36 +23,13 @@ if TYPE_CHECKING:
     from anydevice.parallel.placing import split_batch as split_batch
     from anydevice.parallel.processes import initialize as initialize
 
-_NAMES = {
-    "Mesh": "mesh",
-    "gather": "placing",
-    "initialize": "processes",
-    "launch": "launching",
-    "pipeline": "pipelines",
-    "replicate": "placing",
-    "shard": "placing",
-    "split_batch": "placing",
+_MODULES = {
+    "parallel.launching": "launch",
+    "parallel.mesh": "Mesh",
+    "parallel.pipelines": "pipeline",
+    "parallel.placing": "gather replicate shard split_batch",
+    "parallel.processes": "initialize",
 }
+"""The public names by module."""
 
-__all__ = [
-    "Mesh",
-    "gather",
-    "initialize",
-    "launch",
-    "pipeline",
-    "replicate",
-    "shard",
-    "split_batch",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = _lazy_names(__name__, _MODULES)

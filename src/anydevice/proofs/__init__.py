@@ -14,7 +14,7 @@ Every name loads when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
+from anydevice.core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -36,54 +36,12 @@ if TYPE_CHECKING:
     from anydevice.proofs.proving import Undecided as Undecided
     from anydevice.proofs.proving import prove as prove
 
-_NAMES = {
-    "Claim": "claims",
-    "Counterexample": "proving",
-    "Proof": "proving",
-    "Undecided": "proving",
-    "all_of": "properties",
-    "any_of": "properties",
-    "ball": "properties",
-    "box": "properties",
-    "certified": "_certified",
-    "claim": "claims",
-    "finite": "properties",
-    "less": "properties",
-    "lipschitz": "properties",
-    "monotone": "properties",
-    "prove": "proving",
-    "same_class": "properties",
-    "within": "properties",
+_MODULES = {
+    "proofs._certified": "certified",
+    "proofs.claims": "Claim claim",
+    "proofs.properties": "all_of any_of ball box finite less lipschitz monotone same_class within",
+    "proofs.proving": "Counterexample Proof Undecided prove",
 }
+"""The public names by module."""
 
-__all__ = [
-    "Claim",
-    "Counterexample",
-    "Proof",
-    "Undecided",
-    "all_of",
-    "any_of",
-    "ball",
-    "box",
-    "certified",
-    "claim",
-    "finite",
-    "less",
-    "lipschitz",
-    "monotone",
-    "prove",
-    "same_class",
-    "within",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = _lazy_names(__name__, _MODULES)

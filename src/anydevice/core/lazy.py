@@ -1,0 +1,66 @@
+"""Public names of a package that load when they are first used.
+
+Importing a package then costs next to nothing, and imports no array library.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+Hint = Callable[[str], str]
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str], hint: Hint = lambda name: ""
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """`__all__`, `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its `__name__`.
+        modules: for each module, without "anydevice.", the names that it gives to the package.
+        hint: for a name that is not there the end of the error's sentence, if it is a known one;
+            otherwise the closest of the package's names is suggested.
+
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
+    public = sorted(homes)
+
+    def attribute(name: str) -> object:
+        if name not in homes:
+            raise _NoSuchNameError(package, name, public, hint)
+        value: object = getattr(import_module(f"anydevice.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return public, attribute, lambda: public
+
+
+class _NoSuchNameError(AttributeError):
+    """A package has no such name; the text, made when it is read, may suggest another.
+
+    Python asks a package for each submodule that is imported from it, and drops the error unread.
+    """
+
+    def __init__(self, package: str, wanted: str, names: list[str], hint: Hint) -> None:
+        super().__init__(package, wanted)
+        self._names, self._hint = names, hint
+
+    def __str__(self) -> str:
+        package, wanted = self.args
+        hint = self._hint(wanted) or _closest(package, wanted, self._names)
+        return f"module {package!r} has no attribute {wanted!r}{hint}"
+
+
+def _closest(package: str, name: str, names: list[str]) -> str:
+    """The end of a sentence that suggests one of `names`; empty if none is close.
+
+    >>> _closest("anydevice.nn", "Conv2D", ["Conv2d"]), _closest("anydevice.nn", "Quux", ["Dense"])
+    ('; did you mean nn.Conv2d?', '')
+    """
+    from difflib import get_close_matches
+
+    ours = {each.lower(): each for each in names}  # Conv2D is closest to Conv2d
+    near = get_close_matches(name.lower(), ours, 1, 0.75)
+    return f"; did you mean {package.rpartition('.')[2]}.{ours[near[0]]}?" if near else ""
