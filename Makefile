@@ -25,7 +25,7 @@ MODEL := .cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test check bench docs dist soak soak-isa coverage clean model-if-possible templates-if-possible
+.PHONY: help demo chat test check bench docs dist versions soak soak-isa coverage clean model-if-possible templates-if-possible
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ dist: $(TESTS) $(DIST) ## build what is published, check it, and run the README 
 	$(BIN)/python -m build --quiet --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tests/check_dist.py dist
+
+# PYTHONS="/a/python3.12 /b/python3.13" names interpreters beside those on the path and those of
+# pyenv, ONLY=oldest narrows the environments, MISSING=skip leaves out those without interpreter.
+versions: model-if-possible ## all tests on each Python, with the oldest and newest libraries; ARGS=tests/core for some
+	@$(BIN)/python tests/run_versions.py --pythons="$(PYTHONS)" --only="$(ONLY)" \
+	  --missing=$(or $(MISSING),fail) $(ARGS)
 
 soak: $(TESTS) model-if-possible templates-if-possible soak-isa ## the long form of the tests, and those of numbers on lesser processors
 	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)

@@ -25,6 +25,7 @@ COMMANDS = [
     "help",
     "soak",
     "test",
+    "versions",
 ]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
