@@ -61,12 +61,12 @@ WAITS = (
     + """
 class Slow(nn.Callback):
     def step(self, moment):
-        time.sleep(0.01)
+        time.sleep(0.02)  # 60 steps: longer than until the kill
 
 pathlib.Path(f"pid{mesh.rank}").write_text(str(os.getpid()))
-curve = train(Slow(), epochs=30, **KEPT)
+curve = train(Slow(), epochs=10, **KEPT)
 if mesh.rank == 0:
-    print(json.dumps([curve, train(epochs=30)] if mesh.group is None else curve))
+    print(json.dumps([curve, train(epochs=10)] if mesh.group is None else curve))
 """
 )
 
@@ -135,6 +135,8 @@ def test_ten_kills_at_any_time(engine: str, tmp_path: Path) -> None:
         os.kill(int((folder / f"pid{rank}").read_text()), signal.SIGKILL)
         killed = time.monotonic()
         printed, told = ended(process)
+        seconds = time.monotonic() - killed
+        print(f"{engine}, kill {number}: {seconds:.1f} s, load {os.getloadavg()[0]:.1f}")
         assert f"process {rank} of 3 failed first (ended by SIGKILL)" in told
-        assert time.monotonic() - killed <= 30.0
+        assert seconds <= 30.0, os.getloadavg()
         assert apart(one, json.loads(printed.splitlines()[-1])) <= 1e-6  # Gloo writes there too
