@@ -150,14 +150,24 @@ _OPTIONAL = {"torch", "jax", "mlx", "cupy", "pyopencl", "transformers", "tokeniz
 _OPTIONAL |= {"jinja2", "flax", "equinox", "optax", "accelerate", "lightning_fabric", "triton"}
 _OPTIONAL |= {"scipy", "pandas", "polars", "attrs", "attr", "array_api_compat", "safetensors"}
 
+_ASKED = os.environ.get("ANYDEVICE_TEST_ENGINES", "").split(",")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test is marked with `needs` where it asks for a library without importing it itself."""
+    for name in [name for mark in item.iter_markers("needs") for name in mark.args]:
+        if importlib.util.find_spec(name) is None:
+            say = pytest.fail if name in _ASKED else pytest.skip
+            say(f"{name} is not installed")
+
 
 def _missing_library(error: BaseException | None, where: Path) -> str | None:
     """The library that a test itself imports and that is not installed here."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     name = error.name.partition(".")[0]
-    asked = os.environ.get("ANYDEVICE_TEST_ENGINES", "").split(",")
-    if name not in _OPTIONAL or name in asked or importlib.util.find_spec(name) is not None:
+    if name not in _OPTIONAL or name in _ASKED or importlib.util.find_spec(name) is not None:
         return None
     return name if Path(__file__).parent in where.parents else None
 

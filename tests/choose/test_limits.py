@@ -130,6 +130,7 @@ print(json.dumps(limits))
 """
 
 
+@pytest.mark.needs("torch")
 def test_a_library_that_loads_later_is_limited_then() -> None:
     answer = in_child(LATER)
     assert (answer["mlx"], answer["opencl"], answer["lifted"]) == (2**29, 2**29, None)

@@ -224,6 +224,7 @@ def test_a_preference_that_does_not_work_is_passed_over_with_a_warning(
         assert str(anydevice.device()) == "cuda:0"
 
 
+@pytest.mark.needs("torch")
 def test_the_engine_comes_down_the_chain_too(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     (home / "anydevice.toml").write_text('engine = "jax"\n')
     assert anydevice.device("cpu").engine == "jax"
@@ -268,6 +269,7 @@ def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, varia
         anydevice.device()
 
 
+@pytest.mark.needs("torch")
 def test_prefer_takes_effect_at_once_and_is_forgotten(home: Path) -> None:
     with testing.fake_machine(keep_settings=True, cuda=2):
         assert anydevice.prefer("cuda:1") == home / "anydevice.toml"

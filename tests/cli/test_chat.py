@@ -290,6 +290,7 @@ def test_a_name_of_the_hugging_face_cache(
     assert (code, out.strip() != "") == (0, True)
 
 
+@pytest.mark.needs("torch")
 def test_a_cpu_is_left_to_numpy_only_for_small_models_or_where_it_is_asked_for(
     stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from anydevice import testing
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
@@ -41,6 +43,7 @@ SEEN_TWICE = (
 )
 
 
+@pytest.mark.needs("torch")
 def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE):
         code, out, err = anydevice("devices")
@@ -103,6 +106,7 @@ def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
     assert "memory" not in out.partition("✓ quantum:0")[2].partition("\n\n")[0]
 
 
+@pytest.mark.needs("torch")
 def test_json_is_the_report(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE) as report:
         code, out, err = anydevice("devices", "--json")

@@ -71,6 +71,7 @@ def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice)
     assert out.endswith("1 of 1 computations were right; not usable: cuda.\n")
 
 
+@pytest.mark.needs("torch")
 def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
         code, out, _ = anydevice("doctor", "cuda", "--json")
@@ -112,6 +113,7 @@ def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
     assert "no answer in time" in out
 
 
+@pytest.mark.needs("torch")
 def test_only_what_is_named_is_examined() -> None:
     with testing.fake_machine(keep_settings=True, cuda=2, engines=["numpy", "torch"]) as report:
         everything = examination.prepare(report)
@@ -161,6 +163,7 @@ def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message
     assert message in err
 
 
+@pytest.mark.needs("torch")
 def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
     with (
         testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]) as report,

@@ -39,6 +39,7 @@ A_CARD_WITHOUT_A_LIBRARY = Sighting(
 )
 
 
+@pytest.mark.needs("torch")
 def test_the_first_minute(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, sightings=[A_CARD_WITHOUT_A_LIBRARY]):
         code, out, err = anydevice()

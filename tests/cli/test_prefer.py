@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from anydevice import testing
 from anydevice.core.finding import Reason, Sighting
 
@@ -90,6 +92,7 @@ def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: P
     assert (data["file"], data["usable"], data["chosen"]) == (None, None, "cpu")
 
 
+@pytest.mark.needs("torch")
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
     with testing.fake_machine(keep_settings=True, cuda=2):
         data = json.loads(anydevice("prefer", "cuda:1", "--engine", "torch", "--json")[1])

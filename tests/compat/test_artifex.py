@@ -636,6 +636,7 @@ def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
     assert "(fix: pip install" in said[0]
 
 
+@pytest.mark.needs("torch")
 def test_the_fix_is_for_the_library_that_is_asked_about(card: Sighting) -> None:
     """PyTorch and JAX are installed for the CPU alone: whoever asks for JAX is told JAX's fix."""
     with fake_machine(keep_settings=True, sightings=[card]):
