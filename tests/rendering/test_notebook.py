@@ -155,7 +155,7 @@ def test_a_model_shows_the_table_that_it_prints() -> None:
 def test_a_history_shows_its_curves_and_its_table() -> None:
     page = shown(history())
     assert page.tags.count("svg") == 1
-    assert page.tags.count("circle") == 2  # the ends of two curves
+    assert (page.tags.count("circle"), page.tags.count("rect")) == (3, 3)  # points of two curves
     assert page.rows[0] == ["epoch", "loss", "validation", "rate", "steps", "seconds"]
     assert page.rows[-1] == ["3", "0.3333", "0.5", "0.1", "30", "0.5"]
     many = shown(history(100))

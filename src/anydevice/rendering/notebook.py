@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from anydevice.rendering.svg import Curve, picture_of
+from anydevice.rendering.svg import Curve, line_chart, rules
 
 STYLE = (
     '.anydevice{font:13px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;'
@@ -20,15 +20,15 @@ STYLE = (
     ".anydevice tr{background:none}"
     ".anydevice td{font-variant-numeric:tabular-nums}"
     ".anydevice p{margin:3px 0}"
-    ".anydevice .soft,.anydevice .tick{opacity:.75}"
+    ".anydevice .soft,.anydevice .tick,.anydevice .detail{opacity:.75}"
     ".anydevice .strong{font-weight:600}"
     ".anydevice .good{color:#2a9d58;font-weight:600}.anydevice .bad{color:#e04a3f;font-weight:600}"
     ".anydevice .bar{display:inline-block;width:9em;height:.7em;border:1px solid #8888;"
     "border-radius:2px;vertical-align:middle;margin-right:6px}"
     ".anydevice .bar span{display:block;height:100%;opacity:.6;background:currentColor}"
-    ".anydevice svg .grid{stroke:#8884;fill:none}.anydevice svg text{fill:currentColor;"
-    "font:12px system-ui,sans-serif}"
-)
+    ".anydevice svg{--ink:currentColor;--soft:currentColor;--line:#8884;--panel:#8880;"
+    "--m0:#0b6bcb;--m1:#c2410c;--m2:#7c3aed;--m3:#15803d;--m4:#a16207;--m5:#0e7490}"
+) + rules(".anydevice svg")
 
 
 class Html(str):
@@ -91,9 +91,10 @@ def bar(share: float, text: str) -> Html:
     )
 
 
-def plot(curves: Sequence[Curve], said: str) -> Html:
-    """Curves over epochs, with a text above them."""
-    return Html(f'<div style="max-width:480px">{picture_of(curves, said, style="")}</div>')
+def plot(curves: Sequence[Curve], title: str, below: str) -> Html:
+    """Curves over what `below` names, with a text above them."""
+    chart = line_chart(curves, title=title, below=below)
+    return Html(f'{line(title, "soft")}<div style="max-width:480px">{chart}</div>')
 
 
 def _inner(cell: str) -> str:

@@ -1,8 +1,8 @@
-"""Plots as SVG text, small enough to be read on a phone: rows of dots, a roofline, curves.
+"""Plots as SVG text, small enough to be read on a phone: dots, bars, curves, a roofline.
 
-Everything that comes from outside is escaped here. Dots have the colours of the page that they are
-on: the style of the class `m0` is that of the first engine. Curves carry their own style, for light
-and dark screens.
+Everything that comes from outside is escaped here. Marks have the colours of the page that they are
+on: the style of the class `m0` is that of the first series. A picture in a file of its own carries
+its style, for light and dark screens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html import escape
 from math import ceil, floor, isfinite, log10
 
 from anydevice.core.record import Record
-from anydevice.core.text import shortened
+from anydevice.core.text import printable, shortened
 
 WIDTH = 340
 """Units across: about the pixels of a phone, so that text keeps its size there."""
@@ -22,14 +22,52 @@ _MARK = 5
 """Half the width of the widest mark: texts keep so far from the axis on which marks lie."""
 _BETWEEN = 11
 """Units between the lines of texts below each other."""
+_LETTER = 5.8
+"""Units that a letter of a small text takes at most, about."""
+_LARGEST = 1e300
+"""Beyond it, a value is as good as infinite: axes end somewhere."""
+_MOST_MARKS = 40
+"""A curve of more points has a mark at its ends alone."""
 
-_COLOURS = ("#0b6bcb", "#c2410c")
-_DASHES = ("none", "5 3")  # who sees no colours tells the lines apart as well
-_CURVE_STYLE = (
-    "svg{background:#fff;color:#222;font:12px system-ui,sans-serif}"
-    ".grid{stroke:#8884;fill:none}text{fill:currentColor}.soft,.tick{opacity:.7}"
-    "@media(prefers-color-scheme:dark){svg{background:#16181c;color:#e6e6e6}}"
-)
+COLOURS = """
+:root { --ink: #1d2329; --soft: #5c6873; --paper: #ffffff; --panel: #f4f6f8; --line: #d8dee4;
+  --good: #15803d; --bad: #b91c1c;
+  --m0: #0b62c4; --m1: #c2410c; --m2: #7c3aed; --m3: #15803d; --m4: #a16207; --m5: #0e7490; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6eaee; --soft: #9aa7b3; --paper: #14181c; --panel: #1e242a; --line: #39434d;
+    --good: #62d58b; --bad: #ff8a80;
+    --m0: #6db1ff; --m1: #ff9b66; --m2: #c4a3ff; --m3: #62d58b; --m4: #e5c04d; --m5: #5cd3ea; } }
+"""
+"""What the colours of pages and pictures are, on light and on dark screens."""
+
+_RULES = {
+    "text": "fill: var(--ink); font-size: 11.5px",
+    ".tick": "fill: var(--soft); font-size: 10px",
+    ".detail": "fill: var(--soft); font-size: 10px",
+    ".grid": "stroke: var(--line); stroke-width: 1; fill: none",
+    ".rule": "stroke: var(--line); stroke-width: 1; fill: none",
+    ".roof": "stroke: var(--soft); stroke-width: 1.5; fill: none",
+    ".mark": "fill-opacity: .85; stroke: var(--panel); stroke-width: .6",
+    ".curve": "stroke-width: 1.8; fill: none; stroke-linejoin: round",
+    ".dashed": "stroke-dasharray: 5 3",
+    **{f".m{number}": f"fill: var(--m{number})" for number in range(6)},
+    **{f".c{number}": f"stroke: var(--m{number})" for number in range(6)},
+}
+
+
+def rules(within: str) -> str:
+    """The style of the parts of plots, in whatever a selector names."""
+    return "".join(f"{within} {selector} {{ {how} }}\n" for selector, how in _RULES.items())
+
+
+def safe(text: str) -> str:
+    r"""A text of anybody's as HTML has it: nothing in it is a tag or a control character.
+
+    >>> print(safe("a<b>\x00"))
+    a&lt;b&gt;\x00
+    """
+    return escape(printable(text, lines=True))
+
 
 MARKS: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6"',
@@ -63,10 +101,20 @@ class Line(Record):
 
 
 class Curve(Record):
-    """A named line through points of an epoch and a loss."""
+    """A named line through points; where it says what is possible at most, `limit`."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    limit: bool = False
+
+
+class Bar(Record):
+    """One row of pieces, each of a part and as long as its value; `ceiling` is what there is."""
+
+    name: str
+    detail: str
+    pieces: tuple[tuple[str, float], ...]
+    ceiling: float | None = None
 
 
 class Axis(Record):
@@ -90,7 +138,8 @@ class Axis(Record):
         if self.low == self.high:
             part = 0.5
         elif self.logarithmic:
-            part = log10(held / self.low) / log10(self.high / self.low)
+            low = log10(self.low)
+            part = (log10(held) - low) / (log10(self.high) - low)
         else:
             part = (held - self.low) / (self.high - self.low)
         return self.start + part * (self.end - self.start)
@@ -106,11 +155,12 @@ def decades(values: Sequence[float]) -> tuple[float, float]:
     return 10.0**low, 10.0 ** max(high, low + 1)
 
 
-def legend(shown: Sequence[str], engines: Sequence[str]) -> str:
-    """Those of the engines that are shown, each with its mark and colour."""
+def legend(shown: Sequence[str], engines: Sequence[str], *, bars: bool = False) -> str:
+    """Those of the engines that are shown, each with its mark and colour; squares for `bars`."""
     items = "".join(
         '<li><svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">'
-        f"{_mark(Dot(engine), 6, 6, engines)}</svg> {escape(engine)}</li>"
+        f"{_swatch(engine, engines) if bars else _mark(Dot(engine), 6, 6, engines)}</svg> "
+        f"{safe(engine)}</li>"
         for engine in shown
     )
     return f'<ul class="legend">{items}</ul>'
@@ -132,8 +182,7 @@ def dot_plot(
     for number, line in enumerate(lines):
         middle = _TOP + _ROW * (number + 0.5)
         parts.append(f'<path class="rule" d="M{_LABELS} {middle:.1f}H{WIDTH - _RIGHT}"/>')
-        parts.append(_text(0, middle - 2, shortened(line.name, 18), "name"))
-        parts.append(_text(0, middle + 9, shortened(line.detail, 20), "detail"))
+        parts += _names(middle, line.name, line.detail)
         parts += [_mark(dot, scale.at(dot.value), middle, engines) for dot in line.dots]
     return "".join((*parts, "</svg>"))
 
@@ -176,51 +225,106 @@ def roofline(
     return "".join((*parts, "</svg>"))
 
 
-def picture_of(curves: Sequence[Curve], said: str, style: str = _CURVE_STYLE) -> str:
-    """The curves as one SVG picture, with `said` above it; without a style, the page's counts.
+def bar_chart(
+    bars: Sequence[Bar],
+    parts: Sequence[str],
+    words: Callable[[float], str],
+    unit: tuple[float, str],
+    *,
+    title: str,
+) -> str:
+    """Rows of stacked pieces from 0 on, ticks in a unit above, a line across at each ceiling."""
+    ends = [each.ceiling or 0.0 for each in bars]
+    ends += [sum(value for _, value in each.pieces) for each in bars]
+    most = max(ends) or unit[0]
+    scale = Axis(0.0, most, _LABELS, WIDTH - _RIGHT)
+    height = _TOP + _ROW * len(bars) + _BOTTOM
+    marks = [mark for mark in _even(0.0, most / unit[0]) if mark * unit[0] <= most]
+    ticks = [(mark * unit[0], f"{mark:g}") for mark in marks]
+    ticks[-1] = (ticks[-1][0], f"{ticks[-1][1]} {unit[1]}")
+    drawn = [_opened(height, title), *_upright(scale, ticks, _TOP - 3, height - _BOTTOM, 10)]
+    for number, each in enumerate(bars):
+        middle, at = _TOP + _ROW * (number + 0.5), 0.0
+        drawn += _names(middle, each.name, each.detail)
+        for part, value in each.pieces:
+            start, at = scale.at(at), at + value
+            place = f'x="{start:.1f}" y="{middle - 6:.1f}" height="12"'
+            place += f' width="{scale.at(at) - start:.1f}" class="mark m{parts.index(part) % 6}"'
+            drawn.append(f"<rect {place}><title>{safe(f'{part}: {words(value)}')}</title></rect>")
+        if each.ceiling is not None:
+            end, said = scale.at(each.ceiling), f"{each.name}: {words(each.ceiling)} there"
+            line = f'<path class="roof" d="M{end:.1f} {middle - 10:.1f}V{middle + 10:.1f}">'
+            drawn.append(f"{line}<title>{safe(said)}</title></path>")
+    return "".join((*drawn, "</svg>"))
 
-    Losses are on a logarithmic axis where they are all above 0 and span more than a factor of 20.
-    NaN and infinities are left out.
+
+def unit_of(size: float) -> tuple[float, str]:
+    """The bytes of the unit that a size is said in, and its name.
+
+    >>> unit_of(3e9)
+    (1073741824.0, 'GiB')
     """
-    width, height, left, right, top, bottom = 480, 300, 54, 14, 34, 34
-    points = [point for curve in curves for point in _finite(curve)] or [(1.0, 0.0)]
-    first, last = min(x for x, _ in points), max(x for x, _ in points)
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    logarithmic = low > 0 and high / low > 20
-    marks = powers(decades([low, high])) if logarithmic else _even(low, high)
-    x_axis = Axis(first, last, left, width - right)
-    y_axis = Axis(min(low, marks[0]), max(high, marks[-1]), height - bottom, top, logarithmic)
+    power = min(5, max(0, floor(log10(max(size, 1.0)) / log10(1024))))
+    return 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")[power]
+
+
+def line_chart(
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    below: str,
+    words: Callable[[float], str] | None = None,
+    ends: tuple[float, float] | None = None,
+    logarithmic: bool = False,
+    style: str = "",
+) -> str:
+    """Curves over one axis, which `below` names, with their names above the plot.
+
+    Values are on a logarithmic axis where they are all above 0 and span more than a factor of 20,
+    unless the `ends` of the axis are given; `logarithmic` is the axis below. NaN and infinities
+    interrupt a curve. A picture in a file of its own has a `style`.
+    """
+    points = [point for curve in curves for run in _runs(curve) for point in run] or [(1.0, 0.0)]
+    across = sorted({x for x, _ in points})
+    low, high = ends or (min(y for _, y in points), max(y for _, y in points))
+    by_tens = ends is None and low > 1 / _LARGEST and high / low > 20
+    marks = powers(decades([low, high])) if by_tens else _even(low, high)
+    beside = _labels(marks, words)
+    names = list(_places(curves))
+    under = _below(across, logarithmic)
+    left = _MARK + 3 + _LETTER * max(map(len, beside))
+    right = WIDTH - max(14, _LETTER * len(under[-1][1]) / 2)
+    top = 12 + (14 * (names[-1][1] + 1) if len(curves) > 1 else 0)
+    bottom = top + 176
+    x_axis = Axis(across[0], across[-1], left, right, logarithmic)
+    y_axis = Axis(min(low, marks[0]), max(high, marks[-1]), bottom, top, by_tens)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(said)}</title>{f'<style>{style}</style>' if style else ''}",
-        _text(left, 18, said, "soft"),
-        *_level(y_axis, [(mark, f"{mark:.4g}") for mark in marks], left, width - right),
+        _opened(bottom + 34, title, style),
+        *_level(y_axis, list(zip(marks, beside, strict=True)), left, right),
+        *_upright(x_axis, under, bottom, bottom + 4, bottom + 15),
+        _text((left + right) / 2, bottom + 29, below, "tick", "middle"),
     ]
-    epochs = sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)})
-    below = height - bottom + 16
-    parts += [_text(x_axis.at(epoch), below, f"{epoch:g}", "soft", "middle") for epoch in epochs]
-    parts.append(_text((width + left) / 2, height - 4, "epoch", "soft", "middle"))
-    for number, curve in enumerate(curves):
-        look = f'stroke="{_COLOURS[number]}" stroke-dasharray="{_DASHES[number]}"'
-        at = width - right - 150 + 80 * number
-        parts.append(f'<path d="M{at} 26h18" stroke-width="2" {look}/>')
-        parts.append(_text(at + 22, 30, curve.name, "soft"))
-        if drawn := _finite(curve):
-            path = _path(drawn, x_axis, y_axis)
-            parts.append(f'<path d="{path}" fill="none" stroke-width="2" {look}/>')
-            x, y = x_axis.at(drawn[-1][0]), y_axis.at(drawn[-1][1])
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[number]}"/>')
+    for number, (curve, (start, row)) in enumerate(zip(curves, names, strict=True)):
+        look = _look(curve, number)
+        if len(curves) > 1:
+            line = 10.0 + 14 * row
+            parts.append(f'<path class="{look}" d="M{start:.1f} {line - 3.5}h18"/>')
+            parts.append(_text(start + 23, line, _short(curve.name), "detail"))
+        for run in _runs(curve):
+            parts.append(f'<path class="{look}" d="{_path(run, x_axis, y_axis)}"/>')
+            marked = run if len(curve.points) <= _MOST_MARKS else [run[0], run[-1]]
+            for x, y in () if curve.limit else marked:
+                says = f"{curve.name}, {below} {x:,.6g}: {words(y) if words else f'{y:.6g}'}"
+                dot = Dot(curve.name, y, says)
+                order = [each.name for each in curves]
+                parts.append(_mark(dot, x_axis.at(x), y_axis.at(y), order))
     return "".join((*parts, "</svg>"))
 
 
-def page_of(curves: Sequence[Curve], said: str) -> str:
-    """The picture in a page of its own, which needs nothing else."""
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>Training</title>'
-        "<style>body{margin:0 auto;max-width:60rem}</style>"
-        f"{picture_of(curves, said)}</html>"
-    )
+def picture(curves: Sequence[Curve], *, title: str, below: str) -> str:
+    """A line chart that is a file of its own, which carries its style."""
+    page = "svg { background: var(--panel); font-family: system-ui, sans-serif }\n"
+    return line_chart(curves, title=title, below=below, style=COLOURS + page + rules("svg"))
 
 
 def powers(ends: tuple[float, float]) -> list[float]:
@@ -231,17 +335,83 @@ def powers(ends: tuple[float, float]) -> list[float]:
 
 
 def _upright(axis: Axis, ticks: Ticks, top: float, bottom: float, words_at: float) -> Iterator[str]:
+    """Lines with their labels; a label that would run into the one before it is left out.
+
+    The last label stays, and the one before it goes.
+    """
+    told: list[tuple[float, str]] = []
     for value, words in ticks:
         x = axis.at(value)
         yield f'<path class="grid" d="M{x:.1f} {top}V{bottom}"/>'
-        yield _text(x, words_at, words, "tick", "middle")
+        while told and _run_together(told[-1], (x, words)) and value == ticks[-1][0]:
+            told.pop()
+        if not told or not _run_together(told[-1], (x, words)):
+            told.append((x, words))
+    yield from (_text(x, words_at, words, "tick", "middle") for x, words in told)
+
+
+def _run_together(one: tuple[float, str], other: tuple[float, str]) -> bool:
+    """Whether two centred labels of a line would touch."""
+    return other[0] - one[0] < _LETTER * (len(one[1]) + len(other[1])) / 2 + 4
+
+
+def _names(middle: float, name: str, detail: str) -> Iterator[str]:
+    """What a row is called, and the detail below it, left of its marks."""
+    yield _text(0, middle - 2, shortened(printable(name), 18), "name")
+    yield _text(0, middle + 9, shortened(printable(detail), 20), "detail")
+
+
+def _below(values: Sequence[float], logarithmic: bool) -> Ticks:
+    """The ticks of the axis below: the values themselves, or round numbers between them.
+
+    Of integers, such as epochs, the first and the last have one.
+    """
+    first, last = values[0], values[-1]
+    if logarithmic:
+        return [(value, f"{value:,g}") for value in values]
+    between = [mark for mark in _even(first, last) if first <= mark <= last]
+    if all(value == round(value) for value in values):
+        between = sorted({first, last, *(round(mark) for mark in between)})
+    return [(mark, f"{mark:,g}") for mark in between]
+
+
+def _labels(marks: Sequence[float], words: Callable[[float], str] | None) -> list[str]:
+    """The labels of marks, with as many digits as it takes to tell them apart."""
+    if words is not None:
+        return [words(mark) for mark in marks]
+    several = ([f"{mark:.{digits}g}" for mark in marks] for digits in range(4, 13))
+    return next(
+        (labels for labels in several if len(set(labels)) == len(marks)), [*map(str, marks)]
+    )
+
+
+def _places(curves: Sequence[Curve]) -> Iterator[tuple[float, int]]:
+    """Where the names of curves stand above a plot: units from the left, and in which row."""
+    at, row = 8.0, 0
+    for curve in curves:
+        wide = 23 + _LETTER * len(_short(curve.name)) + 12
+        if at > 8 and at + wide > WIDTH:
+            at, row = 8.0, row + 1
+        yield at, row
+        at += wide
+
+
+def _short(name: str) -> str:
+    return shortened(printable(name), 24)
+
+
+def _look(curve: Curve, number: int) -> str:
+    """Who sees no colours tells every second curve by its dashes, and each by its marks."""
+    if curve.limit:
+        return "roof dashed"
+    return f"curve c{number % 6}{' dashed' if number % 2 else ''}"
 
 
 def _level(axis: Axis, ticks: Ticks, left: float, right: float) -> Iterator[str]:
     for value, words in ticks:
         y = axis.at(value)
         yield f'<path class="grid" d="M{left} {y:.1f}H{right}"/>'
-        yield _text(left - 4, y + 3, words, "tick", "end")
+        yield _text(left - _MARK - 2, y + 3, words, "tick", "end")
 
 
 def _apart(places: Sequence[float], least: float) -> list[float]:
@@ -261,32 +431,50 @@ def _path(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> 
     return "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
 
 
-def _opened(height: float, title: str) -> str:
+def _opened(height: float, title: str, style: str = "") -> str:
+    inside = f"<style>{style}</style>" if style else ""
+    own = ' xmlns="http://www.w3.org/2000/svg"' if style else ""  # in a page, it is known
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>"
+        f'<svg{own} viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{safe(title)}">'
+        f"<title>{safe(title)}</title>{inside}"
     )
 
 
 def _text(x: float, y: float, words: str, style: str, anchor: str = "start") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} class="{style}">{escape(words)}</text>'
+    return f'<text {place} class="{style}">{safe(words)}</text>'
 
 
 def _mark(dot: Dot, x: float, y: float, engines: Sequence[str]) -> str:
     number = engines.index(dot.engine) % len(MARKS)
-    title = f"<title>{escape(dot.says)}</title>" if dot.says else ""
+    title = f"<title>{safe(dot.says)}</title>" if dot.says else ""
     shape = MARKS[number](x, y)
     tag = shape[1:].partition(" ")[0]
     return f'{shape} class="mark m{number}">{title}</{tag}>'
+
+
+def _swatch(part: str, parts: Sequence[str]) -> str:
+    number = parts.index(part) % 6
+    return f'<rect x="1" y="1" width="10" height="10" class="mark m{number}"/>'
 
 
 def _polygon(*points: tuple[float, float]) -> str:
     return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"'
 
 
-def _finite(curve: Curve) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in curve.points if isfinite(y)]
+def _runs(curve: Curve) -> list[list[tuple[float, float]]]:
+    """The points of a curve without NaN and infinities, which interrupt it.
+
+    >>> _runs(Curve("loss", [(1, 3.0), (2, float("nan")), (3, 2.0), (4, 1.0)]))
+    [[(1, 3.0)], [(3, 2.0), (4, 1.0)]]
+    """
+    runs: list[list[tuple[float, float]]] = [[]]
+    for x, y in curve.points:
+        if isfinite(x) and abs(y) < _LARGEST:
+            runs[-1].append((x, y))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
 
 
 def _even(low: float, high: float) -> list[float]:
@@ -300,4 +488,7 @@ def _even(low: float, high: float) -> list[float]:
     size = 10 ** floor(log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
     start, stop = floor(low / step + 1e-9), ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(start, max(stop, start + 1) + 1)]
+    if low == high:
+        start, stop = start - 1, start + 1
+    marks = (float(f"{number * step:.12g}") for number in range(start, max(stop, start + 1) + 1))
+    return list(dict.fromkeys(marks))

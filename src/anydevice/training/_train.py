@@ -12,8 +12,11 @@ from anydevice.compiling._compile import Compiled
 from anydevice.core.device import Device
 from anydevice.core.files import check_writable, is_there, remove_leftovers
 from anydevice.core.record import Record, replace
+from anydevice.core.text import format_size
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import explaining
+from anydevice.memory.stats import memory_stats
+from anydevice.models.base import type_text
 from anydevice.models.precision import Policy
 from anydevice.nn.layer import Layer
 from anydevice.nn.losses import Loss, threshold_of
@@ -38,7 +41,8 @@ from anydevice.training.steps import Stepper, default_optimize
 class TrainingReport(Record):
     """How a model was trained: where, in which precision, and how its steps were compiled.
 
-    `spread` says how it lay on several devices, and why.
+    `spread` says how it lay on several devices, and why. `peak` is the most memory of the device
+    that this process had in use until then, `None` where nobody counts it.
     """
 
     device: Device
@@ -47,6 +51,7 @@ class TrainingReport(Record):
     optimize: str
     how: str
     spread: str | None = None
+    peak: int | None = None
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<10} {text}" for name, text in self._rows())
@@ -81,10 +86,26 @@ class Trained(Record):
         return "\n\n".join(map(str, parts)) + ended
 
     def _repr_html_(self) -> str:
+        return notebook.block(self.history._repr_html_(), notebook.table((), self._facts()))
+
+    def plot(self, path: PathLike) -> None:
+        """Draw the history as `history.plot` does; an `.html` page also says how it was trained."""
+        from anydevice.training.page import draw
+
+        peak = None if self.report is None else self.report.peak
+        memory = [] if peak is None else [("peak memory", f"{format_size(peak)}, of the process")]
+        draw(self.history, path, [*self._model(), *self._facts(), *memory])
+
+    def _model(self) -> list[tuple[str, str]]:
+        if self.model is None:
+            return []
+        return [
+            ("model", repr(self.model) if isinstance(self.model, Model) else type_text(self.model))
+        ]
+
+    def _facts(self) -> list[tuple[str, str]]:
         rows = [] if self.report is None else self.report._rows()
-        if self.stopped is not None:
-            rows.append(("stopped", self.stopped))
-        return notebook.block(self.history._repr_html_(), notebook.table((), rows))
+        return [*rows, *([] if self.stopped is None else [("stopped", self.stopped)])]
 
 
 def train(
@@ -255,7 +276,13 @@ def train(
         final = stepper.parameters if best is None else best
         how = training.config.optimize
         report = TrainingReport(
-            chosen, stepper.engine.name, policy, how, stepper.how, training.spread.text
+            chosen,
+            stepper.engine.name,
+            policy,
+            how,
+            stepper.how,
+            training.spread.text,
+            memory_stats(chosen).peak,
         )
         return Trained(training.model_with(final), loop.state.history, stopped, report)
 

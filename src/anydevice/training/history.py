@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, overload
 
-from anydevice.core.files import write_whole
 from anydevice.core.record import Record, as_dict
 from anydevice.core.text import table
-from anydevice.errors import ConfigurationError
-from anydevice.rendering.svg import Curve, page_of, picture_of
+from anydevice.rendering.svg import Curve
 
 
 class Epoch(Record):
@@ -110,7 +107,9 @@ class History(Sequence[Epoch]):
         if len(self) > _SHOWN:
             half = _SHOWN // 2
             rows[half:-half] = [(self._left_out(), *[""] * (len(head) - 1))]
-        return notebook.block(notebook.plot(*self._curves()), notebook.table(head, rows, right))
+        return notebook.block(
+            notebook.plot(*self._curves(), "epoch"), notebook.table(head, rows, right)
+        )
 
     def _table(self) -> tuple[list[str], list[tuple[str, ...]], range]:
         """The head, the rows, and the columns of numbers."""
@@ -154,23 +153,21 @@ class History(Sequence[Epoch]):
         return cls(Epoch(**row) for row in rows)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the losses over the epochs into an `.svg` picture or an `.html` page.
+        """Draw the losses over the epochs into an `.svg` picture, or all of it on an `.html` page.
 
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     History([Epoch(1, 0.9, 1.0, 0.1, 10, 1.5)]).plot(f"{folder}/losses.svg")
         ...     Path(f"{folder}/losses.svg").read_text()[:4]
         '<svg'
 
-        Raises `ConfigurationError` for another kind of file, and where there are no epochs.
+        Raises `ConfigurationError` for another kind of file, and where there are no epochs;
+        `TransferError` where the file cannot be written.
         """
-        target = Path(path)
-        draw = {".svg": picture_of, ".html": page_of}.get(target.suffix)
-        if draw is None:
-            raise ConfigurationError(f"{path}: a history is drawn as .svg or .html", source="path")
-        if not self:
-            raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
-        write_whole(target, [draw(*self._curves()).encode()])
+        from anydevice.training.page import draw
+
+        draw(self, path)
 
     def _curves(self) -> tuple[list[Curve], str]:
         """The losses over the epochs, and what is said above them."""

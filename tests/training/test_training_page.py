@@ -1,0 +1,107 @@
+"""The page of a training has the numbers of its history, whatever they are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anydevice import nn
+from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError, TransferError
+from anydevice.models.precision import Policy
+from anydevice.training._train import TrainingReport
+from anydevice.training.history import Epoch, History
+from tests.rendering.pages import EVIL, checked, facts, figure, rows, said
+
+POLICY = Policy("float32", "float32", "float32", "float32")
+
+
+def page_of(history: History, tmp_path: Path) -> str:
+    history.plot(tmp_path / "training.html")
+    return (tmp_path / "training.html").read_text("utf-8")
+
+
+def test_the_numbers_are_those_of_the_history(tmp_path: Path) -> None:
+    history = History(
+        Epoch(n, 2 / n, 3 / n, 0.1 / n, 20 * n, 0.5, n == 1, {"accuracy": 1 - 1 / n})
+        for n in range(1, 5)
+    )
+    root = checked(page_of(history, tmp_path))
+    assert len(rows(root)) == 4
+    assert rows(root)[-1] == ["4", "0.5", "0.75", "0.75", "0.025", "80", "", "0.5"]
+    text = said(root)
+    for words in ("0.5 last loss", "0.75 best validation after epoch 4", "40 steps/s"):
+        assert words in text
+    assert "2.00 s in all 4 epochs, 80 steps" in text
+    assert facts(root) == {
+        "learning rate": "0.1 to 0.025",
+        "steps left out": "1, whose loss overflowed in float16",
+    }
+    titles = [each.text for each in root.findall(".//figcaption/b")]
+    assert titles == ["Loss", "accuracy", "Learning rate", "Speed"]
+    said_by_marks = [each.text or "" for each in figure(root, "Loss").iter("title")]
+    assert "training, epoch 2: 1" in said_by_marks
+    assert "validation, epoch 4: 0.75" in said_by_marks
+    assert "Notes" not in text
+
+
+def test_a_real_training_says_where_it_ran_and_what_it_took(tmp_path: Path) -> None:
+    x = np.ones((8, 2), "float32")
+    run = nn.train(
+        nn.build(nn.Dense(2, 1), device="cpu"),
+        [(x, x[:, :1])],
+        nn.SGD(0.1),
+        "mean_squared_error",
+        epochs=2,
+        optimize="none",
+        progress=False,
+    )
+    run.plot(tmp_path / "training.html")
+    root = checked((tmp_path / "training.html").read_text("utf-8"))
+    assert run.report is not None
+    found = facts(root)
+    assert found["device"] == f"cpu, {run.report.engine}"
+    assert found["model"].startswith("Model(")
+    assert run.report.peak is not None
+    assert run.report.peak > 2**24  # at least this interpreter
+    assert found["peak memory"].endswith("iB, of the process")
+    assert [row[1] for row in rows(root)] == [f"{each.loss:.4g}" for each in run.history]
+    run.plot(tmp_path / "losses.svg")
+    assert (tmp_path / "losses.svg").read_text("utf-8").startswith("<svg ")
+
+
+@pytest.mark.parametrize("losses", [[0.5], [math.nan], [1.0, math.nan, math.inf, 0.5]], ids=str)
+def test_any_losses_make_a_page_and_those_that_are_no_numbers_are_noted_below(
+    losses: list[float], tmp_path: Path
+) -> None:
+    history = History(Epoch(n, loss, None, math.nan, n, 0.0) for n, loss in enumerate(losses, 1))
+    root = checked(page_of(history, tmp_path))
+    good = sum(map(math.isfinite, losses))
+    assert len(figure(root, "Loss").findall("svg/circle")) == good
+    text, bad = said(root), len(losses) - good
+    assert ("is no finite number" in text) == bool(bad)
+    assert text.endswith("interrupted there.") == bool(bad)
+
+
+def test_whatever_comes_from_outside_is_escaped(tmp_path: Path) -> None:
+    class Hostile:
+        pass
+
+    Hostile.__qualname__ = EVIL
+    history = History([Epoch(1, 0.5, 0.6, 0.1, 10, 1.0, 0, {EVIL: 0.5})])
+    report = TrainingReport(Device("cpu"), EVIL, POLICY, "none", EVIL)
+    nn.Trained(Hostile(), history, EVIL, report).plot(tmp_path / "page.html")
+    root = checked((tmp_path / "page.html").read_text("utf-8"))
+    assert said(root).count("<script>alert('x')</script>") >= 5
+
+
+def test_where_it_cannot_be_written(tmp_path: Path) -> None:
+    history = History([Epoch(1, 0.5, None, 0.1, 10, 1.0)])
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(TransferError, match=r"folder\.html cannot be written: Is a directory"):
+        history.plot(tmp_path / "folder.html")
+    with pytest.raises(ConfigurationError, match=r"as \.svg or \.html"):
+        history.plot(tmp_path / "losses.pdf")
