@@ -25,7 +25,7 @@ MODEL := .cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test check bench docs dist versions soak soak-isa coverage clean model-if-possible templates-if-possible
+.PHONY: help demo chat test check bench pictures docs dist versions soak soak-isa coverage clean model-if-possible templates-if-possible
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ check: $(TESTS) ## format, lint, types and layers
 
 bench: $(TESTS) ## how fast discovery is, against importing torch
 	$(BIN)/python bench/discovery.py $(ARGS)
+
+# Each is made from a run on this machine, and says what it lacks if it cannot be.
+pictures: $(TESTS) model-if-possible ## the pictures of README.md and the docs, from real runs; ARGS="plan watch" for some
+	$(BIN)/python docs/make_pictures.py $(ARGS)
 
 docs: $(DOCS) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

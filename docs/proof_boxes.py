@@ -1,6 +1,4 @@
-"""Draws proofs.svg: how a proof divides the inputs of a network with two of them.
-
-    PYTHONPATH=src python docs/proof_boxes.py docs/proofs.svg
+"""Draws how a proof divides the inputs of a network with two of them, for `make pictures`.
 
 The colour is the output of the network. Each rectangle is a part in which plain bounds prove that
 the output stays below the limit: they are small where it comes close to it.
@@ -8,9 +6,7 @@ the output stays below the limit: they are small where it comes close to it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +56,14 @@ def parts(steps: Any) -> Iterator[Box]:
             raise SystemExit("this proof has cases of neurons, which are no rectangles")
 
 
+def stretches(there: Any) -> Iterator[tuple[int, int, int]]:
+    """The cells of a grid, those beside each other as one: row, first column, and how many."""
+    for row, cells in enumerate(there):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], cells, [0]))))
+        for start, end in edges.reshape(-1, 2).tolist():
+            yield row, start, end - start
+
+
 def drawn(values: Any, boxes: list[Box], limit: float) -> str:
     """The picture as SVG."""
     low, high = float(values.min()), limit
@@ -75,8 +79,9 @@ def drawn(values: Any, boxes: list[Box], limit: float) -> str:
         share = (level + 0.5) / SHADES
         colour = f"rgb({238 - 200 * share:.0f},{243 - 120 * share:.0f},{250 - 40 * share:.0f})"
         squares = "".join(
-            f"M{column * step:g} {SIZE - (row + 1) * step:g}h{step:g}v{step:g}h{-step:g}z"
-            for row, column in np.argwhere(levels == level).tolist()
+            f"M{start * step:g} {SIZE - (row + 1) * step:g}h{count * step:g}v{step:g}"
+            f"h{-count * step:g}z"
+            for row, start, count in stretches(levels == level)
         )
         cells.append(f'<path fill="{colour}" stroke="{colour}" stroke-width="0.4" d="{squares}"/>')
     frames = [
@@ -88,6 +93,7 @@ def drawn(values: Any, boxes: list[Box], limit: float) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE} {SIZE + LEGEND}" '
+            f'width="{SIZE}" '
             f'role="img" aria-label="{len(boxes)} rectangles over a square of inputs, small where '
             'the output is close to the limit">',
             f'<rect width="{SIZE}" height="{SIZE + LEGEND}" fill="#fff"/>',
@@ -104,19 +110,14 @@ def drawn(values: Any, boxes: list[Box], limit: float) -> str:
     )
 
 
-def main() -> int:
+def picture() -> str:
+    """The proof, searched for and drawn."""
     model = network()
     values = outputs(model)
     limit = float(values.max() + MARGIN * (values.max() - values.min()))
     result = proofs.prove(model, proofs.within(-np.inf, limit), over=REGION, limit=120)
     if not isinstance(result, proofs.Proof):
-        print(f"nothing to draw: {result}", file=sys.stderr)
-        return 1
+        raise SystemExit(f"nothing to draw: {result}")
+    result.check()
     boxes = list(parts(result.certificates[0].trees[0].steps.tolist()))
-    Path(sys.argv[1]).write_text(drawn(values, boxes, limit), "utf-8")
-    print(f"{len(boxes)} parts, checked again: {result.check()}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return drawn(values, boxes, limit)

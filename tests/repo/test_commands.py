@@ -23,6 +23,7 @@ COMMANDS = [
     "dist",
     "docs",
     "help",
+    "pictures",
     "soak",
     "test",
     "versions",
