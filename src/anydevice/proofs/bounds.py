@@ -12,6 +12,7 @@ network in float32 may add. A NaN anywhere makes a bound NaN, and a NaN proves n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from anydevice.proofs.machines import Array, BoundsMachine, Host
 
 FORWARD_INPUTS = 50
 """Beyond so many inputs, intervals are carried forward instead of linear functions."""
+
+Live = Mapping[int, Host]
+"""The neurons of some nodes, by the number of the node, that are not off in every box."""
 
 _SLACK = 1.02
 """Covers the rounding of the error terms themselves, and terms of second order."""
@@ -100,6 +104,38 @@ def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
         run=_SLACK * (node.roundings * 2.0**-24 * executed + inexact),
         floor=(terms + 4) * max(2.0**-126 * executed, machine.tiny),
     )
+
+
+def without(net: Prepared, live: Live) -> Prepared:
+    """A network without the neurons that are always off, for substitution: their rows vanish."""
+    machine = net.machine
+
+    def part(array: Array, rows: Host | None, columns: Host | None) -> Array:
+        whole = machine.host(array)
+        whole = whole if rows is None else whole[rows]
+        return machine.place(whole if columns is None else whole[:, columns])
+
+    steps = []
+    for number, step in enumerate(net.steps, 1):
+        its, before = live.get(number), [live.get(i) for i in step.inputs]
+        if its is None and all(each is None for each in before):
+            steps.append(step)
+            continue
+        weights = tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True))
+        turned = tuple(part(w, b, its) for w, b in zip(step.turned, before, strict=True))
+        sizes = tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True))
+        biases = [part(b, its, None) for b in (step.bias, step.size_of_bias)]
+        steps.append(
+            step._replace(
+                weights=weights,
+                turned=turned,
+                sizes=sizes,
+                bias=biases[0],
+                size_of_bias=biases[1],
+                size=step.size if its is None else len(its),
+            )
+        )
+    return net._replace(steps=tuple(steps))
 
 
 class Form(NamedTuple):
@@ -438,6 +474,50 @@ class Relaxed:
         size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
         error = self.net.gamma(8) * (size + abs(constants))
         return self.substitute({last: rows}, constants, error, box, keep, own)
+
+    def live(self) -> Live:
+        """The neurons that may be on, of the nodes where some never are."""
+        steps, host = self.net.steps, self.net.machine.host
+        diagonal = {
+            n
+            for number, step in enumerate(steps, 1)
+            for i, weight in zip(step.inputs, step.weights, strict=True)
+            if len(weight.shape) == 1
+            for n in (i, number)
+        }
+        found = {}
+        for number, (step, layer) in enumerate(zip(steps, self.layers, strict=True), 1):
+            if step.function == "relu" and number not in diagonal:
+                on = ~(host(layer.high) <= 0).all(0)
+                if not on.all():
+                    found[number] = np.flatnonzero(on)
+        return found
+
+    def without(self, live: Live) -> Relaxed:
+        """The same bounds for substitution alone, without the neurons that are always off.
+
+        Both of their lines are 0, so that neither their coefficients nor their errors get anywhere.
+        """
+        machine = self.net.machine
+        smaller = copy.copy(self)
+        smaller.net = without(self.net, live)
+        smaller.layers, smaller.largest = list(self.layers), dict(self.largest)
+        for number, its in live.items():
+
+            def part(array: Array, its: Host = its) -> Array:
+                return (
+                    array
+                    if isinstance(array, float)
+                    else machine.place(machine.host(array)[:, its])
+                )
+
+            layer = self.layers[number - 1]
+            lines = None if layer.lines is None else TwoLines(*(part(x) for x in layer.lines))
+            smaller.layers[number - 1] = NodeBounds(
+                part(layer.low), part(layer.high), part(layer.error), None, lines
+            )
+            smaller.largest[number] = part(self.largest[number])
+        return smaller
 
     def _times(self, rows: Array, weight: Array) -> Array:
         """(boxes, rows, inputs) times a matrix (inputs, outputs) or a diagonal."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.proofs.bounds import Own, Prepared, Relaxed
+from anydevice.proofs.bounds import Own, Prepared, Relaxed, without
 from anydevice.proofs.checking.certificate import LEAF
 from anydevice.proofs.curves import relu_curve
 from anydevice.proofs.machines import Array, Host
@@ -94,18 +94,25 @@ class Optimised(NamedTuple):
 class Neurons:
     """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
 
-    `fast` is the same network, on the machine that optimises.
+    `fast` is the same network, on the machine that optimises. Neurons that are off in every box
+    are left out; `kept` are the numbers of the others, in the order that `Parts` have them.
     """
 
     def __init__(self, relaxed: Relaxed, fast: Prepared) -> None:
-        self.relaxed, self.fast = relaxed, fast
+        live = relaxed.live()
         self.where: dict[int, slice] = {}
-        count = 0
+        kept, count, whole = [], 0, 0
         for number, step in enumerate(fast.steps, 1):
             if step.function:
-                self.where[number] = slice(count, count + step.size)
-                count += step.size
-        self.count = count
+                its = live.get(number, np.arange(step.size))
+                self.where[number] = slice(count, count + len(its))
+                kept.append(whole + its)
+                count += len(its)
+                whole += step.size
+        self.count, self.neurons = count, whole
+        self.kept = np.concatenate(kept)
+        relaxed, fast = relaxed.without(live), without(fast, live)
+        self.relaxed, self.fast = relaxed, fast
         host = relaxed.net.machine.host
         layers = [relaxed.layers[n - 1] for n in self.where]
         self.low = np.concatenate([np.asarray(host(layer.low)) for layer in layers], 1)
@@ -150,7 +157,9 @@ class Neurons:
         first = np.array(
             [
                 branches[problem].split(int(node), inputs + int(n))
-                for problem, node, n in zip(parts.problem, parts.node, neuron, strict=True)
+                for problem, node, n in zip(
+                    parts.problem, parts.node, self.kept[neuron], strict=True
+                )
             ]
         )
         twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
@@ -186,7 +195,8 @@ class Neurons:
             # Those of decided neurons, too: another bound may find them undecided by a hair.
             usual = np.where(high > -low, 255, 0)
             free = (low < 0) & (high > 0) & (some.sign[i] == 0)
-            branch.slopes[node] = np.where(free, slopes[i], usual).astype(np.uint8)
+            branch.slopes[node] = its = np.zeros(self.neurons, np.uint8)
+            its[self.kept] = np.where(free, slopes[i], usual)
             branch.multipliers[node] = multipliers[i, list(some.path[i])]
             branch.open -= 1
         return closed
