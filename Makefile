@@ -59,8 +59,9 @@ bench: $(TESTS) ## how fast discovery is, against importing torch
 pictures: $(TESTS) model-if-possible ## the pictures of README.md and the docs, from real runs; ARGS="plan watch" for some
 	$(BIN)/python docs/make_pictures.py $(ARGS)
 
-docs: $(DOCS) ## build the documentation into site/
+docs: $(DOCS) ## build the documentation into site/, and check its links, widths and contrast
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m tests.check_site site
 
 dist: $(TESTS) $(DIST) ## build what is published, check it, and run the README from the built wheel
 	rm -rf dist
