@@ -107,6 +107,7 @@ def test_pytorch_keeps_code_in_our_folder_or_the_users(monkeypatch: pytest.Monke
     assert compiler.keep("/ours") is None
 
 
+@pytest.mark.needs("torch")
 def test_what_runs_as_written_keeps_nothing(home: Path) -> None:
     for engine in ("numpy", "torch"):
         here = anydevice.device("cpu", engine=engine)

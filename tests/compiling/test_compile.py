@@ -328,6 +328,7 @@ class Far(FunctionAdapter):
         return Device("cuda:1")
 
 
+@pytest.mark.needs("torch")
 def test_without_a_device_a_module_stays_on_its_card() -> None:
     home = compile_device(Far(abs), None, compiled=True)
     assert (str(home), home.engine) == ("cuda:1", "torch")

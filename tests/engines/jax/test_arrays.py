@@ -8,6 +8,7 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.hooks import load
 from anydevice.engines import host, registry
 from anydevice.errors import UnsupportedError
+from anydevice.models.base import float64_scope
 
 jax = pytest.importorskip("jax")
 engine = registry.load("jax")
@@ -93,7 +94,7 @@ def test_float64_is_refused_while_x64_is_off() -> None:
 @pytest.mark.parametrize("name", ["float64", "int64"])
 def test_64_bits_are_kept_while_x64_is_on(name: str) -> None:
     x = np.array([2**53 - 1]).astype(name)
-    with jax.enable_x64(True):
+    with float64_scope("jax"):
         placed = engine.place(x, CPU)
         assert placed.dtype == name
         np.testing.assert_array_equal(engine.to_host(placed), x)

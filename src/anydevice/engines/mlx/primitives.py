@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from threading import local
 from typing import Any
 
@@ -171,7 +172,7 @@ class MlxPrimitives:
     def argmax(self, x: Any, axis: int) -> Any:
         if not x.size:
             return _of_nothing(np.max, x, axis, False).astype(mx.int32)
-        if x.dtype in _FLOATING and mx.default_device() != _CPU:
+        if x.dtype in _FLOATING and (mx.default_device() != _CPU or _cpu_passes_over_nan()):
             return _argmax_of_numbers_and_others(x, axis)
         return mx.argmax(x, axis=axis).astype(mx.int32)
 
@@ -303,6 +304,12 @@ def _safe(indices: Any, size: int) -> tuple[Any, Any]:
     indices = _as_index(indices)
     inside = mx.logical_and(indices >= 0, indices < size)
     return mx.clip(indices, 0, size - 1), inside
+
+
+@cache
+def _cpu_passes_over_nan() -> bool:
+    """Whether the CPU, too, finds the largest number beside NaN: up to MLX 0.32.2 it does."""
+    return bool(mx.argmax(mx.array([0.0, math.nan]), stream=_CPU).item() == 0)
 
 
 def _argmax_of_numbers_and_others(x: Any, axis: int) -> Any:
