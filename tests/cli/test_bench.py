@@ -165,16 +165,23 @@ def test_a_file_that_cannot_be_written_is_said(anydevice: Anydevice) -> None:
     assert "no/such/folder.html cannot be written" in err
     code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--json", "no/such/file.json")
     assert (code, out) == (1, "")  # JSON goes to the file, so that errors are for people
-    assert "no/such/file.json cannot be written: No such file" in err
+    assert "no/such/file.json cannot be written: there is no folder no/such" in err
+    Path("folder").mkdir()
+    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "folder")
+    assert (code, out) == (1, "")
+    assert "folder cannot be written: Is a directory" in err
     code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--json", "--html", "no/such.html")
     assert (code, "cannot be written" in json.loads(out)["error"]) == (1, True)
 
 
 def test_looking_whether_a_file_can_be_written_leaves_no_trace(anydevice: Anydevice) -> None:
     Path("there.json").write_text("kept", "utf-8")
-    words = ("--op", "bogus", "--html", "new.html", "--json", "there.json")
-    assert anydevice("bench", *SHORT, *words)[0] == 1
+    Path("link.html").symlink_to("nowhere.html")
+    for page in ("new.html", "link.html"):
+        words = ("--op", "bogus", "--html", page, "--json", "there.json")
+        assert anydevice("bench", *SHORT, *words)[0] == 1
     assert not Path("new.html").exists()
+    assert Path("link.html").is_symlink()
     assert Path("there.json").read_text("utf-8") == "kept"
 
 

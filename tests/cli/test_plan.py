@@ -382,3 +382,25 @@ def test_options_that_do_not_go_together(
     code, out, err = anydevice("plan", small, *words)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
+
+
+def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
+    anydevice: Anydevice, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = anydevice("plan", small, "--device", "cpu", "--html", "plan.html")
+    assert (code, err) == (0, "")
+    assert "fits on cpu" in out
+    assert "fits on cpu" in Path("plan.html").read_text("utf-8")
+    cards = ("--train", "--on", "8xH100", "--html", "training.html", "--json")
+    code, out, _ = anydevice("plan", small, *cards)
+    assert (code, json.loads(out)["fits"]) == (0, True)
+    assert "Time of a step" in Path("training.html").read_text("utf-8")
+
+    def unwanted(*_: object, **__: object) -> None:
+        raise AssertionError("it was planned before")
+
+    monkeypatch.setattr("anydevice.planning.plan.plan_inference", unwanted)
+    for path, said in ((".", "Is a directory"), ("no/such.html", "there is no folder no")):
+        code, out, err = anydevice("plan", small, "--html", path)
+        assert (code, out) == (2, "")
+        assert f"{path} cannot be written: {said}" in err

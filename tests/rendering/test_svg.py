@@ -117,7 +117,7 @@ def test_bars_are_as_long_as_their_values_and_a_ceiling_is_a_line() -> None:
     assert float(cache.get("x", "")) == float(weights.get("x", "")) + 100.0
     assert other.get("class") == weights.get("class") != cache.get("class")
     assert [each.findtext("title") for each in (weights, cache)] == ["weights: 4 s", "cache: 2 s"]
-    [roof] = root.findall("path[@class='roof']")
+    [roof] = root.findall("path[@class='end']")
     assert roof.get("d", "").startswith("M322.0 ")  # 8 is the end of the axis
     assert ticks(root)[-1] == "8 s"
 

@@ -35,8 +35,10 @@ def test_the_numbers_are_those_of_the_history(tmp_path: Path) -> None:
     text = said(root)
     for words in ("0.5 last loss", "0.75 best validation after epoch 4", "40 steps/s"):
         assert words in text
-    assert "2.00 s in all 4 epochs, 80 steps" in text
+    assert "2.00 s in all 500 ms an epoch" in text
     assert facts(root) == {
+        "steps": "80",
+        "lowest loss": "0.5, in epoch 4",
         "learning rate": "0.1 to 0.025",
         "steps left out": "1, whose loss overflowed in float16",
     }
@@ -82,7 +84,7 @@ def test_any_losses_make_a_page_and_those_that_are_no_numbers_are_noted_below(
     good = sum(map(math.isfinite, losses))
     assert len(figure(root, "Loss").findall("svg/circle")) == good
     text, bad = said(root), len(losses) - good
-    assert ("is no finite number" in text) == bool(bad)
+    assert ("is not finite in epoch " in text) == bool(bad)
     assert text.endswith("interrupted there.") == bool(bad)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from anydevice.bench.language_models import WRITTEN, bench_text, text_lines
 from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
@@ -14,7 +13,7 @@ from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines
 from anydevice.cli.loading import exit_code, load_model
 from anydevice.cli.options import add_filters, count, progress_on, seconds
-from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.cli.printing import Output, check_file, complain, error_in_json, write_file
 from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.settings.files import measurements_file
@@ -79,8 +78,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     file = None if arguments.file in (None, "-") else arguments.file
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
-    for path in filter(None, (file, arguments.html)):
-        _insist_on_room_for(path)
+    for path in (file, arguments.html):
+        check_file(path)
     results = _saved(arguments) if arguments.saved else _measured(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
@@ -93,9 +92,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if comparison is not None:
             output.say(*comparison_lines(comparison, arguments.compare))
     if file:
-        _write(file, json.dumps(results.to_dict(), indent=1) + "\n")
+        write_file(file, json.dumps(results.to_dict(), indent=1) + "\n")
     if arguments.html:
-        _write(arguments.html, page(results, old))
+        write_file(arguments.html, page(results, old))
     saved = not arguments.save or _save(results, None if silent else output)
     slower = comparison is not None and not comparison
     return 0 if results.measured and saved and not slower else 1
@@ -133,7 +132,7 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
                 option = "--from" if name == "saved" else f"--{name}"
                 raise ConfigurationError(f"{option} is not for --llm", option)
         if arguments.file:
-            _insist_on_room_for(arguments.file)
+            check_file(arguments.file)
         asked = arguments.context
         loaded = load_model(
             arguments.llm,
@@ -159,7 +158,7 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
     elif arguments.file in (None, "-"):
         output.json(data)
     else:
-        _write(arguments.file, json.dumps(data, indent=1) + "\n")
+        write_file(arguments.file, json.dumps(data, indent=1) + "\n")
     return 0
 
 
@@ -189,26 +188,3 @@ def _effect(results: Results) -> str:
     if measured_engines(devices):
         return "anydevice config --why shows the effect"
     return "it has an effect once two engines of a device are measured: --engine numpy,torch"
-
-
-def _insist_on_room_for(path: str) -> None:
-    """Raise before anything is measured where the results could not be written."""
-    target = Path(path)
-    was_there = target.exists()
-    try:
-        target.open("ab").close()  # changes nothing in what is there
-        if not was_there:
-            target.unlink()
-    except OSError as error:
-        raise _cannot_be_written(path, error) from error
-
-
-def _cannot_be_written(path: str, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{path} cannot be written: {error.strerror}", path)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, "utf-8")
-    except OSError as error:
-        raise _cannot_be_written(path, error) from error

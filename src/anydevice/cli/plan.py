@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from anydevice.cli.options import add_filters, count
-from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.cli.printing import Output, check_file, complain, error_in_json
 from anydevice.core.threads import started
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.planning.available import look_ahead
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CARDS",
         help="cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB",
     )
+    parser.add_argument("--html", metavar="FILE", help="write one page with plots")
     _add_training(parser)
 
 
@@ -86,8 +87,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not, 2 for wrong options."""
     try:
         _check(arguments)
+        check_file(arguments.html)
         locate(arguments.model)  # the machine is not looked at for a model that is nowhere
         plan, lines = _training(arguments) if arguments.train else _inference(arguments)
+        if arguments.html is not None:
+            plan.save_html(arguments.html)
     except AnyDeviceError as error:
         if arguments.json:
             output.json(error_in_json(error))

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from anydevice.core.files import check_writable, expanded, write_whole
 from anydevice.core.progress import columns_of
 from anydevice.core.record import Record
 from anydevice.core.text import printable
-from anydevice.errors import AnyDeviceError
+from anydevice.errors import AnyDeviceError, TransferError
 
 _COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "fix": "36"}
 
@@ -176,6 +177,21 @@ def complain(problem: Exception | str, environment: Mapping[str, str] = os.envir
     """Print what went wrong on standard error."""
     errors = output_on(sys.stderr, environment)
     errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
+
+
+def check_file(path: str | None) -> None:
+    """Raise `TransferError` before the work where its result could not be written to the file."""
+    if path is None:
+        return
+    target = expanded(path)
+    if not target.parent.is_dir():
+        raise TransferError(f"{path} cannot be written: there is no folder {target.parent}")
+    check_writable(target)
+
+
+def write_file(path: str, text: str) -> None:
+    """Write the result of a command as a whole file; raises `TransferError` where it cannot."""
+    write_whole(expanded(path), [text.encode()])
 
 
 def _wants_colour(terminal: bool, environment: Mapping[str, str], system: str) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from anydevice import __version__
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
+from anydevice.core.files import expanded, write_whole
 from anydevice.core.record import Record
 from anydevice.core.text import (
     UNUSABLE,
     USABLE,
     bar,
     format_count,
+    format_part,
     format_size,
     shortened,
     table,
@@ -35,8 +39,9 @@ from anydevice.planning.placement import (
     fill,
 )
 from anydevice.planning.quantization import QUANTIZED, quantized
-from anydevice.rendering import notebook
+from anydevice.rendering import notebook, page
 from anydevice.rendering.summary import Paint, plain
+from anydevice.rendering.svg import Bar
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
@@ -138,6 +143,13 @@ class Plan(Record):
 
     def _repr_html_(self) -> str:
         return _html(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a page with plots that needs no other file.
+
+        Raises `TransferError` where the file cannot be written.
+        """
+        write_whole(expanded(path), [_page(self).encode()])
 
 
 def plan_inference(
@@ -353,6 +365,15 @@ WIDTH = 80
 _HEAD = ("device", "layers", "needs", "free", "")
 _LONGEST_NAME = 56
 _LONGEST_BAR, _SHORTEST_BAR = 30, 6
+_MOST_BARS = 16
+"""Devices with a bar each on a page; the table has all."""
+_SHORT_WORDS: dict[Change, str] = {
+    "context": "context",
+    "batch": "batch",
+    "kv_dtype": "cache",
+    "dtype": "weights",
+    "quantization": "layers",
+}
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
 
 
@@ -388,6 +409,86 @@ def _html(plan: Plan) -> str:
         notebook.marked(mark, _verdict(plan), good=plan.fits),
         notebook.table(_HEAD, rows, right=(2, 3)),
         *(notebook.line(each.strip()) for each in _help(plan, 10_000, plain) if each),
+    )
+
+
+def _page(plan: Plan) -> str:
+    needed, mark = plan.estimate, USABLE if plan.fits else UNUSABLE
+    parts = [_part(name) for name in PARTS]
+    sizes = [(_part(name), format_size(getattr(needed, name))) for name in (*PARTS, "total")]
+    head = (*_HEAD[:-1], "of it")
+    rows = [(*cells, share) for _, share, cells in _shares(plan.placements)]
+    free = {each.device: each.free for each in plan.placements}
+    return page.document(
+        "anydevice plan",
+        [f"anydevice {__version__}", _title(plan)],
+        page.verdict(mark, _verdict(plan), good=plan.fits),
+        page.paragraphs(() if plan.fits or plan.alternatives else (_NO_CHANGE,)),
+        page.cards(_cards(plan)),
+        page.figures(
+            page.memory_figure(
+                "Memory of each device",
+                "the line is what is free",
+                [_bar_of(each) for each in plan.placements[:_MOST_BARS]],
+                parts,
+            ),
+            page.memory_figure(
+                "On fewer devices" if plan.fits else "What would fit",
+                "with one change; the line is what is free there",
+                [_asked(plan), *(_changed(each, free) for each in plan.alternatives)],
+                ["needed"],
+            )
+            if plan.alternatives
+            else "",
+            page.beside(sizes),
+        ),
+        page.section("Devices", page.table(head, rows, texts=2)) if rows[1:] else "",
+        notes=(*plan.notes, *needed.assumed),
+    )
+
+
+def _cards(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    needed = plan.estimate
+    yield format_size(needed.total), "needed", f"context {needed.context:,}, batch {needed.batch:,}"
+    if plan.placements:
+        count, fullest = len(plan.placements), max(plan.placements, key=lambda each: each.share)
+        where = f"on {count} devices" if count > 1 else f"on {fullest.device}"
+        yield format_size(plan.free), "free", where
+        if fullest.layers:
+            yield f"{int(fullest.share * 100)} %", "of what is free", f"on {fullest.device}"
+    yield format_size(needed.weights), "weights", f"{format_count(needed.parameters)} parameters"
+    if needed.kv_cache:
+        yield format_size(needed.kv_cache), "kv-cache", f"in {needed.kv_dtype}"
+    if plan.unplaced:
+        yield format_size(plan.unplaced), "without a place", "of weights, cache and logits"
+
+
+def _part(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _bar_of(each: Placement) -> Bar:
+    names = PARTS if each.layers else ()
+    pieces = tuple((_part(name), float(getattr(each.parts, name))) for name in names)
+    needs = format_part(each.parts.total, each.free) if names else f"0/{format_size(each.free)}"
+    return Bar(str(each.device), needs, pieces, float(each.free))
+
+
+def _asked(plan: Plan) -> Bar:
+    total = plan.estimate.total
+    return Bar("as asked", format_size(total), (("needed", float(total)),))
+
+
+def _changed(each: Alternative, free: Mapping[Device, int]) -> Bar:
+    words = f"{_SHORT_WORDS[each.change]} {each.value}"
+    ceiling = sum(free[device] for device in each.devices) if set(each.devices) <= set(free) else 0
+    count = len(each.devices)
+    where = f"{count} devices" if count > 1 else str(each.devices[0])
+    return Bar(
+        words,
+        f"{format_size(each.total)}, {where}",
+        (("needed", float(each.total)),),
+        float(ceiling) or None,
     )
 
 

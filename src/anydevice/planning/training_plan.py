@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, get_args
 
+from anydevice import __version__
+from anydevice.core.files import expanded, write_whole
 from anydevice.core.record import Record, replace
 from anydevice.core.text import (
     UNUSABLE,
     USABLE,
     format_count,
+    format_part,
     format_size,
+    format_time,
     percent,
     shortened,
     wrapped,
@@ -32,8 +37,9 @@ from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import MARGIN, plannable
 from anydevice.planning.step_time import ERROR, UNMEASURED_ERROR, StepTime, step_time
 from anydevice.planning.training import OPTIMIZERS
-from anydevice.rendering import notebook
+from anydevice.rendering import notebook, page
 from anydevice.rendering.summary import Paint, plain
+from anydevice.rendering.svg import Bar, bar_chart
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
@@ -44,6 +50,14 @@ _MEASURED_CARDS = 512
 _AS_FAST = 0.98
 _DAY = 86_400
 _PARTS = (*CardMemory._fields, "total")
+_SPENT = {
+    "products": "products",
+    "attention": "attention",
+    "memory traffic": "traffic",
+    "communication": "exposed",
+    "optimizer": "update",
+}
+"""What the time of a step is spent on, and the fields that have it."""
 
 
 class TrainingPlan(Record):
@@ -135,6 +149,13 @@ class TrainingPlan(Record):
             notebook.marked(mark, _verdict(self), good=self.fits),
             *(notebook.line(each) for each in (*_details(self), *_remarks(self))),
         )
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a page with plots that needs no other file.
+
+        Raises `TransferError` where the file cannot be written.
+        """
+        write_whole(expanded(path), [_page(self).encode()])
 
 
 def plan_training(
@@ -387,6 +408,50 @@ def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = 
     for remark in remarks:
         lines += ["", *(paint(line, "dim") for line in wrapped(remark, columns, hanging="  "))]
     return lines
+
+
+def _page(plan: TrainingPlan) -> str:
+    memory, mark = plan.memory, USABLE if plan.fits else UNUSABLE
+    pieces = tuple((name, float(getattr(memory, name))) for name in memory._fields)
+    bar = Bar("a card", format_part(memory.total, plan.free), pieces, float(plan.free))
+    return page.document(
+        "anydevice plan",
+        [f"anydevice {__version__}", _title(plan).removesuffix("; a card needs")],
+        page.verdict(mark, _verdict(plan), good=plan.fits),
+        page.cards(_cards(plan)),
+        page.figures(
+            page.memory_figure(
+                "Memory of a card", "the line is what it has", [bar], memory._fields
+            ),
+            _step_figure(plan.time) if plan.time else "",
+            page.beside([*_sizes(memory), ("a card has", format_size(plan.free))]),
+        ),
+        page.section("How it is trained", page.listed(_details(plan))),
+        notes=plan.notes,
+    )
+
+
+def _cards(plan: TrainingPlan) -> Iterator[tuple[str, str, str]]:
+    yield format_size(plan.memory.total), "needed on a card", f"{percent(plan.share)} of it"
+    rate, error, days = plan.tokens_per_second, plan.error, plan.days
+    if rate is not None and error is not None:
+        yield f"{rate:,.0f}", "tokens a second", f"± {percent(error)}, all cards together"
+    if days is not None and error is not None:
+        within = f"{_days(days / (1 + error))} to {_days(days / (1 - error))}"
+        yield f"{_days(days)} days", f"for {format_count(plan.tokens or 0)} tokens", within
+    if plan.time is not None:
+        yield format_time(plan.time.total), "a step", f"{plan.batch:,} sequences"
+    yield plan.run.strategy.replace("_", " "), "strategy", f"recompute {plan.run.recompute}"
+
+
+def _step_figure(spent: StepTime) -> str:
+    """What the time of a step is spent on, as far as nothing hides it."""
+    parts = [(name, float(getattr(spent, key))) for name, key in _SPENT.items()]
+    bars = [Bar(name, percent(time / spent.total), ((name, time),)) for name, time in parts]
+    unit = (1.0, "s") if spent.total >= 1 else (1e-3, "ms")
+    title = "Time of a step"
+    plot = bar_chart(bars, list(_SPENT), format_time, unit, title=title)
+    return page.figure(title, f"{format_time(spent.total)} in all", plot)
 
 
 def _sizes(memory: CardMemory) -> list[tuple[str, str]]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anydevice.rendering.svg import COLOURS, rules, safe
+from anydevice.core.text import format_size
+from anydevice.rendering.svg import COLOURS, Bar, bar_chart, legend, rules, safe, unit_of
 
 STYLE = (
     COLOURS
@@ -127,6 +128,17 @@ def figure(title: str, explanation: str, plot: str) -> str:
     )
 
 
+def memory_figure(title: str, explanation: str, bars: Sequence[Bar], parts: Sequence[str]) -> str:
+    """Bars of bytes, with the names of those parts that are in one; nothing without bars."""
+    if not bars:
+        return ""
+    most = max(max(sum(size for _, size in each.pieces), each.ceiling or 0.0) for each in bars)
+    words, unit = (lambda size: format_size(int(size))), unit_of(most)
+    plot = bar_chart(bars, parts, words, unit, title=title)
+    there = [part for part in parts if any(dict(each.pieces).get(part) for each in bars)]
+    return figure(title, explanation, (legend(there, parts, bars=True) if there[1:] else "") + plot)
+
+
 def beside(rows: Iterable[tuple[str, str]]) -> str:
     """Names and their values, in the room that plots leave beside them."""
     items = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in rows)
@@ -155,6 +167,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def folded(title: str, content: str) -> str:
-    """Content that is shown on a click."""
-    return f"<details><summary>{safe(title)}</summary>{content}</details>"
+def folded(title: str, content: str, *, opened: bool = False) -> str:
+    """Content that a click shows and hides; it is hidden first unless `opened`."""
+    state = ' open=""' if opened else ""
+    return f"<details{state}><summary>{safe(title)}</summary>{content}</details>"

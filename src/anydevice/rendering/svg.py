@@ -47,6 +47,7 @@ _RULES = {
     ".grid": "stroke: var(--line); stroke-width: 1; fill: none",
     ".rule": "stroke: var(--line); stroke-width: 1; fill: none",
     ".roof": "stroke: var(--soft); stroke-width: 1.5; fill: none",
+    ".end": "stroke: var(--ink); stroke-width: 2; fill: none",
     ".mark": "fill-opacity: .85; stroke: var(--panel); stroke-width: .6",
     ".curve": "stroke-width: 1.8; fill: none; stroke-linejoin: round",
     ".dashed": "stroke-dasharray: 5 3",
@@ -253,7 +254,7 @@ def bar_chart(
             drawn.append(f"<rect {place}><title>{safe(f'{part}: {words(value)}')}</title></rect>")
         if each.ceiling is not None:
             end, said = scale.at(each.ceiling), f"{each.name}: {words(each.ceiling)} there"
-            line = f'<path class="roof" d="M{end:.1f} {middle - 10:.1f}V{middle + 10:.1f}">'
+            line = f'<path class="end" d="M{end:.1f} {middle - 10:.1f}V{middle + 10:.1f}">'
             drawn.append(f"{line}<title>{safe(said)}</title></path>")
     return "".join((*drawn, "</svg>"))
 

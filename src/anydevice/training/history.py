@@ -177,4 +177,5 @@ class History(Sequence[Epoch]):
             curves.append(Curve("validation", held))
         last = self[-1]
         seconds = sum(each.seconds for each in self)
-        return curves, f"{last.epoch} epochs, {last.steps:,} steps, {seconds:.1f} s"
+        count = f"{last.epoch} epoch{'s' if last.epoch > 1 else ''}"
+        return curves, f"{count}, {last.steps:,} steps, {seconds:.1f} s"

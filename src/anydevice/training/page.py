@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _NAMED = 8
 """Epochs that a note names; of more, the number is said."""
+_FEW = 12
+"""Epochs whose table is seen at once."""
 
 
 def draw(
@@ -45,12 +47,13 @@ def draw(
 def training_page(history: History, facts: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a history; `facts` are names and values of how the model was trained."""
     head, rows, _ = history._table()
+    _, said = history._curves()
     return page.document(
         "anydevice training",
-        [f"anydevice {__version__}", *(text for name, text in facts if name == "device")],
+        [f"anydevice {__version__}", *(text for name, text in facts if name == "device"), said],
         page.cards(_cards(history)),
         page.figures(*_figures(history), page.beside([*facts, *_totals(history)])),
-        page.folded(f"All {len(history)} epochs", page.table(head, rows)),
+        page.folded("All epochs", page.table(head, rows), opened=len(history) <= _FEW),
         notes=_notes(history),
     )
 
@@ -71,13 +74,16 @@ def _cards(history: History) -> Iterator[tuple[str, str, str]]:
     for name, values in (last.metrics or {}).items():
         yield f"{values:.4g}", name, "after the last epoch"
     seconds = sum(each.seconds for each in history)
-    yield format_time(seconds), "in all", f"{last.epoch} epochs, {last.steps:,} steps"
+    yield format_time(seconds), "in all", f"{format_time(seconds / len(history))} an epoch"
     if seconds:
         rate = sum(steps_of(history)) / seconds
         yield f"{rate:,.3g} steps/s", "speed", f"{format_time(1 / rate) if rate else '–'} a step"
 
 
 def _totals(history: History) -> Iterator[tuple[str, str]]:
+    yield "steps", f"{history[-1].steps:,}"
+    lowest = min(history, key=lambda each: _or_inf(each.loss))
+    yield "lowest loss", f"{lowest.loss:.4g}, in epoch {lowest.epoch}"
     rates = [each.rate for each in history if math.isfinite(each.rate)]
     if rates:
         low, high = min(rates), max(rates)
@@ -123,9 +129,8 @@ def _notes(history: History) -> Iterator[str]:
         found = zip(history, losses, strict=True)
         bad = [str(each.epoch) for each, loss in found if not math.isfinite(loss or 0.0)]
         if bad:
-            few = len(bad) <= _NAMED
-            where = f"epoch {', '.join(bad)}" if few else f"{len(bad)} of {len(history)} epochs"
-            yield f"The {name} of {where} is no finite number; its curve is interrupted there."
+            named = f"epoch {', '.join(bad)}" if len(bad) <= _NAMED else f"{len(bad)} epochs"
+            yield f"The {name} is not finite in {named}: its curve is interrupted there."
 
 
 def _or_inf(number: float | None) -> float:
