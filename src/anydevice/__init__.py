@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from anydevice.transfer.trees.containers import register_type as register_type
     from anydevice.transfer.weights.loading import load_weights as load_weights
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "bench.functions": "benchmark",

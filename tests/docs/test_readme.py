@@ -15,7 +15,6 @@ from anydevice import __version__
 from anydevice.choose.scope import _LOCAL_RANKS
 from anydevice.core.backends import BACKENDS
 from anydevice.core.engine import Engine
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE
 from anydevice.engines.registry import BUILT_IN
 from anydevice.settings.preferences import SETTINGS
 
@@ -38,7 +37,7 @@ def page(name: str) -> str:
 
 
 def test_the_table_of_backends_is_that_of_the_code() -> None:
-    shown = rows(README, "## Backends")
+    shown = rows(page("engines.md"), "## Backends")
     expected = [
         [
             f"`{row.name}`",
@@ -52,19 +51,34 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
     assert shown == expected
 
 
-def test_the_summary_in_the_readme_looks_like_the_real_one() -> None:
-    shown = README.partition("it prints:")[2].partition("```text\n")[2].partition("```")[0]
-    real = subprocess.run(
-        [sys.executable, "-m", "anydevice"], capture_output=True, text=True, check=True
-    ).stdout
-    for summary in (shown, real):
-        title, blank, *lines = summary.rstrip().splitlines()
-        short = ".".join(__version__.split(".")[:2])
-        assert re.fullmatch(rf"anydevice {short}\S* · \S+ · Python 3\.\S+ · \d+ ms", title)
-        assert blank == ""
-        marked = [line for line in lines if line.startswith((USABLE, UNUSABLE, ABSENT))]
-        assert marked
-        assert any(line.startswith("Chosen: ") for line in lines)
+def words_beside_code(text: str) -> int:
+    """The words of a page that are read: not code, not what pictures are described by, no links."""
+    read = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    read = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", read)
+    read = re.sub(r"\]\([^)]*\)", "]", read)
+    return len(re.findall(r"\w[\w'.,–-]*", read))
+
+
+def test_the_readme_is_short_and_shows() -> None:
+    assert words_beside_code(README) <= 900
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert len(pictures) >= 3
+    assert all((ROOT / picture).suffix == ".svg" for picture in pictures)
+
+
+def test_words_are_counted_beside_code_and_pictures() -> None:
+    text = "One two `three`.\n\n```python\nfour\n```\n![five](six.svg)\n[seven](eight.md)\n"
+    assert words_beside_code(text) == 4
+
+
+def test_each_speed_up_has_the_command_that_repeats_it() -> None:
+    shown = rows(README, "It is for people")
+    assert len(shown) >= 5
+    for what, _, figure, command in shown:
+        assert re.search(r"\*\*\d", figure), what
+        [words] = _code(command)
+        found = re.search(r"bench/\w+\.py", words)
+        assert (ROOT / found[0]).exists() if found else words == "make bench", what
 
 
 def test_the_extras_that_it_names_exist() -> None:
