@@ -163,16 +163,11 @@ def requirements(project: dict[str, Any], *, with_torch: bool) -> list[str]:
 
 
 def lower_bounds(project: dict[str, Any]) -> list[str]:
-    """The oldest allowed release of each library, but for those that the tests pin to one."""
+    """The oldest allowed release of each library."""
     extras = project["optional-dependencies"]
-    pinned = {name_of(each) for each in extras["test"] if "==" in each.partition(";")[0]}
     allowed = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
     bounds = [match for match in map(BOUND.fullmatch, allowed) if match is not None]
-    return [
-        f"{bound['name']}=={bound['oldest']}{bound['marker'] or ''}"
-        for bound in bounds
-        if bound["name"] not in pinned
-    ]
+    return [f"{each['name']}=={each['oldest']}{each['marker'] or ''}" for each in bounds]
 
 
 def name_of(requirement: str) -> str:

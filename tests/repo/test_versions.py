@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -40,11 +41,30 @@ def test_the_oldest_libraries_are_the_lower_bounds() -> None:
     bounds = lower_bounds(PROJECT)
     extras = PROJECT["optional-dependencies"]
     listed = [*PROJECT["dependencies"], *(each for name in EXTRAS for each in extras[name])]
-    pinned = {"torch"}  # to the release that the tests know
-    assert {name_of(each) for each in bounds} == {name_of(each) for each in listed} - pinned
-    numpy = [each for each in listed if each.startswith("numpy>=")]
-    assert numpy[0].replace(">=", "==") in bounds
-    assert set(EXTRAS) < set(extras)
+    assert {name_of(each) for each in bounds} == {name_of(each) for each in listed}
+    [numpy] = [each for each in listed if each.startswith("numpy>=")]
+    assert numpy.replace(">=", "==") in bounds
+
+
+def test_the_oldest_pytorch_is_the_one_that_the_tests_know() -> None:
+    [bound] = [each for each in lower_bounds(PROJECT) if name_of(each) == "torch"]
+    [pinned] = [each for each in requirements(PROJECT, with_torch=True) if name_of(each) == "torch"]
+    assert pinned in {bound, f"{bound}.0"}
+
+
+def test_each_library_has_one_lower_bound() -> None:
+    """That of an extra for a card is not below the one that was run on CPUs."""
+    run = dict(each.partition(";")[0].split("==") for each in lower_bounds(PROJECT))
+    for name, extra in PROJECT["optional-dependencies"].items():
+        for library, oldest in re.findall(
+            r"^([\w-]+)\S*>=([\d.]+)", "\n".join(extra), re.MULTILINE
+        ):
+            least = run.get(library, oldest)
+            assert numbers(oldest) >= numbers(least), f"{library} in the extra {name}"
+
+
+def numbers(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")]
 
 
 def test_without_pytorch_nothing_that_needs_it_is_installed() -> None:
