@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -73,6 +74,17 @@ def wrong_metadata(wheel: Path) -> Iterator[str]:
         yield f"its name and its metadata disagree about the version, {data['Version']}"
     if "# anydevice" not in str(data.get_payload()):
         yield "its description is not the README"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    if data["Requires-Python"] != project["requires-python"]:
+        yield f"it is for Python {data['Requires-Python']}"
+    for missing in set(project["classifiers"]) - set(data.get_all("Classifier", [])):
+        yield f"no {missing}"
+    told = data.get_all("Requires-Dist", [])
+    extras = project["optional-dependencies"].values()
+    for each in {*project["dependencies"], *(each for extra in extras for each in extra)}:
+        of_itself = each.startswith(f"{project['name']}[")  # written out in the metadata
+        if not of_itself and not any(line.startswith(each.partition(";")[0]) for line in told):
+            yield f"{each} is not among what it requires"
 
 
 def wrong_source(sdist: Path) -> Iterator[str]:
