@@ -297,32 +297,128 @@ def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 2"]
     assert launch_script(tmp_path, "-n", "0", "train.py")[0].returncode == 2
-    assert launch_script(tmp_path, "-n", "2", "nothing.py")[0].returncode == 1
+    for name, what in (("nothing.py", "is no file"), (".", "is a folder")):
+        done, _ = launch_script(tmp_path, "-n", "2", name)
+        assert done.returncode == 2
+        assert f"argument script: {name} {what}; give a Python file" in done.stderr
 
 
-LEAVING = """
-import sys
-import torch
-from anydevice import parallel
-from anydevice.parallel import processes
-
-processes._LAST_WAIT = 1.0
-mesh = parallel.initialize("cpu", engine="torch")
-total = torch.ones(1)
-torch.distributed.all_reduce(total)
-if mesh.rank == 1:
-    sys.exit(3)
-torch.distributed.all_reduce(total)
+SCRIPT = """
+import os, pathlib, pickle, sys
+class Own: pass
+assert pickle.loads(pickle.dumps(Own())).__class__ is Own
+assert sys.modules["__main__"].Own is Own and __name__ == "__main__"
+here = pathlib.Path(__file__).resolve().parent
+assert sys.path[0] == str(here) and sys.argv[1:] == ["--rate", "1"], (sys.path, sys.argv)
+import beside
+if len(sys.argv) > 2:
+    beside.fails()
 """
 
 
-def test_a_process_that_leaves_in_the_middle_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(LEAVING)
+def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
+    """Its own modules, arguments and classes; its traceback has no lines of the launcher."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("def fails():\n    raise OSError('here')\n")
+    done, _ = launch_script(tmp_path, "scripts/train.py", "--rate", "1")
+    assert done.returncode == 1
+    shown = done.stderr.split("failed first (exit code 1):\n")[1].splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert shown[1] == '  File "scripts/train.py", line 10, in <module>'
+    assert shown[-1] == "OSError: here"
+    (folder / "train.py").write_text("x = = 1\n")
+    done, _ = launch_script(tmp_path, "scripts/train.py")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("SyntaxError: invalid syntax")
+    assert "anydevice/parallel" not in done.stderr
+
+
+PARENT = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path(f"child{os.environ['RANK']}").write_text(str(child.pid))
+while len(list(pathlib.Path().glob("child?"))) < 2:
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    os._exit(5)
+time.sleep(60)
+"""
+
+
+@linux
+def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PARENT)
     done, seconds = launch_script(tmp_path, "-n", "2", "train.py")
-    assert done.returncode != 0
-    assert "failed first" in done.stderr
-    assert seconds < 40
+    assert done.returncode == 5, done.stderr
+    assert seconds < 15
+    for rank in range(2):  # one is left to nobody by its parent, which is gone
+        assert not _runs(int((tmp_path / f"child{rank}").read_text()))
+
+
+def _runs(number: int) -> bool:
+    try:
+        status = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+LEAVING = """
+import pathlib, sys, time
+from anydevice import parallel
+
+mesh = parallel.initialize("cpu")
+mesh.group.wait()
+if mesh.rank == 1:
+    pathlib.Path("left").write_text(str(time.time()))
+    HOW
+mesh.group.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [
+        ("torch", "sys.exit(3)"),
+        ("jax", "raise SystemExit(3)"),
+        pytest.param("torch", "raise SystemExit(3)", marks=pytest.mark.soak),
+        pytest.param("jax", "sys.exit(3)", marks=pytest.mark.soak),
+    ],
+)
+def test_a_process_that_leaves_in_the_middle_ends_all_with_its_code(
+    engine: str, how: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(engine)
+    (tmp_path / "train.py").write_text(LEAVING.replace("HOW", how))
+    done, _ = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    seconds = time.time() - float((tmp_path / "left").read_text())
+    assert done.returncode == 3, done.stderr[-2000:]
+    assert "process 1 of 2 failed first (exit code 3)" in done.stderr
+    assert seconds <= 5, seconds
+
+
+LATE = """
+import time
+from anydevice import parallel
+
+mesh = parallel.initialize("cpu")
+mesh.group.wait()
+if mesh.rank == 0:
+    time.sleep(15)  # as one does that computes or writes something alone at last
+    print("done")
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_a_process_may_end_much_later_than_the_others(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine)
+    (tmp_path / "train.py").write_text(LATE)
+    done, _ = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().endswith("done")
 
 
 WAITING = """

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from anydevice.cli.printing import Output
-from anydevice.errors import ConfigurationError
 from anydevice.parallel.launching import run_script
 from anydevice.parallel.processes import TOGETHER
 
@@ -37,20 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the library that they compute with (default: one that the script imports, else the "
         "first of these that is installed)",
     )
-    parser.add_argument("script", help="a Python file, which calls parallel.initialize()")
+    parser.add_argument(
+        "script", type=_script, help="a Python file, which calls parallel.initialize()"
+    )
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="what the script gets"
     )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    script = Path(arguments.script)
-    if not script.is_file():
-        raise ConfigurationError(
-            f"{script} is no file; give a Python script, as in {EXAMPLE}", source="script"
-        )
-    command = [sys.executable, "-u", str(script), *arguments.arguments]
+    command = [sys.executable, "-u", "-m", "anydevice.parallel"]
+    command += [arguments.script, *arguments.arguments]
     return run_script(command, arguments.processes, arguments.restarts, arguments.engine)
+
+
+def _script(text: str) -> str:
+    if not Path(text).is_file():
+        what = "a folder" if Path(text).is_dir() else "no file"
+        raise argparse.ArgumentTypeError(f"{text} is {what}; give a Python file, as in {EXAMPLE}")
+    return text
 
 
 def _count(text: str) -> int:

@@ -29,9 +29,6 @@ _AXES = ("replicate", "shard")
 _HEARTBEAT = 20
 """Seconds without a sign of life after which JAX takes a process for dead."""
 
-_LAST_WAIT = 10
-"""Seconds that a process which has ended waits for the others."""
-
 
 class JaxProcesses(HostExchange):
     """The processes of `jax.distributed`."""
@@ -79,7 +76,6 @@ def joined(found: Launched | None) -> JaxProcesses:
             found.rank,
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=_HEARTBEAT,
-            shutdown_timeout_seconds=_LAST_WAIT,
         )
         atexit.register(_end_failed)
     return JaxProcesses(jax.process_index(), jax.process_count())
@@ -92,10 +88,12 @@ def leave() -> None:
 
 def _end_failed() -> None:
     """End a program that failed: JAX would wait for the others, which wait for this one."""
-    if getattr(sys, "last_value", None) is not None:
+    error = getattr(sys, "last_value", None)
+    if error is not None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        code = error.code if isinstance(error, SystemExit) else 1
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 def sharded(x: Any, mesh: Mesh) -> Any:

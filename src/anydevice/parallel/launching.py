@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Self, TextIO
 
 from anydevice.core.record import Record
@@ -33,7 +34,7 @@ _PATIENCE = 2.0
 """Seconds from asking a process to end until it is ended."""
 
 _KEPT_LINES = 200
-_TRACEBACK = b"Traceback (most recent call last)"
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 class _Ended(Record):
@@ -160,7 +161,7 @@ class _Signals:
         self.asked = True
         for process in self.running:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                _tell(process, signal.SIGINT)
 
     def __exit__(self, *error: object) -> None:
         for number, before in self._before.items():
@@ -178,22 +179,25 @@ def _run_once(
     signals.running = running = []
     tails: list[_Tail] = []
     outputs: list[_Tail] = []
+    notes = Path(tempfile.mkdtemp(prefix="anydevice-launch-"))
     try:
         for rank in range(processes):
             given = _variables(rank, processes, port, restart)
-            variables = {**os.environ, **given, **own(rank)}
+            note = notes / str(rank)
+            variables = {**os.environ, **given, **own(rank), "ANYDEVICE_FAILED": str(note)}
             pipe = subprocess.PIPE
             process = subprocess.Popen(
                 command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True
             )
             running.append(process)
-            tails.append(_Tail(process.stderr, sys.stderr))
-            outputs.append(_Tail(process.stdout, sys.stdout))
+            tails.append(_Tail(process.stderr, sys.stderr, note))
+            outputs.append(_Tail(process.stdout, sys.stdout, note))
         return _watched(running, tails)
     finally:
-        _end(running)
+        _end_groups(running)
         for tail in (*outputs, *tails):
             tail.thread.join(1.0)
+        rmtree(notes, ignore_errors=True)
 
 
 def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
@@ -205,11 +209,12 @@ def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
             return 0
         time.sleep(0.02)
     time.sleep(_GRACE)
+    _await_failed(running, tails)
     # The one that failed first: others fail because it is gone, and one that was killed says so.
     codes = [process.poll() for process in running]
     failed = [rank for rank, code in enumerate(codes) if code]
     first = min(failed, key=lambda rank: (not _was_killed(codes[rank]), tails[rank].ended))
-    _end(running)
+    _end_groups(running)
     for tail in tails:
         tail.thread.join(1.0)
     code = codes[first]
@@ -221,36 +226,57 @@ def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
     return 128 - code if code < 0 else int(code)
 
 
+def _await_failed(running: Sequence[Any], tails: Sequence[_Tail]) -> None:
+    """Wait for the codes of processes that say that they have failed, but not for long."""
+    until = time.monotonic() + _PATIENCE
+    for process, tail in zip(running, tails, strict=True):
+        while tail.is_noted and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+
+
 def _was_killed(code: int | None) -> bool:
     """Whether somebody else ended a process; one of JAX aborts itself once the first is gone."""
     return code is not None and code < 0 and code != -signal.SIGABRT
 
 
 class _Tail:
-    """Hands the lines of a process on, whole, and keeps the last ones."""
+    """Hands the lines of a process on, whole, and keeps the last ones.
 
-    def __init__(self, stream: Any, to: TextIO) -> None:
+    `note` is the file in which the process says when it failed, if it can.
+    """
+
+    def __init__(self, stream: Any, to: TextIO, note: Path) -> None:
         self._lines: list[bytes] = []
-        self.ended = float("inf")
-        self._stream, self._to = stream, to
+        self._closed = float("inf")
+        self._stream, self._to, self._note = stream, to, note
         self.thread = threading.Thread(target=self._hand_on, daemon=True)
         self.thread.start()
 
     def _hand_on(self) -> None:
         for line in self._stream:
             self._lines = [*self._lines[-_KEPT_LINES:], line]
-            # PyTorch writes the rank before it.
-            if _TRACEBACK in line and self.ended == float("inf"):
-                self.ended = time.monotonic()
             self._to.write(line.decode("utf-8", "replace"))
             self._to.flush()
-        self.ended = min(self.ended, time.monotonic())
+        self._closed = time.time()
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether the process says that it failed."""
+        return self._note.exists()
+
+    @property
+    def ended(self) -> float:
+        """When the process failed: as it says itself, else when it wrote no more."""
+        try:
+            return float(self._note.read_text())
+        except (OSError, ValueError):
+            return self._closed
 
     @property
     def text(self) -> str:
         """The last traceback, or the last lines without one."""
         text = b"".join(self._lines).decode("utf-8", "replace")
-        at = text.rfind(_TRACEBACK.decode())
+        at = text.rfind(_TRACEBACK)
         at = text.rfind("\n", 0, at) + 1 if at >= 0 else at
         return text[at:] if at >= 0 else "".join(text.splitlines(keepends=True)[-20:])
 
@@ -347,6 +373,42 @@ def _end(processes: Sequence[Any]) -> None:
             waited(timeout=max(0.0, until - time.monotonic()))
         each.kill()
         waited()
+
+
+def _end_groups(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the processes of a script with those that they started, unless all went well with them.
+
+    Each has a group of its own, which is there as long as somebody is in it.
+    """
+    groups = [process for process in running if process.poll() != 0]
+    for process in groups:
+        _tell(process, signal.SIGTERM)
+    until = time.monotonic() + _PATIENCE
+    while any(map(_has_members, groups)) and time.monotonic() < until:
+        time.sleep(0.01)
+    for process in groups:
+        _tell(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+        process.wait()
+
+
+def _tell(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process and to those that it started."""
+    with suppress(OSError):  # such as that nobody is left
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+
+
+def _has_members(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process is there, or one that it started."""
+    if process.poll() is None:
+        return True
+    try:
+        os.killpg(process.pid, 0)
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def _variables(rank: int, size: int, port: int, restart: int = 0) -> dict[str, str]:

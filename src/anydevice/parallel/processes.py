@@ -332,13 +332,15 @@ def _await_first(found: Launched) -> None:
 
 
 def leave() -> None:
-    """End the group when the program ends: one that leaves early would take others with it."""
+    """End the group when the program ends: one that leaves early would take others with it.
+
+    A program that failed does not wait for the others, which may wait for it: they see its end.
+    """
     import torch.distributed as distributed
 
-    if not distributed.is_initialized():
+    if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
-    failed = getattr(sys, "last_value", None) is not None
-    if not failed and distributed.get_backend() == "gloo":
+    if distributed.get_backend() == "gloo":
         with suppress(Exception):  # such as that the first process is gone
             _await_others(distributed.distributed_c10d._get_default_store())
     with suppress(Exception):

@@ -1,0 +1,50 @@
+"""`python -m anydevice.parallel train.py …`: a script as one of several processes.
+
+What `anydevice launch` starts. When a script fails, be it by `sys.exit(3)`, this notes the time:
+the libraries that join processes take a while to let go of them, and meanwhile others fail too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import time
+from types import ModuleType
+
+
+def main() -> None:
+    sys.argv = sys.argv[1:]
+    path = sys.argv[0]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    try:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    except SystemExit as error:
+        if error.code:
+            _failed(error)
+        raise
+    except Exception as error:
+        _failed(error)
+        trace = error.__traceback__
+        trace = None if trace is None else trace.tb_next  # without the lines of this file
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        raise SystemExit(1) from None
+
+
+def _failed(error: BaseException) -> None:
+    """Say when, and why to what runs as the program ends."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    note = os.environ.get("ANYDEVICE_FAILED")
+    if note is not None:
+        with open(note, "w") as file:
+            file.write(str(time.time()))
+
+
+if __name__ == "__main__":
+    main()
