@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from anydevice.cli.options import progress_on
-from anydevice.cli.printing import Output, complain, error_in_json
-from anydevice.core.files import write_whole
+from anydevice.cli.printing import Output, check_file, complain, error_in_json
+from anydevice.core.files import check_writable, write_whole
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 EXAMPLE = "anydevice prove net.onnx property.vnnlib --timeout 116 --certificate p.proof"
@@ -45,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the outcome as VNN-COMP wants it: sat, unsat, timeout, unknown or error; the "
         "exit code is 0 whatever was found",
     )
+    parser.add_argument("--html", metavar="FILE", help="write one page of how the search went")
     parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda:0")
     parser.add_argument("--engine", metavar="ENGINE", help="with which library, such as torch")
 
@@ -65,6 +65,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
+    check_file(arguments.html)
+    if arguments.certificate is not None:
+        check_writable(Path(arguments.certificate))
     from anydevice.proofs.proving import prove
 
     with progress_on(output, silent=arguments.json) as bar:
@@ -86,10 +89,15 @@ def _prove(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
-    found = _in_json(result) | {"precision": arguments.precision, "seconds": result.seconds}
+    from anydevice.proofs.outcome import outcome_data
+
+    found = outcome_data(result)
     kind = found["result"]
     if kind == "proved" and arguments.certificate:
         found["certificate"] = [str(each) for each in result.save(arguments.certificate)]
+    if arguments.html is not None:
+        files = [("model", arguments.model), ("property", arguments.property)]
+        result.save_html(arguments.html, files)
     if arguments.json:
         output.json(found)
     else:
@@ -99,35 +107,13 @@ def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
     return _EXIT_CODES[kind]
 
 
-def _in_json(result: Any) -> dict[str, Any]:
-    from anydevice.proofs.proving import Counterexample, Proof
-
-    if isinstance(result, Proof):
-        parts = sum(tree.leaves for each in result.certificates for tree in each.trees)
-        return {"result": "proved", "parts": parts, "boxes": result.boxes}
-    if isinstance(result, Counterexample):
-        x, y = result.x.reshape(-1).tolist(), result.y.reshape(-1).tolist()
-        return {"result": "counterexample", "x": x, "y": y, "violation": result.violation}
-    bound = result.best_bound if isfinite(result.best_bound) else None
-    return {
-        "result": "undecided",
-        "reason": result.reason,
-        "proved_share": result.proved_share,
-        "best_bound": bound,
-        "boxes": result.boxes,
-    }
-
-
 def _words(found: dict[str, Any]) -> str:
-    time = f"in {found['seconds']:.1f} s"
-    if found["result"] == "proved":
-        what = "for every execution in float32" if found["precision"] == "float32" else "exactly"
-        text = f"{what}, {found['parts']:,} parts, {time}"
-        return text + "".join(f"\n  certificate  {each}" for each in found.get("certificate", ()))
+    from anydevice.proofs.outcome import outcome_text
+
+    text = outcome_text(found)
     if found["result"] == "counterexample":
-        return f"{time}\n  x  {found['x']}\n  y  {found['y']}"
-    bound = "none" if found["best_bound"] is None else f"{found['best_bound']:.3g}"
-    return f"({found['reason']}) {time}: {found['proved_share']:.1%} proved, worst bound {bound}"
+        return f"{text}\n  x  {found['x']}\n  y  {found['y']}"
+    return text + "".join(f"\n  certificate  {each}" for each in found.get("certificate", ()))
 
 
 def _for_vnncomp(result: Any, found: dict[str, Any]) -> str:
@@ -150,6 +136,8 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
 
     if arguments.certificate:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")
+    if arguments.html:
+        raise ConfigurationError("--html shows how a search went, and --check searches nothing")
     model = read_model(arguments.model)
     queries = read_queries(arguments.property, model)
     certificate = read_certificate(arguments.check)

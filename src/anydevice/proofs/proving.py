@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.core.files import write_whole
+from anydevice.core.files import expanded, write_whole
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.proofs.attack import Attack, Violation
@@ -22,6 +23,7 @@ from anydevice.proofs.checking.network import FormatError, Network, Query, Refus
 from anydevice.proofs.checking.network import check_query as checked
 from anydevice.proofs.files import read_model, read_queries
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine
+from anydevice.proofs.outcome import Course, CourseRecorder, outcome_page
 from anydevice.proofs.properties import (
     Problem,
     Property,
@@ -38,7 +40,18 @@ Shape = tuple[int, ...]
 PRECISIONS = ("float32", "real")
 
 
-class Proof(Record):
+class _Outcome(Record):
+    """What every result has: `course` is how the search went, from its first bound to its end."""
+
+    def save_html(self, path: str | Path, about: Sequence[tuple[str, str]] = ()) -> None:
+        """Write what was found, and how the search went, as a page that needs no other file.
+
+        `about` are names and values to be shown, such as the model's.
+        """
+        write_whole(expanded(path), [outcome_page(self, about).encode()])
+
+
+class Proof(_Outcome):
     """The property holds for every input of the region.
 
     `certificates` say why, one for each network that the property is about: `check` computes all
@@ -52,6 +65,7 @@ class Proof(Record):
     precision: str
     boxes: int
     seconds: float
+    course: Course = Course()
 
     def __bool__(self) -> bool:
         return True
@@ -83,7 +97,7 @@ class Proof(Record):
         return f"Proof({self.precision}, {leaves} parts, {self.seconds:.1f} s)"
 
 
-class Counterexample(Record):
+class Counterexample(_Outcome):
     """An input of the region for which the property does not hold.
 
     `y` are the outputs for it, and `violation` is by how much they miss the property: 0 where they
@@ -96,12 +110,13 @@ class Counterexample(Record):
     violation: float
     exact: bool
     seconds: float
+    course: Course = Course()
 
     def __bool__(self) -> bool:
         return False
 
 
-class Undecided(Record):
+class Undecided(_Outcome):
     """Neither a proof nor a counterexample was found.
 
     `reason` is "time", "memory", "interrupted", "resolution" where boxes cannot be divided further,
@@ -115,6 +130,7 @@ class Undecided(Record):
     best_bound: float
     boxes: int
     seconds: float
+    course: Course = Course()
 
     def __bool__(self) -> bool:
         return False
@@ -164,12 +180,15 @@ def prove(
     theorems, shape, file_hash = _theorems(model, claim, over, precision)
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
     until = begin + (inf if limit is None else limit)
-    limits = SearchLimits(until=until, memory=memory, tell=progress or (lambda _: None))
+    recorder = CourseRecorder(begin, progress)
+    limits = SearchLimits(until=until, memory=memory, tell=recorder)
+    result: Result
     try:
         with machine.context():
-            return _proved(theorems, machine, limits, begin, shape, file_hash)
+            result = _proved(theorems, machine, limits, begin, shape, file_hash)
     except KeyboardInterrupt:  # before a search began; what one reached it says itself
-        return Undecided("interrupted", 0.0, -inf, 0, time.monotonic() - begin)
+        result = Undecided("interrupted", 0.0, -inf, 0, time.monotonic() - begin)
+    return replace(result, course=recorder.course(precision))
 
 
 class Theorem(NamedTuple):
@@ -251,14 +270,16 @@ def _proved(
     for theorem, its in zip(theorems, attacks, strict=True):
         trees.append([])
         for query, attack in zip(theorem.queries, its, strict=True):
-            found = _searched(theorem, query, attack, machine, limits)
+            done = sum(len(each) for each in trees)
+            of_all = limits._replace(tell=partial(_tell, limits.tell, done, whole, boxes))
+            found = _searched(theorem, query, attack, machine, of_all)
             boxes += found.progress.boxes
             if attack.found is not None:
                 return _counterexample(attack.found, shape, begin)
             if found.tree is None:
-                done = sum(len(each) for each in trees) + found.progress.share
+                share = (done + found.progress.share) / whole
                 seconds = time.monotonic() - begin
-                return Undecided(found.reason, done / whole, found.progress.worst, boxes, seconds)
+                return Undecided(found.reason, share, found.progress.worst, boxes, seconds)
             trees[-1].append(found.tree)
     certificates = tuple(
         _certificate(theorem, its, file_hash) for theorem, its in zip(theorems, trees, strict=True)
@@ -270,6 +291,13 @@ def _proved(
     except VerificationError:
         return Undecided("refused", 0.0, -inf, boxes, time.monotonic() - begin)
     return replace(proof, seconds=time.monotonic() - begin)
+
+
+def _tell(
+    tell: Callable[[Progress], None], done: int, whole: int, boxes: int, now: Progress
+) -> None:
+    """Tell how far all queries are, of which some are done."""
+    tell(now._replace(share=(done + now.share) / whole, boxes=boxes + now.boxes))
 
 
 def _attack(network: Network, query: Query) -> Attack:

@@ -89,10 +89,10 @@ def section(title: str, *parts: str, detail: str = "") -> str:
     return f"<section><h2>{safe(title)}{said}</h2>{content}</section>" if content else ""
 
 
-def verdict(mark: str, text: str, *, good: bool) -> str:
-    """The answer in one line, behind a mark in the colour of good or of bad."""
-    style = "good" if good else "bad"
-    return f'<p class="verdict {style}"><b>{safe(mark)}</b> {safe(text)}</p>'
+def verdict(mark: str, text: str, *, good: bool | None) -> str:
+    """The answer in one line, behind a mark in the colour of good or of bad, or in neither."""
+    style = {True: " good", False: " bad", None: ""}[good]
+    return f'<p class="verdict{style}"><b>{safe(mark)}</b> {safe(text)}</p>'
 
 
 def paragraphs(texts: Iterable[str]) -> str:
