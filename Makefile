@@ -30,8 +30,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(DEMO) ## find the devices, choose one, check it, move a model, run a decoder, train one
-	@$(BIN)/python demo/find_and_choose.py
+demo: $(DEMO) ## the whole story in a minute: find, choose, move, chat, train, prove
+	@$(BIN)/python demo/story.py
 
 chat: $(CHAT) $(if $(FOLDER),,$(MODEL)) ## talk to a small language model; FOLDER=path for another, ARGS="--help" for options
 	@$(BIN)/anydevice chat "$(or $(FOLDER),$(MODEL))" $(ARGS)
@@ -115,10 +115,14 @@ $(BASE): pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
 	@touch $@
 
-# The demo trains a model: where no library with gradients is installed, JAX is the smallest.
+# The demo trains a model: where no library with gradients is installed, JAX is the smallest. It
+# chats where the index has what that needs, and goes on without it otherwise.
 $(DEMO): $(BASE)
+	@echo "setting up, which takes a minute the first time"
 	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; \
 	  sys.exit(not any(map(find_spec, ("torch", "jax", "mlx"))))' || $(PIP) --editable ".[jax]"
+	@$(PIP) --editable ".[llm]" || echo "going on without libraries for language models"
+	@$(BIN)/python demo/fetch_model.py --optional
 	@touch $@
 
 # Text for language models, and a library that computes: on a Mac the one for its GPU, beside an

