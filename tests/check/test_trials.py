@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import TABLE
 from anydevice.check.verdicts import Cell
 from anydevice.check.verifying import verify as verify_in_children
+from tests.optional import torch
 
 Replace = Callable[..., None]
 verify = partial(verify_in_children, isolated=False)
@@ -32,6 +32,7 @@ def of(op: str, dtype: str = "float32") -> Cell:
     return cell
 
 
+@pytest.mark.needs("torch")
 def test_the_gradients_of_torch_are_right() -> None:
     verdicts = verify(engines=["torch"], dtypes=["float32", "float64"])
     wrong = [cell for cell in verdicts.wrong if cell.of == "gradient"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import anydevice.ops
 from anydevice import testing
@@ -27,6 +26,7 @@ from anydevice.core.engine import Absent
 from anydevice.engines import registry, trust
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, VerificationError
 from anydevice.ops import trusted_kernels
+from tests.optional import torch
 
 Replace = Callable[..., None]
 verify = partial(verify_in_children, isolated=False)
@@ -48,6 +48,7 @@ def test_everything_that_numpy_computes_is_right(quick: bool) -> None:
     verdicts.insist()
 
 
+@pytest.mark.needs("torch")
 def test_every_engine_of_this_machine_is_asked() -> None:
     ops = ["rmsnorm", "top_k"]
     verdicts = verify_in_children(ops, dtypes=["float32"], quick=True)
@@ -122,7 +123,11 @@ def test_one_wrong_result_among_several_is_caught(replace: Replace) -> None:
         (lambda x, axis: x.astype(np.float64), "gave float64 instead of float32"),
         (lambda x, axis: x[..., :1], "gave the shape (2, 1) instead of (2, 32000)"),
         (lambda x, axis: (x, x), "gave 2 arrays instead of 1"),
-        (lambda x, axis: torch.zeros(1), "gave a torch.Tensor, which is no array of numpy"),
+        pytest.param(
+            lambda x, axis: torch.zeros(1),
+            "gave a torch.Tensor, which is no array of numpy",
+            marks=pytest.mark.needs("torch"),
+        ),
         (lambda x, axis: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda x, axis: None, "gave 0 arrays instead of 1"),
     ],

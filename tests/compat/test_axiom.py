@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import torch
 
 import anydevice
 from anydevice import (
@@ -58,6 +57,7 @@ from anydevice.compat.axiom import (
 from anydevice.core.finding import Reason, Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
+from tests.optional import torch
 from tests.rounding import rounding
 
 CPU_ONLY = Reason("cpu_only_build", "torch is a CPU-only build")
@@ -117,6 +117,7 @@ def test_hardware_that_no_library_drives_is_not_available() -> None:
         assert not cuda_available()
 
 
+@pytest.mark.needs("torch")
 def test_blocks_run_on_different_devices_and_data_is_carried_between_them() -> None:
     raw = np.arange(6, dtype=np.float32).reshape(2, 3)
     seen = []
@@ -201,6 +202,7 @@ def test_other_models_and_functions_follow_through_forward() -> None:
     assert forward(double, x).device == jax.devices("cpu")[1]
 
 
+@pytest.mark.needs("torch")
 def test_a_block_keeps_the_library_of_a_model_where_it_can() -> None:
     with with_backend(CPUBackend(engine="torch")):
         model = Dense(4, 2)
@@ -232,6 +234,7 @@ def test_a_function_can_be_bound_to_a_backend() -> None:
         assert current_backend() == CUDABackend(0)
 
 
+@pytest.mark.needs("torch")
 def test_data_is_moved_once_and_stays() -> None:
     with fake_machine(keep_settings=True, cuda=2, engines=("torch",)):
         x = backend_to_gpu(CUDABackend(0), np.ones(3, np.float32))
@@ -400,6 +403,7 @@ def test_warming_up_moves_a_model_that_has_gradients() -> None:
     np.testing.assert_allclose(result.detach(), expected, rtol=allowed, atol=allowed)
 
 
+@pytest.mark.needs("torch")
 def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed = []
     monkeypatch.setattr(anydevice, "warm_up", warmed.append)

@@ -12,7 +12,6 @@ from threading import Event
 import jax
 import numpy as np
 import pytest
-import torch
 
 from anydevice import (
     ConfigurationError,
@@ -45,8 +44,11 @@ from anydevice.compat.lux import (
 from anydevice.core.finding import Sighting
 from anydevice.discovery._discover import machine_from
 from anydevice.testing import fake_backend, fake_machine
+from tests.optional import torch
 
 GPUS = (LuxCUDADevice, LuxAMDGPUDevice, LuxMetalDevice)
+
+TORCH = pytest.param("torch", marks=pytest.mark.needs("torch"))
 
 
 def test_supported_is_not_the_same_as_working() -> None:
@@ -81,6 +83,7 @@ def test_the_cpu_is_always_there_and_takes_data() -> None:
         assert cpu_device()(x) is x
 
 
+@pytest.mark.needs("torch")
 def test_data_goes_to_the_gpu_and_comes_back() -> None:
     with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
         x = np.random.default_rng(0).standard_normal((3, 2), np.float32)
@@ -89,6 +92,7 @@ def test_data_goes_to_the_gpu_and_comes_back() -> None:
         np.testing.assert_array_equal(np.asarray(cpu_device()(on_gpu)), x)
 
 
+@pytest.mark.needs("torch")
 def test_the_older_spelling_moves_data_too() -> None:
     x = {"x": np.arange(3, dtype=np.float32), "name": "layer"}
     with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
@@ -99,7 +103,7 @@ def test_the_older_spelling_moves_data_too() -> None:
         assert isinstance(get_device(gpu(x)), LuxCPUDevice)
 
 
-@pytest.mark.parametrize("library", ["torch", "jax"])
+@pytest.mark.parametrize("library", [TORCH, "jax"])
 def test_nested_parameters_go_to_the_gpu_and_come_back(library: str) -> None:
     numbers = np.random.default_rng(1)
     layer = {"weight": numbers.standard_normal((4, 3), np.float32), "bias": np.zeros(4, np.float32)}
@@ -147,6 +151,7 @@ def test_a_place_is_told_under_the_name_that_lux_has_for_it(
     assert found == Device(place)
 
 
+@pytest.mark.needs("torch")
 def test_batches_are_placed_ahead_and_earlier_ones_are_let_go() -> None:
     third_is_made = Event()
 
@@ -167,6 +172,7 @@ def test_batches_are_placed_ahead_and_earlier_ones_are_let_go() -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.needs("torch")
 def test_batches_can_be_gone_through_again_and_counted() -> None:
     with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
         batches = DeviceIterator("cuda:0", [np.ones(2, np.float32), np.zeros(2, np.float32)])
@@ -175,7 +181,7 @@ def test_batches_can_be_gone_through_again_and_counted() -> None:
             assert [float(batch.sum()) for batch in batches] == [2, 0]
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("library", ["numpy", TORCH, "jax"])
 def test_random_numbers_for_a_device_follow_from_the_seed_alone(library: str) -> None:
     expected = default_device_rng("cpu", seed=7).normal((2, 3)).tolist()
     with fake_machine(keep_settings=True, cuda=1, engines=(library,)):
@@ -215,6 +221,7 @@ def test_a_preferred_index_that_is_not_there_is_named() -> None:
         assert gpu_device() == Device("cuda:0")
 
 
+@pytest.mark.needs("torch")
 def test_the_engine_that_is_asked_for_serves_it_if_it_can() -> None:
     prefer("cuda", engine="jax")
     with fake_machine(keep_settings=True, cuda=1, engines=("torch", "jax")):

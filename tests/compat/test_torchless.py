@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import torch
 
 from anydevice import (
     AnyDeviceError,
@@ -42,6 +41,7 @@ from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
 from tests.llm.conftest import data
+from tests.optional import torch
 
 GIB = 2**30
 NOT_OPENED = Reason("no_permission", "/dev/kfd may not be opened", "usermod -aG")
@@ -331,6 +331,7 @@ def backend_with(name: str, engine: str) -> Iterator[Backend]:
             yield init_backend(BackendPreference(name))
 
 
+@pytest.mark.needs("torch")
 def test_what_is_on_the_backend_already_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(ops, "silu", seen.append)
@@ -346,6 +347,7 @@ def test_wrong_shapes_are_named() -> None:
         init_backend(BackendPreference.CPU).matmul(X, X)
 
 
+@pytest.mark.needs("torch")
 def test_a_product_is_compared_with_that_of_the_cpu() -> None:
     a = np.ones((32, 32), np.float32)
     with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):

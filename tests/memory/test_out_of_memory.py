@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
 
 import anydevice
 from anydevice import ops, testing
@@ -26,6 +25,7 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, TransferError
 from anydevice.hardware.readers import DeviceProcess
 from anydevice.memory import out_of_memory
 from anydevice.memory.out_of_memory import explained, explaining, in_a_line, let_go, ran_out, refuse
+from tests.optional import torch
 
 ABSURD = 2**50
 
@@ -74,7 +74,13 @@ class Held:
 # --- which errors they are ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("library", REAL)
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param(each, marks=pytest.mark.needs("torch") if each == "torch" else ())
+        for each in REAL
+    ],
+)
 def test_every_librarys_own_error_is_known(library: str) -> None:
     import jax  # noqa: F401  every library is imported, and none takes another's error for its own
     import mlx.core  # noqa: F401
@@ -338,6 +344,7 @@ def test_what_cannot_be_found_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert ours.device is None
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is set as on Linux")
 def test_the_processs_own_limit_is_said_and_it_goes_on_below_it() -> None:
     code = """

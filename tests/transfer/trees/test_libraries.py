@@ -15,19 +15,18 @@ import numpy as np
 import optax
 import pytest
 import scipy.sparse
-import torch
 from flax import nnx, struct
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
-from transformers import BatchEncoding
-from transformers.modeling_outputs import BaseModelOutput
 
 from anydevice.errors import TransferError
 from anydevice.transfer.trees.tree import flatten
+from tests.optional import torch
 
 
 def is_array(value: object) -> bool:
-    return isinstance(value, jax.Array | mx.array | torch.Tensor | np.ndarray)
+    of_torch = type(value).__module__ == "torch"  # asked by name, where it may be missing
+    return of_torch or isinstance(value, jax.Array | mx.array | np.ndarray)
 
 
 def paths(tree: object) -> list[str]:
@@ -281,6 +280,8 @@ def test_mlx_objects_refuse_what_is_no_mlx_array_before_anything_changes() -> No
 
 
 def test_hugging_face_batches_keep_what_is_beside_the_tensors() -> None:
+    from transformers import BatchEncoding
+
     batch = BatchEncoding({"input_ids": torch.ones(1, 2), "text": ["a"]}, n_sequences=1)
     assert paths(batch) == ["['input_ids']"]
     new = doubled(batch)
@@ -293,8 +294,11 @@ def test_hugging_face_batches_keep_what_is_beside_the_tensors() -> None:
 
 
 def test_hugging_face_outputs_hold_the_same_tensors_as_items_and_attributes() -> None:
+    tensor = torch.ones(1)
+    from transformers.modeling_outputs import BaseModelOutput
+
     output = BaseModelOutput(
-        last_hidden_state=torch.ones(2), hidden_states=(torch.ones(1), torch.ones(1))
+        last_hidden_state=torch.ones(2), hidden_states=(tensor, tensor.clone())
     )
     assert paths(output) == [
         "['last_hidden_state']",
