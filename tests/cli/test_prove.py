@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from anydevice.proofs.checking.certificate import read_certificate
 from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, query
 from tests.proofs.checking.written import onnx_of, vnnlib_of
+from tests.rendering.pages import checked, facts, figure
+from tests.rendering.pages import said as said_on
 
 Anydevice = Callable[..., tuple[int, str, str]]
 Process = Callable[..., Any]
@@ -59,13 +62,19 @@ def test_a_counterexample(anydevice: Anydevice) -> None:
     assert out.startswith("counterexample in ")
 
 
-def hard() -> None:
-    """A property that holds by a hair, of a network with many cases."""
+@cache
+def _hard() -> tuple[bytes, str]:
     network = dense((6, 30, 30, 30, 1), 3)
     least = executed(network, np.random.default_rng(0).uniform(-1, 1, (200_000, 6))).min()
-    Path("hard.onnx").write_bytes(onnx_of(network))
     asked = query([-1] * 6, [1] * 6, [[1]], [float(np.round((0.9 - least) * 8) / 8)])
-    Path("hard.vnnlib").write_text(vnnlib_of(asked))
+    return onnx_of(network), vnnlib_of(asked)
+
+
+def hard() -> None:
+    """A property that holds by a hair, of a network with many cases."""
+    model, claim = _hard()
+    Path("hard.onnx").write_bytes(model)
+    Path("hard.vnnlib").write_text(claim)
 
 
 def test_what_stays_undecided(anydevice: Anydevice) -> None:
@@ -77,6 +86,71 @@ def test_what_stays_undecided(anydevice: Anydevice) -> None:
     found = json.loads(out)
     assert (code, found["result"], found["reason"]) == (3, "undecided", "time")
     assert 0 <= found["proved_share"] < 1
+
+
+def test_a_proof_as_a_page(anydevice: Anydevice) -> None:
+    words = ("net.onnx", "true.vnnlib", "--html", "proof.html", "--json")
+    code, out, err = anydevice("prove", *words)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    root = checked(Path("proof.html").read_text("utf-8"))
+    text = said_on(root)
+    assert f"✓ proved for every execution in float32, {found['parts']:,} parts" in text
+    assert f"{found['boxes']:,} boxes bounded" in text
+    about = facts(root)
+    assert (about["model"], about["property"]) == ("net.onnx", "true.vnnlib")
+    assert about["assumed"] == "IEEE arithmetic in float32"
+    shares = [each.text or "" for each in figure(root, "Proved").iter("title")]
+    assert shares[-1].endswith(": 100%")
+    assert len(figure(root, "Worst bound").findall("svg/path[@class='roof dashed']")) == 2
+
+
+def test_what_is_undecided_as_a_page(anydevice: Anydevice) -> None:
+    hard()
+    words = ("hard.onnx", "hard.vnnlib", "--timeout", "1", "--html", "page.html", "--json")
+    code, out, _ = anydevice("prove", *words)
+    found = json.loads(out)
+    assert code == 3
+    root = checked(Path("page.html").read_text("utf-8"))
+    text = said_on(root)
+    assert f"{100 * found['proved_share']:.4g} % of the region proved" in text
+    assert f"{found['best_bound']:.3g} worst bound" in text
+    assert text.endswith("Notes The time was up: a longer limit may decide it.")
+    marks = [each.text or "" for each in figure(root, "Proved").iter("title")]
+    times = [float(each.split("seconds ")[1].split(":")[0]) for each in marks[1:]]
+    assert times == sorted(times)
+    assert 0.5 < times[-1] < found["seconds"] + 0.01
+
+
+def test_a_counterexample_as_a_page_with_hostile_names(anydevice: Anydevice) -> None:
+    name = "<script>alert('x')<&.onnx"
+    Path(name).write_bytes(onnx_of(NETWORK))
+    code, out, _ = anydevice("prove", name, "false.vnnlib", "--html", "page.html", "--json")
+    found = json.loads(out)
+    assert code == 1
+    root = checked(Path("page.html").read_text("utf-8"))
+    text = said_on(root)
+    assert facts(root)["model"] == name
+    assert ", ".join(map(repr, found["x"])) in text
+    assert ", ".join(map(repr, found["y"])) in text
+    assert f"{found['violation']:.4g} violation in rational numbers" in text
+
+
+def test_a_page_that_cannot_be_written_is_said_before_the_search(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwanted(*_: object, **__: object) -> None:
+        raise AssertionError("it was searched before")
+
+    monkeypatch.setattr("anydevice.proofs.proving.prove", unwanted)
+    for path, why in ((".", "Is a directory"), ("no/such.html", "there is no folder no")):
+        code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--html", path)
+        assert (code, out) == (2, "")
+        assert f"{path} cannot be written: {why}" in err
+    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", ".")
+    assert (code, ". cannot be written: Is a directory" in err) == (2, True)
+    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p", "--html", "a.html")
+    assert (code, "--check searches nothing" in err) == (2, True)
 
 
 def test_results_as_vnncomp_wants_them(anydevice: Anydevice) -> None:

@@ -46,7 +46,7 @@ def test_two_devices_have_a_bar_each_as_long_as_their_bytes(tmp_path: Path) -> N
     assert f"{format_size(plan.estimate.total)} needed context 8,192, batch 1" in text
     assert rows(root)[1][:4] == ["cuda:1", "16–31", *map(format_size, _needs(plan, 1))]
     assert facts(root)["total"] == format_size(plan.estimate.total)
-    plot = figure(root, "Memory of each device").find("svg")
+    plot = figure(root, "Memory by device").find("svg")
     assert plot is not None
     bars = [each for each in plot.findall("rect") if each.get("y") == plot.find("rect").get("y")]  # type: ignore[union-attr]
     lengths = [float(each.get("width", "")) for each in bars]
@@ -83,7 +83,7 @@ def test_many_cards_have_a_row_each_and_some_a_bar(tmp_path: Path) -> None:
     plan = plan_inference(LLAMA, "4x8xA100-40GB", context=131072, batch=40, dtype="bfloat16")
     root = page_of(plan, tmp_path)
     assert len(rows(root)) == len(plan.placements) > 16
-    bars = figure(root, "Memory of each device").findall("svg/text[@class='name']")
+    bars = figure(root, "Memory by device").findall("svg/text[@class='name']")
     assert len(bars) == 16
     text = said(root)
     assert text.index("Notes") > text.index("Devices")

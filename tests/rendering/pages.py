@@ -92,7 +92,7 @@ def _labels(plot: ElementTree.Element) -> Iterator[Box]:
     for text in plot.findall("text"):
         x, y, words = float(text.get("x", "")), float(text.get("y", "")), text.text or ""
         size = 10 if text.get("class") in ("tick", "detail") else 11.5
-        wide = 0.52 * size * len(words)
+        wide = size * sum(0.95 if letter in "%mMwW" else 0.55 for letter in words)
         left = x - {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "start")] * wide
         yield Box(left, y - 0.75 * size, left + wide, y, words)
 

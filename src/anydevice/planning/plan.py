@@ -427,7 +427,7 @@ def _page(plan: Plan) -> str:
         page.cards(_cards(plan)),
         page.figures(
             page.memory_figure(
-                "Memory of each device",
+                "Memory by device",
                 "the line is what is free",
                 [_bar_of(each) for each in plan.placements[:_MOST_BARS]],
                 parts,

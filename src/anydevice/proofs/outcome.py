@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from anydevice.proofs.search import Progress
 
 _MOST_POINTS = 400
-_FEW = 24
-"""Numbers of a counterexample that are seen at once."""
 
 
 class Course(Record):
@@ -135,9 +133,9 @@ def _cards(result: Result, found: dict[str, Any]) -> Iterator[tuple[str, str, st
         yield "none" if bound is None else f"{bound:.3g}", "worst bound", "proved above 0"
     if "parts" in found:
         yield f"{found['parts']:,}", "parts of the certificate", "checked again with NumPy alone"
-    if "boxes" in found:
-        rate = found["boxes"] / max(result.seconds, 1e-9)
-        yield f"{found['boxes']:,}", "boxes bounded", f"{rate:,.0f} a second"
+    boxes = found.get("boxes") or sum(now.boxes for _, now in result.course.points[-1:])
+    rate = boxes / max(result.seconds, 1e-9)
+    yield f"{boxes:,}", "boxes bounded", f"{rate:,.0f} a second"
     yield format_time(result.seconds), "in all", ""
 
 
@@ -147,14 +145,14 @@ def _facts(result: Result, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     assumed: dict[str, float] = {}
     for each in getattr(result, "certificates", ()):
         assumed |= each.assumptions
-        yield "network", each.network[:16]
+        yield "network, SHA-256", f"{each.network[:16]}…"
+    if found["result"] == "proved":
+        yield "assumed", "IEEE arithmetic in float32" if in_float32 else "exact arithmetic"
     for name, error in assumed.items():
-        yield f"assumed of {name}", f"a relative error of {error:.2g} at most"
-    if found["result"] == "proved" and not assumed:
-        yield "assumed", "nothing beyond IEEE arithmetic"
-    if result.course.points:
+        yield f"assumed of {name}", f"a relative error of at most {error:.2g}"
+    if found["result"] == "undecided" and result.course.points:
         _, last = result.course.points[-1]
-        yield "parts open at the end", f"{last.open:,}"
+        yield "open at the end", f"{last.open:,} parts"
 
 
 def _figures(course: Course) -> Iterator[str]:
@@ -162,15 +160,15 @@ def _figures(course: Course) -> Iterator[str]:
     points = course.points
     if len(points) < 2:
         return
-    shares = Curve("proved", [(at, now.share) for at, now in points])
+    shares = Curve("proved", [(0.0, 0.0), *((at, now.share) for at, now in points)])
     yield _figure(
         "Proved", "share of the region", [shares], (0.0, 1.0), lambda share: f"{share:.0%}"
     )
     bounds = Curve("worst bound", [(at, now.worst) for at, now in points])
-    ends = [(points[0][0], 0.0), (points[-1][0], 0.0)]
+    ends = [(0.0, 0.0), (points[-1][0], 0.0)]
     if any(isfinite(bound) for _, bound in bounds.points):
         curves = [bounds, Curve("proved above", ends, limit=True)]
-        yield _figure("Worst bound", "of the parts that were bounded last", curves)
+        yield _figure("Worst bound", "in the last batch of parts", curves)
     still = Curve("open", [(at, float(now.open)) for at, now in points])
     most = max(1.0, *(count for _, count in still.points))
     yield _figure("Open parts", "which wait to be bounded", [still], (0.0, most), "{:,.0f}".format)
@@ -183,11 +181,10 @@ def _figure(
     ends: tuple[float, float] | None = None,
     words: Callable[[float], str] | None = None,
 ) -> str:
-    chart = line_chart(curves, title=title, below="seconds", ends=ends, words=words)
+    chart = line_chart(curves, title=title, below="seconds", ends=ends, words=words, start=0)
     return page.figure(title, explanation, chart)
 
 
 def _numbers(title: str, values: Sequence[float]) -> str:
-    rows = [(str(number), f"{value!r}") for number, value in enumerate(values)]
-    table = page.table(("number", "value"), rows)
-    return page.folded(f"{title} ({len(values):,})", table, opened=len(values) <= _FEW)
+    text = ", ".join(repr(value) for value in values)
+    return page.folded(f"{title} ({len(values):,})", page.paragraphs([text]), opened=True)

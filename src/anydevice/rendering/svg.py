@@ -22,8 +22,8 @@ _MARK = 5
 """Half the width of the widest mark: texts keep so far from the axis on which marks lie."""
 _BETWEEN = 11
 """Units between the lines of texts below each other."""
-_LETTER = 5.8
-"""Units that a letter of a small text takes at most, about."""
+_SIZE, _SMALL = 11.5, 10
+"""Units of the letters of names, and of all other texts."""
 _LARGEST = 1e300
 """Beyond it, a value is as good as infinite: axes end somewhere."""
 _MOST_MARKS = 40
@@ -41,9 +41,9 @@ COLOURS = """
 """What the colours of pages and pictures are, on light and on dark screens."""
 
 _RULES = {
-    "text": "fill: var(--ink); font-size: 11.5px",
-    ".tick": "fill: var(--soft); font-size: 10px",
-    ".detail": "fill: var(--soft); font-size: 10px",
+    "text": f"fill: var(--ink); font-size: {_SIZE}px",
+    ".tick": f"fill: var(--soft); font-size: {_SMALL}px",
+    ".detail": f"fill: var(--soft); font-size: {_SMALL}px",
     ".grid": "stroke: var(--line); stroke-width: 1; fill: none",
     ".rule": "stroke: var(--line); stroke-width: 1; fill: none",
     ".roof": "stroke: var(--soft); stroke-width: 1.5; fill: none",
@@ -69,6 +69,13 @@ def safe(text: str) -> str:
     """
     return escape(printable(text, lines=True))
 
+
+_WIDTHS = {
+    **dict.fromkeys("%@mMwW×…", 1.0),
+    **dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ_<>=+", 0.8),
+    **dict.fromkeys(" .,:;'|!iIjl()[]/-–", 0.4),
+}
+"""How wide letters are over their height, where that is not 0.64."""
 
 MARKS: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6"',
@@ -201,8 +208,8 @@ def roofline(
 
     `dots` come with their operations a byte; `roofs` are the rates of multiplying matrices.
     """
-    longest = max(len(name) for name, _ in roofs)
-    left, right, top, floor_at, height = 48, WIDTH - 12 - 5.5 * longest, 10, 218, 250
+    longest = max(_wide(name) for name, _ in roofs)
+    left, right, top, floor_at, height = 54, WIDTH - _MARK - 3 - longest, 10, 218, 250
     top_rate = max(rate for _, rate in roofs)
     across = decades([x for x, _ in dots] + [top_rate / bandwidth])
     upward = decades([dot.value for _, dot in dots] + [top_rate])
@@ -276,25 +283,27 @@ def line_chart(
     below: str,
     words: Callable[[float], str] | None = None,
     ends: tuple[float, float] | None = None,
+    start: float | None = None,
     logarithmic: bool = False,
     style: str = "",
 ) -> str:
     """Curves over one axis, which `below` names, with their names above the plot.
 
     Values are on a logarithmic axis where they are all above 0 and span more than a factor of 20,
-    unless the `ends` of the axis are given; `logarithmic` is the axis below. NaN and infinities
-    interrupt a curve. A picture in a file of its own has a `style`.
+    unless the `ends` of the axis are given; the axis below begins at `start`, if that is given, and
+    may be `logarithmic`. NaN and infinities interrupt a curve. A picture in a file of its own has a
+    `style`.
     """
     points = [point for curve in curves for run in _runs(curve) for point in run] or [(1.0, 0.0)]
-    across = sorted({x for x, _ in points})
+    across = sorted({x for x, _ in points} | ({start} if start is not None else set()))
     low, high = ends or (min(y for _, y in points), max(y for _, y in points))
     by_tens = ends is None and low > 1 / _LARGEST and high / low > 20
     marks = powers(decades([low, high])) if by_tens else _even(low, high)
     beside = _labels(marks, words)
     names = list(_places(curves))
     under = _below(across, logarithmic)
-    left = _MARK + 3 + _LETTER * max(map(len, beside))
-    right = WIDTH - max(14, _LETTER * len(under[-1][1]) / 2)
+    left = _MARK + 3 + max(map(_wide, beside))
+    right = WIDTH - max(14, _wide(under[-1][1]) / 2)
     top = 12 + (14 * (names[-1][1] + 1) if len(curves) > 1 else 0)
     bottom = top + 176
     x_axis = Axis(across[0], across[-1], left, right, logarithmic)
@@ -353,13 +362,28 @@ def _upright(axis: Axis, ticks: Ticks, top: float, bottom: float, words_at: floa
 
 def _run_together(one: tuple[float, str], other: tuple[float, str]) -> bool:
     """Whether two centred labels of a line would touch."""
-    return other[0] - one[0] < _LETTER * (len(one[1]) + len(other[1])) / 2 + 4
+    return other[0] - one[0] < (_wide(one[1]) + _wide(other[1])) / 2 + 4
 
 
 def _names(middle: float, name: str, detail: str) -> Iterator[str]:
     """What a row is called, and the detail below it, left of its marks."""
-    yield _text(0, middle - 2, shortened(printable(name), 18), "name")
-    yield _text(0, middle + 9, shortened(printable(detail), 20), "detail")
+    room = _LABELS - _MARK - 2
+    yield _text(0, middle - 2, _fitting(name, room, _SIZE), "name")
+    yield _text(0, middle + 9, _fitting(detail, room), "detail")
+
+
+def _wide(words: str, size: float = _SMALL) -> float:
+    """The units across that a text takes, about: in a wide font."""
+    return size * sum(_WIDTHS.get(letter, 0.64) for letter in words)
+
+
+def _fitting(words: str, room: float, size: float = _SMALL) -> str:
+    """The text, without its middle if it is wider than the room for it."""
+    words = printable(words)
+    most = len(words)
+    while most > 1 and _wide(shortened(words, most), size) > room:
+        most -= 1
+    return shortened(words, most)
 
 
 def _below(values: Sequence[float], logarithmic: bool) -> Ticks:
@@ -390,7 +414,7 @@ def _places(curves: Sequence[Curve]) -> Iterator[tuple[float, int]]:
     """Where the names of curves stand above a plot: units from the left, and in which row."""
     at, row = 8.0, 0
     for curve in curves:
-        wide = 23 + _LETTER * len(_short(curve.name)) + 12
+        wide = 23 + _wide(_short(curve.name)) + 12
         if at > 8 and at + wide > WIDTH:
             at, row = 8.0, row + 1
         yield at, row
@@ -398,7 +422,7 @@ def _places(curves: Sequence[Curve]) -> Iterator[tuple[float, int]]:
 
 
 def _short(name: str) -> str:
-    return shortened(printable(name), 24)
+    return _fitting(name, WIDTH / 2)
 
 
 def _look(curve: Curve, number: int) -> str:
