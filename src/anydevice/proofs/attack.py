@@ -22,8 +22,8 @@ _EXACT = ("", "relu", "square", "step")
 _PROMISING, _NEAR_STEPS = 16, 5
 """So many points that a search gives are moved by so many steps."""
 
-_LONG, _LONG_AFTER = 2000, (6, 24, 96)
-"""So many random points are tried after so many batches of a search."""
+_LONG, _LONG_AFTER, _LONG_WORK = 2000, (6, 24, 96), 5e7
+"""So many random points are tried after so many batches of a search, fewer in large networks."""
 
 
 class Violation(NamedTuple):
@@ -72,7 +72,8 @@ class Attack:
         if not self._searched:
             self.search()
         elif self._calls in _LONG_AFTER:
-            self.search(_LONG, seed=self._calls)
+            weights = sum(w.size for node in self.network.nodes for w in node.weights)
+            self.search(min(_LONG, max(64, int(_LONG_WORK / weights))), seed=self._calls)
         if self.found is not None:
             return np.array([float(each) for each in self.found.x])
         margins = self._margins(self._values(points)[-1])

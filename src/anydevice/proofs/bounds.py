@@ -29,6 +29,9 @@ FORWARD_INPUTS = 50
 Live = Mapping[int, Host]
 """The neurons of some nodes, by the number of the node, that are not off in every box."""
 
+Known = Mapping[int, tuple[Host, Host]]
+"""The least and the most that neurons of some nodes can be before their function, in all boxes."""
+
 _SLACK = 1.02
 """Covers the rounding of the error terms themselves, and terms of second order."""
 
@@ -104,6 +107,12 @@ def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
         run=_SLACK * (node.roundings * 2.0**-24 * executed + inexact),
         floor=(terms + 4) * max(2.0**-126 * executed, machine.tiny),
     )
+
+
+def until(net: Prepared, number: int) -> Prepared:
+    """A network that ends with a node, before its function."""
+    *before, last = net.steps[:number]
+    return net._replace(steps=(*before, last._replace(function="")))
 
 
 def without(net: Prepared, live: Live) -> Prepared:
@@ -190,8 +199,16 @@ class Lowered(NamedTuple):
 class Relaxed:
     """The bounds of all nodes of a network over a batch of boxes, computed when it is made."""
 
-    def __init__(self, net: Prepared, centre: Host, radius: Host, tighten: bool = True) -> None:
+    def __init__(
+        self,
+        net: Prepared,
+        centre: Host,
+        radius: Host,
+        tighten: bool = True,
+        known: Known | None = None,
+    ) -> None:
         self.net = net
+        self.known = known or {}
         self.xp = net.machine.xp
         self.boxes = len(centre)
         if net.executed:  # which may flush an input to zero
@@ -252,6 +269,9 @@ class Relaxed:
             below, above = xp.part(below, 1, 0, linear), xp.part(above, 1, 0, linear)
             low, high = low - xp.sum(below, 1), high + xp.sum(above, 1)
             share = below + above
+        if number in self.known:
+            least, most = (net.machine.place(each) for each in self.known[number])
+            low, high = xp.maximum(low, least), xp.minimum(high, most)
         self.total = self.total + xp.sum(reach, 1, True)
         self.layers.append(NodeBounds(low, high, error, share))
         if step.function and tighten and number > 1:
@@ -475,7 +495,7 @@ class Relaxed:
         error = self.net.gamma(8) * (size + abs(constants))
         return self.substitute({last: rows}, constants, error, box, keep, own)
 
-    def live(self) -> Live:
+    def live(self) -> dict[int, Host]:
         """The neurons that may be on, of the nodes where some never are."""
         steps, host = self.net.steps, self.net.machine.host
         diagonal = {

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from anydevice.proofs.bounds import Own, Prepared, Relaxed, without
-from anydevice.proofs.checking.certificate import LEAF
 from anydevice.proofs.curves import relu_curve
 from anydevice.proofs.machines import Array, Host
+from anydevice.proofs.trees import Branch
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -29,26 +29,6 @@ Bytes = npt.NDArray[np.uint8]
 
 _RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS = 0.25, 0.05
 _DECAY = 0.97
-
-
-class Branch:
-    """The part of a tree below one open box, numbered by itself."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = [LEAF]
-        self.first: list[int] = [0]
-        self.slopes: dict[int, Bytes] = {}
-        self.multipliers: dict[int, npt.NDArray[np.float16]] = {}
-        self.open = 1
-
-    def split(self, node: int, step: int) -> int:
-        """The first of two new nodes."""
-        first = len(self.steps)
-        self.steps[node], self.first[node] = step, first
-        self.steps += [LEAF, LEAF]
-        self.first += [0, 0]
-        self.open += 1
-        return first
 
 
 class Problems(NamedTuple):
@@ -95,11 +75,14 @@ class Neurons:
     """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
 
     `fast` is the same network, on the machine that optimises. Neurons that are off in every box
-    are left out; `kept` are the numbers of the others, in the order that `Parts` have them.
+    are left out; `kept` are the numbers of the others, in the order that `Parts` have them. Of the
+    outputs only some may be asked for.
     """
 
-    def __init__(self, relaxed: Relaxed, fast: Prepared) -> None:
+    def __init__(self, relaxed: Relaxed, fast: Prepared, outputs: Host | None = None) -> None:
         live = relaxed.live()
+        if outputs is not None:
+            live[len(fast.steps)] = outputs
         self.where: dict[int, slice] = {}
         kept, count, whole = [], 0, 0
         for number, step in enumerate(fast.steps, 1):
@@ -181,25 +164,30 @@ class Neurons:
         if not len(likely):
             return closed
         some = parts.take(likely)
-        slopes = np.round(np.clip(some.slopes, 0, 1) * 255).astype(np.uint8)
-        multipliers = np.minimum(some.multipliers, 60000).astype(np.float16)
-        low = self.sound(problems, some, slopes / 255.0, multipliers.astype(np.float64))
-        good = low > 0
+        good = self.keep(problems, some, branches, 0.0) > 0
         closed[likely[good]] = True
-        for i in np.flatnonzero(good):
-            branch, node = branches[some.problem[i]], int(some.node[i])
-            low, high = (
-                self.low[problems.box[some.problem[i]]],
-                self.high[problems.box[some.problem[i]]],
-            )
+        for problem in some.problem[good]:
+            branches[problem].open -= 1
+        return closed
+
+    def keep(
+        self, problems: Problems, parts: Parts, branches: list[Branch], least: float = -np.inf
+    ) -> Floats:
+        """Sound bounds of parts; those above `least` are noted, with slopes and multipliers."""
+        slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
+        multipliers = np.minimum(parts.multipliers, 60000).astype(np.float16)
+        found = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
+        for i in np.flatnonzero(found > least):
+            branch, node = branches[parts.problem[i]], int(parts.node[i])
+            box = problems.box[parts.problem[i]]
+            low, high = self.low[box], self.high[box]
             # Those of decided neurons, too: another bound may find them undecided by a hair.
             usual = np.where(high > -low, 255, 0)
-            free = (low < 0) & (high > 0) & (some.sign[i] == 0)
+            free = (low < 0) & (high > 0) & (parts.sign[i] == 0)
             branch.slopes[node] = its = np.zeros(self.neurons, np.uint8)
             its[self.kept] = np.where(free, slopes[i], usual)
-            branch.multipliers[node] = multipliers[i, list(some.path[i])]
-            branch.open -= 1
-        return closed
+            branch.multipliers[node] = multipliers[i, list(parts.path[i])]
+        return found
 
     def sound(
         self, problems: Problems, parts: Parts, slopes: Floats, multipliers: Floats

@@ -14,17 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.proofs.bounds import Lowered, Prepared, Relaxed, outward, padded
-from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Tree, preorder
+from anydevice.proofs.bounds import Known, Lowered, Prepared, Relaxed, outward, padded
+from anydevice.proofs.checking.certificate import Tree
 from anydevice.proofs.checking.network import Query
+from anydevice.proofs.lemmas import Effort, sharpen
 from anydevice.proofs.machines import Host
-from anydevice.proofs.neurons import Branch, Neurons, Problems, split_neurons
+from anydevice.proofs.neurons import Neurons, Problems, split_neurons
+from anydevice.proofs.trees import Growing
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 _ROUNDS = 40
 """Steps towards the best weights of the rows of a group."""
+
+_FIRST_PARTS = 1000
+_EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8))
+"""How well neurons are bounded where so many parts by cases, and 8 times as many next, fail."""
 
 
 class QueryRows(NamedTuple):
@@ -109,81 +115,6 @@ class Decision(NamedTuple):
         return np.asarray(self.holds.all(1))
 
 
-class Growing:
-    """A tree while it grows: what was done at each node, and where its children are."""
-
-    def __init__(self, groups: int, rows: int, neurons: int) -> None:
-        self._groups, self._neurons = groups, neurons
-        self._empty = np.zeros(rows, np.uint8)
-        self._parts: list[tuple[Integers, Integers, Integers, npt.NDArray[np.uint8]]] = []
-        self._slopes: dict[int, npt.NDArray[np.uint8]] = {}
-        self._multipliers: dict[int, npt.NDArray[np.float16]] = {}
-        self.nodes = 1
-
-    def _add(self, ids: Any, steps: Any, first: Any, weights: npt.NDArray[np.uint8]) -> None:
-        arrays = [np.asarray(each, np.int64) for each in (ids, steps, first)]
-        self._parts.append((arrays[0], arrays[1], arrays[2], weights))
-
-    def close(self, ids: Integers, weights: npt.NDArray[np.uint8]) -> None:
-        self._add(ids, np.full(len(ids), LEAF), np.zeros(len(ids)), weights)
-
-    def split(self, ids: Integers, inputs: Integers) -> Integers:
-        """The numbers of the first of two children of each node."""
-        first = self.nodes + 2 * np.arange(len(ids))
-        self.nodes += 2 * len(ids)
-        self._add(ids, inputs, first, np.tile(self._empty, (len(ids), 1)))
-        return first
-
-    def cases(
-        self, box: int, weights: npt.NDArray[np.uint8], of: Integers, branches: dict[int, Branch]
-    ) -> None:
-        """Close a box by branches of cases of neurons, by the number of their group."""
-        if self._groups == 1:
-            self._graft(box, weights, branches[0])
-            return
-        first = self.nodes
-        self.nodes += self._groups
-        self._add([box], [EACH_GROUP], [first], self._empty[None])
-        for group in range(self._groups):
-            its = np.where(of == group, weights, 0).astype(np.uint8)
-            if group in branches:
-                self._graft(first + group, its, branches[group])
-            else:
-                self.close(np.array([first + group]), its[None])
-
-    def _graft(self, root: int, weights: npt.NDArray[np.uint8], branch: Branch) -> None:
-        count = len(branch.steps)
-        ids = np.concatenate([[root], self.nodes + np.arange(count - 1)])
-        first = np.array(branch.first) + self.nodes - 1
-        self.nodes += count - 1
-        steps = np.array(branch.steps)
-        is_leaf = (steps == LEAF)[:, None]
-        self._add(ids, steps, first, np.where(is_leaf, weights, 0).astype(np.uint8))
-        for node, slopes in branch.slopes.items():
-            self._slopes[int(ids[node])] = slopes
-            self._multipliers[int(ids[node])] = branch.multipliers[node]
-
-    def tree(self) -> Tree:
-        parts = zip(*self._parts, strict=True)
-        ids, steps, first, weights = (np.concatenate(each) for each in parts)
-        by_id = np.argsort(ids)
-        order = preorder(steps[by_id], first[by_id], self._groups)
-        ids, steps, weights = ids[by_id][order], steps[by_id][order], weights[by_id][order]
-        leaves = steps == LEAF
-        sets: dict[bytes, int] = {}
-        slopes_of = np.full(int(leaves.sum()), -1)
-        multipliers = [np.zeros(0, np.float16)]
-        if self._slopes:
-            for place, leaf in enumerate(ids[leaves].tolist()):
-                if leaf in self._slopes:
-                    key = self._slopes[leaf].tobytes()
-                    slopes_of[place] = sets.setdefault(key, len(sets))
-                    multipliers.append(self._multipliers[leaf])
-        table = np.frombuffer(b"".join(sets), np.uint8)
-        slopes = table.reshape(len(sets), self._neurons) if sets else np.zeros((0, 0), np.uint8)
-        return Tree(steps, weights[leaves], slopes_of, slopes, np.concatenate(multipliers))
-
-
 class Bounding:
     """Decides batches of boxes by the bounds of a prepared network.
 
@@ -194,13 +125,14 @@ class Bounding:
     def __init__(self, net: Prepared, rows: QueryRows, fast: Prepared | None = None) -> None:
         self.net, self.rows, self.fast = net, rows, fast
 
-    def __call__(self, low: Floats, high: Floats) -> Decision:
+    def __call__(self, low: Floats, high: Floats, known: Known | None = None) -> Decision:
         count = len(low)
         if self.net.machine.pads:
             more = padded(count) - count
             low, high = (np.concatenate([x, np.repeat(x[:1], more, 0)]) for x in (low, high))
         with np.errstate(all="ignore"):
-            relaxed = Relaxed(self.net, *outward(low, high, self.net.machine.dtype))
+            box = outward(low, high, self.net.machine.dtype)
+            relaxed = Relaxed(self.net, *box, known=known)
             verdict = self._decide(relaxed, len(low))
         arrays: list[Any] = [*(each[:count] for each in verdict[:-1]), relaxed]
         return Decision(*arrays)
@@ -408,7 +340,7 @@ class Search:
             self.point = self.refutes(np.concatenate([ends, middles]))
             patient = bounding.net.linear and self.boxes < self.limits.patience
             if self.point is None and bounding.fast is not None and not patient:
-                open_ = self._split_neurons(bounding, boxes, open_, verdict)
+                open_ = self._by_neurons(bounding, boxes, open_, verdict)
         rest, left = boxes.take(open_), scores[open_]
         if again.any() and self.finishing is not None and self.point is None:
             more, theirs = self._settle(self.finishing, boxes.take(np.flatnonzero(again)))
@@ -420,10 +352,38 @@ class Search:
         self.growing.close(boxes.ids[which], verdict.weights[which])
         self.share += float((0.5 ** boxes.depth[which]).sum())
 
+    def _by_neurons(self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision) -> Host:
+        """The boxes that cases of neurons do not close, nor better bounds of neurons."""
+        assert bounding.fast is not None
+        if bounding.net.linear:
+            return self._split_neurons(bounding, boxes, open_, verdict)
+        box = outward(boxes.low, boxes.high, bounding.net.machine.dtype)
+        parts = _FIRST_PARTS
+        for effort in (*_EFFORTS, None):
+            open_ = self._split_neurons(
+                bounding, boxes, open_, verdict, parts if effort else 1 << 40
+            )
+            if effort is None or not len(open_) or self.point is not None or self._stopped():
+                break
+            found = sharpen(bounding.net, bounding.fast, box, effort, lambda: bool(self._stopped()))
+            self.growing.lemmas = found.lemmas
+            verdict = bounding(boxes.low, boxes.high, found.known)
+            self.worst = float(verdict.bound.min())
+            if verdict.closed.all():
+                self._close(boxes, open_, verdict)
+                return open_[:0]
+            parts *= 8
+        return open_
+
     def _split_neurons(
-        self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision
+        self,
+        bounding: Bounding,
+        boxes: Boxes,
+        open_: Host,
+        verdict: Decision,
+        parts: int = 1 << 40,
     ) -> Host:
-        """The boxes that cases of neurons do not close either."""
+        """The boxes that so many parts by cases of neurons do not close either."""
         rows, limits = bounding.rows, self.limits
         alone = bounding.net.linear == 0
         assert bounding.fast is not None
@@ -442,7 +402,7 @@ class Search:
         branches, self.point = split_neurons(
             neurons,
             problems,
-            lambda: bool(self._stopped()),
+            lambda: bool(self._stopped()) or neurons.parts > parts,
             self.refutes,
             most=1 << 40 if alone else limits.cases,
             batch=limits.cases_batch,

@@ -20,7 +20,8 @@ FOLDER = Path(checking.__file__).parent
 PROGRAM = """
 import sys
 
-ALLOWED = ("anydevice", "anydevice.proofs", "anydevice.proofs.checking")
+ALLOWED = ("anydevice", "anydevice.core", "anydevice.core.lazy")
+ALLOWED += ("anydevice.proofs", "anydevice.proofs.checking")
 
 class Wall:
     def find_spec(self, name, path=None, target=None):

@@ -28,7 +28,7 @@ NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((70, 6, 
 
 
 def lower(network: Network, asked: Any, tree: Tree, arithmetic: str = "real") -> Any:
-    found = list(verdicts(SoundNetwork(network, arithmetic), asked, tree))
+    found = list(verdicts(SoundNetwork(network, arithmetic), asked, tree, {}))
     return np.concatenate([bounds for _, bounds, _ in found])
 
 
@@ -237,7 +237,9 @@ def test_nan_closes_nothing() -> None:
     tree = leaf_tree([[255]])
     for value in (1e200, 1.7e249):
         asked = query([-value] * 3, [value] * 3, [[1, 0]], [1e200])
-        found = [closed for _, _, closed in verdicts(SoundNetwork(network, "float32"), asked, tree)]
+        found = [
+            closed for _, _, closed in verdicts(SoundNetwork(network, "float32"), asked, tree, {})
+        ]
         assert not np.concatenate(found).any()
 
 

@@ -17,8 +17,8 @@ from anydevice.proofs.checking.certificate import first_neurons
 from anydevice.proofs.checking.network import Floats, Network, RefusedError, check_network
 
 U64, U32, TINY, FLUSH, NORMAL = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**-126
-PAIRS, FORWARD = 512, 64
-"""So many rows are bounded at once; so many inputs at most have forms of their own."""
+PAIRS, FORWARD, BATCH = 512, 64, 256
+"""So many rows are bounded at once; so many inputs have forms of their own; so many leaves."""
 
 Forms = tuple[Floats, Floats]
 """Two affine functions of coordinates in [-1, 1] with a value between; the constant is last."""
@@ -47,7 +47,7 @@ class SoundNetwork:
         widest, self.float32 = max(*fans, network.inputs, network.outputs), arithmetic == "float32"
         self.e, m = 2 * (2 * widest + 30) * U64, self.float32 / U64  # flushed: all is an error
         self.most, self.least = (smooth.LARGEST, NORMAL) if self.float32 else (np.inf, TINY)
-        sizes = ((np.abs(w) for w in node.weights) for node in self.nodes)
+        sizes = [[np.abs(w) for w in node.weights] for node in self.nodes]
         self.absolute = [[s * (1 + m * (s < NORMAL)) for s in each] for each in sizes]
         gammas = [node.roundings * U32 * self.float32 for node in self.nodes]
         if arithmetic not in ("real", "float32") or max(gammas) > 0.1 or self.e > 1e-6:
@@ -57,8 +57,8 @@ class SoundNetwork:
         self.assumptions = smooth.assumptions({n.function for n in self.nodes}, self.float32)
 
     @np.errstate(all="ignore")
-    def bounds(self, low: Floats, high: Floats) -> Bounds:
-        """Of every node over each box."""
+    def bounds(self, low: Floats, high: Floats, known: Any = None) -> Bounds:
+        """Of every node over each box; of some it is known what -values and values are at most."""
         center, inputs = low / 2 + high / 2, np.arange(self.network.inputs)
         radius = np.maximum(high - center, center - low) * (1 + 8 * U64) + self.least
         size = np.where((s := np.abs(center) + radius) > self.most, np.inf, s)
@@ -70,6 +70,9 @@ class SoundNetwork:
             forms[0] = (form, form)
         for k, node in enumerate(self.nodes, 1):
             forms[k] = self._affine(k, found, forms)
+            if known and k in known:
+                found.low[k] = np.maximum(found.low[k], -known[k][0])
+                found.high[k] = np.minimum(found.high[k], known[k][1])
             if node.function:
                 if any(node.inputs):
                     self._tighten(k, found, forms[k])
@@ -87,8 +90,7 @@ class SoundNetwork:
         ceiling = np.maximum(-above * low, (1 - above) * high) * (1 + 1e-14) + TINY
         ceiling, size = np.where(on | off, 0.0, ceiling), np.maximum(high, 0)
         below: Floats = np.where(np.isnan(slopes), high > -low, slopes)
-        below = np.where(on, 1.0, np.where(off, 0.0, below))
-        above = np.where(on, 1.0, np.where(off, 0.0, above))
+        below, above = (np.where(on, 1.0, np.where(off, 0.0, each)) for each in (below, above))
         return smooth.LinePair(below, None, above, ceiling, size)
 
     def _affine(self, k: int, found: Bounds, forms: dict[int, Forms]) -> Forms:
@@ -101,8 +103,9 @@ class SoundNetwork:
             mass = mass + _times((np.abs(m) + np.abs(h)).sum(1), absolute)
             middle, half = middle + _times(m, w), half + _times(h, absolute)
         middle[:, -1] += node.bias
-        v = np.where(v > self.most, np.inf, v)
-        found.error[k] = (e + self.x[k - 1]) * v + self.under[k - 1]
+        found.error[k] = (e + self.x[k - 1]) * np.where(v > self.most, np.inf, v) + self.under[
+            k - 1
+        ]
         half[:, -1] += e * mass + found.error[k]
         lower, upper = middle - half, middle + half
         below, above = np.abs(lower[:, :-1]).sum(1), np.abs(upper[:, :-1]).sum(1)
@@ -114,8 +117,9 @@ class SoundNetwork:
     def _tighten(self, k: int, found: Bounds, forms: Forms) -> None:
         """Bound the undecided neurons of a node again, by substituting back to the input."""
         node, low, high = self.nodes[k - 1], found.low[k], found.high[k]
-        undecided = (low < 0) & (high > 0) if node.function == "relu" else low < high
-        boxes, neurons = np.nonzero(undecided)
+        boxes, neurons = np.nonzero(
+            (low < 0) & (high > 0) if node.function == "relu" else low < high
+        )
         for start in range(0, len(boxes), PAIRS):
             box, neuron = boxes[start : start + PAIRS], neurons[start : start + PAIRS]
             rows, error = dict[int, Floats](), found.error[k][box, neuron]
@@ -156,16 +160,13 @@ class SoundNetwork:
             error = error * (1 + 1e-14) + e * (before + np.abs(constant))
             error += smooth.dot(mass, found.error[k][box])
             for i, w in zip(node.inputs, node.weights, strict=True):
-                part = row @ w if w.ndim > 1 else row * w
-                error = self._join(rows, i, part, error, found, box)
+                error = self._join(rows, i, _times(row, w.T), error, found, box)
         row, size = rows[0], np.abs(rows[0])
         error = error * (1 + 1e-12) + e * (smooth.dot(size, found.size[0][box]) + np.abs(constant))
         reach = smooth.dot(size, found.radius[box])
         return smooth.dot(row, found.center[box]) - reach + constant - error - TINY, row
 
-    def _join(
-        self, rows: dict[int, Floats], i: int, part: Floats, error: Floats, found: Bounds, box: Any
-    ) -> Floats:
+    def _join(self, rows: Any, i: int, part: Any, error: Floats, found: Bounds, box: Any) -> Floats:
         """Add coefficients of a node to those that it has already."""
         if i in rows:
             part = part + rows[i]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from itertools import pairwise
 from math import isfinite, prod
 from typing import Any, NamedTuple
@@ -18,7 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.proofs.checking.network import FormatError, Network, Node, check_network
+from anydevice.proofs.checking.network import (
+    FormatError,
+    Network,
+    Node,
+    Query,
+    RefusedError,
+    check_network,
+)
 
 LEAF, EACH_GROUP = -1, -2
 ARITHMETICS = ("real", "float32")
@@ -51,6 +59,7 @@ class Tree(NamedTuple):
     `slopes` (sets, neurons): 255 times the slope of the lower line of each undecided ReLU.
     `multipliers` of float16: for each leaf, in order, one for each case of a neuron on its path,
     from the root: how much of the neuron's value is taken from the sum, for weights / 255.
+    `lemmas` are proved first, in their order: bounds of neurons that hold in the whole box.
     """
 
     steps: Integers
@@ -58,10 +67,51 @@ class Tree(NamedTuple):
     slopes_of: Integers
     slopes: Bytes
     multipliers: npt.NDArray[np.float16]
+    lemmas: tuple[Lemma, ...] = ()
 
     @property
     def leaves(self) -> int:
         return len(self.weights)
+
+    def fits(self, rows: int, neurons: int, cases: int) -> bool:
+        """Whether there are weights, slopes and multipliers for all, and these are at least 0."""
+        counts = self.weights.shape[1] == rows and len(self.multipliers) == cases
+        positive = ((self.multipliers >= 0) & (self.multipliers < np.inf)).all()
+        slopes = not len(self.slopes) or self.slopes.shape[1] == neurons
+        return counts and slopes and bool(positive)
+
+
+class Lemma(NamedTuple):
+    """Bounds of some neurons of one node before its function, in the whole box of a query.
+
+    `sides` has twice the number of a neuron in its node, where the negative of its value is less
+    than one of the `bounds`, and 1 more where the value itself is. `tree` proves it for the network
+    that ends with this node and lacks its function; each bound is a group of one row.
+    """
+
+    node: int
+    sides: Integers
+    bounds: npt.NDArray[np.float64]
+    tree: Tree
+
+    def theorem(self, network: Network, query: Query) -> tuple[Network, Query]:
+        """What is to be proved; `RefusedError` where it is about neurons that are not there."""
+        nodes, sides = network.nodes, self.sides
+        if not isinstance(self.node, int) or not 0 < self.node <= len(nodes) or not len(sides):
+            raise RefusedError(f"a lemma is about node {self.node}, or about no neuron")
+        *before, last = nodes[: self.node]
+        inside = (sides >= 0) & (sides < 2 * last.size)
+        if not inside.all() or len(self.bounds) != len(sides) or not np.isfinite(self.bounds).all():
+            raise RefusedError(f"a lemma about node {self.node} has a neuron or a bound too many")
+        ending = network._replace(nodes=(*before, last._replace(function="")))
+        zeros, rows, constants = [Fraction(0)] * last.size, [], []
+        for side, bound in zip(sides.tolist(), self.bounds.tolist(), strict=True):
+            row = zeros.copy()
+            row[side // 2] = Fraction(-1 if side % 2 else 1)
+            rows.append(tuple(row))
+            constants.append(Fraction(bound))
+        group, strict = tuple(range(len(rows))), (False,) * len(rows)
+        return ending, Query(query.low, query.high, tuple(rows), tuple(constants), group, strict)
 
 
 class Certificate(NamedTuple):
@@ -247,7 +297,19 @@ def _write_tree(tree: Tree, pieces: list[bytes]) -> dict[str, Any]:
         "own": len(own),
         "slopes": list(tree.slopes.shape),
         "multipliers": len(tree.multipliers),
+        "lemmas": [_write_lemma(lemma, pieces) for lemma in tree.lemmas],
     }
+
+
+def _write_lemma(lemma: Lemma, pieces: list[bytes]) -> dict[str, Any]:
+    pieces += [lemma.sides.astype("<i4").tobytes(), lemma.bounds.astype("<f8").tobytes()]
+    tree = _write_tree(lemma.tree, pieces)
+    return {"node": lemma.node, "sides": len(lemma.sides), "tree": tree}
+
+
+def _read_lemma(header: dict[str, Any], rest: _Rest) -> Lemma:
+    sides, bounds = (rest.take(kind, header["sides"]) for kind in ("<i4", "<f8"))
+    return Lemma(header["node"], sides.astype(np.int64), bounds, _read_tree(header["tree"], rest))
 
 
 def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
@@ -277,7 +339,8 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
         raise FormatError("a tree names slopes that are not there")
     multipliers = rest.take("<f2", header["multipliers"])
     steps = np.where(coded <= -10, LEAF, coded)
-    return Tree(steps, weights, slopes_of, slopes, multipliers)
+    lemmas = tuple([_read_lemma(each, rest) for each in header.get("lemmas", [])])
+    return Tree(steps, weights, slopes_of, slopes, multipliers, lemmas)
 
 
 def _width(count: int, what: str = "nodes") -> str:

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anydevice.proofs.checking.bounds import U64, Bounds, SoundNetwork
+from anydevice.proofs.checking.bounds import BATCH, U64, Bounds, SoundNetwork
 from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Certificate, Tree
 from anydevice.proofs.checking.exact import reaches
 from anydevice.proofs.checking.network import Floats, Network, Query, RefusedError, root_box
-
-BATCH = 256
 
 
 class TreePart(NamedTuple):
@@ -36,31 +34,29 @@ def check(network: Network, queries: Sequence[Query], certificate: Certificate) 
     """The number of leaves of a proof that holds; else `RefusedError`, which names a leaf."""
     if certificate.network != network.hash():
         raise RefusedError("it is about another network")
-    if list(certificate.queries) != [query.hash() for query in queries] or not queries:
-        raise RefusedError("it is about other queries")
-    if len(certificate.trees) != len(queries):
-        raise RefusedError(f"it has {len(certificate.trees)} trees for {len(queries)} queries")
-    net, leaves = SoundNetwork(network, certificate.arithmetic), 0
+    hashes, trees = [query.hash() for query in queries], len(certificate.trees)
+    if list(certificate.queries) != hashes or not len(hashes) == trees > 0:
+        raise RefusedError(f"it is about other queries than these {len(hashes)}: {trees} trees")
+    net = SoundNetwork(network, certificate.arithmetic)
     if dict(certificate.assumptions) != net.assumptions:
         raise RefusedError(f"its assumptions are not those of this checker, {net.assumptions}")
     for number, (query, tree) in enumerate(zip(queries, certificate.trees, strict=True), 1):
-        for start, bounds, closed in verdicts(net, query, tree):
+        for start, bounds, closed in verdicts(net, query, tree, {}):
             for k in np.nonzero(~closed)[0][:1]:
                 place = f"query {number}, leaf {start + k + 1} of {tree.leaves}"
                 raise RefusedError(f"{place} is not proved: its bound is {bounds[k]:.3g}", place)
-            leaves += len(closed)
-    return leaves
+    return sum(tree.leaves for tree in certificate.trees)
 
 
 def refused(network: Network, query: Query, tree: Tree, arithmetic: str) -> list[int]:
     """The numbers of the leaves, from 0, that bounds do not close."""
-    found = verdicts(SoundNetwork(network, arithmetic), query, tree)
+    found = verdicts(SoundNetwork(network, arithmetic), query, tree, {})
     return [int(start + k) for start, _, closed in found for k in np.nonzero(~closed)[0]]
 
 
-def leaves_of(tree: Tree, root: TreePart, inputs: int, neurons: int, groups: int) -> list[TreePart]:
+def leaves_of(tree: Tree, root: TreePart, net: SoundNetwork, groups: int) -> list[TreePart]:
     """The leaves of a tree. They cover the root: two halves share the number that divides them."""
-    found, stack = list[TreePart](), [root]
+    found, stack, inputs = list[TreePart](), [root], net.network.inputs
     for step in tree.steps.tolist():
         if not stack:
             raise RefusedError(f"a tree goes on behind leaf {len(found)}, its last")
@@ -71,9 +67,8 @@ def leaves_of(tree: Tree, root: TreePart, inputs: int, neurons: int, groups: int
             low, high = part.low.copy(), part.high.copy()
             low[step] = high[step] = (part.low[step] + part.high[step]) / 2
             stack += [part._replace(low=low), part._replace(low=part.low.copy(), high=high)]
-        elif inputs <= step < inputs + neurons:
-            cases = [(*part.cases, (step - inputs, sign)) for sign in (-1, 1)]
-            stack += [part._replace(cases=each) for each in cases]
+        elif inputs <= step < inputs + net.neurons:
+            stack += [part._replace(cases=(*part.cases, (step - inputs, s))) for s in (-1, 1)]
         elif step == EACH_GROUP and part.group < 0:
             stack += [part._replace(group=each) for each in range(groups)][::-1]
         else:
@@ -83,36 +78,43 @@ def leaves_of(tree: Tree, root: TreePart, inputs: int, neurons: int, groups: int
     return found
 
 
-def verdicts(net: SoundNetwork, query: Query, tree: Tree) -> Iterator[tuple[int, Floats, Any]]:
-    """Of some leaves, from which one on: the smallest bound of each, and whether it is closed."""
-    root = TreePart(*root_box(query, net.network))
-    leaves = leaves_of(tree, root, net.network.inputs, net.neurons, max(query.group) + 1)
+def verdicts(net: SoundNetwork, query: Query, tree: Tree, known: Any) -> Iterator[Any]:
+    """Of some leaves, from which one on: the smallest bound of each, and whether it is closed.
+
+    First the lemmas of the tree are proved, each with what is known by those before it. By node,
+    that is the most which the negative and the positive of each neuron's value can be.
+    """
+    for n, lemma in enumerate(tree.lemmas, 1):
+        ending, asked = lemma.theorem(net.network, query)
+        below, place = SoundNetwork(ending, ("real", "float32")[net.float32]), f"lemma {n}"
+        for start, _, closed in verdicts(below, asked, lemma.tree, known):
+            for k in np.nonzero(~closed)[0][:1]:
+                raise RefusedError(f"leaf {start + k + 1} of {place} is not proved", place)
+        most = known.setdefault(lemma.node, np.full((2, ending.outputs), np.inf))
+        np.minimum.at(most, (lemma.sides % 2, lemma.sides // 2), lemma.bounds)
+    leaves = leaves_of(tree, TreePart(*root_box(query, net.network)), net, max(query.group) + 1)
     ends = np.cumsum([len(leaf.cases) for leaf in leaves])
-    fits = tree.weights.shape[1] == len(query.group) and len(tree.multipliers) == ends[-1]
-    if not fits or (len(tree.slopes) and tree.slopes.shape[1] != net.neurons):
-        raise RefusedError("a tree has not as many weights, multipliers or slopes as it needs")
-    if not ((tree.multipliers >= 0) & (tree.multipliers < np.inf)).all():
-        raise RefusedError("a multiplier of a tree is negative or not finite")
+    if not tree.fits(len(query.group), net.neurons, ends[-1]):
+        raise RefusedError("a tree lacks weights, slopes, or multipliers that are at least 0")
+    rows = np.array(query.coefficients, float), np.array(query.constants, float)
     number, bounds = dict[int, int](), None
     for start in range(0, len(leaves), BATCH):
         parts = leaves[start : start + BATCH]
         boxes = {id(leaf.low): (leaf.low, leaf.high) for leaf in parts}
         if bounds is None or list(number) != list(boxes):
-            bounds = net.bounds(*np.moveaxis(np.array(list(boxes.values())), 1, 0))
+            low, high = np.moveaxis(np.array(list(boxes.values())), 1, 0)
+            bounds = net.bounds(low, high, known)
             number = {name: k for k, name in enumerate(boxes)}
         box, begin = [number[id(leaf.low)] for leaf in parts], ends[start] - len(parts[0].cases)
-        yield start, *_decided(net, query, tree, start, parts, np.array(box), bounds, begin)
+        yield start, *_decided(net, query, tree, bounds, (start, parts, np.array(box), begin, rows))
 
 
 @np.errstate(all="ignore")
-def _decided(
-    net: SoundNetwork, query: Query, tree: Tree, start: int, parts: Sequence[TreePart], box: Any,
-    bounds: Bounds, begin: int,
-) -> tuple[Floats, Any]:  # fmt: skip
+def _decided(net: SoundNetwork, query: Query, tree: Tree, bounds: Bounds, some: Any) -> Any:
     """The smallest bound of each leaf, and whether all its groups are closed."""
-    group, strict = np.array(query.group), np.array(query.strict)
-    table, constants = np.array(query.coefficients, float), np.array(query.constants, float)
-    pairs = [(k, g) for k, p in enumerate(parts) for g in set(query.group) if p.group in (-1, g)]
+    start, parts, box, begin, (table, constants) = some
+    group, strict, groups = np.array(query.group), np.array(query.strict), set(query.group)
+    pairs = [(k, g) for k, p in enumerate(parts) for g in (groups if p.group < 0 else [p.group])]
     leaf, of_group = np.array(pairs).T
     lines, of, taken, empty = bounds.lines, box[leaf], None, np.zeros(len(parts), bool)
     sets = tree.slopes_of[start:][: len(parts)]
