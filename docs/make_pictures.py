@@ -307,12 +307,10 @@ def chat_picture(metadata: str) -> str:
     """A conversation of two turns."""
     if not MODEL.exists():
         raise MissingError(f"{MODEL.name}: make chat fetches it")
-    command = f"anydevice chat {MODEL.name}"
-    options = ["--temperature", "0", "--max-tokens", "70", "--engine", "torch"]
+    command = f"anydevice chat {MODEL.name} --temperature 0"
     ended = r"\[\d+ tokens[^\]]*\][\s\S]*"
     make = terminal(
         command,
-        words=["-m", "anydevice", *command.split()[1:], *options],
         folder=MODEL.parent,
         typed=[
             ("> ", "What is the capital of France?\n"),
@@ -358,7 +356,7 @@ def training_shows() -> str:
 def bench_picture(metadata: str) -> str:
     """The plots of a page of `anydevice bench --html`, from a run whose figures are kept."""
     path = FOLDER / "bench.json"
-    words = "bench --quick --op matmul,softmax,rmsnorm,attention,linear --dtype float32"
+    words = "bench --quick --op matmul,softmax,rmsnorm,attention --dtype float32"
     ended = subprocess.run(
         [sys.executable, "-m", "anydevice", *words.split(), "--device", "cpu", "--json", str(path)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -384,24 +382,27 @@ def as_picture(results: Results) -> str:
         whole_page,
         re.DOTALL,
     )
-    width, top, gap = 380, 68, 16
-    heights = [width * _ratio(plot) + 46 for _, _, plot in plots]
-    whole, high = gap + (width + gap) * len(plots), top + max(heights) + gap
+    width, top, gap = 350, 68, 16
+    whole, ends = gap + (width + gap) * 2, [top, top]  # two columns
     panels = []
-    for number, ((title, detail, plot), height) in enumerate(zip(plots, heights, strict=True)):
-        x = gap + (width + gap) * number
-        place = f'x="{x + 10}" y="{top + 46}" width="{width - 20}" height="{height - 52:.0f}"'
+    for title, detail, plot in sorted(plots, key=lambda each: -_ratio(each[2])):
+        column = ends.index(min(ends))
+        x, y, height = gap + (width + gap) * column, ends[column], width * _ratio(plot) + 46
+        place = f'x="{x + 10}" y="{y + 46:.0f}" width="{width - 20}" height="{height - 52:.0f}"'
         panels.append(
-            f'<rect class="panel" x="{x}" y="{top}" width="{width}" height="{height:.0f}" rx="10"/>'
-            f'<text class="head" x="{x + 10}" y="{top + 22}">{title}</text>'
-            f'<text class="detail" x="{x + 10}" y="{top + 38}">{detail.strip()}</text>'
+            f'<rect class="panel" x="{x}" y="{y:.0f}" width="{width}" height="{height:.0f}" '
+            f'rx="10"/><text class="head" x="{x + 10}" y="{y + 22:.0f}">{title}</text>'
+            f'<text class="detail" x="{x + 10}" y="{y + 38:.0f}">{detail.strip()}</text>'
             f"{plot.replace('<svg ', f'<svg {place} ', 1)}"
         )
+        ends[column] += round(height) + gap
+    high = max(ends)
     said = f"{results.devices[0].name} · {results.devices[0].libraries}"
     [style] = re.findall(r"<style>(.*?)</style>", whole_page, re.DOTALL)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {high:.0f}" width="{whole}" '
-        f'role="img" font-family="system-ui,sans-serif"><style>{style} '
+        'role="img" aria-label="The plots of a page of anydevice bench" '
+        f'font-family="system-ui,sans-serif"><style>{style} '
         ".paper{fill:var(--paper)}.panel{fill:var(--panel)}text.top{font-size:19px;"
         "font-weight:600}text.head{font-size:14px;font-weight:600}"
         f'</style><rect class="paper" width="{whole}" height="{high:.0f}" rx="10"/>'

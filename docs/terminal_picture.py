@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-COLUMN, ROW, SIZE = 8.4, 19, 14
+COLUMN, ROW, SIZE = 7.8, 18, 13
 PADDING, BAR = 16, 34
 BACKGROUND, FRAME, INK, SOFT = "#0d1117", "#30363d", "#e6edf3", "#8b949e"
 COLOURS = {"31": "#ff7b72", "32": "#56d364", "33": "#e3b341", "36": "#79c0ff"}

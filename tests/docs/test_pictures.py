@@ -102,7 +102,7 @@ def test_what_a_terminal_shows_is_drawn_where_it_stands(maker: ModuleType) -> No
     shown = screen_of("loading 1\rloading 2\r\x1b[K\x1b[32mgood\x1b[0m   <3>\r\nabcdefghijklm", 12)
     assert text_of(shown) == "good   <3>\nabcdefghijkl\nm"
     picture = drawn(shown, "title", columns=12)
-    assert re.search(r'<text x="16" y="[\d.]+" textLength="33.6" fill="#56d364">good<', picture)
+    assert re.search(r'<text x="16" y="[\d.]+" textLength="31.2" fill="#56d364">good<', picture)
     assert "&lt;3&gt;" in picture
     moved = screen_of("\x1b[?1049h\x1b[2J\x1b[1;1Hone\x1b[K\x1b[2;1Htwo\x1b[1;1Hsix\x1b[K", 80)
     assert text_of(moved) == "six\ntwo"
