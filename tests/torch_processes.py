@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 SET_UP = """
-import contextlib, os, signal, sys, time
+import os, signal, sys, time, warnings
 import numpy as np, torch, torch._dynamo, torch.distributed, torch.distributed.fsdp
 import anydevice
 from anydevice import nn, parallel
 from anydevice.core.trees import leaves
-from anydevice.training import sharding, spreading
+from anydevice.training import by_rows, sharding, spreading
 
 nn.train, nn.AdamW, nn.Dense, nn.Batches  # loaded once, for all that fork from here
 
@@ -72,11 +72,11 @@ def failing(function, *given, processes=2, **options):
         return str(error)
     raise SystemExit("nothing was raised")
 
-def unweighted(self, batch, own=spreading.ProcessSpread._own):
+def unweighted(self, batch, own=by_rows.ProcessSpread._own):
     part, rows, share = own(self, batch)
     return part, rows, (1 / self._group.size if share else 0.0)
 
-def mask_per_shard(self, batch, own=spreading.ProcessSpread._own):
+def mask_per_shard(self, batch, own=by_rows.ProcessSpread._own):
     part, (first, count, every), share = own(self, batch)
     return part, (0, count, count), share
 
@@ -85,11 +85,11 @@ def mutants(**options):
     found, rounding = {}, spreading.ROUNDING
     spreading.ROUNDING = 1.0
     for mutant in (unweighted, mask_per_shard):
-        whole, spreading.ProcessSpread._own = spreading.ProcessSpread._own, mutant
+        whole, by_rows.ProcessSpread._own = by_rows.ProcessSpread._own, mutant
         for make in (ours, users):
             run = lambda: trained(make, 1, **options)
             found[make, mutant.__name__] = parallel.launch(run, processes=3)
-        spreading.ProcessSpread._own = whole
+        by_rows.ProcessSpread._own = whole
     spreading.ROUNDING = rounding
     return found
 """

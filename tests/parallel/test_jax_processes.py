@@ -84,6 +84,13 @@ def refused(mesh):
         raise SystemExit("different batches were not seen")
     except anydevice.ConfigurationError as error:
         assert "the processes have different batches" in str(error), error
+    parts = [(X[at : at + 8], Y[at : at + 8]) for at in range(0, 48, 8)]
+    try:
+        nn.train(model(), parts[: 6 - mesh.rank], nn.AdamW(1e-3), "cross_entropy", epochs=1,
+                 devices=mesh, progress=False)
+        raise SystemExit("a batch that one process does not have was not seen")
+    except anydevice.ConfigurationError as error:
+        assert "batch 6 of epoch 1" in str(error) and "1 of 2 has no such batch" in str(error)
 
 def together():
     mesh = parallel.initialize("cpu")

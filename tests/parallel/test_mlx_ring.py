@@ -25,7 +25,7 @@ def model(seed=1):
 def trained(x=X, rank=0, **options):
     given = {"epochs": 2, "clip": 1.0, "progress": False, "seed": 3, "loss": "cross_entropy",
              **options}
-    data = nn.Batches(x, Y, size=50)
+    data = given.pop("data", None) or nn.Batches(x, Y, size=50)
     result = nn.train(model(1 + rank), data, nn.AdamW(1e-3), **given)  # the first one's count
     assert result.model.parameter_count > 83_000
     return result
@@ -58,6 +58,11 @@ def refused(mesh):
         except anydevice.AnyDeviceError as error:
             yield str(error)
 
+def fewer():
+    mesh = parallel.initialize("cpu")
+    parts = [(X[at : at + 10], Y[at : at + 10]) for at in range(0, 60, 10)]
+    trained(devices=mesh, data=parts[: 5 + (mesh.rank == 1)])
+
 if __name__ == "__main__":
     found = parallel.launch(together, processes=int(sys.argv[1]), engine="mlx")
     one = losses(trained(device=PLACE))
@@ -69,6 +74,12 @@ if __name__ == "__main__":
         assert "the processes have different batches" in others, others
         assert "it is no mean over rows" in mean, mean
         assert "processes of MLX hold all parameters each" in shard, shard
+    try:
+        parallel.launch(fewer, processes=2, engine="mlx")
+        raise SystemExit("a batch that one process does not have was not seen")
+    except anydevice.AnyDeviceError as error:
+        assert "batch 6 of epoch 1" in str(error), error
+        assert "0 of 2 has no such batch" in str(error), error
     print("held")
 """
 

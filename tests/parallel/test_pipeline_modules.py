@@ -172,6 +172,12 @@ def test_a_loss_that_is_no_mean_over_rows_is_found_where_batches_are_divided() -
             nn.train(module, _data(), nn.AdamW(1e-2), masked, epochs=1, seed=1, progress=False)
         whole = parallel.pipeline(_module(), CARDS)
         nn.train(whole, _data(), nn.AdamW(1e-2), masked, epochs=1, seed=1, progress=False)
+        # Until the eighth batch, none of its rows is masked.
+        x, y = next(iter(_data()(1, 1)))
+        batches = [(x, np.where(y == 1, 0, y)) for _ in range(7)] + [(x, y)] * 2
+        module = parallel.pipeline(_module(), CARDS, microbatches=3)
+        with pytest.raises(UnsupportedError, match=r"batch 8 is .* as the mean of 3 micro"):
+            nn.train(module, batches, nn.AdamW(1e-2), masked, epochs=1, seed=1, progress=False)
 
 
 def test_a_loop_of_ones_own_trains_a_model_of_hugging_face(llama: Any) -> None:

@@ -57,6 +57,50 @@ def others():
 told = failing(others)
 assert "the processes have different batches" in told, told
 
+# One process has fewer batches than the others, of any number; or smaller ones.
+PARTS = [(X[at : at + 10], Y[at : at + 10]) for at in range(0, 100, 10)]
+
+def fewer(more=0, **options):
+    short = PARTS[:6] + ([(X[:7], Y[:7])] if more else [])
+    own = short if parallel.initialize("cpu").rank == 1 else PARTS
+    given = {"data": PARTS, "validation": own} if "validation" in options else {"data": own}
+    trained(ours, 2, **given)
+
+for options, wanted in (
+    ({}, "batch 7 of epoch 1: the processes have different batches: 0 of 2 has one of 10 rows, and "
+         "1 of 2 has no such batch"),
+    ({"more": 1}, "0 of 2 has one of 10 rows, and 1 of 2 has 7 rows"),
+    ({"validation": 1}, "batch 7 of the validation: the processes have different batches"),
+):
+    told = failing(fewer, **options)
+    assert wanted in told, told
+
+# A loss that is a mean over rows until batch 8.
+late = [(x, np.where(y == 9, 0, y).astype(np.int32)) for x, y in PARTS]
+late[7][1][2] = 9
+
+def weighted(output, y):
+    each = T.functional.cross_entropy(output, y.long(), reduction="none")
+    weights = 1.0 + 4.0 * (y == 9)
+    return (each * weights).sum() / weights.sum()
+
+def weighted_of_model(model, x, y):
+    return weighted(model(x), y)
+
+told = failing(trained, users, 1, loss=weighted_of_model, data=late)
+assert "UnsupportedError" in told and "the loss of batch 8" in told, told
+
+def joined_late():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        losses = trained(users, 1, loss=weighted, data=late)
+    if parallel.initialize("cpu").size > 1:
+        assert "the loss of batch 8 is no mean over rows" in str(seen[-1].message), seen
+    return losses
+
+joined = parallel.launch(joined_late, processes=3)
+assert apart(parallel.launch(joined_late, processes=1)[0], joined) <= 1e-6, joined
+
 def statistics():
     return nn.build(nn.Dense(64, 10), nn.BatchNorm(10), seed=1, device=TORCH)
 

@@ -137,15 +137,18 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
     return found
 
 
-def any_of(flag: bool, mesh: Mesh) -> Any:
-    """Whether a flag is set in any process, as an array that is there once all have asked."""
-    own = np.asarray([flag], np.int32)
+def of_processes(numbers: Sequence[int], mesh: Mesh) -> Any:
+    """The numbers of each process, one row each: an array that is there once all have asked."""
+    mine = np.asarray([numbers], np.int32)
     place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
-    flags = jax.make_array_from_callback((mesh.size,), place, lambda index: own)
-    return _largest(flags)
+    shape = (mesh.size, len(numbers))
+    spread = jax.make_array_from_callback(shape, place, lambda index: mine)
+    return _one_each(len(mesh.devices), NamedSharding(_native(mesh), PartitionSpec()))(spread)
 
 
-_largest = jax.jit(lambda flags: flags.max())
+@lru_cache(maxsize=64)
+def _one_each(devices: int, place: NamedSharding) -> Any:
+    return jax.jit(lambda rows: rows[::devices], out_shardings=place)
 
 
 def _put(x: Any, mesh: Mesh, spec: PartitionSpec) -> Any:

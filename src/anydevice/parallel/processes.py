@@ -1,4 +1,7 @@
-"""Processes that compute together, by `torch.distributed`: joining them, and what they exchange."""
+"""Processes that compute together: joining them, and what they exchange.
+
+Those of PyTorch by `torch.distributed`, those of MLX by its ring; `jax_mesh` has those of JAX.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
@@ -21,7 +26,7 @@ from anydevice.core.record import Record
 from anydevice.discovery._discover import devices as devices_of_backend
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.parallel.mesh import Mesh, Processes
+from anydevice.parallel.mesh import HostExchange, Mesh, Processes
 
 _PORT = 29500
 _LAST_WAIT = 10.0
@@ -71,6 +76,17 @@ class Group(Processes):
         distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
         return float(held[0])
 
+    def every(self, numbers: Sequence[float], device: Device) -> Any:
+        """Some numbers of each process, one row each: a tensor on a device."""
+        import torch
+        import torch.distributed as distributed
+
+        place = registry.load("torch").native(device)
+        own = torch.tensor(numbers, dtype=torch.float32, device=place)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        distributed.all_gather(found, own)
+        return torch.stack(found)
+
     def of_first(self, value: Any, root: int = 0) -> Any:
         """A small value of the first process, or of another one, in each of them."""
         import torch.distributed as distributed
@@ -91,6 +107,71 @@ class Group(Processes):
         import torch.distributed as distributed
 
         distributed.barrier()
+
+
+class RingProcesses(HostExchange):
+    """The processes of a ring of MLX."""
+
+    def every(self, numbers: Any) -> Any:
+        import mlx.core as mx
+
+        flat = mx.array(np.ascontiguousarray(numbers).reshape(-1))
+        found = np.array(mx.distributed.all_gather(flat, group=_ring()))
+        return found.reshape(self.size, *numbers.shape)
+
+    def sum(self, arrays: Sequence[Any], share: float = 1.0) -> list[Any]:
+        """The sums over all processes of arrays, each times the share of its process.
+
+        A function that compilers can trace. An array of a process without a share does not count,
+        whatever its numbers.
+        """
+        import mlx.core as mx
+
+        flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
+        flat = flat * share if share else mx.zeros_like(flat)
+        total = mx.distributed.all_sum(flat, group=_ring())
+        ends = np.cumsum([x.size for x in arrays])[:-1].tolist()
+        parts = mx.split(total, ends)
+        return [
+            part.reshape(x.shape).astype(x.dtype) for part, x in zip(parts, arrays, strict=True)
+        ]
+
+    def from_first(self, x: Any) -> Any:
+        """An array of the first process, in each of them."""
+        import mlx.core as mx
+
+        own = x if self.rank == 0 else mx.zeros_like(x)
+        return mx.distributed.all_sum(own, group=_ring())
+
+    def of_processes(self, numbers: Sequence[int]) -> Any:
+        """The numbers of each process, one row each: an array that is there once all have asked."""
+        import mlx.core as mx
+
+        own = mx.array(list(numbers), mx.int32)
+        return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
+
+    def largest(self, number: float, like: Any = None) -> float:
+        """The largest of a number that each process has."""
+        return float(self.every(np.asarray([number], np.float32)).max())
+
+
+_rings: list[Any] = []
+
+
+def _ring() -> Any:
+    """The ring that a launcher told MLX about; `UnsupportedError` without one."""
+    import mlx.core as mx
+
+    if not _rings:
+        if _RING not in os.environ:
+            raise Absent(
+                "MLX does not know where its processes are",
+                instead="start them with `anydevice launch --engine mlx` on one machine, or with "
+                "`mlx.launch` on several",
+                code="no_collectives",
+            ).error()
+        _rings.append(mx.distributed.init(strict=True, backend="ring"))
+    return _rings[0]
 
 
 def initialize(device: Device | str | None = None, *, engine: str | None = None) -> Mesh:
@@ -125,9 +206,7 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     if engine == "jax":
         return _over_jax(device, place, found)
     if engine == "mlx":
-        from anydevice.parallel import mlx_ring
-
-        return Mesh([place], group=mlx_ring.joined())
+        return Mesh([place], group=RingProcesses(_ring().rank(), _ring().size()))
     group = existing or _joined(cast(Launched, found), place)
     return Mesh([place], group=group if group.size > 1 else None)
 

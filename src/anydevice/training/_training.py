@@ -296,6 +296,9 @@ class Training:
         """
         if batch is not self._placed:
             batch = self.spread.place(self.form(batch))
+            if self.spread.is_several:
+                where = batch_name("data", self.epoch, self.position + 1)
+                self.spread.meet(rows_of(batch), where)
         self._placed = None
         try:
             value = self.advance(batch)
@@ -372,7 +375,7 @@ class Training:
             self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
         elif "epoch" in self._random:
             set_host_state(self._random["epoch"], self._data)
-        return placed_batches(
+        batches = placed_batches(
             self._data,
             self.seed,
             self.epoch,
@@ -383,6 +386,7 @@ class Training:
             ahead=self.spread.is_ahead,
             place=self.spread.place,
         )
+        return self.spread.together(batches, "data", self.epoch, self.position)
 
     def _after_skipping(self) -> None:
         """The numbers drawn since the start of the epoch were those of the data and the steps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -230,7 +230,7 @@ def placed_batches(
     form: Callable[[Any], Any] | None = None,
     skipped: Callable[[], None] | None = None,
     place: Callable[[Any], Any] | None = None,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
 
     On an accelerator the next ones are placed `ahead`, while the loop computes. `form` makes what

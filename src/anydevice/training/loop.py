@@ -310,6 +310,7 @@ class Validation:
             ahead=training.spread.is_ahead,
             place=training.spread.place,
         )
+        batches = training.spread.together(batches, _VALIDATION, training.epoch)
         for number, batch in enumerate(batches, 1):
             where = batch_name(_VALIDATION, training.epoch, number)
             value, output = self._value(batch, where)

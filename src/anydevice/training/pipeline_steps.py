@@ -26,7 +26,7 @@ from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.memory.stats import memory_stats
 from anydevice.models.precision import Policy
-from anydevice.nn.layer import Array, state_places
+from anydevice.nn.layer import Array
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import BuiltIn, global_norm
 from anydevice.parallel.mesh import Mesh, devices_of
@@ -42,9 +42,19 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice.training.spreading import CHECKED, HELD, ROUNDING, ROUNDING_16, Spread
+from anydevice.training.spreading import (
+    HELD,
+    ROUNDING,
+    ROUNDING_16,
+    Spread,
+    check_rows,
+    is_compared,
+    not_by_rows,
+)
 from anydevice.training.steps import StepConfig, StepState, total
 from anydevice.transfer.moving import to_device
+
+_INSTEAD = "leave microbatches= out"
 
 
 def pipelined(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, str | None]:
@@ -185,14 +195,13 @@ class PipelineSpread(Spread):
                 f"a pipeline does not train in {policy.compute}, whose loss has to be scaled",
                 instead='take precision="bfloat16" or "float32"',
             ).error()
-        module = getattr(layer, "given", None)
         if optimizer is not None and not isinstance(optimizer, BuiltIn):
             raise Absent(
                 "the state of this optimizer cannot be told apart by devices",
                 instead="take one of nn, such as nn.AdamW(1e-3)",
             ).error()
         if self.microbatches > 1:
-            _check_rows(layer, module, still)
+            check_rows(layer, still, _INSTEAD)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
         """A module, which stays where the pipeline has put it."""
@@ -226,14 +235,15 @@ class PipelineSpread(Spread):
     def compares(self) -> bool:
         """Whether the loss of the next batch is to be computed as a whole, too."""
         self._compared += 1
-        return self.microbatches > 1 and self._compared <= CHECKED
+        return self.microbatches > 1 and is_compared(self._compared)
 
     def compare(self, whole: float, parts: float) -> None:
         """Raise `UnsupportedError` for a loss that is not the mean of those of microbatches."""
         if abs(whole - parts) > self.rounding * max(1.0, abs(whole)):
-            raise _not_by_rows(
+            raise not_by_rows(
                 f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
-                f"mean of {self.microbatches} microbatches"
+                f"mean of {self.microbatches} microbatches",
+                _INSTEAD,
             )
 
     def module_total(self, value: Any, like: Any) -> Any:
@@ -286,26 +296,6 @@ def updated_by_device(
         moved = update(own, slopes, kept, step, rate)
         found = [combined(before, after) for before, after in zip(found, moved, strict=True)]
     return found[0], found[1]
-
-
-def _check_rows(layer: Any, module: Any, still: Collection[str]) -> None:
-    """Refuse what computes with whole batches, where these are divided."""
-    if module is None:
-        names = [path for path, _ in state_places(layer) if path not in still]
-    else:
-        parts = module.named_modules()
-        names = [name for name, part in parts if getattr(part, "track_running_stats", False)]
-    if names:
-        raise _not_by_rows(f"{names[0]} computes with statistics of whole batches")
-
-
-def _not_by_rows(what: str) -> Exception:
-    return Absent(
-        what,
-        instead="leave microbatches= out, or take a loss that is a mean over rows, and LayerNorm "
-        "in place of BatchNorm",
-        code="no_collectives",
-    ).error()
 
 
 def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], float, Any]]:

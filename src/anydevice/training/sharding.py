@@ -22,9 +22,10 @@ from anydevice.parallel.mesh import Mesh
 from anydevice.parallel.placing import row_ranges
 from anydevice.parallel.processes import Group
 from anydevice.parallel.torch_mesh import Layout
+from anydevice.training.by_rows import ProcessSpread
 from anydevice.training.packing import Packed
 from anydevice.training.randomness import dropping_as_whole
-from anydevice.training.spreading import Function, ProcessSpread
+from anydevice.training.spreading import Function
 from anydevice.training.steps import StepState
 from anydevice.training.torch_modules import TorchLayer, parameters_of
 from anydevice.transfer.moving import to_device, to_numpy

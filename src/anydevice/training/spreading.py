@@ -6,10 +6,10 @@ and the compiler adds what the devices tell each other.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,33 +18,23 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.record import replace
 from anydevice.core.text import format_size
-from anydevice.core.trees import Tree, leaves, mapped, refilled
+from anydevice.core.trees import Tree, leaves, mapped
 from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.memory.stats import memory_stats
 from anydevice.models.precision import Policy
 from anydevice.nn.layer import state_places
-from anydevice.nn.losses import LOSSES
 from anydevice.nn.optimizers import Optimizer, clipped
-from anydevice.parallel.mesh import Mesh, devices_of, digest_of
-from anydevice.parallel.placing import gather, row_ranges
-from anydevice.training.batches import placer, rows_of
-from anydevice.training.modules import takes_model
-from anydevice.training.randomness import (
-    device_state,
-    dropping_as_whole,
-    host_state,
-    set_device_state,
-    set_host_state,
-)
-from anydevice.training.steps import StepConfig, StepState, copied
+from anydevice.parallel.mesh import Mesh, devices_of
+from anydevice.parallel.placing import gather
+from anydevice.training.batches import batch_name, placer, rows_of
+from anydevice.training.randomness import host_state, set_host_state
+from anydevice.training.steps import StepConfig, StepState
 from anydevice.transfer.moving import to_device, to_numpy
 
 if TYPE_CHECKING:
     from anydevice.parallel.jax_mesh import JaxProcesses
-    from anydevice.parallel.mlx_ring import RingProcesses
     from anydevice.parallel.processes import Group
-    from anydevice.training.sharding import JoinedLoss
 
 Function = Callable[..., Any]
 
@@ -53,10 +43,19 @@ ROUNDING, ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
 
 CHECKED = 3
-"""The first batches, whose loss is also computed as a whole."""
+"""The first batches, whose loss is also computed as a whole; later, each with a power of two."""
 
 HELD = 4
 """Numbers that a training holds for each parameter: itself, its gradient and two moments."""
+
+
+def is_compared(number: int) -> bool:
+    """Whether the batch with this number, from 1 on, is looked at more closely.
+
+    >>> [number for number in range(1, 40) if is_compared(number)]
+    [1, 2, 3, 4, 8, 16, 32]
+    """
+    return number <= CHECKED or not number & (number - 1)
 
 
 class Spread:
@@ -70,6 +69,9 @@ class Spread:
     """Whether each process holds a part of the parameters."""
 
     asked = False
+    late = 0
+    """Batches after which it is read what other processes told of one."""
+
     must_compile = False
     """Whether a step must be one program, whatever the options say."""
 
@@ -83,6 +85,8 @@ class Spread:
         self.device = device
         self.place = placer(device)
         """Moves a batch to where steps take it."""
+        self._answers: deque[tuple[Any, str]] = deque()
+        self._stops = False
 
     @property
     def reads_to(self) -> Device:
@@ -184,8 +188,41 @@ class Spread:
 
     def is_asked(self, asked: bool) -> bool:
         """Whether a training that is asked to stop here, or not, stops now: in all processes."""
-        self.asked = asked
-        return asked
+        self.asked = asked  # the next batch tells the others
+        return self._stops if self.is_several else asked
+
+    def together(
+        self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int = 0
+    ) -> Generator[Any, None, None]:
+        """Batches that are placed, of which every process has the same number.
+
+        Raises `ConfigurationError` where one has more than another, or other numbers of rows.
+        """
+        return self._met(batches, name, epoch, skipped) if self.is_several else batches
+
+    def _met(
+        self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int
+    ) -> Generator[Any, None, None]:
+        numbers = count(skipped + 1)
+        with closing(batches):
+            for batch, number in zip(batches, numbers, strict=False):
+                self.meet(rows_of(batch), batch_name(name, epoch, number))
+                yield batch
+        self.meet(0, batch_name(name, epoch, next(numbers)))
+
+    def meet(self, rows: int, where: str) -> None:
+        """Tell the other processes of a batch: its rows, 0 for none, and whether to stop."""
+        self._answers.append((self._told(rows), where))
+        while len(self._answers) > (self.late if rows else 0):
+            told, name = self._answers.popleft()
+            found = to_numpy(told)
+            self._stops = self._stops or bool(found[:, 1].any())
+            if (found[:, 0] != found[0, 0]).any():
+                raise _other_counts(found[:, 0].astype(int).tolist(), name)
+
+    def _told(self, rows: int) -> Any:
+        """The rows of each process, and whether it is asked to stop: an array once all are here."""
+        raise NotImplementedError
 
     @property
     def leads(self) -> bool:
@@ -213,11 +250,12 @@ class MeshSpread(Spread):
         self._to_first = self.place
         self.place = self._divided
         self._placed = 0
-        self._answers: deque[Any] = deque()
+        self._last: Any = None
         if self._group is not None:
             if self.device.kind == "cpu":
                 # There, two programs that exchange numbers may wait for each other for ever.
                 self.in_flight, self.must_compile = 0, True
+            self.late = self.in_flight  # by then it is there, so that no step waits for it
             set_host_state(self._group.of_first(host_state()))
 
     @property
@@ -236,15 +274,14 @@ class MeshSpread(Spread):
         if self._group is not None:
             self._group.wait()
 
-    def is_asked(self, asked: bool) -> bool:
-        self.asked = asked
-        if self._group is None:
-            return asked
-        # The answer of some calls ago: by now it is there, so that no step waits for it.
-        self._answers.append(self._jax.any_of(asked, self._mesh))
-        if len(self._answers) <= self.in_flight:
-            return False
-        return bool(to_numpy(self._answers.popleft()))
+    def meet(self, rows: int, where: str) -> None:
+        super().meet(rows, where)
+        last, self._last = self._last, None
+        if last is not None and not cast("JaxProcesses", self._group).is_same(last):
+            raise other_batches()
+
+    def _told(self, rows: int) -> Any:
+        return self._jax.of_processes([rows, int(self.asked)], self._mesh)
 
     def parameters(self, tree: Tree) -> Tree:
         if self._group is not None and not self._group.is_same(tree):
@@ -292,286 +329,49 @@ class MeshSpread(Spread):
                 f"computes all of such a batch; take a size that is a multiple of {size}"
             )
         there = self._to_first(batch)
-        if self._group is not None and self._placed <= CHECKED and not self._group.is_same(there):
-            raise _other_batches()
+        if self._group is not None and is_compared(self._placed):
+            self._last = there
         return mapped(lambda x: self._jax.divided(x, self._mesh), there)
 
 
-class ProcessSpread(Spread):
-    """A training in several processes of PyTorch, each with its rows of the same batches.
-
-    Gradients are summed, weighted by rows, before anything looks at them: so all processes clip,
-    fail and scale alike, and keep the same parameters.
-    """
-
-    is_several = True
-
-    def __init__(self, group: Any, device: Device, text: str) -> None:
-        super().__init__(device)
-        self.text = text
-        self._group: Group = group
-        self._checked = 0
-        self._rounding = ROUNDING
-        self._expected: Any = None
-        self._joint: JoinedLoss | None = None
-        self._stops = False
-        host, own = group.of_first((host_state(), device_state(device)))
-        set_host_state(host)
-        set_device_state(device, own)
-
-    @property
-    def leads(self) -> bool:
-        return self._group.rank == 0
-
-    def wait(self) -> None:
-        self._group.wait()
-
-    def is_asked(self, asked: bool) -> bool:
-        self.asked = asked  # the next sum tells the others
-        return self._stops
-
-    def parameters(self, tree: Tree) -> Tree:
-        placed = copied(super().parameters(tree))
-        self.share(leaves(placed))
-        return placed
-
-    def share(self, tensors: Sequence[Any]) -> None:
-        self._group.copy_from_first(tensors)
-
-    def check(
-        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
-    ) -> None:
-        self._rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
-        module = getattr(layer, "given", None)
-        if module is None:
-            names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in still]
-        else:
-            parts = module.named_modules()
-            names = [name for name, part in parts if getattr(part, "track_running_stats", False)]
-        if names:
-            raise _not_by_rows(f"{names[0]} computes with statistics of whole batches")
-
-    def config(self, config: StepConfig) -> StepConfig:
-        loss = config.loss
-        named = any(loss is own for own in LOSSES.values())
-        if self.device.engine != "torch" or named or loss is None or takes_model(loss):
-            return config
-        if config.optimize != "none":  # compiled, it tells other processes nothing
-            return config
-        from anydevice.training.sharding import JoinedLoss
-
-        self._joint = JoinedLoss(loss, Mesh([self.device], group=self._group))
-        return replace(config, loss=self._joint)
-
-    def gradients(self, differentiate: Function, loss: Function) -> Function:
-        function = differentiate(loss)
-
-        def summed(
-            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
-        ) -> tuple[tuple[Any, list[Any]], Tree]:
-            self._check_first(batch, lambda: loss(trained, held, batch, seed, number, scale)[0])
-            part, rows, share = self._own(batch)
-            with self._part(rows, share) as weight:
-                (value, state), found = function(trained, held, part, seed, number, scale, rows)
-            sums = self._sum([self._own_value(value), *leaves(found)], weight)
-            if sums is None:  # found to be no mean over rows: once more, with all of them
-                return summed(trained, held, batch, seed, number, scale)
-            return (sums[0], state), refilled(found, sums[1:])
-
-        return summed
-
-    def module_loss(self, loss: Function, batch: Any) -> Any:
-        self._check_first(batch, lambda: self._as_whole(loss, batch))
-        part, rows, share = self._own(batch)
-        before = host_state(), device_state(self.device)
-        value = self._module_part(loss, part, rows, share)
-        if self._joint is not None and not self._joint.is_on and self._expected is not None:
-            own = self._expected.new_zeros(()) if value is None else value.detach()
-            if self._is_other(self._expected, self._group.sum([own])[0]):
-                self._joint.is_on = True
-                set_host_state(before[0])
-                set_device_state(self.device, before[1])
-                value = self._module_part(loss, part, rows, share)
-        return value
-
-    def _module_part(self, loss: Function, part: Any, rows: Any, share: float) -> Any:
-        torch: Any = sys.modules["torch"]
-        with self._part(rows, share) as weight, dropping_as_whole(rows):
-            if weight:
-                return loss(part) * weight
-            with torch.no_grad():  # random numbers go on as in the others
-                loss(part)
-        return None
-
-    @contextmanager
-    def _part(self, rows: tuple[int, int, int], share: float) -> Iterator[float]:
-        """A block in which a part of a batch is computed, with the weight of its gradients."""
-        if self._joint is None or not self._joint.is_on:
-            yield share
-            return
-        self._joint.rows = rows, share
-        try:
-            yield 1.0
-        finally:
-            self._joint.rows = None
-
-    def _own_value(self, value: Any) -> Any:
-        """What a process adds to the loss: its part of it where each has computed all of it."""
-        return value if self._joint is None or not self._joint.is_on else value / self._group.size
-
-    def _as_whole(self, loss: Function, batch: Any) -> Any:
-        """The loss of a whole batch, with the random numbers that its parts will have."""
-        before = host_state(), device_state(self.device)
-        value = loss(batch)
-        set_host_state(before[0])
-        set_device_state(self.device, before[1])
-        return value
-
-    def module_total(self, value: Any, like: Any) -> Any:
-        own = like.new_zeros(()) if value is None else self._own_value(value.detach())
-        sums = self._sum([own], 1.0)
-        assert sums is not None, "module_loss has compared it"
-        return sums[0]
-
-    def sum_gradients(self, weights: Sequence[Any]) -> None:
-        torch: Any = sys.modules["torch"]
-        like = weights[0]
-        known = torch.tensor([float(x.grad is not None) for x in weights], device=like.device)
-        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
-        known, *sums = self._group.sum([known, *found])
-        for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
-            x.grad = gradient if is_known else None
-
-    def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
-        """The sums over processes, of which the first is the loss.
-
-        `None` where that proves to be no mean over rows, and can be computed of all of them.
-        """
-        # A share of nothing would still be NaN where the numbers are.
-        tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
-        stop = tensors[0].new_full((), float(self.asked) / (share or 1.0))
-        value, stop, *sums = self._group.sum([tensors[0], stop, *tensors[1:]], share or 1.0)
-        self._stops = bool(stop > 0)
-        if self._expected is not None and self._is_other(self._expected, value):
-            if self._joint is None or self._joint.is_on:
-                raise self._wrong_parts(float(self._expected), float(value))
-            self._joint.is_on = True
-            return None
-        self._expected = None
-        return [value, *sums]
-
-    def _own(self, batch: Any) -> tuple[Any, tuple[int, int, int], float]:
-        """The rows of this process, where they lie in the batch, and their share of it.
-
-        A process without rows computes the first one, with a share of 0.
-        """
-        every = rows_of(batch)
-        first, stop = row_ranges(every, self._group.size)[self._group.rank]
-        share = (stop - first) / every
-        if not share:
-            first, stop = 0, 1
-
-        def own(x: Any) -> Any:
-            return x[first:stop] if x.ndim and x.shape[0] == every else x
-
-        return mapped(own, batch), (first, stop - first, every), share
-
-    def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
-        """Of the first batches: are they the same everywhere, and what is the loss of a whole one?
-
-        Parts of one batch may have the same weight by chance.
-        """
-        if self._checked == CHECKED:
-            return
-        self._checked += 1
-        number = float(int.from_bytes(digest_of(batch)[:6], "big"))
-        like = leaves(batch)[0]
-        if self._group.largest(number, like) != -self._group.largest(-number, like):
-            raise _other_batches()
-        with sys.modules["torch"].no_grad():
-            self._expected = whole()
-
-    def _is_other(self, expected: Any, value: Any) -> bool:
-        """Whether the loss of a whole batch is another one than that of its parts."""
-        difference = abs(float(expected) - float(value)) / max(1.0, abs(float(expected)))
-        return self._group.largest(difference, value) > self._rounding
-
-    def _wrong_parts(self, expected: float, value: float) -> Exception:
-        return _not_by_rows(
-            f"the loss of batch {self._checked} is {expected:.6g}, and {value:.6g} as the mean "
-            f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
-            "tokens are masked or random numbers are drawn in another way"
-        )
+_SAME = (
+    "; give all of them the same data, such as nn.Batches, or a function of the seed and the "
+    "epoch, without a sampler that divides it: each process takes its own rows of every batch"
+)
 
 
-class RingSpread(ProcessSpread):
-    """A training in several processes of MLX, each with its rows of the same batches.
-
-    The sums of gradients are a part of the compiled step.
-    """
-
-    checks_batches = True
-
-    def __init__(self, group: RingProcesses, device: Device, text: str) -> None:
-        super().__init__(group, device, text)
-        self._ring = group
-        self._answers: deque[Any] = deque()
-
-    def is_asked(self, asked: bool) -> bool:
-        self.asked = asked
-        # The answer of some calls ago: by now it is there, so that no step waits for it.
-        self._answers.append(self._ring.any_of(asked))
-        if len(self._answers) <= self.in_flight:
-            return False
-        return bool(to_numpy(self._answers.popleft()) > 0)
-
-    def parameters(self, tree: Tree) -> Tree:
-        placed = Spread.parameters(self, tree)
-        return placed if self._ring.is_same(placed) else mapped(self._ring.from_first, placed)
-
-    def gradients(self, differentiate: Function, loss: Function) -> Function:
-        function = differentiate(loss)
-
-        def summed(
-            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
-        ) -> tuple[tuple[Any, list[Any]], Tree]:
-            part, rows, share = self._own(batch)
-            (value, state), found = function(trained, held, part, seed, number, scale, rows)
-            value, *sums = self._ring.sum([value, *leaves(found)], share)
-            return (value, state), refilled(found, sums)
-
-        return summed
-
-    def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
-        if self._checked == CHECKED:
-            return
-        self._checked += 1
-        if not self._ring.is_same(batch):
-            raise _other_batches()
-        whole = float(to_numpy(loss(batch, None)))
-        part, rows, share = self._own(batch)
-        (value,) = self._ring.sum([loss(part, rows)], share)
-        found = float(to_numpy(value))
-        if self._is_other(whole, found):
-            raise self._wrong_parts(whole, found)
+def other_batches() -> ConfigurationError:
+    """The error for processes that do not train on the same numbers."""
+    return ConfigurationError(f"the processes have different batches{_SAME}", source="data")
 
 
-def _other_batches() -> ConfigurationError:
+def _other_counts(rows: Sequence[int], where: str) -> ConfigurationError:
+    least, most = rows.index(min(rows)), rows.index(max(rows))
+    few = f"{rows[least]} rows" if rows[least] else "no such batch"
+    of = f" of {len(rows)}"
     return ConfigurationError(
-        "the processes have different batches; give all of them the same data, such as "
-        "nn.Batches, or a function of the seed and the epoch, without a sampler that divides it: "
-        "each process takes its own rows of every batch",
+        f"{where}: the processes have different batches: {most}{of} has one of {rows[most]} rows, "
+        f"and {least}{of} has {few}{_SAME}",
         source="data",
     )
 
 
-def _not_by_rows(what: str) -> Exception:
-    return Absent(
-        what,
-        instead="train in one process, or on several devices of JAX, which compute whole batches; "
-        "or take a loss that is a mean over rows, and LayerNorm in place of BatchNorm",
-        code="no_collectives",
-    ).error()
+def check_rows(layer: Any, still: Collection[str], instead: str) -> None:
+    """Raise `UnsupportedError` for a layer that computes with whole batches: they are divided."""
+    module = getattr(layer, "given", None)
+    if module is None:
+        names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in still]
+    else:
+        parts = module.named_modules()
+        names = [name for name, part in parts if getattr(part, "track_running_stats", False)]
+    if names:
+        raise not_by_rows(f"{names[0]} computes with statistics of whole batches", instead)
+
+
+def not_by_rows(what: str, instead: str) -> Exception:
+    """The error for what cannot be computed of rows of a batch apart."""
+    more = "take a loss that is a mean over rows, and LayerNorm in place of BatchNorm"
+    return Absent(what, instead=f"{instead}, or {more}", code="no_collectives").error()
 
 
 def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
@@ -635,6 +435,8 @@ def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Spread:
             code="no_collectives",
         ).error()
     why = "as asked" if strategy == "replicate" else "what processes of MLX do"
+    from anydevice.training.by_rows import RingSpread
+
     return RingSpread(cast(Any, mesh.group), device, f"{mesh.size} processes, replicate: {why}")
 
 
@@ -645,6 +447,8 @@ def _over_processes(
     # The memory of one process decides for all of them.
     shard, text = group.of_first((chosen.shard, text))
     if shard == 1:
+        from anydevice.training.by_rows import ProcessSpread
+
         return ProcessSpread(group, device, text)
     from anydevice.training.sharding import ShardSpread
 
