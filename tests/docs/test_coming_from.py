@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.sessions import Sessions
-from tests.docs.test_examples import stories260k
+from tests.docs.test_examples import skip_if_left_out, stories260k
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming-from.md").read_text("utf-8")
@@ -86,6 +86,7 @@ def test_the_examples_of_a_section_run_and_print_what_they_show(
         pytest.importorskip("jax", reason="Artifex is made for JAX, which is not installed")
     blocks = BLOCK.findall(SECTIONS[section])
     assert blocks
+    skip_if_left_out(["\n".join(block) for block in blocks])
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
