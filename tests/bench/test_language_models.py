@@ -11,16 +11,23 @@ import pytest
 from anydevice import device, llm
 from anydevice.bench import ceilings, language_models
 from anydevice.bench.language_models import (
+    TextSpeed,
+    TextSpeeds,
     bench_text,
     bytes_of,
     operations_of,
     text_lines,
 )
+from anydevice.bench.page import text_page
 from anydevice.bench.results import Ceiling
 from anydevice.cli.main import main
+from anydevice.core.text import format_size, format_time
 from anydevice.errors import ConfigurationError
+from anydevice.planning.estimates import PARTS
 from anydevice.planning.model import shape_of
 from tests.llm.conftest import data
+from tests.rendering.pages import EVIL, checked, figure, rows
+from tests.rendering.pages import said as said_on
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -92,7 +99,9 @@ def test_speeds_are_those_of_real_runs(model: Any) -> None:
         assert each.prefill_limit == pytest.approx(limit)
         assert 0 < each.decode < each.decode_limit
         assert 0 < each.prefill < limit
-    assert [done for done, _, _ in told] == [1, 2, 3, 4]
+    assert [done for done, _, _ in told] == [0, 1, 2, 3]
+    assert found.peak is not None
+    assert found.peak >= model.plan.estimate.weights
     lines = list(text_lines(found))
     assert any("read" in line and "B/s" in line for line in lines)
     assert lines[-2].split()[0] == "16"
@@ -140,6 +149,52 @@ def test_the_command(
     out = capsys.readouterr().out
     assert "On cpu with numpy, because it was asked for." in out
     assert "tok/s" in out
+
+
+def test_the_command_writes_a_page(
+    stories: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiny = ceilings.WorkloadSizes((2**16,), 2**16, (16,))
+    monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
+    monkeypatch.setattr(language_models, "CEILING_LIMIT", 0.001)
+    words = ["bench", "--llm", str(stories), "--device", "cpu", "--engine", "numpy"]
+    file = tmp_path / "page.html"
+    assert main([*words, "--context", "16,32", "--json", "--html", str(file)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["peak"] > 2**24  # at least this interpreter
+    root = checked(file.read_text("utf-8"))
+    assert [row[0] for row in rows(root)] == ["16", "32"]
+    assert rows(root)[1][3] == format_time(found["speeds"][1]["first_token"])
+    marks = [each.text or "" for each in figure(root, "Decode").iter("title")]
+    for each in found["speeds"]:
+        assert f"measured, tokens of the prompt {each['context']}: {each['decode']:.6g}" in marks
+    planned, peak = figure(root, "Memory").findall("svg/text[@class='detail']")
+    assert planned.text == format_size(found["memory"]["total"])
+    assert peak.text == format_size(found["peak"])
+    assert "the whole process" in said_on(root).partition("Notes")[2]
+    monkeypatch.setattr("anydevice.llm.load", lambda *_, **__: pytest.fail("it was loaded before"))
+    assert main([*words, "--html", str(tmp_path)]) == 2
+    assert "cannot be written: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_page_of_any_speeds_and_names(count: int) -> None:
+    contexts = (128, 500, 512, 4096, 32768)[:count]
+    speeds = tuple(
+        TextSpeed(each, 32, 9e4, each / 9e4, 140.0, 5e5, None if each == 512 else 160.0)
+        for each in contexts
+    )
+    memory = {name: 2**number for number, name in enumerate((*PARTS, "total"), 20)}
+    about = {"model": EVIL, "device": "cuda:0", "engine": EVIL, "reason": EVIL, "dtype": EVIL}
+    about |= {"context": 40_000, "memory": memory}
+    root = checked(text_page(TextSpeeds("0.2", (), speeds), about))
+    assert "<script>alert('x')</script>" in said_on(root)
+    assert "Notes" not in said_on(root)  # nobody counted the memory
+    assert len(figure(root, "Decode").findall("svg/circle")) == count
+    assert "140 tok/s decode context 128, 88 % of the limit" in said_on(root)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ from anydevice.bench.results import UNITS, Ceiling
 from anydevice.check.runners import Progress, runner
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
-from anydevice.core.text import format_rate, format_time, percent, table
+from anydevice.core.text import format_rate, format_size, format_time, percent, table
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.llm.sampling import Sampling
+from anydevice.memory.stats import memory_stats
 from anydevice.planning.architectures import ModelShape
 
 if TYPE_CHECKING:
@@ -51,11 +53,16 @@ class TextSpeed(Record):
 
 
 class TextSpeeds(Record):
-    """What `bench_text` found: the ceilings of the device, and a speed for each context."""
+    """What `bench_text` found: the ceilings of the device, and a speed for each context.
+
+    `peak` is the most memory of the device that was in use while the model ran; on a CPU that of
+    the whole process, and `None` where nobody counts it.
+    """
 
     version: str
     ceilings: tuple[Ceiling, ...]
     speeds: tuple[TextSpeed, ...]
+    peak: int | None = None
 
 
 def bench_text(
@@ -88,17 +95,22 @@ def bench_text(
             )
     tell = progress or (lambda done, total, doing: None)
     steps = len(contexts) * (repeats + 1) + 1
+    assert model.device.engine is not None
+    registry.load(model.device.engine).memory.reset_peak(model.device)
+    runs = []
+    for number, length in enumerate(contexts):
+        for repeat in range(repeats + 1):
+            tell(number * (repeats + 1) + repeat, steps, f"a prompt of {length:,} tokens")
+            runs.append(_run(model, length, written))
+    peak = memory_stats(model.device).peak
     if ceilings is None:
-        tell(0, steps, "ceilings")
+        tell(steps - 1, steps, "ceilings")
         ceilings = _ceilings(model)
     speeds = []
     for number, length in enumerate(contexts):
-        runs = []
-        for repeat in range(repeats + 1):
-            tell(1 + number * (repeats + 1) + repeat, steps, f"a prompt of {length:,} tokens")
-            runs.append(_run(model, length, written))
-        speeds.append(_speed(model, length, written, runs[1:], ceilings))
-    return TextSpeeds(__version__, tuple(ceilings), tuple(speeds))
+        first = number * (repeats + 1) + 1
+        speeds.append(_speed(model, length, written, runs[first : first + repeats], ceilings))
+    return TextSpeeds(__version__, tuple(ceilings), tuple(speeds), peak)
 
 
 def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:
@@ -191,24 +203,30 @@ def text_lines(found: TextSpeeds) -> Iterator[str]:
     for each in found.ceilings:
         if each.what in ("read", "matmul"):
             yield f"  {each.name:<18}{format_rate(each.rate, UNITS[each.what]):>14}   {each.kernel}"
+    if found.peak is not None:
+        yield f"  {'memory':<18}{format_size(found.peak):>14}   at the peak of this process"
     yield ""
-    head = ("context", "prefill", "of limit", "first token", "decode", "of limit", "limit")
-    yield from table(head, [_cells(each) for each in found.speeds], range(len(head)))
+    yield from table(TEXT_HEAD, [text_cells(each) for each in found.speeds], range(len(TEXT_HEAD)))
 
 
-def _cells(each: TextSpeed) -> list[str]:
+TEXT_HEAD = ("context", "prefill", "of limit", "first token", "decode", "of limit", "limit")
+
+
+def text_cells(each: TextSpeed) -> list[str]:
+    """One speed as the cells of a table."""
     return [
         f"{each.context:,}",
-        _rate(each.prefill),
+        token_rate(each.prefill),
         _share(each.prefill, each.prefill_limit),
         format_time(each.first_token),
-        _rate(each.decode),
+        token_rate(each.decode),
         _share(each.decode, each.decode_limit),
-        "–" if each.decode_limit is None else _rate(each.decode_limit),
+        "–" if each.decode_limit is None else token_rate(each.decode_limit),
     ]
 
 
-def _rate(rate: float) -> str:
+def token_rate(rate: float) -> str:
+    """Tokens a second."""
     return f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.1f} tok/s"
 
 

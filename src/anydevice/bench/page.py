@@ -1,11 +1,19 @@
-"""Benchmark results as one self-contained HTML page of plots and tables."""
+"""Benchmark results, of ops and of language models, as self-contained HTML pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
+from typing import Any
 
 from anydevice.bench.ceilings import ceiling_of
+from anydevice.bench.language_models import (
+    TEXT_HEAD,
+    TextSpeed,
+    TextSpeeds,
+    text_cells,
+    token_rate,
+)
 from anydevice.bench.printing import (
     CHANGES,
     HEAD,
@@ -14,19 +22,33 @@ from anydevice.bench.printing import (
     measurement_cells,
 )
 from anydevice.bench.results import UNITS, MeasuredDevice, Measurement, Results, compare_runs
-from anydevice.core.text import format_rate, format_time, percent, times
+from anydevice.core.text import format_rate, format_size, format_time, percent, times
+from anydevice.planning.estimates import PARTS
 from anydevice.rendering.page import (
+    beside,
     cards,
     document,
     figure,
     figures,
     folded,
     listed,
+    memory_figure,
     paragraphs,
     section,
     table,
 )
-from anydevice.rendering.svg import Dot, Line, decades, dot_plot, legend, powers, roofline
+from anydevice.rendering.svg import (
+    Bar,
+    Curve,
+    Dot,
+    Line,
+    decades,
+    dot_plot,
+    legend,
+    line_chart,
+    powers,
+    roofline,
+)
 
 
 def page(results: Results, earlier: Results | None = None) -> str:
@@ -182,3 +204,85 @@ def _name(each: Measurement) -> str:
 def _power(value: float) -> str:
     """A power of ten without the digits behind the point."""
     return format_rate(value, "").replace(".00", "").replace(".0", "").strip()
+
+
+_ON_A_CPU = "On a CPU, the peak is that of the whole process, Python and its libraries included."
+_ELSEWHERE = "The peak is that of the arrays; what the plan calls overhead is not counted in it."
+
+
+def text_page(found: TextSpeeds, about: Mapping[str, Any]) -> str:
+    """The page of a language model's speeds; `about` has the model, where it is, and its plan."""
+    where = f"{about['device']} with {about['engine']}"
+    ceilings = [
+        (f"ceiling: {each.name}", format_rate(each.rate, UNITS[each.what]))
+        for each in found.ceilings
+        if each.what in ("read", "matmul")
+    ]
+    facts = [
+        ("model", str(about["model"])),
+        ("device", f"{where}, because {about['reason']}"),
+        ("dtype", str(about["dtype"])),
+        ("context", f"{about['context']:,} tokens"),
+        *ceilings,
+    ]
+    notes = [] if found.peak is None else [_ON_A_CPU if about["device"] == "cpu" else _ELSEWHERE]
+    return document(
+        "anydevice bench",
+        [f"anydevice {found.version}", str(about["model"]), where, str(about["dtype"])],
+        cards(_text_cards(found, about["memory"]["total"])),
+        figures(*_text_figures(found, about["memory"]), beside(facts)),
+        section("All figures", table(TEXT_HEAD, [text_cells(each) for each in found.speeds], 0)),
+        notes=notes,
+    )
+
+
+def _text_cards(found: TextSpeeds, planned: int) -> Iterator[tuple[str, str, str]]:
+    writing = max(found.speeds, key=lambda each: each.decode)
+    reading = max(found.speeds, key=lambda each: each.prefill)
+    for name, each, rate, limit in (
+        ("decode", writing, writing.decode, writing.decode_limit),
+        ("prefill", reading, reading.prefill, reading.prefill_limit),
+    ):
+        share = f", {percent(rate / limit)} of the limit" if limit else ""
+        yield token_rate(rate), name, f"context {each.context:,}{share}"
+    longest = max(found.speeds, key=lambda each: each.context)
+    yield format_time(longest.first_token), "to the first token", f"context {longest.context:,}"
+    if found.peak is not None:
+        yield format_size(found.peak), "memory at the peak", f"{format_size(planned)} planned"
+
+
+def _text_figures(found: TextSpeeds, memory: Mapping[str, int]) -> Iterator[str]:
+    speeds = sorted(found.speeds, key=lambda each: each.context)
+    yield _by_context("Decode", speeds, lambda each: (each.decode, each.decode_limit))
+    yield _by_context("Prefill", speeds, lambda each: (each.prefill, each.prefill_limit))
+    waits = Curve("first token", [(each.context, each.first_token) for each in speeds])
+    yield _rising("First token", "seconds until it is there", [waits])
+    parts = {name.replace("_", "-"): float(memory[name]) for name in PARTS}
+    bars = [Bar("planned", format_size(memory["total"]), tuple(parts.items()))]
+    if found.peak is not None:
+        bars.append(Bar("at the peak", format_size(found.peak), (("measured", float(found.peak)),)))
+    yield memory_figure("Memory", "of the plan, and measured", bars, [*parts, "measured"])
+
+
+def _by_context(
+    title: str,
+    speeds: Sequence[TextSpeed],
+    rates: Callable[[TextSpeed], tuple[float, float | None]],
+) -> str:
+    """Tokens a second over the tokens of the prompt, below what the ceilings allow."""
+    both = [(each.context, *rates(each)) for each in speeds]
+    curves = [Curve("measured", [(context, rate) for context, rate, _ in both])]
+    limits = [(context, limit) for context, _, limit in both if limit is not None]
+    if limits:
+        curves.append(Curve("what the ceilings allow", limits, limit=True))
+    return _rising(title, "tokens a second", curves)
+
+
+def _rising(title: str, explanation: str, curves: Sequence[Curve]) -> str:
+    """Curves over contexts: from 0 on, or by powers of ten where they are far apart."""
+    values = [value for curve in curves for _, value in curve.points]
+    ends = (0.0, max(values)) if max(values) <= 20 * min(values) else None
+    several = len(curves[0].points) > 1
+    below = "tokens of the prompt"
+    chart = line_chart(curves, title=title, below=below, ends=ends, logarithmic=several)
+    return figure(title, explanation, chart)

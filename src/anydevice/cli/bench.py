@@ -7,7 +7,7 @@ import json
 
 from anydevice.bench.language_models import WRITTEN, bench_text, text_lines
 from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
-from anydevice.bench.page import page
+from anydevice.bench.page import page, text_page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines
@@ -127,12 +127,13 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
     """Measure a language model; the code is 2 for bad input, and 1 where memory runs out."""
     try:
         engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
-        for name in ("op", "quick", "limit", "html", "compare", "saved", "save"):
+        for name in ("op", "quick", "limit", "compare", "saved", "save"):
             if getattr(arguments, name):
                 option = "--from" if name == "saved" else f"--{name}"
                 raise ConfigurationError(f"{option} is not for --llm", option)
-        if arguments.file:
-            check_file(arguments.file)
+        file = None if arguments.file in (None, "-") else arguments.file
+        for path in (file, arguments.html):
+            check_file(path)
         asked = arguments.context
         loaded = load_model(
             arguments.llm,
@@ -146,6 +147,8 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
         contexts = asked or [min(length, room) for length in _CONTEXTS]
         with progress_on(output, silent=arguments.json) as bar:
             found = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
+        if arguments.html:
+            write_file(arguments.html, text_page(found, loaded.facts()))
     except AnyDeviceError as error:
         if arguments.json:
             output.json(error_in_json(error))
@@ -155,10 +158,10 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
     data = found.to_dict() | loaded.facts()
     if not arguments.json:
         output.say(*loaded.lines(), "", *text_lines(found))
-    elif arguments.file in (None, "-"):
+    elif file is None:
         output.json(data)
     else:
-        write_file(arguments.file, json.dumps(data, indent=1) + "\n")
+        write_file(file, json.dumps(data, indent=1) + "\n")
     return 0
 
 

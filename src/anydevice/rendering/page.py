@@ -10,6 +10,25 @@ from collections.abc import Iterable, Sequence
 from anydevice.core.text import format_size
 from anydevice.rendering.svg import COLOURS, Bar, bar_chart, legend, rules, safe, unit_of
 
+
+def _rows_as_cards(tables: str, most: int) -> str:
+    """How tables look on screens of at most so many pixels: each row is a card of three columns."""
+    return f"""
+@media (max-width: {most}px) {{
+  {tables} thead {{ display: none; }}
+  {tables}, {tables} tbody {{ display: block; }}
+  {tables} tr {{ display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 2px 8px;
+    padding: 8px 0; border-bottom: 1px solid var(--line); }}
+  {tables} td {{ display: block; border: 0; padding: 0; text-align: left;
+    overflow-wrap: anywhere; }}
+  {tables} td:first-child {{ font-weight: 600; }}
+  {tables} td.text:nth-child(even) {{ grid-column: span 2; }}
+  {tables} td:not(.text)::before {{ content: attr(data-name); display: block; color: var(--soft);
+    font-size: .7rem; font-weight: normal; }}
+}}
+"""
+
+
 STYLE = (
     COLOURS
     + """
@@ -49,20 +68,11 @@ summary { cursor: pointer; padding: 6px 0; font-weight: 600; }
 details li { font-size: .85rem; padding: 3px 0; }
 table { border-collapse: collapse; width: 100%; font-size: .85rem; }
 th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid var(--line); }
-th.text, td.text { text-align: left; }
+th.text, td.text, th:first-child, td:first-child { text-align: left; }
 td { font-variant-numeric: tabular-nums; }
-@media (max-width: 820px) {
-  thead { display: none; }
-  table, tbody { display: block; }
-  tr { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 2px 8px;
-    padding: 8px 0; border-bottom: 1px solid var(--line); }
-  td { display: block; border: 0; padding: 0; text-align: left; overflow-wrap: anywhere; }
-  td:first-child { font-weight: 600; }
-  td.text:nth-child(even) { grid-column: span 2; }
-  td:not(.text)::before { content: attr(data-name); display: block; color: var(--soft);
-    font-size: .7rem; font-weight: normal; }
-}
 """
+    + _rows_as_cards("table", 560)
+    + _rows_as_cards("table.broad", 820)
     + rules("svg")
 )
 """Light or dark as the reader's system is, in one column on a phone."""
@@ -148,7 +158,8 @@ def beside(rows: Iterable[tuple[str, str]]) -> str:
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
     """A table whose cells carry the name of their column, for screens that show no head.
 
-    The first `texts` columns are words, the others numbers.
+    The first `texts` columns are words, the others numbers; with three or more of them, a table is
+    too broad for a tablet as well.
     """
     styles = [' class="text"' if number < texts else "" for number in range(len(names))]
     head = "".join(
@@ -164,7 +175,8 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
         + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    broad = ' class="broad"' if texts > 2 else ""
+    return f"<table{broad}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def folded(title: str, content: str, *, opened: bool = False) -> str:

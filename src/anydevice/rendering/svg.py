@@ -321,7 +321,10 @@ def line_chart(
             parts.append(f'<path class="{look}" d="M{start:.1f} {line - 3.5}h18"/>')
             parts.append(_text(start + 23, line, _short(curve.name), "detail"))
         for run in _runs(curve):
-            parts.append(f'<path class="{look}" d="{_path(run, x_axis, y_axis)}"/>')
+            path = _path(run, x_axis, y_axis)
+            if curve.limit and len(across) == 1:
+                path = f"M{left:.1f} {y_axis.at(run[0][1]):.1f}H{right:.1f}"
+            parts.append(f'<path class="{look}" d="{path}"/>')
             marked = run if len(curve.points) <= _MOST_MARKS else [run[0], run[-1]]
             for x, y in () if curve.limit else marked:
                 says = f"{curve.name}, {below} {x:,.6g}: {words(y) if words else f'{y:.6g}'}"
@@ -404,10 +407,21 @@ def _labels(marks: Sequence[float], words: Callable[[float], str] | None) -> lis
     """The labels of marks, with as many digits as it takes to tell them apart."""
     if words is not None:
         return [words(mark) for mark in marks]
-    several = ([f"{mark:.{digits}g}" for mark in marks] for digits in range(4, 13))
+    several = ([_number(mark, digits) for mark in marks] for digits in range(4, 13))
     return next(
         (labels for labels in several if len(set(labels)) == len(marks)), [*map(str, marks)]
     )
+
+
+def _number(number: float, digits: int) -> str:
+    """A number with so many digits, and without an exponent below ten millions.
+
+    >>> _number(60000.0, 4), _number(0.25, 4), _number(1e9, 4)
+    ('60,000', '0.25', '1e+09')
+    """
+    if 1e3 <= abs(number) < 1e7 and number == round(number):
+        return f"{number:,.0f}"
+    return f"{number:.{digits}g}"
 
 
 def _places(curves: Sequence[Curve]) -> Iterator[tuple[float, int]]:

@@ -53,7 +53,7 @@ def training_page(history: History, facts: Sequence[tuple[str, str]] = ()) -> st
         [f"anydevice {__version__}", *(text for name, text in facts if name == "device"), said],
         page.cards(_cards(history)),
         page.figures(*_figures(history), page.beside([*facts, *_totals(history)])),
-        page.folded("All epochs", page.table(head, rows), opened=len(history) <= _FEW),
+        page.folded("All epochs", page.table(head, rows, texts=0), opened=len(history) <= _FEW),
         notes=_notes(history),
     )
 
