@@ -1,0 +1,112 @@
+"""Better bounds of neurons: they hold, they decide more neurons, and they prove what was open."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import proofs
+from anydevice.proofs import search
+from anydevice.proofs.bounds import Prepared, Relaxed, outward, prepare
+from anydevice.proofs.checking.checker import refused
+from anydevice.proofs.checking.network import Network
+from anydevice.proofs.lemmas import Effort, Sharpened, sharpen
+from anydevice.proofs.machines import numpy_machine
+from anydevice.proofs.proving import Theorem, _proved
+from anydevice.proofs.search import SearchLimits
+from tests.proofs.networks import exact_arguments, executed, network, query
+
+INPUTS, WIDE = 60, 0.06
+CENTRE = np.random.default_rng(5).uniform(-1, 1, INPUTS)
+LOW, HIGH = CENTRE - WIDE, CENTRE + WIDE
+NETWORKS = {
+    "chain": network(INPUTS, 20, 20, 20, 3, seed=3),
+    "residual": network(INPUTS, 16, 16, 8, seed=4, residual=True),
+}
+
+
+@cache
+def found(name: str, arithmetic: str = "float32") -> tuple[Prepared, Relaxed, Sharpened]:
+    net = prepare(NETWORKS[name], arithmetic, numpy_machine())
+    fast = prepare(NETWORKS[name], arithmetic, numpy_machine("float32"))
+    box = outward(LOW[None], HIGH[None], "float64")
+    return net, Relaxed(net, *box), sharpen(net, fast, box, Effort(8, 3), lambda: False)
+
+
+def undecided(net: Relaxed) -> int:
+    layers = [layer for layer in net.layers if layer.lines is not None]
+    return sum(int(((layer.low < 0) & (layer.high > 0)).sum()) for layer in layers)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_lemmas_decide_more_neurons_and_the_checker_proves_them(name: str) -> None:
+    net, plain, sharp = found(name)
+    better = Relaxed(net, *outward(LOW[None], HIGH[None], "float64"), known=sharp.known)
+    assert undecided(better) < undecided(plain)
+    outputs = NETWORKS[name].outputs
+    whole = query(NETWORKS[name], LOW, HIGH, np.eye(outputs), [0] * outputs)
+    ending, asked = sharp.lemmas[0].theorem(NETWORKS[name], whole)
+    assert refused(ending, asked, sharp.lemmas[0].tree, "float32") == []
+
+
+def arguments(name: str, x: Any, random: Any) -> list[Any]:
+    """What each node computes before its function: exactly, and in float32 of any order."""
+    exact = exact_arguments(NETWORKS[name], [Fraction(float(each)) for each in x])
+    return [exact, executed(NETWORKS[name], x, random)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_value_is_outside_of_what_is_known(name: str) -> None:
+    random = np.random.default_rng(0)
+    known = found(name)[2].known
+    assert known
+    closest = 1.0
+    for k in range(30):
+        x = np.where(random.random(INPUTS) < 0.5, LOW, HIGH) if k % 2 else random.uniform(LOW, HIGH)
+        inside = (CENTRE + 0.9999 * (x - CENTRE)).astype(np.float32)
+        for values in arguments(name, inside, random):
+            for number, (least, most) in known.items():
+                its = np.array([float(each) for each in values[number - 1]])
+                assert (least <= its).all()
+                assert (its <= most).all()
+                both = np.isfinite(most - least)
+                room = np.minimum(its - least, most - its)[both] / (most - least)[both]
+                closest = min(closest, room.min(initial=1.0))
+    assert closest < 0.3  # the bounds are no trivial ones
+
+
+def claim(net: Network, share: float) -> Any:
+    """Outputs are above a number between what they reach and what plain bounds show."""
+    random = np.random.default_rng(1)
+    points = np.where(random.random((4000, INPUTS)) < 0.5, LOW, HIGH)
+    values = points
+    for node in net.nodes:
+        values = values @ node.weights[0].T + node.bias
+        values = np.maximum(values, 0) if node.function else values
+    relaxed = found("chain")[1]
+    machine = relaxed.net.machine
+    low = relaxed.rows_below(
+        machine.place(np.eye(3)), machine.place(np.zeros(3)), np.zeros(3, np.int64)
+    ).low
+    return query(net, LOW, HIGH, np.eye(3), -(share * low + (1 - share) * values.min(0)))
+
+
+def asked(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecided:
+    net = NETWORKS["chain"]
+    theorem = Theorem(net, (claim(net, share),), "float32", False)
+    return _proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+
+
+def test_what_cases_alone_leave_open_is_proved_with_lemmas(monkeypatch: Any) -> None:
+    monkeypatch.setattr(search, "_FIRST_PARTS", 20)
+    result = asked(0.35)
+    assert isinstance(result, proofs.Proof)
+    (tree,) = result.certificates[0].trees
+    assert tree.lemmas
+    assert result.check() == tree.leaves
+    net = NETWORKS["chain"]
+    assert refused(net, claim(net, 0.35), tree._replace(lemmas=()), "float32")
