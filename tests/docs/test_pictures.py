@@ -47,6 +47,12 @@ def test_these_are_all(maker: ModuleType) -> None:
     assert sorted(path.stem for path in maker.FOLDER.glob("*.svg")) == sorted(NAMES)
 
 
+def test_every_picture_is_shown() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "".join(path.read_text("utf-8") for path in pages)
+    assert [name for name in NAMES if f"pictures/{name}.svg)" not in text] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_picture_is_no_older_than_what_it_shows(maker: ModuleType, name: str) -> None:
     shown = maker.kept(name)["shows"]
