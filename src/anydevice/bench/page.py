@@ -50,6 +50,9 @@ from anydevice.rendering.svg import (
     roofline,
 )
 
+_MOST_NAMED = 6
+"""Changes for the better and for the worse that are seen first."""
+
 
 def page(results: Results, earlier: Results | None = None) -> str:
     """One HTML page that holds all of the results and needs no other file.
@@ -72,21 +75,35 @@ def page(results: Results, earlier: Results | None = None) -> str:
 
 def _compared(earlier: Results, results: Results, engines: Sequence[str]) -> str:
     comparison = compare_runs(earlier, results)
-    runs = " · ".join(
-        f"{name} {each.made.replace('T', ' ')}, anydevice {each.version}"
+    runs = [
+        (name, f"{each.made.replace('T', ' ')}, anydevice {each.version}")
         for name, each in (("before", earlier), ("now", results))
-    )
-    parts = [paragraphs([runs, *comparison.elsewhere, comparison_counts(comparison)])]
-    plots = figures(*_changes(earlier, results, engines))
-    if plots:
-        named = list(dict.fromkeys(each.engine for each in results.measured))
-        parts += [legend(named, engines), plots]
-    for title, changes in (("Slower", comparison.slower), ("Faster", comparison.faster)):
-        if changes:
-            rows = [change_cells(each) for each in changes]
-            parts += [f"<h3>{title}</h3>", table(CHANGES, rows, texts=4)]
+    ]
+    both = (("slower", comparison.slower), ("faster", comparison.faster))
+    largest = [
+        (times(each.factor), f"{name}: {', '.join(change_cells(each)[:4])}")
+        for name, changes in both
+        for each in changes[:_MOST_NAMED]
+    ]
+    tables = [
+        folded(
+            f"{len(changes)} {name}",
+            table(CHANGES, [change_cells(each) for each in changes], texts=4),
+            opened=len(changes) <= _MOST_NAMED,
+        )
+        for name, changes in both
+        if changes
+    ]
     lost = (f"lost: {_name(each)}: {each.reason or ''}" for each in comparison.lost)
-    return section("Against the earlier run", *parts, paragraphs(lost))
+    named = list(dict.fromkeys(each.engine for each in results.measured))
+    return section(
+        "Against the earlier run",
+        paragraphs([comparison_counts(comparison), *comparison.elsewhere]),
+        legend(named, engines),
+        figures(*_changes(earlier, results, engines), beside([*runs, *largest])),
+        *tables,
+        paragraphs(lost),
+    )
 
 
 def _changes(earlier: Results, results: Results, engines: Sequence[str]) -> Iterator[str]:
@@ -107,7 +124,6 @@ def _changes(earlier: Results, results: Results, engines: Sequence[str]) -> Iter
 def _device(device: MeasuredDevice, results: Results, engines: Sequence[str]) -> str:
     there = [each for each in results.measurements if each.device == device.device]
     measured = [each for each in there if each.state == "measured"]
-    driver = f" · driver {device.driver}" if device.driver else ""
     rows = [measurement_cells(each) for each in measured]
     everything = folded(f"All {len(rows)} figures", table(HEAD, rows, texts=4)) if rows else ""
     lost = [
@@ -116,12 +132,17 @@ def _device(device: MeasuredDevice, results: Results, engines: Sequence[str]) ->
         if each.state != "measured"
     ]
     missing = folded(f"{len(lost)} could not be measured", listed(lost)) if lost else ""
+    facts = [
+        ("device", f"{device.device}, {device.name}"),
+        *([("driver", device.driver)] if device.driver else []),
+        *device.engines.items(),
+        ("measured", f"{len(measured)} of {len(there)}"),
+    ]
     return section(
         device.device,
-        paragraphs([device.libraries + driver]),
         _ceilings(device.device, results),
         legend(list(device.engines), engines),
-        figures(*_figures(device.device, measured, results, engines)),
+        figures(*_figures(device.device, measured, results, engines), beside(facts)),
         everything,
         missing,
         detail=device.name,

@@ -59,8 +59,8 @@ li { overflow-wrap: anywhere; }
 .figures > figure:only-child { max-width: 540px; }
 figcaption b { color: var(--ink); }
 figure > svg { display: block; width: 100%; max-width: 540px; height: auto; margin: 6px auto 0; }
-dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 4px 14px; margin: 0;
-  font-size: .9rem; }
+dl { display: grid; grid-template-columns: fit-content(42%) minmax(0, 1fr); gap: 4px 14px;
+  margin: 0; font-size: .9rem; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 details { margin: 14px 0; }

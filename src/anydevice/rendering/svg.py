@@ -218,7 +218,7 @@ def roofline(
     beside = [(value, ticks(value)) for value in powers(upward)]
     parts = [
         _opened(height, title),
-        *_upright(x_axis, below, top, floor_at, floor_at + 12),
+        *_upright(x_axis, below, top, floor_at, floor_at + 14),
         *_level(y_axis, beside, left, right),
         _text((left + right) / 2, height - 4, "operations a byte", "tick", "middle"),
     ]
