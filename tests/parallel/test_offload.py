@@ -18,7 +18,7 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Engine
 from anydevice.engines import registry
 from anydevice.engines.cuda_driver import CudaDriver
-from anydevice.errors import ConfigurationError, TransferError
+from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from anydevice.parallel import offload
 from anydevice.parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
 
@@ -110,6 +110,7 @@ class _Card:
 
     def __init__(self, can_pin: bool = True, pinned_before: bool = False) -> None:
         self.can_pin, self.pinned_before = can_pin, pinned_before
+        self.fails_at = 0
         self.copies: list[tuple[int, int, int]] = []
         self.pinned: set[int] = set()
         self.pages: set[int] = set()
@@ -137,6 +138,8 @@ class _Card:
     def copy_in(self, target: int, source: int, size: int, stream: Any) -> None:
         assert stream.value == 8, "copies are on the side stream"
         self.log.append("copy")
+        if self.log.count("copy") == self.fails_at:
+            raise AnyDeviceError("the bus is gone")
         self.copies.append((target, source, size))
 
     # torch.cuda
@@ -145,7 +148,7 @@ class _Card:
         return SimpleNamespace(cuda_stream=7)
 
     def Stream(self, place: Any) -> Any:  # noqa: N802
-        return SimpleNamespace(cuda_stream=8)
+        return SimpleNamespace(cuda_stream=8, synchronize=self.pass_time)
 
     def Event(self) -> Any:  # noqa: N802
         card = self
@@ -282,6 +285,15 @@ def test_nothing_is_in_flight_when_the_memory_goes(
     del fetcher
     worker.join(5)
     assert not worker.is_alive()
+    assert not card.copies
+
+
+def test_nothing_is_in_flight_where_a_copy_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = _Card()
+    card.fails_at = 2  # the second array of the first part
+    fetcher = _on_card(monkeypatch, card, _parts(3, size=100_000), _Ring())
+    with pytest.raises(AnyDeviceError, match="the bus is gone"):
+        fetcher.acquire(0)
     assert not card.copies
 
 

@@ -166,11 +166,19 @@ def test_the_bytes_may_come_from_elsewhere() -> None:
 
 
 def test_an_error_in_one_lane_is_raised_after_all_have_stopped() -> None:
-    ring = Ring(HostCopier(fail_at=4), 3, CHUNK)
+    """And nothing is in flight then, be it of lanes that went well: its memory may go."""
+    copier = HostCopier(fail_at=4)
+    ring = Ring(copier, 3, CHUNK)
     (host,) = numbers(20 * CHUNK)
     there = np.zeros_like(host)
     with pytest.raises(RuntimeError, match="the bus is gone"):
         ring.upload([piece(host, there)])
+    assert not any(copier.pending.values())
+    copier.fail_at = copier.copies + 4
+    with pytest.raises(RuntimeError, match="the bus is gone"):
+        ring.begin([piece(host, there)], None, ring.events())
+    assert not any(copier.pending.values())
+    ring.close()
 
 
 def test_copies_from_several_threads_take_turns() -> None:

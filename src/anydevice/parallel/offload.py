@@ -81,18 +81,33 @@ class KeptArray(Record):
         self.read(raw.ctypes.data, 0, raw.nbytes)
         return raw.view(self.dtype.numpy()).reshape(self.shape)
 
+    def refresh(self) -> None:
+        """Make the bytes those of the holder, where they are a copy."""
+
+
+class _CopiedArray(KeptArray):
+    """An array whose numbers do not lie one after the other, and so are copied."""
+
+    engine: Any = None
+    version: Any = None
+    """What the holder said of itself when it was copied, in a list."""
+
+    def refresh(self) -> None:
+        now = getattr(self.holder, "_version", None)
+        if self.version != [now] or (now is None and self.engine.name != "jax"):
+            self.version[:] = [now]
+            np.copyto(self.memory, self.engine.to_host(self.holder))
+
 
 def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
     """An array of an engine that is in host memory."""
-    holder, address = array, engine.address(array)
-    if address is None:
-        array = np.ascontiguousarray(engine.to_host(array))
-        address = array.ctypes.data
-    return KeptArray(tuple(array.shape), _dtype(array, engine), address, None, holder, array)
-
-
-def _dtype(array: Any, engine: Engine) -> DType:
-    return engine.dtype_of(array) if engine.owns(array) else as_dtype(array.dtype)
+    address = engine.address(array)
+    shape, dtype = tuple(array.shape), engine.dtype_of(array)
+    if address is not None:
+        return KeptArray(shape, dtype, address, None, array, array)
+    own = np.ascontiguousarray(engine.to_host(array))
+    version = [getattr(array, "_version", None)]
+    return _CopiedArray(shape, dtype, own.ctypes.data, None, array, own, engine, version)
 
 
 def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -245,6 +260,8 @@ class _Worker(threading.Thread):
 
 def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
+    for each in parts[number]:
+        each.refresh()
     arrays, settle = slots.bring(parts[number], slot)
     try:
         for file in {each.file for each in parts[number] if each.file is not None}:
@@ -366,9 +383,13 @@ class _Direct:
         if not all(map(self._is_readable, part)):
             return None
         stream = ctypes.c_void_p(self._stream.cuda_stream)
-        for each, target in zip(part, targets, strict=True):
-            if each.nbytes:
-                self._driver.copy_in(target, each.start, each.nbytes, stream)
+        try:
+            for each, target in zip(part, targets, strict=True):
+                if each.nbytes:
+                    self._driver.copy_in(target, each.start, each.nbytes, stream)
+        except BaseException:
+            self._stream.synchronize()  # the memory may go to others now
+            raise
         copied = self._cuda.Event()
         copied.record(self._stream)
         wait: Callable[[], None] = copied.synchronize

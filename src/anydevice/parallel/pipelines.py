@@ -14,8 +14,7 @@ from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
@@ -93,7 +92,8 @@ def pipeline(
     (True, ['', 'disk'])
 
     Beside a place on an accelerator, "cpu" is host memory, and "disk" a file in `folder` (by
-    default a temporary one): layers there are computed by the accelerator before them in the list.
+    default that of temporary files) that has no name there, and is gone with the process: layers
+    there are computed by the accelerator before them in the list.
     They are brought to it one ahead, while the layer before computes, and never take more of its
     memory than two of them. In training, those in host memory are brought again for the gradients
     and updated by the CPU; those on disk cannot be trained.
@@ -287,13 +287,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) -> Path | None:
-    """The folder of the parts on disk, if there are any; made where nobody names one."""
+    """The folder of the parts on disk, if there are any; that of the system by default."""
     if not any(place.held == "disk" for place in places):
         return None
     if given is None:
-        made = mkdtemp(prefix="anydevice-")
-        atexit.register(rmtree, made, ignore_errors=True)
-        return Path(made)
+        return Path(gettempdir())
     folder = expanded(given)
     if not folder.is_dir():
         raise ConfigurationError(f"folder: there is no folder {folder}", source="folder")
@@ -301,10 +299,18 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
 
 
 def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
-    """NumPy arrays as tensors of a new file of this folder."""
-    path = folder / f"parts-{uuid4().hex}.safetensors"
+    """NumPy arrays as tensors of a new file of this folder, which has no name there.
+
+    So nobody shortens it, and it is gone with the process, however that ends.
+    """
+    path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
-    return read_parts(path)
+    found = read_parts(path)
+    try:
+        path.unlink()
+    except OSError:  # Windows keeps the names of open files, and their sizes
+        atexit.register(path.unlink, missing_ok=True)
+    return found
 
 
 def moved(x: Any, device: Device) -> Any:
@@ -489,8 +495,7 @@ class Staged(Layer):
         key = [id(x) for arrays in held.values() for x in arrays]
         known = self.work.fetchers.get(device)
         if known is None or known[0] != key:
-            opened: dict[str, dict[int, KeptArray]] = {}
-            parts = [[_kept(x, opened) for x in arrays] for arrays in held.values()]
+            parts = [[_kept(x) for x in arrays] for arrays in held.values()]
             known = key, Fetcher(parts, device, registry.load(str(device.engine)))
             self.work.fetchers[device] = known
         return known[1], {place: part for part, place in enumerate(held)}
@@ -591,23 +596,23 @@ def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
     """NumPy arrays that read a file where they are looked at; they take no memory."""
     import numpy
 
-    return {
-        name: numpy.memmap(each.file.path, each.dtype.numpy(), "r", each.start, each.shape)
-        for name, each in kept.items()
-        if each.file is not None
-    }
+    found: dict[str, Any] = {}
+    for name, each in kept.items():
+        assert each.file is not None, "what is kept here is in a file"
+        with open(each.file.number, "rb", closefd=False) as file:
+            found[name] = numpy.memmap(file, each.dtype.numpy(), "r", each.start, each.shape)
+        setattr(found[name], _KEPT, each)
+    return found
 
 
-def _kept(x: Array, opened: dict[str, dict[int, KeptArray]]) -> KeptArray:
-    """Where an array is: in a file, if it is a map of one; `opened` has those by position."""
-    path = getattr(x, "filename", None)
-    owner = owner_of(x)
+_KEPT = "_anydevice_kept"
+
+
+def _kept(x: Array) -> KeptArray:
+    """Where an array is: in a file, if it is a map of one."""
+    kept, owner = getattr(x, _KEPT, None), owner_of(x)
     assert owner is not None
-    if path is None:
-        return kept_in_memory(x, owner)
-    if path not in opened:
-        opened[path] = {each.start: each for each in read_parts(Path(path)).values()}
-    return replace(opened[path][x.offset], holder=x)
+    return kept_in_memory(x, owner) if kept is None else replace(kept, holder=x)
 
 
 def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:

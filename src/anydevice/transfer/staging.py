@@ -268,6 +268,8 @@ class Ring:
             lanes = self._lanes[:needed]
             running = [self._threads.submit(work, lane, shared) for lane in lanes]
             wait(running)  # all of them, also where one failed: they use memory of the caller
+            if any(each.exception() for each in running):  # and so does what is in flight
+                wait([self._threads.submit(lane.finish) for lane in lanes])
             for each in running:
                 each.result()
 
