@@ -6,6 +6,9 @@ What needs the built pages is in `tests/check_site.py`, which `make docs` runs a
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,13 @@ def test_a_browser_sees_what_is_too_wide_too_faint_or_too_far_down(tmp_path: Pat
     for problem, (page, part) in zip(problems, found, strict=True):
         assert problem.startswith(page)
         assert part in problem
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install 'anydevice[docs]'"
+)
+def test_the_site_is_built_and_passes_its_check(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
+    subprocess.run([*command, str(tmp_path)], cwd=ROOT, check=True)
+    check_site.main(tmp_path)
