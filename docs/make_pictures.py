@@ -167,16 +167,17 @@ def _plan_folder(place: Path) -> Path:
 
 
 def said(*words: str) -> str:
-    """What a command prints in this process."""
+    """What a command prints in this process, without colours."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         command_line(words)
-    return out.getvalue()
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
 def without_numbers(text: str) -> str:
     """A text that is the same on every machine and at every speed."""
     text = text.replace(platform.system(), "SYSTEM")
-    return re.sub(r" +", " ", re.sub(r"\d[\d.,]*(?:\+\w+)?( [µnm]?s\b)?", "N", text))
+    text = re.sub(r"\d[\d.,]*(?:\+\w+)?( [µnm]?s\b)?", "N", text)
+    return re.sub(r" +", " ", re.sub(r" +$", "", text, flags=re.MULTILINE))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,10 @@ def story(*lines: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.skipif(
+    not any(find_spec(name) for name in ("torch", "jax", "mlx")),
+    reason="training needs torch, jax or mlx",
+)
 def test_the_demo_tells_the_whole_story() -> None:
     ended = story("sys.exit(story.main())")
     assert ended.returncode == 0, ended.stdout + ended.stderr
