@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,9 @@ def test_arrays_of_two_libraries_are_refused_by_name(here: Home, case: str) -> N
 
 def _first_beside_numpy() -> str:
     rows = registry.BUILT_IN.values()
-    return next(row.name for row in rows if row.name != "numpy" and "cpu" in row.backends)
+    beside = (row for row in rows if row.name != "numpy" and "cpu" in row.backends)
+    found = next((row.name for row in beside if find_spec(row.module.partition(".")[0])), None)
+    return found or pytest.skip("numpy alone is installed")
 
 
 # Numbers that are none of the array's type

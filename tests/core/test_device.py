@@ -141,6 +141,7 @@ def test_a_device_that_is_not_here_says_so() -> None:
         assert absent.to_dict()["facts"] is None
 
 
+@pytest.mark.needs("torch")
 def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
     with testing.fake_machine(keep_settings=True, cuda=2, memory="80GiB", free="70GiB"):
         device = Device("cuda:1")
@@ -187,6 +188,7 @@ def test_as_plain_data() -> None:
     assert {"name", "uuid", "pci_address", "memory_kind", "total_memory"} <= set(facts)
 
 
+@pytest.mark.needs("torch")
 def test_calling_it_moves() -> None:
     import numpy
 

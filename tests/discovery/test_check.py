@@ -33,7 +33,13 @@ def test_every_engine_of_the_cpu_multiplies_right() -> None:
     assert list(read_verdicts().values()) == [verdict]
 
 
-@pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(name, marks=pytest.mark.needs(name))
+        for name in ("numpy", "torch", "jax", "mlx")
+    ],
+)
 def test_the_trial_itself(engine: str) -> None:
     steps: list[str] = []
     before = list(sys.path)
@@ -130,6 +136,7 @@ def test_a_bad_answer_is_a_verdict_that_counts(
     anydevice.discover(refresh=True)
 
 
+@pytest.mark.needs("torch")
 def test_a_fake_device_is_checked_where_its_data_lies_and_no_verdict_is_kept() -> None:
     with testing.fake_machine(keep_settings=True, cuda=1):
         verdict = anydevice.device("cuda").check("torch")
@@ -212,6 +219,7 @@ def test_numpy_on_the_cpu_stays_whatever_was_said_of_it() -> None:
     assert "torch" not in again.standing.engines
 
 
+@pytest.mark.needs("torch")
 def test_a_chosen_device_knows_of_a_check_that_came_later() -> None:
     chosen = anydevice.device("cpu", engine="torch")
     key = key_of("cpu", 0, chosen.facts, "torch")

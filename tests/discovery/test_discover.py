@@ -75,6 +75,7 @@ def test_devices_by_kind_and_backend() -> None:
         anydevice.devices("gpus")
 
 
+@pytest.mark.needs("torch")
 def test_a_device_that_stops_at_its_library_says_what_fixes_it() -> None:
     (finding,) = findings_of([sighting(H200)])
     assert (finding.usable, finding.stage) == (False, "library")
@@ -134,6 +135,7 @@ def test_no_library_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPat
     assert finding.tier == "untested"
 
 
+@pytest.mark.needs("torch")
 def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> None:
     spec = sighting(H200, engines=("numpy", "torch"))
     crashed = Reason("crashed", "crashed (SIGSEGV)")

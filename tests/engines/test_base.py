@@ -51,6 +51,7 @@ def test_more_than_any_machine_could_have_is_out_of_memory_too() -> None:
     assert registry.load("torch").memory.ran_out(failed.value)
 
 
+@pytest.mark.needs("torch", "jax", "pyopencl", "mlx")
 def test_nobody_takes_the_error_of_another_for_its_own() -> None:
     """The first engine that knows an error is the one that is asked about the device."""
     errors: dict[str, Any] = {}

@@ -418,6 +418,7 @@ def attack_elsewhere(folder: Path, seed: int, count: int) -> None:
         assert min(came[f"{name} read"], came[f"{name} refused"]) > 0, came
 
 
+@pytest.mark.needs("torch")
 def test_damaged_files_are_read_or_refused(home: Path, tmp_path: Path) -> None:
     attack_elsewhere(tmp_path, 0, 700)
 

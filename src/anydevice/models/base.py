@@ -210,11 +210,7 @@ def float64_scope(engine: str) -> AbstractContextManager[Any]:
 @contextmanager
 def _jax_scope() -> Iterator[None]:
     jax: Any = sys.modules["jax"]
-    if not hasattr(jax, "enable_x64"):  # earlier releases have it elsewhere
-        import jax.experimental as jax_x64
-    else:
-        jax_x64 = jax
-    with jax_x64.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         yield
 
 

@@ -202,10 +202,7 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def _wide_jax() -> AbstractContextManager[Any]:
-    try:
-        from jax import enable_x64
-    except ImportError:  # before JAX 0.8
-        from jax.experimental import enable_x64
+    from jax import enable_x64
 
     context: AbstractContextManager[Any] = enable_x64(True)
     return context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -65,8 +66,18 @@ def test_float32_products_ask_for_all_of_float32() -> None:
     assert "HIGHEST" in lowered.as_text()
     half = jnp.ones((2, 3), jnp.bfloat16)
     gradient = jax.make_jaxpr(jax.grad(lambda a, b: xp.matmul(a, b).sum()))(half, half.T)
-    products = [line for line in gradient.eqns if line.primitive.name == "dot_general"]
+    products = [line for line in _equations(gradient) if line.primitive.name == "dot_general"]
+    assert products
     assert {str(x.aval.dtype) for line in products for x in line.invars} == {"bfloat16"}
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Those of a program and of the programs inside it."""
+    for line in jaxpr.eqns:
+        yield line
+        for value in line.params.values():
+            if hasattr(value, "eqns"):
+                yield from _equations(value)
 
 
 def test_writing_takes_the_memory_of_what_was_there() -> None:
