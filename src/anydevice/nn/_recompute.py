@@ -7,59 +7,35 @@ since a layer keeps its input anyway. A layer with state runs as it is, between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, overload
+from collections.abc import Callable
+from typing import overload
 
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, autodiff_of, state_places
+from anydevice.nn.layer import Around, Array, Layer, Parameters, Run, autodiff_of, state_places
 from anydevice.nn.layers import Activation, Chain, Dropout, TiedEmbedding
 from anydevice.nn.model import Model
-
-if TYPE_CHECKING:
-    from anydevice.transfer.random.generator import Random
 
 Step = tuple[str, Layer, Parameters]
 """A layer of a chain, or of a chain inside it: its path, the layer, and its parameters."""
 
 
-class Recomputed(Layer):
+class Recomputed(Around):
     """A layer whose activations are recomputed in the backward pass; a chain, segment by segment.
 
-    It has the parameters, shapes and results of the layer inside. On an engine without gradients
-    it is that layer.
+    Its results are those of the layer inside. On an engine without gradients it is that layer.
     """
-
-    layer: Layer
 
     @property
     def label(self) -> str:
         return f"{self.layer.label}, recomputed"
-
-    @property
-    def root(self) -> str:
-        return self.layer.root
-
-    @property
-    def parts(self) -> Sequence[tuple[str, Layer]]:
-        return [("", self.layer)]
-
-    @property
-    def input_shape(self) -> Shape | None:
-        return self.layer.input_shape
 
     def settings_fit(self) -> None:
         if not isinstance(self.layer, Layer):
             raise ConfigurationError(
                 f"nn.recompute takes a model or a layer, not {self.layer!r}", source="recompute"
             )
-
-    def output(self, shape: Shape) -> Shape:
-        return self.layer.output(shape)
-
-    def initial(self, generator: Random) -> Parameters:
-        return self.layer.initial(generator)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # A watch reads the outputs of parts, which have no numbers yet inside a checkpoint.

@@ -230,6 +230,33 @@ class Layer(Settings):
             raise self.misfit(f"got {shape[-1]} features")
 
 
+class Around(Layer):
+    """A layer around another one, which is computed in another way.
+
+    It has the parameters, shapes and paths of the layer inside; `apply` is its own.
+    """
+
+    layer: Layer
+
+    @property
+    def root(self) -> str:
+        return self.layer.root
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [("", self.layer)]
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return self.layer.input_shape
+
+    def output(self, shape: Shape) -> Shape:
+        return self.layer.output(shape)
+
+    def initial(self, generator: Random) -> Parameters:
+        return self.layer.initial(generator)
+
+
 def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
     """The path and name of every parameter in a layer and its parts that is state.
 

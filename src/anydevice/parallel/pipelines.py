@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from anydevice.choose.scope import one_device
@@ -30,7 +30,7 @@ from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.nn._recompute import Recomputed
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, autodiff_of, state_places
+from anydevice.nn.layer import Around, Array, Layer, Parameters, Run, autodiff_of, state_places
 from anydevice.nn.layers import Chain, TiedEmbedding
 from anydevice.nn.model import Model, bound
 from anydevice.ops import embedding, linear
@@ -38,9 +38,6 @@ from anydevice.parallel.offload import Fetcher, KeptArray, kept_in_memory, read_
 from anydevice.planning.modules import planned_units
 from anydevice.planning.plan import Plan
 from anydevice.transfer.moving import to_device, to_numpy
-
-if TYPE_CHECKING:
-    from anydevice.transfer.random.generator import Random
 
 Places = Sequence[str | Device] | Mapping[str, str | Device] | Plan
 Held = Literal["", "cpu", "disk"]
@@ -371,13 +368,12 @@ class _Work:
         return 0
 
 
-class Staged(Layer):
+class Staged(Around):
     """A layer whose parts are computed stage by stage, each on the device of its place.
 
-    It has the parameters, shapes and results of the layer inside.
+    Its results are those of the layer inside.
     """
 
-    layer: Layer
     places: tuple[Place, ...]
     microbatches: int = 1
     compiles: bool = True
@@ -404,14 +400,6 @@ class Staged(Layer):
         return f"{self.layer.label}, pipelined"
 
     @property
-    def root(self) -> str:
-        return self.layer.root
-
-    @property
-    def parts(self) -> Sequence[tuple[str, Layer]]:
-        return [("", self.layer)]
-
-    @property
     def alone(self) -> Layer:
         return self.layer
 
@@ -424,19 +412,9 @@ class Staged(Layer):
         return engine.empty((1,), owner.dtype_of(first), place.device)
 
     @property
-    def input_shape(self) -> Shape | None:
-        return self.layer.input_shape
-
-    @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of the stages, in order."""
         return tuple(stage.place.device for stage in self.stages)
-
-    def output(self, shape: Shape) -> Shape:
-        return self.layer.output(shape)
-
-    def initial(self, generator: Random) -> Parameters:
-        return self.layer.initial(generator)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         if run.training:  # what was brought ahead may be written to

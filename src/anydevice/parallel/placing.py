@@ -29,6 +29,11 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
+def part_of(x: Any) -> Any:
+    """What this process has of a tensor: all of it, but a part of a `DTensor`."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
 def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
     """The rows of a tree of arrays divided over devices: one tree for each, on that device.
 

@@ -14,6 +14,7 @@ from anydevice.core.engine import Absent
 from anydevice.core.record import Record
 from anydevice.core.trees import Tree, leaves
 from anydevice.parallel.mesh import Mesh
+from anydevice.parallel.placing import part_of
 
 
 class Layout(Record):
@@ -78,11 +79,6 @@ def cut_as(other: Any, x: Any) -> Any:
         return x
     there = x.to(other.device, other.dtype)
     return distribute_tensor(there, other.device_mesh, other.placements)
-
-
-def part_of(x: Any) -> Any:
-    """What this process has of a tensor."""
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def joined_as(other: Any, part: Any) -> Any:

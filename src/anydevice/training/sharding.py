@@ -19,7 +19,7 @@ from anydevice.models.precision import Policy
 from anydevice.nn.optimizers import BuiltIn, Optimizer
 from anydevice.parallel import torch_mesh
 from anydevice.parallel.mesh import Mesh
-from anydevice.parallel.placing import row_ranges
+from anydevice.parallel.placing import part_of, row_ranges
 from anydevice.parallel.processes import Group
 from anydevice.parallel.torch_mesh import Layout
 from anydevice.training.by_rows import ProcessSpread
@@ -74,7 +74,7 @@ class ShardSpread(ProcessSpread):
             tree = getattr(state, name)
             spread = None if tree is None else mapped(self._sharded, tree)
             self._layouts[name] = [torch_mesh.layout_of(x, self._mesh) for x in leaves(spread)]
-            parts[name] = None if tree is None else mapped(torch_mesh.part_of, spread)
+            parts[name] = None if tree is None else mapped(part_of, spread)
         every = self._layouts["parameters"]
         is_trained = trained or [True] * len(every)
         pairs = list(zip(every, is_trained, strict=True))
@@ -227,8 +227,8 @@ class ShardedLayer(TorchLayer):
         now = self.parameters
         with sys.modules["torch"].no_grad():
             for name, x in parameters.items():
-                part = torch_mesh.part_of(torch_mesh.cut_as(now[name], x))
-                torch_mesh.part_of(now[name]).copy_(part)
+                part = part_of(torch_mesh.cut_as(now[name], x))
+                part_of(now[name]).copy_(part)
 
 
 class JoinedLoss:

@@ -23,6 +23,7 @@ from anydevice.models.precision import cast_parameters
 from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
 from anydevice.parallel.pipelines import moved
+from anydevice.parallel.placing import part_of
 from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
 from anydevice.training.packing import packed, unpacked
 from anydevice.training.pipeline_steps import device_masks, updated_by_device
@@ -283,11 +284,6 @@ class TorchStepper(Stepper):
             return nullcontext()
         scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
         return scope
-
-
-def part_of(x: Any) -> Any:
-    """What this process has of a tensor: all of it, but a part of a DTensor."""
-    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def narrow_dtype(module: Any) -> str | None:
