@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[1]
 PLACE = ROOT / ".cache" / "versions"
 LIBRARIES = ("numpy", "jax", "mlx", "torch")
 """Those whose versions the table shows."""
-EXTRAS = ("torch", "jax", "mlx", "opencl", "llm")
-"""What runs without an accelerator: the lower bounds of these, too, are installed."""
+EXTRAS = ("jax", "mlx", "opencl", "llm")
+"""Those whose lower bounds, too, are installed. PyTorch is the release that the tests pin."""
 NEED_TORCH = {"torch", "accelerate", "lightning-fabric", "lightning_fabric"}
 BOUND = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<oldest>[\w.]+)(?P<marker>;.*)?")
 
