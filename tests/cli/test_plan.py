@@ -400,7 +400,16 @@ def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
         raise AssertionError("it was planned before")
 
     monkeypatch.setattr("anydevice.planning.plan.plan_inference", unwanted)
-    for path, said in ((".", "Is a directory"), ("no/such.html", "there is no folder no")):
+    kept = Path("kept.html")
+    kept.write_text("kept")
+    kept.chmod(0o444)
+    for path, said in (
+        (".", "Is a directory"),
+        ("no/such.html", "there is no folder no"),
+        ("kept.html", "it is read-only"),
+        ("/dev/null", "it is not an ordinary file"),
+    ):
         code, out, err = anydevice("plan", small, "--html", path)
         assert (code, out) == (2, "")
         assert f"{path} cannot be written: {said}" in err
+    assert kept.read_text() == "kept"

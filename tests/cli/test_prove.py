@@ -101,7 +101,7 @@ def test_a_proof_as_a_page(anydevice: Anydevice) -> None:
     assert (about["model"], about["property"]) == ("net.onnx", "true.vnnlib")
     assert about["assumed"] == "IEEE arithmetic in float32"
     shares = [each.text or "" for each in figure(root, "Proved").iter("title")]
-    assert shares[-1].endswith(": 100%")
+    assert shares[-1].endswith(": 100 %")
     assert len(figure(root, "Worst bound").findall("svg/path[@class='roof dashed']")) == 2
 
 

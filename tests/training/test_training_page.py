@@ -88,6 +88,13 @@ def test_any_losses_make_a_page_and_those_that_are_no_numbers_are_noted_below(
     assert text.endswith("interrupted there.") == bool(bad)
 
 
+def test_a_page_of_thousands_of_epochs_stays_small(tmp_path: Path) -> None:
+    text = page_of(History(Epoch(n, 1 / n, None, 0.1, n, 0.5) for n in range(1, 5001)), tmp_path)
+    assert len(text) < 400_000
+    shown = [row[0] for row in rows(checked(text))]
+    assert (len(shown), shown[250], shown[-1]) == (501, "…", "5000")
+
+
 def test_whatever_comes_from_outside_is_escaped(tmp_path: Path) -> None:
     class Hostile:
         pass

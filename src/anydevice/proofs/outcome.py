@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice import __version__
 from anydevice.core.record import Record
-from anydevice.core.text import UNUSABLE, USABLE, format_time
+from anydevice.core.text import UNUSABLE, USABLE, format_time, percent
 from anydevice.rendering import page
 from anydevice.rendering.svg import Curve, line_chart
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from anydevice.proofs.search import Progress
 
 _MOST_POINTS = 400
+_FEW = 64
+"""Numbers of a counterexample that are seen at once."""
 
 
 class Course(Record):
@@ -161,9 +163,7 @@ def _figures(course: Course) -> Iterator[str]:
     if len(points) < 2:
         return
     shares = Curve("proved", [(0.0, 0.0), *((at, now.share) for at, now in points)])
-    yield _figure(
-        "Proved", "share of the region", [shares], (0.0, 1.0), lambda share: f"{share:.0%}"
-    )
+    yield _figure("Proved", "share of the region", [shares], (0.0, 1.0), percent)
     bounds = Curve("worst bound", [(at, now.worst) for at, now in points])
     ends = [(0.0, 0.0), (points[-1][0], 0.0)]
     if any(isfinite(bound) for _, bound in bounds.points):
@@ -187,4 +187,6 @@ def _figure(
 
 def _numbers(title: str, values: Sequence[float]) -> str:
     text = ", ".join(repr(value) for value in values)
-    return page.folded(f"{title} ({len(values):,})", page.paragraphs([text]), opened=True)
+    return page.folded(
+        f"{title} ({len(values):,})", page.paragraphs([text]), opened=len(values) <= _FEW
+    )

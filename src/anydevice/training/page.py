@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _NAMED = 8
 """Epochs that a note names; of more, the number is said."""
-_FEW = 12
-"""Epochs whose table is seen at once."""
+_FEW, _MOST_ROWS = 12, 500
+"""Epochs whose table is seen at once; of more than so many, the first and the last have a row."""
 
 
 def draw(
@@ -47,6 +47,9 @@ def draw(
 def training_page(history: History, facts: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a history; `facts` are names and values of how the model was trained."""
     head, rows, _ = history._table()
+    if len(rows) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        rows[half:-half] = [("…", *[""] * (len(head) - 1))]
     _, said = history._curves()
     return page.document(
         "anydevice training",
