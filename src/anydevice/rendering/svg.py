@@ -472,9 +472,11 @@ def _path(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> 
 
 def _opened(height: float, title: str, style: str = "") -> str:
     inside = f"<style>{style}</style>" if style else ""
-    own = ' xmlns="http://www.w3.org/2000/svg"' if style else ""  # in a page, it is known
+    box, own = f"0 0 {WIDTH} {height:.0f}", ""
+    if style:  # in a page, the name is known, and there is room around a plot
+        box, own = f"-8 -8 {WIDTH + 12} {height + 12:.0f}", ' xmlns="http://www.w3.org/2000/svg"'
     return (
-        f'<svg{own} viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{safe(title)}">'
+        f'<svg{own} viewBox="{box}" role="img" aria-label="{safe(title)}">'
         f"<title>{safe(title)}</title>{inside}"
     )
 
