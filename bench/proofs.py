@@ -1,13 +1,14 @@
 """Proofs: ACAS Xu with its 186 instances, and other networks in the format of VNN-COMP.
 
     PYTHONPATH=src OPENBLAS_NUM_THREADS=1 python bench/proofs.py acasxu [--precision real]
-    PYTHONPATH=src python bench/proofs.py folder ../mnist_fc --limit 120 [--check]
+    PYTHONPATH=src python bench/proofs.py folder ../mnist_fc --limit 120 [--check] [--cpu]
     PYTHONPATH=src python bench/proofs.py digits
     PYTHONPATH=src python bench/proofs.py card       # on an NVIDIA card; engines: all it has
 
 One line for each instance: what came out, CPU seconds and seconds of the clock, boxes, bytes of the
-certificate; then the sums. `--check` checks each certificate again. `--engine` and `--device` say
-where bounds are computed. Exits with 1 where an answer is not the known one.
+certificate; then the sums. `--check` checks each certificate again. `--cpu` limits the CPU seconds
+of the search instead of those of the clock, for a machine that others use. `--engine` and
+`--device` say where bounds are computed. Exits with 1 where an answer is not the known one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anydevice import AnyDeviceError, proofs
+from anydevice.proofs import proving
+from anydevice.proofs.machines import numpy_machine
+from anydevice.proofs.search import SearchLimits
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("ANYDEVICE_DATA", ROOT.parent / "shared" / "data"))
@@ -80,16 +84,30 @@ def folder(path: Path) -> list[Instance]:
     ]
 
 
+def proved_by_cpu(instance: Instance, precision: str, limit: float) -> Any:
+    """What `prove` does on NumPy, with a limit of CPU seconds."""
+    theorems, shape, file_hash = proving._theorems(instance.model, instance.claim, None, precision)
+    machine = numpy_machine()
+    clock = time.process_time
+    limits = SearchLimits(until=clock() + limit, clock=clock)
+    with machine.context():
+        return proving._proved(theorems, machine, limits, time.monotonic(), shape, file_hash)
+
+
 def run(instance: Instance, options: argparse.Namespace) -> Outcome:
     begin, cpu = time.monotonic(), time.process_time()
-    result = proofs.prove(
-        instance.model,
-        instance.claim,
-        precision=options.precision,
-        limit=options.limit or instance.limit,
-        device=options.device,
-        engine=options.engine,
-    )
+    limit = options.limit or instance.limit
+    if options.cpu:
+        result = proved_by_cpu(instance, options.precision, limit)
+    else:
+        result = proofs.prove(
+            instance.model,
+            instance.claim,
+            precision=options.precision,
+            limit=limit,
+            device=options.device,
+            engine=options.engine,
+        )
     cpu, seconds = time.process_time() - cpu, time.monotonic() - begin
     size, checked = 0, 0.0
     if isinstance(result, proofs.Proof):
@@ -197,6 +215,7 @@ def main() -> int:
     parser.add_argument("--device")
     parser.add_argument("--engine")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     others = {"card": card, "digits": digits, "engines": engines}
     if options.what in others:

@@ -14,7 +14,7 @@ from anydevice.proofs import search
 from anydevice.proofs.bounds import Prepared, Relaxed, outward, prepare
 from anydevice.proofs.checking.checker import refused
 from anydevice.proofs.checking.network import Network
-from anydevice.proofs.lemmas import Effort, Sharpened, sharpen
+from anydevice.proofs.lemmas import Effort, Sharpened, Sharpening
 from anydevice.proofs.machines import numpy_machine
 from anydevice.proofs.proving import Theorem, _proved
 from anydevice.proofs.search import SearchLimits
@@ -34,7 +34,7 @@ def found(name: str, arithmetic: str = "float32") -> tuple[Prepared, Relaxed, Sh
     net = prepare(NETWORKS[name], arithmetic, numpy_machine())
     fast = prepare(NETWORKS[name], arithmetic, numpy_machine("float32"))
     box = outward(LOW[None], HIGH[None], "float64")
-    return net, Relaxed(net, *box), sharpen(net, fast, box, Effort(8, 3), lambda: False)
+    return net, Relaxed(net, *box), Sharpening(net, fast, box).run(Effort(8, 3), lambda: False)
 
 
 def undecided(net: Relaxed) -> int:
@@ -102,7 +102,7 @@ def asked(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecid
 
 
 def test_what_cases_alone_leave_open_is_proved_with_lemmas(monkeypatch: Any) -> None:
-    monkeypatch.setattr(search, "_FIRST_PARTS", 20)
+    monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
     result = asked(0.35)
     assert isinstance(result, proofs.Proof)
     (tree,) = result.certificates[0].trees

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from anydevice.proofs.bounds import Known, Prepared, Relaxed, until
 from anydevice.proofs.checking.certificate import Lemma
-from anydevice.proofs.neurons import Neurons, Problems
-from anydevice.proofs.trees import Branch, Growing
+from anydevice.proofs.neurons import Branch, Growing, Neurons, Problems
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -25,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 _FIRST_STEPS, _STEPS = 20, 10
 """Steps of optimisation for a neuron, and for each case of another one."""
 
-_ROWS = 1024
+_ROWS, _MOST_PARTS = 256, 100_000
 _GAIN = 1e-3
 """Which part of the width of an interval a lemma must take away to be worth its bytes."""
 
@@ -44,82 +43,99 @@ class Sharpened(NamedTuple):
     known: Known
 
 
-def sharpen(
-    net: Prepared, fast: Prepared, box: tuple[Floats, Floats], effort: Effort,
-    stop: Callable[[], bool],
-) -> Sharpened:  # fmt: skip
-    """Lemmas about all nodes behind the first in turn, until `stop` says so.
+class Sharpening:
+    """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs)."""
 
-    `box` is a centre and a radius, each (1, inputs).
+    def __init__(self, net: Prepared, fast: Prepared, box: tuple[Floats, Floats]) -> None:
+        self.net, self.fast, self.box = net, fast, box
+        self._kept: dict[int, _NeuronSides] = {}
+
+    def run(self, effort: Effort, stop: Callable[[], bool]) -> Sharpened:
+        """Lemmas about all nodes behind the first in turn, until `stop` says so."""
+        lemmas: list[Lemma] = []
+        known: dict[int, Any] = {}
+        for number, step in enumerate(self.net.steps, 1):
+            if step.function == "relu" and any(step.inputs) and not stop():
+                cases = self._cases(number, known)
+                if cases is not None:
+                    cases.divide(effort, stop)
+                    found = cases.lemma()
+                    if found is not None:
+                        lemma, known[number] = found
+                        lemmas.append(lemma)
+        return Sharpened(tuple(lemmas), known)
+
+    def _cases(self, number: int, known: Known) -> _NeuronSides | None:
+        """The cases of the undecided neurons of a node; those of an earlier run, where they hold.
+
+        That is where nothing new is known of the nodes before.
+        """
+        if not known and number in self._kept:
+            return self._kept[number]
+        net, fast = until(self.net, number), until(self.fast, number)
+        relaxed = Relaxed(net, *self.box, known=known)
+        place, size = net.machine.place, net.steps[-1].size
+        rows = np.concatenate([np.eye(size), -np.eye(size)])
+        boxes = net.machine.indices(np.zeros(2 * size, np.int64))
+        plain = relaxed.rows_below(place(rows), place(np.zeros(2 * size)), boxes).low
+        bounds = np.asarray(net.machine.host(plain), np.float64).reshape(2, size)
+        if not ((bounds < 0).all(0)).any():
+            return None
+        cases = _NeuronSides(relaxed, fast, bounds)
+        if not known:
+            self._kept[number] = cases
+        return cases
+
+
+class _NeuronSides:
+    """The cases of both sides of all undecided neurons of the last node of a network.
+
+    `plain` are sound bounds of all its neurons and of their negatives. There is one branch for
+    each side, the lower ones first, and `parts` are what the branches end with.
     """
-    lemmas: list[Lemma] = []
-    known: dict[int, Any] = {}
-    for number, step in enumerate(net.steps, 1):
-        if step.function == "relu" and any(step.inputs) and not stop():
-            found = _lemma(until(net, number), until(fast, number), box, known, effort, stop)
-            if found is not None:
-                lemma, known[number] = found
-                lemmas.append(lemma)
-    return Sharpened(tuple(lemmas), known)
 
-
-def _lemma(
-    net: Prepared, fast: Prepared, box: tuple[Floats, Floats], known: Known, effort: Effort,
-    stop: Callable[[], bool],
-) -> tuple[Lemma, tuple[Floats, Floats]] | None:  # fmt: skip
-    """A lemma about the last node of a network, which ends before its function."""
-    relaxed = Relaxed(net, *box, known=known)
-    size = net.steps[-1].size
-    rows = np.concatenate([np.eye(size), -np.eye(size)])
-    every = np.zeros(2 * size, np.int64)
-    machine = net.machine
-    plain = relaxed.rows_below(
-        machine.place(rows), machine.place(np.zeros(2 * size)), machine.indices(every)
-    )
-    before = np.maximum(np.asarray(machine.host(plain.low), np.float64), -np.inf)
-    low, high = before[:size], -before[size:]
-    undecided = np.flatnonzero((low < 0) & (high > 0))
-    if not len(undecided):
-        return None
-    asked = np.concatenate([undecided, undecided + size])
-    problems = Problems(every[: len(asked)], rows[asked][:, undecided], np.zeros(len(asked)))
-    neurons = Neurons(relaxed, fast, undecided)
-    cases = _Cases(neurons, problems)
-    cases.divide(effort, stop)
-    bounds = cases.sound()
-    gained = bounds > before[asked] + _GAIN * (high - low)[asked % size]
-    # What is on or off needs only the bound that says so.
-    pairs = bounds.reshape(2, -1)
-    gained &= ~((pairs[::-1] > 0) & (pairs <= 0)).ravel()
-    if not gained.any():
-        return None
-    which = np.flatnonzero(gained)
-    sides = 2 * (asked[which] % size) + asked[which] // size
-    growing = Growing(len(which), len(which), neurons.neurons)
-    branches = {group: cases.branches[i] for group, i in enumerate(which)}
-    growing.cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
-    lemma = Lemma(len(net.steps), sides, -bounds[which], growing.tree())
-    least, most = np.full(size, -np.inf), np.full(size, np.inf)
-    upper = sides % 2 == 1
-    least[sides[~upper] // 2] = -lemma.bounds[~upper]
-    most[sides[upper] // 2] = lemma.bounds[upper]
-    return lemma, (least, most)
-
-
-class _Cases:
-    """The cases of all problems: one branch for each, and the parts that they end with."""
-
-    def __init__(self, neurons: Neurons, problems: Problems) -> None:
-        self.neurons, self.problems = neurons, problems
-        self.branches = [Branch() for _ in problems.box]
-        parts, _ = neurons.start(problems, _FIRST_STEPS)
+    def __init__(self, relaxed: Relaxed, fast: Prepared, plain: Floats) -> None:
+        self.size, self.node = plain.shape[1], len(fast.steps)
+        self.undecided = np.flatnonzero((plain < 0).all(0))
+        self.plain = plain[:, self.undecided].ravel()
+        count = len(self.undecided)
+        one = np.eye(count)
+        self.problems = Problems(
+            np.zeros(2 * count, np.int64), np.concatenate([one, -one]), np.zeros(2 * count)
+        )
+        self.neurons = Neurons(relaxed, fast, self.undecided)
+        self.branches = [Branch() for _ in range(2 * count)]
+        self.rounds = 0
+        parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)
         self.parts = parts.take(np.arange(self.count))
 
+    def lemma(self) -> tuple[Lemma, tuple[Floats, Floats]] | None:
+        """What the cases prove, and as bounds of all neurons; `None` where it is not worth it."""
+        bounds = self._sound()
+        pairs = self.plain.reshape(2, -1)
+        gained = bounds > self.plain - _GAIN * np.tile(pairs.sum(0), 2)
+        # What is on or off needs only the bound that says so.
+        pairs = bounds.reshape(2, -1)
+        gained &= ~((pairs[::-1] > 0) & (pairs <= 0)).ravel()
+        which = np.flatnonzero(gained)
+        if not len(which):
+            return None
+        growing = Growing(len(which), len(which), self.neurons.neurons)
+        branches = {group: self.branches[i] for group, i in enumerate(which)}
+        growing.cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
+        side, neuron = np.divmod(which, len(self.undecided))
+        sides = 2 * self.undecided[neuron] + side
+        most = np.full(2 * self.size, np.inf)
+        most[sides] = -bounds[which]
+        lemma = Lemma(self.node, sides, -bounds[which], growing.tree())
+        return lemma, (-most[::2], most[1::2])
+
     def divide(self, effort: Effort, stop: Callable[[], bool]) -> None:
-        for _ in range(effort.rounds):
+        while self.rounds < effort.rounds:
+            self.rounds += 1
             worst = self._worst(effort.width)
-            if not len(worst) or stop():
+            if not len(worst) or self.count > _MOST_PARTS or stop():
                 return
             for start in range(0, len(worst), _ROWS):
                 self._divide(worst[start : start + _ROWS])
@@ -151,7 +167,7 @@ class _Cases:
             self.parts.path[place] = path
         self.count += more
 
-    def sound(self) -> Floats:
+    def _sound(self) -> Floats:
         """Sound bounds of all problems, each the least one of its parts."""
         found = np.full(len(self.branches), np.inf)
         for start in range(0, self.count, _ROWS):

@@ -17,10 +17,9 @@ import numpy.typing as npt
 from anydevice.proofs.bounds import Known, Lowered, Prepared, Relaxed, outward, padded
 from anydevice.proofs.checking.certificate import Tree
 from anydevice.proofs.checking.network import Query
-from anydevice.proofs.lemmas import Effort, sharpen
+from anydevice.proofs.lemmas import Effort, Sharpening
 from anydevice.proofs.machines import Host
-from anydevice.proofs.neurons import Neurons, Problems, split_neurons
-from anydevice.proofs.trees import Growing
+from anydevice.proofs.neurons import Growing, Neurons, Problems, split_neurons
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -28,9 +27,9 @@ Integers = npt.NDArray[np.int64]
 _ROUNDS = 40
 """Steps towards the best weights of the rows of a group."""
 
-_FIRST_PARTS = 1000
-_EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8))
-"""How well neurons are bounded where so many parts by cases, and 8 times as many next, fail."""
+_PARTS = (1_000, 4_000, 16_000, 16_000, 16_000, 1 << 40)
+_EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort(240, 16))
+"""So many parts by cases are tried, and after each try neurons are bounded as well as this."""
 
 
 class QueryRows(NamedTuple):
@@ -358,21 +357,18 @@ class Search:
         if bounding.net.linear:
             return self._split_neurons(bounding, boxes, open_, verdict)
         box = outward(boxes.low, boxes.high, bounding.net.machine.dtype)
-        parts = _FIRST_PARTS
-        for effort in (*_EFFORTS, None):
-            open_ = self._split_neurons(
-                bounding, boxes, open_, verdict, parts if effort else 1 << 40
-            )
+        sharpening = Sharpening(bounding.net, bounding.fast, box)
+        for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
+            open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
             if effort is None or not len(open_) or self.point is not None or self._stopped():
                 break
-            found = sharpen(bounding.net, bounding.fast, box, effort, lambda: bool(self._stopped()))
+            found = sharpening.run(effort, lambda: bool(self._stopped()))
             self.growing.lemmas = found.lemmas
             verdict = bounding(boxes.low, boxes.high, found.known)
             self.worst = float(verdict.bound.min())
             if verdict.closed.all():
                 self._close(boxes, open_, verdict)
                 return open_[:0]
-            parts *= 8
         return open_
 
     def _split_neurons(
