@@ -64,7 +64,7 @@ def test_a_picture_without_a_background_would_be_found() -> None:
 @pytest.mark.parametrize("path", PICTURES, ids=name)
 def test_a_picture_can_be_read_on_any_background(path: Path) -> None:
     text = path.read_text("utf-8")
-    view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    view = re.search(r'viewBox="[-\d.]+ [-\d.]+ ([\d.]+) ([\d.]+)"', text)
     assert view is not None
     if not re.search(r"\bsvg ?{[^}]*\bbackground: ?[#v]", text):
         assert paints_its_background(text, *map(float, view.groups()))
