@@ -365,6 +365,7 @@ def test_byte_level_text_comes_back_and_pieces_are_those_of_the_pattern(
     assert (ids.count(2), ids.count(1)) == (1, 1)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "dbrx", "gpt-4o", "gpt-2"])
 def test_tokens_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
     transformers = pytest.importorskip("transformers")

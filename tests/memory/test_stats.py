@@ -168,6 +168,7 @@ class Counting:
         return self._held
 
 
+@pytest.mark.needs("torch")
 def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {
         "torch": Counting("torch", MemoryUse(GIB, 2 * GIB)),

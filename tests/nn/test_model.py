@@ -195,6 +195,7 @@ def test_an_array_of_another_library_is_refused_in_words() -> None:
     assert model(torch.nn.Parameter(torch.ones(1, 2))).requires_grad, "taken as it is"
 
 
+@pytest.mark.needs("torch")
 def test_a_model_can_be_called_with_what_it_was_trained_on() -> None:
     home = anydevice.device("cpu", engine="torch")
     x, y = np.ones((4, 2)), np.ones((4, 1), np.float32)

@@ -131,6 +131,7 @@ def test_recomputation_lowers_the_peak_of_plain_layers(
     assert_recomputation_saves(engine, trainable, nn.Chain(*layers * 20), 2048, 16)
 
 
+@pytest.mark.needs("torch")
 def test_recomputation_lowers_the_peak_of_chains_and_blocks() -> None:
     here = anydevice.device("cpu", engine="torch")
     chain = nn.Chain(DENSE, nn.Chain("gelu", nn.LayerNorm(16)))
@@ -426,6 +427,7 @@ def test_an_activation_that_may_be_applied_twice_is_said(
     assert said is None or said in str(remark)
 
 
+@pytest.mark.needs("torch")
 def test_no_softmax_is_applied_twice_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_warned", set())  # what is said once is said in every test
     x = np.random.default_rng(0).standard_normal((32, 2)).astype(np.float32)

@@ -113,6 +113,7 @@ class Rotary:
         return apply_rotary_pos_emb(given, given, cosine, sine)[0].numpy()  # type: ignore[no-any-return]
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", BY_LENGTH)
 @pytest.mark.parametrize("length", [1, 16, 17, 40, 64])
 def test_a_whole_text_is_turned_by_its_length_as_transformers_does(name: str, length: int) -> None:
@@ -127,6 +128,7 @@ def test_a_whole_text_is_turned_by_its_length_as_transformers_does(name: str, le
         np.testing.assert_allclose(result, expected, atol=3e-5, rtol=0)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("name", BY_LENGTH)
 def test_token_by_token_each_is_turned_as_the_text_was_long_then(name: str) -> None:
     scaling, theirs = BY_LENGTH[name], Rotary(BY_LENGTH[name])

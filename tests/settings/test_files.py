@@ -108,6 +108,7 @@ def test_the_user_s_file_and_another_home(machine: Path, monkeypatch: pytest.Mon
     assert chosen() == "opencl"
 
 
+@pytest.mark.needs("torch")
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
     assert chosen() == "cpu"
@@ -122,6 +123,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert anydevice.device("cpu").engine == "torch"
 
 
+@pytest.mark.needs("torch")
 def test_blocks_the_process_and_configure() -> None:
     with anydevice.use_device("opencl"):
         assert chosen() == "opencl"
