@@ -32,12 +32,13 @@ def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
 def test_the_share_of_several_queries_never_falls() -> None:
     shares: list[float] = []
     model = nn.build(nn.Dense(2, 8), "relu", nn.Dense(8, 3), device="cpu", seed=0)
-    claim = proofs.all_of(proofs.within(-9, 9), proofs.within(-2, 2), proofs.within(-8, 8))
+    claim = proofs.all_of(proofs.within(-2, 2), proofs.lipschitz(50.0))
     over = proofs.box([-1, -1], [1, 1])
     result = proofs.prove(model, claim, over, progress=lambda now: shares.append(now.share))
     assert isinstance(result, proofs.Proof)
     assert shares == sorted(shares)
-    assert shares[0] < 0.5 < shares[-1] == 1.0  # the first of them is not all
+    assert 0.5 in shares  # the first of two is proved, and nothing of the second
+    assert shares[-1] == 1.0
     assert [now.share for _, now in result.course.points] == shares
 
 
@@ -60,3 +61,12 @@ def test_what_was_assumed_of_smooth_functions_is_on_the_page(tmp_path: Path) -> 
     assert "proved exactly" in said(root)
     if len(real.course.points) > 1:
         assert figure(root, "Proved") is not None
+
+
+def test_the_arithmetic_is_that_of_the_theorem(tmp_path: Path) -> None:
+    """A Lipschitz bound is about real numbers, whatever the precision that was asked for."""
+    model = nn.build(nn.Dense(2, 4), "relu", nn.Dense(4, 1), device="cpu", seed=0)
+    result = proofs.prove(model, proofs.lipschitz(50.0), proofs.box([-1, -1], [1, 1]))
+    result.save_html(tmp_path / "proof.html")
+    root = checked((tmp_path / "proof.html").read_text("utf-8"))
+    assert facts(root)["precision"] == "exact arithmetic"

@@ -89,6 +89,12 @@ def test_epochs_are_integers_and_the_last_is_named() -> None:
     assert all(float(each.replace(",", "")).is_integer() for each in below(12_345)[-4:])
 
 
+def test_of_labels_that_would_touch_one_is_left_out() -> None:
+    contexts = [128, 500, 512, 4096, 32768, 33000]
+    root = chart(Curve("speed", [(each, 1.0) for each in contexts]), logarithmic=True)
+    assert ticks(root)[-5:-1] == ["128", "500", "4,096", "33,000"]
+
+
 def test_many_points_have_marks_at_the_ends_alone() -> None:
     assert len(heights(chart(Curve("loss", [(n, 1 / n) for n in range(1, 42)])))) == 2
 

@@ -188,7 +188,7 @@ def prove(
             result = _proved(theorems, machine, limits, begin, shape, file_hash)
     except KeyboardInterrupt:  # before a search began; what one reached it says itself
         result = Undecided("interrupted", 0.0, -inf, 0, time.monotonic() - begin)
-    return replace(result, course=recorder.course(precision))
+    return replace(result, course=recorder.course(theorems[0].arithmetic))
 
 
 class Theorem(NamedTuple):
