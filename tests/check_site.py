@@ -165,8 +165,7 @@ FAINT = """(() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const found = new Map();
-  const texts = document.createTreeWalker(document.querySelector("article") || document.body,
-                                          NodeFilter.SHOW_TEXT);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const e = texts.currentNode.parentElement, text = texts.currentNode.data.trim();
     if (!text || e.closest(".headerlink, script, style, [hidden]") || !e.offsetParent) continue;
