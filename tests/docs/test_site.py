@@ -72,12 +72,16 @@ def test_a_picture_can_be_read_on_any_background(path: Path) -> None:
     assert path.stat().st_size < 60_000
 
 
-def test_the_figures_of_the_start_page_are_those_of_the_benchmarks() -> None:
+def test_the_figures_of_the_start_page_and_of_comparisons_are_those_of_the_benchmarks() -> None:
     start = (DOCS / "index.md").read_text("utf-8").partition("## Measured")[2].partition("\n## ")[0]
     figures = re.findall(r"^\*\*(.+?)\*\*", start, re.MULTILINE)
-    assert len(figures) >= 5
+    compared = (DOCS / "compare.md").read_text("utf-8")
     measured = (DOCS / "benchmarks.md").read_text("utf-8")
+    assert len(figures) >= 5
     assert [figure for figure in figures if figure not in measured] == []
+    ours = re.findall(r"\d+\.\d+(?= (?:×|s|tokens/s)\b| ×)", compared)
+    assert len(ours) >= 4
+    assert [figure for figure in ours if figure not in measured] == []
 
 
 START = """<html><body><article>{}</article><a href="one/">One</a>
