@@ -13,7 +13,7 @@ from typing import overload
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Around, Array, Layer, Parameters, Run, autodiff_of, state_places
+from anydevice.nn.layer import Wrapper, Array, Layer, Parameters, Run, autodiff_of, state_places
 from anydevice.nn.layers import Activation, Chain, Dropout, TiedEmbedding
 from anydevice.nn.model import Model
 
@@ -21,7 +21,7 @@ Step = tuple[str, Layer, Parameters]
 """A layer of a chain, or of a chain inside it: its path, the layer, and its parameters."""
 
 
-class Recomputed(Around):
+class Recomputed(Wrapper):
     """A layer whose activations are recomputed in the backward pass; a chain, segment by segment.
 
     Its results are those of the layer inside. On an engine without gradients it is that layer.

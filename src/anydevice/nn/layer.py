@@ -230,7 +230,7 @@ class Layer(Settings):
             raise self.misfit(f"got {shape[-1]} features")
 
 
-class Around(Layer):
+class Wrapper(Layer):
     """A layer around another one, which is computed in another way.
 
     It has the parameters, shapes and paths of the layer inside; `apply` is its own.

@@ -30,7 +30,7 @@ from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.nn._recompute import Recomputed
-from anydevice.nn.layer import Around, Array, Layer, Parameters, Run, autodiff_of, state_places
+from anydevice.nn.layer import Wrapper, Array, Layer, Parameters, Run, autodiff_of, state_places
 from anydevice.nn.layers import Chain, TiedEmbedding
 from anydevice.nn.model import Model, bound
 from anydevice.ops import embedding, linear
@@ -368,7 +368,7 @@ class _Work:
         return 0
 
 
-class Staged(Around):
+class Staged(Wrapper):
     """A layer whose parts are computed stage by stage, each on the device of its place.
 
     Its results are those of the layer inside.
