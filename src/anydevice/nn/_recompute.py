@@ -13,7 +13,7 @@ from typing import overload
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Wrapper, Array, Layer, Parameters, Run, autodiff_of, state_places
+from anydevice.nn.layer import Array, Layer, Parameters, Run, Wrapper, autodiff_of, state_places
 from anydevice.nn.layers import Activation, Chain, Dropout, TiedEmbedding
 from anydevice.nn.model import Model
 

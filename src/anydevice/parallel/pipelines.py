@@ -30,7 +30,7 @@ from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.nn._recompute import Recomputed
-from anydevice.nn.layer import Wrapper, Array, Layer, Parameters, Run, autodiff_of, state_places
+from anydevice.nn.layer import Array, Layer, Parameters, Run, Wrapper, autodiff_of, state_places
 from anydevice.nn.layers import Chain, TiedEmbedding
 from anydevice.nn.model import Model, bound
 from anydevice.ops import embedding, linear
