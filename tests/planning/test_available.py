@@ -63,6 +63,7 @@ def test_a_library_s_own_device() -> None:
     assert [str(each.device) for each in found] == ["cpu"]
 
 
+@pytest.mark.needs("torch")
 def test_one_card_seen_through_two_backends_counts_once() -> None:
     facts = Facts("one card", uuid="GPU-7", total_memory=8 * GIB, free_memory=8 * GIB)
     seen = (Seen(0, "gpu", facts),)
@@ -85,6 +86,7 @@ def test_unified_memory_is_not_counted_twice() -> None:
     assert groups == [["metal:0"], ["cpu"]]
 
 
+@pytest.mark.needs("torch")
 def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
     facts = Facts("a CPU", memory_kind="host", total_memory=GIB)
     pocl = Sighting("opencl", present=True, devices=(Seen(0, "cpu", facts),), engines=("torch",))

@@ -121,6 +121,7 @@ def test_nothing_of_a_name_is_run(value: Callable[[], Any]) -> None:
     assert "alert('x')" in page.text
 
 
+@pytest.mark.needs("torch")
 def test_a_device_shows_its_facts_and_one_that_is_not_there_why() -> None:
     with testing.fake_machine(cuda=[EVIL + " 80GiB"], engines=["torch"]):
         page = shown(anydevice.device("cuda"))
@@ -131,6 +132,7 @@ def test_a_device_shows_its_facts_and_one_that_is_not_there_why() -> None:
         assert "this machine has no cuda:7" in shown(Device("cuda:7")).text
 
 
+@pytest.mark.needs("torch")
 def test_devices_are_a_tuple_that_shows_as_a_table() -> None:
     with testing.fake_machine(cuda=2, engines=["torch"]):
         found = anydevice.devices("cuda")
@@ -226,6 +228,7 @@ def test_verdicts_are_counted_by_engine_and_failures_are_named() -> None:
     assert "✓" in shown(Verdicts(VERDICTS.cells[:2])).text
 
 
+@pytest.mark.needs("torch")
 def test_a_plan_shows_its_placements_and_what_would_fit() -> None:
     numbers = {
         "layers": 32,
