@@ -109,6 +109,9 @@ class _NeuronSides:
         parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)
         self.parts = parts.take(np.arange(self.count))
+        # What sound bounds are lower by, with room to spare
+        low = self.neurons.keep(self.problems, parts, self.branches)
+        self.margin = 1.5 * np.maximum(parts.bound - low, 0) + 1e-6 * (1 + np.abs(low))
 
     def lemma(self) -> tuple[Lemma, tuple[Floats, Floats]] | None:
         """What the cases prove, and as bounds of all neurons; `None` where it is not worth it."""
@@ -145,10 +148,10 @@ class _NeuronSides:
         parts, count = self.parts, len(self.branches)
         lowest = np.full(count, np.inf)
         np.minimum.at(lowest, parts.problem[: self.count], parts.bound[: self.count])
-        decided = (lowest.reshape(2, -1) > 0).any(0)
+        decided = ((lowest - self.margin).reshape(2, -1) > 0).any(0)
         bound, problem = parts.bound[: self.count], parts.problem[: self.count]
-        can = (bound <= 0) & ~np.tile(decided, 2)[problem]
-        can &= parts.score[: self.count].max(1) > 0
+        can = (bound <= self.margin[problem]) & ~np.tile(decided, 2)[problem]
+        can &= parts.neuron[: self.count] >= 0
         its = np.flatnonzero(can)
         its = its[np.lexsort((bound[its], problem[its]))]
         first = np.searchsorted(problem[its], problem[its])

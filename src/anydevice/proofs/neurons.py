@@ -139,7 +139,7 @@ class Parts(NamedTuple):
     """Parts that are open: their problem, their node in its branch, and what is known of them.
 
     `sign` is 1 or -1 for each neuron whose case it is, else 0. `path` lists these neurons, from
-    the root.
+    the root. `neuron` is the one to split next, -1 if there is none, and `pull` its coefficient.
     """
 
     problem: Host
@@ -148,7 +148,8 @@ class Parts(NamedTuple):
     sign: npt.NDArray[np.int8]
     slopes: Singles
     multipliers: Singles
-    score: Singles
+    neuron: Host
+    pull: Singles
     path: list[tuple[int, ...]]
 
     def take(self, which: Host) -> Parts:
@@ -158,12 +159,13 @@ class Parts(NamedTuple):
 
 
 class Optimised(NamedTuple):
-    """Slopes and multipliers of parts, their bounds, scores of neurons, and where they are met."""
+    """Slopes and multipliers of parts, their bounds, what to split next, and where they are met."""
 
     bound: Singles
     slopes: Singles
     multipliers: Singles
-    score: Singles
+    neuron: Host
+    pull: Singles
     points: Floats
 
 
@@ -212,7 +214,8 @@ class Neurons:
             sign,
             slopes,
             np.zeros_like(slopes),
-            np.zeros_like(slopes),
+            np.full(count, -1),
+            np.zeros(count, np.float32),
             [()] * count,
         )
         found = self.optimise(problems, parts, steps)
@@ -223,14 +226,19 @@ class Neurons:
             bound=found.bound,
             slopes=found.slopes,
             multipliers=found.multipliers,
-            score=found.score,
+            neuron=found.neuron,
+            pull=found.pull,
         )
 
     def halve(
         self, problems: Problems, parts: Parts, branches: list[Branch], steps: int
     ) -> tuple[Parts, Floats]:
-        """Both cases of the neuron with the highest score of each part."""
-        neuron = parts.score.argmax(1)
+        """Both cases of the neuron of each part.
+
+        Their multipliers begin where both have at least the bound that the part has: what the
+        exact line takes from the lower line, and what 0 takes from it.
+        """
+        neuron = parts.neuron
         count = len(neuron)
         inputs = self.fast.inputs
         first = np.array(
@@ -243,10 +251,14 @@ class Neurons:
         )
         twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
         sign = twice.sign.copy()
-        sign[np.arange(count), neuron] = 1
-        sign[np.arange(count) + count, neuron] = -1
+        on, off = np.arange(count), np.arange(count) + count
+        sign[on, neuron], sign[off, neuron] = 1, -1
+        pull, slope = np.maximum(parts.pull, 0), parts.slopes[on, neuron]
+        multipliers = twice.multipliers.copy()
+        multipliers[on, neuron], multipliers[off, neuron] = pull * (1 - slope), pull * slope
         path = [(*path, int(n)) for path, n in zip(twice.path, np.tile(neuron, 2), strict=True)]
-        twice = twice._replace(node=np.concatenate([first, first + 1]), sign=sign, path=path)
+        node = np.concatenate([first, first + 1])
+        twice = twice._replace(node=node, sign=sign, multipliers=multipliers, path=path)
         found = self.optimise(problems, twice, steps)
         self.parts += len(twice.node)
         return self._with(twice, found), found.points
@@ -358,10 +370,16 @@ class Neurons:
         back = machine.host
         joined: list[Any] = [
             np.concatenate([np.asarray(back(each[n]), np.float32) for n in self.where], 1)
-            for each in (slopes, multipliers, passed.score)
+            for each in (slopes, multipliers, passed.score, passed.row)
         ]
         bound, points = np.asarray(back(passed.bound)), np.asarray(back(passed.points))
-        return Optimised(bound, joined[0], joined[1], joined[2], points.astype(np.float64))
+        slopes, multipliers, score, row = joined
+        best = score.argmax(1)
+        each = np.arange(len(best))
+        neuron = np.where(score[each, best] > 0, best, -1)
+        return Optimised(
+            bound, slopes, multipliers, neuron, row[each, best], points.astype(np.float64)
+        )
 
     def _layer(self, number: int, its: slice, box: Host, parts: Parts) -> _Cases:
         machine = self.fast.machine
@@ -443,7 +461,7 @@ class Neurons:
                 score[number] = layer.open * (xp.maximum(loss, 0.0) + 1e-3 * abs(row) * layer.gap)
                 z = value
             values[number] = z
-        return _Passed(bound, points, by_slope, by_multiplier, score)
+        return _Passed(bound, points, by_slope, by_multiplier, score, met)
 
 
 class _Cases(NamedTuple):
@@ -464,6 +482,7 @@ class _Passed(NamedTuple):
     by_slope: dict[int, Array]
     by_multiplier: dict[int, Array]
     score: dict[int, Array]
+    row: dict[int, Array]
 
 
 def _vector(xp: Any, rows: Array, vector: Array) -> Array:
@@ -512,7 +531,7 @@ def _next(waiting: list[Parts], branches: list[Branch], most: int, batch: int) -
         fine = [
             i
             for i, p in enumerate(last.problem)
-            if branches[p].open <= most and last.score[i].any()
+            if branches[p].open <= most and last.neuron[i] >= 0
         ]
         if len(fine) > batch:
             order = np.array(fine)[np.argsort(last.bound[fine], kind="stable")]
