@@ -87,17 +87,24 @@ def mutants(**options):
     for mutant in (unweighted, mask_per_shard):
         whole, by_rows.ProcessSpread._own = by_rows.ProcessSpread._own, mutant
         for make in (ours, users):
-            run = lambda: trained(make, 1, **options)
-            found[make, mutant.__name__] = parallel.launch(run, processes=3)
+            found[make.__name__, mutant.__name__] = trained(make, 1, **options)
         by_rows.ProcessSpread._own = whole
     spreading.ROUNDING = rounding
     return found
+
+def together(processes, **functions):
+    # What each function returned in each process: one fork for all of them.
+    def called():
+        return {name: function() for name, function in functions.items()}
+    found = parallel.launch(called, processes=processes)
+    return {name: [each[name] for each in found] for name in functions}
 """
 
 
-def held(program: str, folder: Path) -> str:
-    """What a program prints that begins with `SET_UP`."""
-    return printed("-c", SET_UP + program, folder=folder)
+def held(program: str, folder: Path, **names: object) -> str:
+    """What a program prints that begins with `SET_UP`, in which these names are set."""
+    given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    return printed("-c", SET_UP + given + program, folder=folder)
 
 
 def printed(*words: str, folder: Path) -> str:

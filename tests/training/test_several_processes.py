@@ -11,32 +11,35 @@ from tests.torch_processes import held
 pytestmark = pytest.mark.usefixtures("children_count_lines")
 
 SAME = """
-several = {(make, n): parallel.launch(trained, make, processes=n)
-           for make in (ours, users) for n in (2, 3, 4)}
-for make in (ours, users):
-    several[make, "added"] = parallel.launch(lambda: trained(make, 1, accumulate=2), processes=3)
-
 # A loss that is no mean over rows is computed of those of all processes.
 def masked_tokens(output, y):
     each = T.functional.cross_entropy(output, y.long(), reduction="none")
     return (each * (y > 3)).sum() / (y > 3).sum()
 
-several |= {(make, how): parallel.launch(
-                lambda: trained(make, 1, loss=masked_tokens, strategy=how), processes=3)
-            for make in (ours, users) for how in ("replicate", "shard")}
-wrong = mutants()
+def each(**options):
+    def run():
+        return {make.__name__: trained(make, **options) for make in (ours, users)}
+    return run
+
+several = {n: together(n, same=each())["same"] for n in ((2, 4) if LONG else (4,))}
+more = together(
+    3, same=each(), added=each(epochs=1, accumulate=2), mutants=mutants,
+    **{how: each(epochs=1, loss=masked_tokens, strategy=how) for how in ("replicate", "shard")},
+)
+several[3] = more["same"]
 for make in (ours, users):
+    name = make.__name__
     one, added = trained(make), trained(make, 1, accumulate=2)
-    for n in (2, 3, 4):
-        assert apart(one, several[make, n]) <= 1e-6, (make, n, apart(one, several[make, n]))
-    assert apart(added, several[make, "added"]) <= 1e-6, make
     masked = trained(make, 1, loss=masked_tokens)
-    for how in ("replicate", "shard"):
-        far = apart(masked, several[make, how])
-        assert far <= 1e-6, (make, how, far)
-    for (made, name), losses in wrong.items():
-        if made is make:
-            assert apart(one[:1], losses) > 1e-4, (make, name, apart(one, losses))
+    for n, found in several.items():
+        far = apart(one, [losses[name] for losses in found])
+        assert far <= 1e-6, (name, n, far)
+    for wanted, how in ((added, "added"), (masked, "replicate"), (masked, "shard")):
+        far = apart(wanted, [losses[name] for losses in more[how]])
+        assert far <= 1e-6, (name, how, far)
+    for wrong in ("unweighted", "mask_per_shard"):
+        far = apart(one[:1], [losses[name, wrong] for losses in more["mutants"]])
+        assert far > 1e-4, (name, wrong, far)
 print("held")
 """
 
@@ -115,13 +118,19 @@ print("held")
 """
 
 SAVED = """
-for make in (ours, users):
-    name = f"{make.__name__}.safetensors"
-    parallel.launch(lambda: trained(make, 1, save=name), processes=4)
-    two = parallel.launch(lambda: trained(make, resume=name), processes=2)
-    whole = parallel.launch(trained, make, processes=1)[0]
-    one = parallel.launch(lambda: trained(make, resume=name), processes=1)[0]
-    assert apart(whole, [one, *two]) <= 1e-6, (make, whole, one, two)
+def every(epochs, file=None):
+    def run():
+        given = {make: {file: f"{make.__name__}.safetensors"} if file else {} for make in MAKES}
+        return [trained(make, epochs, **given[make]) for make in MAKES]
+    return run
+
+MAKES = ours, users
+together(4, saved=every(1, "save"))
+two = together(2, rest=every(2, "resume"))
+one = together(1, rest=every(2, "resume"), whole=every(2))
+for at, whole in enumerate(one["whole"][0]):
+    rest = [each[at] for each in (*two["rest"], *one["rest"])]
+    assert apart(whole, rest) <= 1e-6, (at, whole, rest)
 
 # Ctrl-C in one process stops all of them after the same step.
 def interrupted():
@@ -148,10 +157,11 @@ def torch_is_there() -> None:
     pytest.importorskip("torch")
 
 
-def test_several_processes_train_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_several_processes_train_as_one(long: bool, tmp_path: Path) -> None:
     """The same losses, also where one has no rows; the same files; what would differ is refused.
 
     All in one program, since importing PyTorch takes longest. The single process comes last: once
     it has computed, a fork may be unsafe.
     """
-    assert held(REFUSED + SAVED + SAME, tmp_path).split() == ["held"] * 3
+    assert held(REFUSED + SAVED + SAME, tmp_path, LONG=long).split() == ["held"] * 3

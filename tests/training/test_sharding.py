@@ -20,22 +20,13 @@ pytestmark = [
 SAME = """
 from anydevice.parallel import torch_mesh
 
-shard = {"strategy": "shard"}
+shard, MAKES = {"strategy": "shard"}, (ours, users)
 
 def frozen():
     return ours().freeze("[0]")
 
-cases = {  # epochs, processes and options, of each kind of model
-    "two": (1, 2, {"accumulate": 2, "clip": 0.1}),
-    "three": (2, 3, {}),
-    "four": (1, 4, {"clip": None, "optimizer": nn.Lion(1e-4)}),
-}
-several = {(make, name): parallel.launch(lambda: trained(make, epochs, **shard, **options),
-                                         processes=n)
-           for make in (ours, users) for name, (epochs, n, options) in cases.items()}
-narrow = parallel.launch(lambda: trained(ours, 1, precision="float16", **shard), processes=2)
-still = parallel.launch(lambda: trained(frozen, 1, **shard), processes=2)
-wrong = mutants(**shard)
+def each(epochs, makes=MAKES, **options):
+    return lambda: {make.__name__: trained(make, epochs, **options) for make in makes}
 
 def held(make, own=None):
     mesh, model = parallel.initialize("cpu"), make()
@@ -48,9 +39,8 @@ def held(make, own=None):
     own = [x for x in leaves([state.parameters, state.optimizer, state.own]) if x.ndim]
     return count, torch_mesh.bytes_here(own) * mesh.size / (3 * 4 * count)
 
-for make, own in ((ours, None), (users, None), (users, nn.AdamW(1e-3))):
-    for count, ratio in parallel.launch(held, make, own, processes=3):  # which divide unevenly
-        assert count > 83_000 and ratio <= 1.05, (make, own, ratio)
+def all_held():
+    return [held(*each) for each in ((ours,), (users,), (users, nn.AdamW(1e-3)))]
 
 # Two groups of two, with the best epoch of a validation: the model is that of one process.
 def best(make):
@@ -69,32 +59,55 @@ def best(make):
     losses = [loss for each in done.history for loss in (each.loss, each.validation)]
     return losses, [x.detach().numpy() for x in found]
 
-groups = {make: parallel.launch(best, make, processes=4) for make in (ours, users)}
-
 class Own(nn.Optimizer):
     def init(self, parameters):
         return {}
 
-told = failing(trained, ours, optimizer=Own(), **shard)
-assert "UnsupportedError" in told and "Own may compute with whole parameters" in told, told
-bad = X.copy()
-bad[3] = np.nan
-for make in (ours, users):
-    told = failing(trained, make, data=nn.Batches(bad, Y, size=50), **shard)
-    assert "the batch itself holds NaN values in x" in told, told
+def refused():
+    bad = X.copy()
+    bad[3] = np.nan
+    given = ({"optimizer": Own()}, {"data": nn.Batches(bad, Y, size=50)})
+    for make, options in ((ours, given[0]), (ours, given[1]), (users, given[1])):
+        try:
+            trained(make, **options, **shard)
+        except anydevice.AnyDeviceError as error:
+            yield f"{type(error).__name__}: {error}"
 
-for make in (ours, users):
-    for name, (epochs, n, options) in cases.items():
-        far = apart(trained(make, epochs, **options), several[make, name])
-        assert far <= 1e-6, (make, name, far)
+lion = {"clip": None, "optimizer": nn.Lion(1e-4)}
+cases = {"two": {"epochs": 1, "accumulate": 2, "clip": 0.1}, "three": {"epochs": 2},
+         "four": {"epochs": 1, **lion}}
+found = together(
+    2, two=each(**cases["two"], **shard), still=each(1, [frozen], **shard),
+    narrow=each(1, [ours], precision="float16", **shard), refused=lambda: list(refused()),
+)
+found |= together(3, three=each(**cases["three"], **shard), held=all_held,
+                  mutants=lambda: mutants(**shard))
+found |= together(4, four=each(**cases["four"], **shard), saved=saving,
+                  best=lambda: [best(make) for make in MAKES])
+resumed()
+
+for own, wrong, users_wrong in found["refused"]:
+    assert "UnsupportedError" in own and "Own may compute with whole parameters" in own, own
+    for told in (wrong, users_wrong):
+        assert "the batch itself holds NaN values in x" in told, told
+for ratios in found["held"]:  # of three processes, over which tensors divide unevenly
+    for count, ratio in ratios:
+        assert count > 83_000 and ratio <= 1.05, found["held"]
+for at, make in enumerate(MAKES):
+    name = make.__name__
+    for case, options in cases.items():
+        far = apart(trained(make, **options), [losses[name] for losses in found[case]])
+        assert far <= 1e-6, (name, case, far)
     one = trained(make, 1)
-    for (made, name), losses in wrong.items():
-        assert made is not make or apart(one, losses) > 1e-4, (make, name, apart(one, losses))
+    for wrong in ("unweighted", "mask_per_shard"):
+        far = apart(one, [losses[name, wrong] for losses in found["mutants"]])
+        assert far > 1e-4, (name, wrong, far)
     losses, weights = best(make)
-    for theirs, parts in groups[make]:
+    for theirs, parts in (each[at] for each in found["best"]):
         assert apart(losses, [theirs]) <= 1e-6
         assert max(np.abs(a - b).max() for a, b in zip(weights, parts, strict=True)) <= 1e-5
-assert apart(trained(frozen, 1), still) <= 1e-6
+assert apart(trained(frozen, 1), [losses["frozen"] for losses in found["still"]]) <= 1e-6
+narrow = [losses["ours"] for losses in found["narrow"]]
 assert apart(trained(ours, 1, precision="float16"), narrow) <= 2e-3
 print("held")
 """
@@ -120,36 +133,46 @@ def on_jax(**options):
     model = nn.build(ours().layer, seed=1, device=jax)
     return trained(lambda: model, devices=parallel.Mesh([jax]), **options)
 
-shard = {"strategy": "shard"}
-for make in (ours, users):
-    name = f"{make.__name__}.safetensors"
-    parallel.launch(lambda: trained(make, 1, save=name, **shard), processes=4)
+def file_of(make):
+    return f"{make.__name__}.safetensors"
+
+def saving():
+    for make in MAKES:
+        trained(make, 1, save=file_of(make), **shard)
+
+def going_on():
+    own, found = (shard if parallel.initialize("cpu").size > 1 else {}), {}
+    for make in MAKES:
+        loaded(make, file_of(make), **own)
+        found[make.__name__] = [trained(make, resume=file_of(make), **own)]
+    found["ours"].append(trained(ours, resume=file_of(ours)))  # replicated
+    if JAX:
+        found["ours"].append(trained(ours, resume="jax.safetensors", **own))
+    return found
+
+def resumed():
+    # What four have saved goes on with any number of processes, and on JAX; and what that saved.
     found = []
-    for n in (1, 2, 3, 8) if make is ours else (1, 3):
-        def resumed():
-            loaded(make, name, **shard)
-            return trained(make, resume=name, **(shard if n > 1 else {}))
-        found += parallel.launch(resumed, processes=n)
-    if make is ours:
-        found += parallel.launch(lambda: trained(make, resume=name), processes=2)  # replicated
-    if JAX and make is ours:
-        parallel.launch(lambda: on_jax(epochs=1, save="jax.safetensors"), processes=1)
-        found += parallel.launch(lambda: trained(make, resume="jax.safetensors", **shard),
-                                 processes=2)
-        found += parallel.launch(lambda: on_jax(resume=name), processes=1)
-    (whole,) = parallel.launch(trained, make, processes=1)
-    assert apart(whole, found) <= 1e-6, (make, whole, found)
-print("held")
+    if JAX:
+        first = parallel.launch(lambda: on_jax(epochs=1, save="jax.safetensors") and
+                                {"ours": [on_jax(resume=file_of(ours))]}, processes=1)
+        found += first
+    for n in ((1, 2, 3, 8) if LONG else (1, 3)):
+        found += parallel.launch(going_on, processes=n)
+    (whole,) = parallel.launch(lambda: [trained(make) for make in MAKES], processes=1)
+    for one, make in zip(whole, MAKES, strict=True):
+        several = [losses for each in found for losses in each.get(make.__name__, ())]
+        assert apart(one, several) <= 1e-6, (make, one, several)
 """
 
 
-def test_sharded_over_processes_a_training_has_the_losses_of_one(tmp_path: Path) -> None:
-    assert held(SAME, tmp_path) == "held"
-
-
-def test_a_sharded_training_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_sharded_over_processes_a_training_has_the_losses_of_one(
+    long: bool, tmp_path: Path
+) -> None:
+    """And it goes on with any number of processes. One program, as importing PyTorch takes long."""
     has_jax = importlib.util.find_spec("jax") is not None
-    assert held(f"JAX = {has_jax}\n{SAVED}", tmp_path) == "held"
+    assert held(SAVED + SAME, tmp_path, JAX=has_jax, LONG=long) == "held"
 
 
 def test_what_every_process_holds_as_a_whole_counts_once_in_each_group() -> None:
