@@ -143,6 +143,8 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
     common, cases, form = list[Row](), [list[Row]()], ["a list of forms in parentheses"]
     try:
         for form in json.loads(f"[{lists}]".replace(",]", "]")):
+            if not isinstance(form[0], str):
+                raise ValueError("a form that does not begin with a word")
             if form[0] == "assert":
                 new = _cases(form[1], sizes)
                 common += new[0] if len(new) == 1 else []
