@@ -55,6 +55,7 @@ def two_cards(library: str) -> Iterator[str]:
         yield library
 
 
+@pytest.mark.needs("torch")
 def test_numpy_drives_a_fake_card_only_where_nothing_else_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
