@@ -11,7 +11,7 @@ import pytest
 from anydevice.proofs.checking.bounds import SoundNetwork
 from anydevice.proofs.checking.certificate import LEAF, Lemma, Tree, read_certificate
 from anydevice.proofs.checking.checker import check, refused, verdicts
-from anydevice.proofs.checking.network import FormatError, RefusedError
+from anydevice.proofs.checking.network import FormatError, Network, Node, RefusedError
 from tests.proofs.checking.theorems import (
     certificate,
     dense,
@@ -135,6 +135,25 @@ def test_a_lemma_holds_for_its_own_query_alone() -> None:
     both = certificate(NETWORK, [inner, BETWEEN], [small, LEAF_ALONE])
     with pytest.raises(RefusedError, match="query 2"):
         check(NETWORK, [inner, BETWEEN], both)
+
+
+def test_a_lemma_of_real_arithmetic_is_none_of_float32() -> None:
+    """The difference of two large numbers is 0, and in float32 whatever they are rounded by."""
+    copies, difference = np.ones((2, 1)), np.array([[1e7, -1e7]])
+    network = Network(
+        1,
+        (
+            Node((0,), (copies,), np.zeros(2), "relu"),
+            Node((1,), (difference,), np.zeros(1), "relu", 3),
+            Node((2,), (np.ones((1, 1)),), np.zeros(1), "", 2),
+        ),
+    )
+    asked = query([1], [2], [[-1]], [2])
+    made = Lemma(2, np.array([1]), np.array([1.0]), leaf_tree([[255]]))
+    with_it = [leaf_tree([[255]])._replace(lemmas=(made,))]
+    assert check(network, [asked], certificate(network, [asked], with_it)) == 1
+    with pytest.raises(RefusedError, match="lemma 1"):
+        check(network, [asked], certificate(network, [asked], with_it, "float32"))
 
 
 def test_no_lemma_proves_a_false_theorem() -> None:
