@@ -98,6 +98,7 @@ def test_a_gradient_that_is_no_number_in_the_last_step_is_neither_kept_nor_saved
         assert any(one.shape == other.shape and (one == other).all() for other in numbers(saved))
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("bad", [2, 3, 5], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("again", ["at once", "between"])
 def test_a_gradient_that_is_no_number_is_undone_where_only_losses_are_looked_at(
@@ -129,6 +130,7 @@ def test_a_gradient_that_is_no_number_is_undone_where_only_losses_are_looked_at(
     assert all((one == other).all() for one, other in pairs)
 
 
+@pytest.mark.needs("torch")
 def test_an_infinite_gradient_that_no_parameter_shows_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -317,3 +317,7 @@ def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> 
     for add in (ops.add, jax.jit(lambda x, y: ops.add(x, host))):
         with pytest.raises(ConfigurationError, match=r"^add: a is an array of JAX and b one of Nu"):
             add(jnp.asarray(host), host)
+
+
+def test_most_effort_is_an_option_that_this_jax_knows() -> None:
+    assert COMPILER.compile(lambda x: x + 1, most=True)(jnp.ones(2)).tolist() == [2, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from inspect import signature
 from typing import Any
 
 import jax
@@ -13,8 +12,11 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from anydevice.core.primitives import Compiler
 
-_MOST = {"exec_time_optimization_effort": 1.0}
-_HAS_OPTIONS = "compiler_options" in signature(jax.jit).parameters
+_MOST: dict[str, float | str] = (
+    {"exec_time_optimization_effort": 1.0}
+    if hasattr(jax.config, "jax_exec_time_optimization_effort")
+    else {"optimization_level": "O3"}  # since JAX 0.11.2
+)
 _KEEP_ALL = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -45,14 +47,14 @@ class JaxCompiler:
         A donated array is deleted by the call: JAX raises where it is used again. JAX compiles
         functions as a whole or not at all.
         """
-        options = {"compiler_options": dict(_MOST)} if most and _HAS_OPTIONS else {}
+        options = {"compiler_options": dict(_MOST)} if most else {}
         compiled: Callable[..., Any] = jax.jit(
             function, static_argnames=tuple(static), donate_argnames=tuple(donate), **options
         )
         return compiled
 
     def efforts(self, most: bool) -> str:
-        if most and _HAS_OPTIONS:
+        if most:
             return "jax.jit, XLA told to spend most effort on fast code"
         return "jax.jit"
 
