@@ -332,7 +332,7 @@ class _Written:
         if self._direct is None:
             place = self._engine.native(self._device)
             self._direct = _Direct(self._device.index, place, self._parts)
-        settle = self._direct.begin(part, [address + offset for offset in offsets])
+        settle = self._direct.begin(part, slot, [address + offset for offset in offsets])
         if settle is not None:
             return arrays, settle
         if ring is not self._ring:
@@ -365,7 +365,9 @@ class _Written:
 class _Direct:
     """Copies from memory that is pinned where it is, a call for each array, on a stream of its own.
 
-    Used by one thread, that of a `Fetcher`. What it pinned is unpinned when nobody uses it.
+    Small arrays, which share pages with others, go through a pinned buffer for each slot: a copy
+    from ordinary memory would wait for all copies before it. Used by one thread, that of a
+    `Fetcher`. What it pinned is unpinned when nobody uses it.
     """
 
     def __init__(self, index: int, place: Any, parts: Sequence[Sequence[KeptArray]]) -> None:
@@ -375,18 +377,23 @@ class _Direct:
         self._parts, self._spans = parts, _spans(parts)
         self._pinned: dict[int, Any] = {}
         self._refused: set[int] = set()
-        weakref.finalize(self, _unpin, self._driver, self._pinned).atexit = False
+        self._buffers: list[int] = []
+        self._small = max(_size(list(filter(_is_small, part))) for part in parts)
+        given = self._driver, self._pinned, self._buffers
+        weakref.finalize(self, _unpin, *given).atexit = False
 
-    def begin(self, part: Sequence[KeptArray], targets: Sequence[int]) -> Callable[[], None] | None:
+    def begin(
+        self, part: Sequence[KeptArray], slot: int, targets: Sequence[int]
+    ) -> Callable[[], None] | None:
         """Start the copies of a part, and return what waits; `None` if it cannot be read so."""
         self._driver.enter()  # which is cheap, and needed in each thread
         if not all(map(self._is_readable, part)):
             return None
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         try:
-            for each, target in zip(part, targets, strict=True):
+            for each, source, target in zip(part, self._sources(part, slot), targets, strict=True):
                 if each.nbytes:
-                    self._driver.copy_in(target, each.start, each.nbytes, stream)
+                    self._driver.copy_in(target, source, each.nbytes, stream)
         except BaseException:
             self._stream.synchronize()  # the memory may go to others now
             raise
@@ -395,11 +402,23 @@ class _Direct:
         wait: Callable[[], None] = copied.synchronize
         return wait
 
+    def _sources(self, part: Sequence[KeptArray], slot: int) -> list[int]:
+        """Where the arrays of a part are pinned; what the slot's buffer had has arrived."""
+        if not self._buffers and self._small:
+            self._buffers += [self._driver.pinned(self._small) for _ in range(_SLOTS)]
+        found, free = [], self._buffers[slot] if self._buffers else 0
+        for each in part:
+            found.append(free if _is_small(each) else each.start)
+            if _is_small(each):
+                each.read(free, 0, each.nbytes)
+                free += _aligned(each.nbytes)
+        return found
+
     def _is_readable(self, kept: KeptArray) -> bool:
-        """Whether an array is pinned, after trying to; small ones are quick anyway."""
+        """Whether an array is pinned, after trying to; small ones go through a buffer."""
         if kept.file is not None:
             return False
-        if kept.nbytes < WORTH_STAGING:
+        if _is_small(kept):
             return True
         start, end = self._spans[bisect_right(self._spans, (kept.start, sys.maxsize)) - 1]
         if start in self._pinned or start in self._refused:
@@ -424,7 +443,7 @@ def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
         (each.start, each.start + each.nbytes)
         for part in parts
         for each in part
-        if each.file is None and each.nbytes >= WORTH_STAGING
+        if each.file is None and not _is_small(each)
     }
     for start, end in sorted(large):
         if found and start // PAGESIZE <= (found[-1][1] - 1) // PAGESIZE:
@@ -434,7 +453,11 @@ def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
     return found
 
 
-def _unpin(driver: CudaDriver, pinned: dict[int, Any]) -> None:
+def _is_small(kept: KeptArray) -> bool:
+    return kept.nbytes < WORTH_STAGING
+
+
+def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> None:
     """Unpin memory, in a thread of its own: the caller's may have another device."""
 
     def work() -> None:
@@ -442,6 +465,8 @@ def _unpin(driver: CudaDriver, pinned: dict[int, Any]) -> None:
         for address in pinned:
             driver.unpin(address)
         pinned.clear()
+        for address in buffers:
+            driver.give_back(address)
 
     thread = threading.Thread(target=work, name="anydevice unpin")
     if started(thread):
