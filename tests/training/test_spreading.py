@@ -101,6 +101,7 @@ print("held")
 )
 
 
-def test_losses_on_eight_devices_are_those_of_one_and_files_of_four_go_on(tmp_path: Path) -> None:
+def test_losses_on_eight_devices_are_those_of_one(tmp_path: Path) -> None:
+    """And those of files that four have saved, which one, two or eight go on with."""
     pytest.importorskip("jax")
     assert on_eight_devices(TRAINED, tmp_path).strip() == "held"
