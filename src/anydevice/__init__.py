@@ -97,18 +97,11 @@ _MODULES = {
 }
 """The public names by the module that has them."""
 
-_names, _attribute, _ = _lazy_names(__name__, _MODULES)
 _PACKAGES = ("compat", "llm", "nn", "ops", "parallel", "proofs", "testing")
 
-__all__ = ["__version__", *_names, *_PACKAGES]
+_names, __getattr__, _ = _lazy_names(__name__, _MODULES, packages=_PACKAGES)
 
-
-def __getattr__(name: str) -> object:
-    if name in _PACKAGES:
-        from importlib import import_module
-
-        return import_module(f"{__name__}.{name}")  # which sets it here
-    return _attribute(name)
+__all__ = ["__version__", *_names]
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,6 @@ IMPORTING = {
 ALLOWED = {
     "core/hooks.py": {"import_module"},
     # The public names load on first use.
-    "__init__.py": {"import_module"},
     "core/lazy.py": {"import_module"},
     # A script of its own, in a child process that does not have the package on its path.
     "hardware/driver_process/entry.py": {"__import__"},

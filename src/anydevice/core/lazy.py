@@ -6,14 +6,17 @@ Importing a package then costs next to nothing, and imports no array library.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 Hint = Callable[[str], str]
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], hint: Hint = lambda name: ""
+    package: str,
+    modules: Mapping[str, str],
+    hint: Hint = lambda name: "",
+    packages: Sequence[str] = (),
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """`__all__`, `__getattr__` and `__dir__` of a package.
 
@@ -22,12 +25,15 @@ def lazy_names(
         modules: for each module, without "anydevice.", the names that it gives to the package.
         hint: for a name that is not there the end of the error's sentence, if it is a known one;
             otherwise the closest of the package's names is suggested.
+        packages: those inside the package that are public, too.
 
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}
-    public = sorted(homes)
+    public = sorted([*homes, *packages])
 
     def attribute(name: str) -> object:
+        if name in packages:
+            return import_module(f"{package}.{name}")  # which sets it there
         if name not in homes:
             raise _NoSuchNameError(package, name, public, hint)
         value: object = getattr(import_module(f"anydevice.{homes[name]}"), name)
@@ -46,6 +52,9 @@ class _NoSuchNameError(AttributeError):
     def __init__(self, package: str, wanted: str, names: list[str], hint: Hint) -> None:
         super().__init__(package, wanted)
         self._names, self._hint = names, hint
+
+    def __reduce__(self) -> tuple[type[AttributeError], tuple[str]]:
+        return AttributeError, (str(self),)  # such as from a process of a pool to its parent
 
     def __str__(self) -> str:
         package, wanted = self.args
