@@ -335,6 +335,20 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     assert "anydevice/parallel" not in done.stderr
 
 
+def test_an_error_is_shown_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise OSError('here')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "anydevice.parallel", "train.py"],
+        env={**os.environ, "ANYDEVICE_FAILED": str(tmp_path / "gone" / "0")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "OSError: here"
+
+
 PARENT = """
 import os, pathlib, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -7,6 +7,8 @@ import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -408,6 +410,28 @@ def test_ctrl_c_ends_after_the_step_and_saves(
     assert same(rest.model, trained(cpu("jax")).model)
     assert trained(cpu("jax"), callbacks=[Interrupts()]).stopped == "Ctrl-C"
     assert "nothing was saved" in capsys.readouterr().err
+
+
+FORKING = """
+import os, signal
+from anydevice.training.loop import Interrupts
+
+with Interrupts() as interrupts:
+    interrupts.acknowledge = lambda: os.write(1, b"stopping ")
+    worker = os.fork()
+    os.kill(os.getpid(), signal.SIGINT)
+    if not worker:
+        os.kill(os.getpid(), signal.SIGINT)
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), interrupts.asked)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+def test_workers_that_read_data_leave_ctrl_c_to_the_training() -> None:
+    """A terminal tells all of them, and a worker has the handlers of the process it comes from."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True)
+    assert done.stdout == "stopping 3 True\n", done.stderr
 
 
 def test_the_second_ctrl_c_interrupts() -> None:

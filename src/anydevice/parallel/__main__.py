@@ -10,6 +10,7 @@ import builtins
 import os
 import sys
 import time
+from contextlib import suppress
 from types import ModuleType
 
 
@@ -42,7 +43,7 @@ def _failed(error: BaseException) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     note = os.environ.get("ANYDEVICE_FAILED")
     if note is not None:
-        with open(note, "w") as file:
+        with suppress(OSError), open(note, "w") as file:  # whoever waits for it may be gone
             file.write(str(time.time()))
 
 

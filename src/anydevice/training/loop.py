@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -380,6 +381,7 @@ class Interrupts:
         self.asked = False
         self.acknowledge: Callable[[], None] | None = None
         self._before: Any = None
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         here = threading.current_thread() is threading.main_thread()
@@ -388,6 +390,8 @@ class Interrupts:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a worker that reads data, which ends with the training
+            return
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
