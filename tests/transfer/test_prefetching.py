@@ -241,6 +241,7 @@ def test_earlier_batches_are_let_go(depth: int) -> None:
     assert until(lambda: not loader.alive)
 
 
+@pytest.mark.needs("torch")
 def test_the_loader_may_let_go_of_its_batch_too() -> None:
     ready = threading.Event()
     kept: list[weakref.ref[Any]] = []

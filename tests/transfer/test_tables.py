@@ -45,6 +45,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     return LIBRARIES[request.param]
 
 
+@pytest.mark.needs("torch")
 def test_a_table_is_one_array_of_rows_and_columns(make: Make) -> None:
     table = make(NUMBERS)
     there = anydevice.device("cpu", engine="torch")({"x": table, "y": table["age"]})

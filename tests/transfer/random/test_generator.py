@@ -527,6 +527,7 @@ def test_dtypes_by_any_librarys_name() -> None:
     assert host().normal(2, dtype=np.float64).dtype == np.float64
 
 
+@pytest.mark.needs("torch")
 def test_the_device() -> None:
     assert host().device == Device("cpu")
     assert rng(0, "cpu").device == Device("cpu")

@@ -145,7 +145,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a second value": (content(b"{} {}"), "Extra data"),
     "null bytes after it": (content(b"{}\0\0"), "Extra data"),
     "a line break in a name": (content(b'{"a\n": 1}'), "Invalid control character"),
-    "a comma too many": (content(b'{"a": {},}'), "property name"),
+    "a comma too many": (content(b'{"a": {},}'), "property name|trailing comma"),
     "no comma": (content(b'{"__metadata__": {} "a"'), "Expecting ',' delimiter"),
     "a name twice": (
         content(b'{"a":%b,"a":%b}' % ((json.dumps(ONE).encode(),) * 2), b"1"),
