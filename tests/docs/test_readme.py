@@ -201,5 +201,13 @@ def test_the_demo_ends_with_1_on_a_device_that_does_not_compute() -> None:
     assert "move" not in ended.stdout
 
 
+def test_the_demo_says_what_is_wrong_with_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "banana")
+    ended = story("sys.exit(story.main())")
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "✗ choose  ANYDEVICE_DEVICE: there is no backend 'banana'" in ended.stdout
+    assert "check" not in ended.stdout
+
+
 def _code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
