@@ -243,7 +243,9 @@ def test_a_preferred_engine_that_drives_nothing_is_passed_over_with_a_warning(
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with (
         testing.fake_machine(keep_settings=True),
-        pytest.warns(UserWarning, match="ANYDEVICE_ENGINE asks for cupy: cpu: cupy does not drive"),
+        pytest.warns(
+            UserWarning, match="using cpu: ANYDEVICE_ENGINE asks for cupy: cpu: cupy does not drive"
+        ),
     ):
         assert (str(anydevice.device()), anydevice.device().engine) == ("cpu", "numpy")
 
