@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice.proofs.checking import smooth
-from anydevice.proofs.checking.certificate import first_neurons
+from anydevice.proofs.checking.certificate import ARITHMETICS, first_neurons
 from anydevice.proofs.checking.network import Floats, Network, RefusedError, check_network
 
 U64, U32, TINY, FLUSH, NORMAL = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**-126
@@ -50,7 +50,7 @@ class SoundNetwork:
         sizes = [[np.abs(w) for w in node.weights] for node in self.nodes]
         self.absolute = [[s * (1 + m * (s < NORMAL)) for s in each] for each in sizes]
         gammas = [node.roundings * U32 * self.float32 for node in self.nodes]
-        if arithmetic not in ("real", "float32") or max(gammas) > 0.1 or self.e > 1e-6:
+        if arithmetic not in ARITHMETICS or max(gammas) > 0.1 or self.e > 1e-6:
             raise RefusedError(f"bounds of this network in {arithmetic!r} arithmetic are not known")
         self.x = [g / (1 - g) + 2 * n.inexact for g, n in zip(gammas, self.nodes, strict=True)]
         self.under = [TINY + FLUSH * self.float32 * (n.roundings + 1) for n in self.nodes]
@@ -103,9 +103,8 @@ class SoundNetwork:
             mass = mass + _times((np.abs(m) + np.abs(h)).sum(1), absolute)
             middle, half = middle + _times(m, w), half + _times(h, absolute)
         middle[:, -1] += node.bias
-        found.error[k] = (e + self.x[k - 1]) * np.where(v > self.most, np.inf, v) + self.under[
-            k - 1
-        ]
+        v = np.where(v > self.most, np.inf, v)
+        found.error[k] = (e + self.x[k - 1]) * v + self.under[k - 1]
         half[:, -1] += e * mass + found.error[k]
         lower, upper = middle - half, middle + half
         below, above = np.abs(lower[:, :-1]).sum(1), np.abs(upper[:, :-1]).sum(1)
@@ -117,9 +116,8 @@ class SoundNetwork:
     def _tighten(self, k: int, found: Bounds, forms: Forms) -> None:
         """Bound the undecided neurons of a node again, by substituting back to the input."""
         node, low, high = self.nodes[k - 1], found.low[k], found.high[k]
-        boxes, neurons = np.nonzero(
-            (low < 0) & (high > 0) if node.function == "relu" else low < high
-        )
+        undecided = (low < 0) & (high > 0) if node.function == "relu" else low < high
+        boxes, neurons = np.nonzero(undecided)
         for start in range(0, len(boxes), PAIRS):
             box, neuron = boxes[start : start + PAIRS], neurons[start : start + PAIRS]
             rows, error = dict[int, Floats](), found.error[k][box, neuron]
@@ -166,7 +164,9 @@ class SoundNetwork:
         reach = smooth.dot(size, found.radius[box])
         return smooth.dot(row, found.center[box]) - reach + constant - error - TINY, row
 
-    def _join(self, rows: Any, i: int, part: Any, error: Floats, found: Bounds, box: Any) -> Floats:
+    def _join(
+        self, rows: dict[int, Floats], i: int, part: Floats, error: Floats, found: Bounds, box: Any
+    ) -> Floats:
         """Add coefficients of a node to those that it has already."""
         if i in rows:
             part = part + rows[i]

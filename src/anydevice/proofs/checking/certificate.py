@@ -30,6 +30,7 @@ from anydevice.proofs.checking.network import (
 
 LEAF, EACH_GROUP = -1, -2
 ARITHMETICS = ("real", "float32")
+"""Those that bounds are known in."""
 
 _MAGIC = b"anydevice proof 1\n"
 _LARGEST = 1 << 32

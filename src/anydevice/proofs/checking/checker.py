@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice.proofs.checking.bounds import BATCH, U64, Bounds, SoundNetwork
-from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Certificate, Tree
+from anydevice.proofs.checking.certificate import ARITHMETICS, EACH_GROUP, LEAF, Certificate, Tree
 from anydevice.proofs.checking.exact import reaches
 from anydevice.proofs.checking.network import Floats, Network, Query, RefusedError, root_box
 
@@ -86,7 +86,7 @@ def verdicts(net: SoundNetwork, query: Query, tree: Tree, known: Any) -> Iterato
     """
     for n, lemma in enumerate(tree.lemmas, 1):
         ending, asked = lemma.theorem(net.network, query)
-        below, place = SoundNetwork(ending, ("real", "float32")[net.float32]), f"lemma {n}"
+        below, place = SoundNetwork(ending, ARITHMETICS[net.float32]), f"lemma {n}"
         for start, _, closed in verdicts(below, asked, lemma.tree, known):
             for k in np.nonzero(~closed)[0][:1]:
                 raise RefusedError(f"leaf {start + k + 1} of {place} is not proved", place)
