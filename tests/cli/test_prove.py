@@ -47,6 +47,15 @@ def test_a_proof_and_its_certificate(anydevice: Anydevice) -> None:
     assert re.fullmatch(r"proved again, in float32, \d+ parts\n", out)
 
 
+def test_one_part_is_said_as_one(anydevice: Anydevice) -> None:
+    far = query([-1] * 3, [1] * 3, np.eye(2), np.ceil(1000 - LEAST))
+    Path("easy.vnnlib").write_text(vnnlib_of(far))
+    _, out, _ = anydevice("prove", "net.onnx", "easy.vnnlib", "--certificate", "p.proof")
+    assert ", 1 part, in " in out
+    _, out, _ = anydevice("prove", "net.onnx", "easy.vnnlib", "--check", "p.proof")
+    assert out == "proved again, in float32, 1 part\n"
+
+
 def test_a_counterexample(anydevice: Anydevice) -> None:
     code, out, err = anydevice("prove", "net.onnx", "false.vnnlib", "--json", "--precision", "real")
     found = json.loads(out)

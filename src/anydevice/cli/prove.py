@@ -133,6 +133,7 @@ def _write_result(path: str | None, text: str) -> None:
 
 def _check(arguments: argparse.Namespace, output: Output) -> int:
     from anydevice.proofs.files import check, read_certificate, read_model, read_queries
+    from anydevice.proofs.outcome import in_parts
 
     if arguments.certificate:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")
@@ -157,7 +158,7 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
         complain(refused)
     else:
         precision = certificate.arithmetic
-        output.say(f"{output.paint('proved', 'good')} again, in {precision}, {leaves:,} parts")
+        output.say(f"{output.paint('proved', 'good')} again, in {precision}, {in_parts(leaves)}")
     _write_result(arguments.results, "error" if refused else "unsat")
     return _REFUTED if refused else _PROVED
 

@@ -85,11 +85,16 @@ def outcome_text(found: dict[str, Any]) -> str:
     """What follows the name of the result in one sentence, of what `outcome_data` gave."""
     took = f"in {found['seconds']:.1f} s"
     if found["result"] == "proved":
-        return f"{_WHAT[found['precision']]}, {found['parts']:,} parts, {took}"
+        return f"{_WHAT[found['precision']]}, {in_parts(found['parts'])}, {took}"
     if found["result"] == "counterexample":
         return took
     bound = "none" if found["best_bound"] is None else f"{found['best_bound']:.3g}"
     return f"({found['reason']}) {took}: {found['proved_share']:.1%} proved, worst bound {bound}"
+
+
+def in_parts(count: int) -> str:
+    """How many parts the inputs were divided into, in words."""
+    return "1 part" if count == 1 else f"{count:,} parts"
 
 
 _WHAT = {"float32": "for every execution in float32", "real": "exactly"}
