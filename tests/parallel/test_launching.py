@@ -366,6 +366,7 @@ def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PARENT)
     done, seconds = launch_script(tmp_path, "-n", "2", "train.py")
     assert done.returncode == 5, done.stderr
+    assert done.stderr.endswith("(exit code 5); it wrote nothing to standard error\n")
     assert seconds < 15
     for rank in range(2):  # one is left to nobody by its parent, which is gone
         assert not _runs(int((tmp_path / f"child{rank}").read_text()))

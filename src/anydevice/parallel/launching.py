@@ -220,8 +220,9 @@ def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
     code = codes[first]
     text = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     sys.stderr.flush()
-    sys.stderr.write(f"\nprocess {first} of {len(running)} failed first ({text}):\n")
-    sys.stderr.write(tails[first].text)
+    told = tails[first].text
+    end = ":\n" if told else "; it wrote nothing to standard error\n"
+    sys.stderr.write(f"\nprocess {first} of {len(running)} failed first ({text}){end}{told}")
     sys.stderr.flush()
     return 128 - code if code < 0 else int(code)
 
