@@ -371,8 +371,11 @@ def test_weights_that_do_not_tell_their_changes_are_refused() -> None:
     engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
     with torch.inference_mode():
         made = [[kept_in_memory(torch.ones(4), engine)] for _ in range(3)]
+        across = torch.ones(4, 3).T
     with pytest.raises(ConfigurationError, match=r"made in torch\.inference_mode"):
         Fetcher(made, device, engine)
+    with pytest.raises(ConfigurationError, match=r"made in torch\.inference_mode"):
+        kept_in_memory(across, engine)
 
 
 def test_an_array_that_was_copied_is_still_held() -> None:

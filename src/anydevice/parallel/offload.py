@@ -93,7 +93,7 @@ class _CopiedArray(KeptArray):
     """What the holder said of itself when it was copied, in a list."""
 
     def refresh(self) -> None:
-        now = getattr(self.holder, "_version", None)
+        now = _version_of(self.holder)
         if self.version != [now] or (now is None and self.engine.name != "jax"):
             self.version[:] = [now]
             np.copyto(self.memory, self.engine.to_host(self.holder))
@@ -106,7 +106,7 @@ def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
     if address is not None:
         return KeptArray(shape, dtype, address, None, array, array)
     own = np.ascontiguousarray(engine.to_host(array))
-    version = [getattr(array, "_version", None)]
+    version = [_version_of(array)]
     return _CopiedArray(shape, dtype, own.ctypes.data, None, array, own, engine, version)
 
 
@@ -167,7 +167,7 @@ class Fetcher:
         self.turn = ForkSafeLock(reentrant=True)
         self._parts = parts
         for part in parts:
-            _check_tracked(part)
+            _state(part)  # which every array must have
         self._slots = _slots_for(parts, device, engine)
         self._thread: _Worker | None = None
         self._held: dict[int, int] = {}
@@ -274,19 +274,20 @@ def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot
 
 def _state(part: Sequence[KeptArray]) -> list[Any]:
     """What changes where PyTorch writes into one of the arrays."""
-    return [getattr(each.holder, "_version", None) for each in part]
+    return [_version_of(each.holder) for each in part]
 
 
-def _check_tracked(part: Sequence[KeptArray]) -> None:
-    """Raise `ConfigurationError` for tensors of PyTorch that do not tell that they changed."""
+def _version_of(holder: Any) -> int | None:
+    """The number that PyTorch counts up where it writes into a tensor; other arrays have none."""
     try:
-        _state(part)
+        version: int | None = getattr(holder, "_version", None)
     except RuntimeError as error:
         raise ConfigurationError(
             "weights that were made in torch.inference_mode() do not tell when they change, and "
             "cannot be brought ahead; make or load the model outside of it, under torch.no_grad()",
             source="model",
         ) from error
+    return version
 
 
 def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine) -> Any:
