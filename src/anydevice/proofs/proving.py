@@ -22,6 +22,7 @@ from anydevice.proofs.checking.certificate import LEAF, Certificate, Tree
 from anydevice.proofs.checking.network import FormatError, Network, Query, RefusedError, outward
 from anydevice.proofs.checking.network import check_query as checked
 from anydevice.proofs.files import read_model, read_queries
+from anydevice.proofs.lemmas import Sharpening
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine
 from anydevice.proofs.outcome import Course, CourseRecorder, outcome_page
 from anydevice.proofs.properties import (
@@ -325,7 +326,13 @@ def _searched(
         small = on_host if machine.is_accelerator else None
     if machine.is_accelerator:
         limits = limits._replace(batch=8192, cases_batch=8192)
-    search = Search(bounding, finishing, attack.near, limits, small)
+
+    def sharpening(box: tuple[Floats, Floats]) -> Sharpening:
+        """On NumPy: its batches are small."""
+        net = prepare(network, arithmetic, numpy_machine())
+        return Sharpening(net, prepare(network, arithmetic, numpy_machine("float32")), box)
+
+    search = Search(bounding, finishing, attack.near, limits, small, sharpening)
     return search.run(attack.low, attack.high)
 
 

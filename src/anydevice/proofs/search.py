@@ -259,7 +259,8 @@ class Search:
     """One search: the boxes that are open, the tree so far, and how far it is.
 
     `finishing` decides in float64 what is near, where `bounding` has only float32; `small` decides
-    batches that are too small to be worth a call of an accelerator.
+    batches that are too small to be worth a call of an accelerator. `sharpening` finds lemmas about
+    a box, a centre and a radius, where it is not divided by its inputs.
     """
 
     def __init__(
@@ -269,8 +270,10 @@ class Search:
         refutes: Callable[[Floats], Floats | None],
         limits: SearchLimits,
         small: Bounding | None = None,
+        sharpening: Callable[[tuple[Floats, Floats]], Sharpening] | None = None,
     ) -> None:
         self.bounding, self.finishing, self.small = bounding, finishing, small
+        self.sharpening = sharpening
         self.refutes, self.limits = refutes, limits
         net, rows = bounding.net, bounding.rows
         neurons = sum(step.size for step in net.steps if step.function)
@@ -353,11 +356,9 @@ class Search:
 
     def _by_neurons(self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision) -> Host:
         """The boxes that cases of neurons do not close, nor better bounds of neurons."""
-        assert bounding.fast is not None
-        if bounding.net.linear:
+        if bounding.net.linear or self.sharpening is None:
             return self._split_neurons(bounding, boxes, open_, verdict)
-        box = outward(boxes.low, boxes.high, bounding.net.machine.dtype)
-        sharpening = Sharpening(bounding.net, bounding.fast, box)
+        sharpening = self.sharpening(outward(boxes.low, boxes.high, "float64"))
         for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
             open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
             if effort is None or not len(open_) or self.point is not None or self._stopped():
