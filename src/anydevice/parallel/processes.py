@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -76,16 +76,21 @@ class Group(Processes):
         distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
         return float(held[0])
 
-    def every(self, numbers: Sequence[float], device: Device) -> Any:
-        """Some numbers of each process, one row each: a tensor on a device."""
+    def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
+        """Tell the others some numbers; what waits for those of each, a tensor of rows."""
         import torch
         import torch.distributed as distributed
 
         rows = [[0.0] * len(numbers)] * self.size
         rows[self.rank] = list(numbers)
         found = torch.tensor(rows, device=registry.load("torch").native(device))
-        distributed.all_reduce(found)  # which every backend has on every device
-        return found
+        work = distributed.all_reduce(found, async_op=True)  # which every backend has everywhere
+
+        def waited() -> Any:
+            work.wait()
+            return found
+
+        return waited
 
     def of_first(self, value: Any, root: int = 0) -> Any:
         """A small value of the first process, or of another one, in each of them."""

@@ -62,7 +62,7 @@ class ProcessSpread(Spread):
         self._rounding = spreading.ROUNDING
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
-        self.late = 0 if device.kind == "cpu" else self.in_flight
+        self.late, self.reads_after = 0 if device.kind == "cpu" else self.in_flight, True
         host, own = group.of_first((host_state(), device_state(device)))
         set_host_state(host)
         set_device_state(device, own)
@@ -74,8 +74,8 @@ class ProcessSpread(Spread):
     def wait(self) -> None:
         self._group.wait()
 
-    def _told(self, rows: int) -> Any:
-        return self._group.every([rows, int(self.asked)], self.device)
+    def _told(self, rows: int) -> Callable[[], Any]:
+        return self._group.of_processes([rows, int(self.asked)], self.device)
 
     def parameters(self, tree: Tree) -> Tree:
         placed = copied(super().parameters(tree))
@@ -264,10 +264,14 @@ class RingSpread(ProcessSpread):
     def __init__(self, group: RingProcesses, device: Device, text: str) -> None:
         super().__init__(group, device, text)
         self._ring = group
-        self.late = 0  # a lazy array would be computed later than that of another process
+        self.late, self.reads_after = (
+            0,
+            False,
+        )  # a lazy array would be computed later than that of another process
 
-    def _told(self, rows: int) -> Any:
-        return self._ring.of_processes([rows, int(self.asked)])
+    def _told(self, rows: int) -> Callable[[], Any]:
+        told = self._ring.of_processes([rows, int(self.asked)])
+        return lambda: told
 
     def parameters(self, tree: Tree) -> Tree:
         placed = Spread.parameters(self, tree)

@@ -72,6 +72,9 @@ class Spread:
     late = 0
     """Batches after which it is read what other processes told of one."""
 
+    reads_after = False
+    """Whether that is read after a step, and not before it."""
+
     must_compile = False
     """Whether a step must be one program, whatever the options say."""
 
@@ -85,7 +88,7 @@ class Spread:
         self.device = device
         self.place = placer(device)
         """Moves a batch to where steps take it."""
-        self._answers: deque[tuple[Any, str]] = deque()
+        self._answers: deque[tuple[Callable[[], Any], str]] = deque()
         self._stops = False
 
     @property
@@ -189,6 +192,7 @@ class Spread:
     def is_asked(self, asked: bool) -> bool:
         """Whether a training that is asked to stop here, or not, stops now: in all processes."""
         self.asked = asked  # the next batch tells the others
+        self._read_answers(self.late)
         return self._stops if self.is_several else asked
 
     def together(
@@ -213,15 +217,19 @@ class Spread:
     def meet(self, rows: int, where: str) -> None:
         """Tell the other processes of a batch: its rows, 0 for none, and whether to stop."""
         self._answers.append((self._told(rows), where))
-        while len(self._answers) > (self.late if rows else 0):
+        self._read_answers(self.late + self.reads_after if rows else 0)
+
+    def _read_answers(self, left: int) -> None:
+        """Read what processes told of batches, but of the last ones."""
+        while len(self._answers) > left:
             told, name = self._answers.popleft()
-            found = to_numpy(told)
+            found = to_numpy(told())
             self._stops = self._stops or bool(found[:, 1].any())
             if (found[:, 0] != found[0, 0]).any():
                 raise _other_counts(found[:, 0].astype(int).tolist(), name)
 
-    def _told(self, rows: int) -> Any:
-        """The rows of each process, and whether it is asked to stop: an array once all are here."""
+    def _told(self, rows: int) -> Callable[[], Any]:
+        """Tell the others; what waits for the rows of each, and whether each is asked to stop."""
         raise NotImplementedError
 
     @property
@@ -280,8 +288,9 @@ class MeshSpread(Spread):
         if last is not None and not cast("JaxProcesses", self._group).is_same(last):
             raise other_batches()
 
-    def _told(self, rows: int) -> Any:
-        return self._jax.of_processes([rows, int(self.asked)], self._mesh)
+    def _told(self, rows: int) -> Callable[[], Any]:
+        told = self._jax.of_processes([rows, int(self.asked)], self._mesh)
+        return lambda: told
 
     def parameters(self, tree: Tree) -> Tree:
         if self._group is not None and not self._group.is_same(tree):
