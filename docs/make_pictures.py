@@ -206,7 +206,21 @@ def doctor_shows() -> str:
     """What doctor says of a fixed machine, but for advice that depends on how fast it is."""
     with fixed_machine():
         text = said("doctor", "--engine", "numpy")
-    return without_numbers(re.sub(r"Worth knowing\n[\s\S]*?\n(?=\S)", "", text))
+    text = re.sub(r"Worth knowing\n[\s\S]*?\n(?=\S)", "", text)
+    return without_numbers(text + "".join(_explanations()))
+
+
+def _explanations() -> Iterator[str]:
+    """What the picture of doctor explains, in words that are the same on every machine."""
+    from anydevice.engines import diagnosis, installed
+    from anydevice.rendering.diagnosis import CAUSES
+
+    for library in ("torch", "jax"):
+        build = installed.Build(library, library, "1.0")
+        reason = diagnosis.why_not(build, "cuda", Facts("a card"))
+        assert reason is not None, "a build without CUDA drives no card"
+        yield f"{reason} {CAUSES[reason.code]}"
+    yield f"{CAUSES['slow_first_call']}"
 
 
 def plan_shows() -> str:

@@ -13,10 +13,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from anydevice.core.finding import Reason
+from anydevice.rendering.diagnosis import CAUSES, Cause
+
 pytest.importorskip("pty", reason="the pictures are made in a terminal of Unix")
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 20_000
+OTHER = Cause("another name", "another meaning", "other advice")
 NAMES = (
     "bench",
     "boxes",
@@ -80,6 +84,8 @@ def test_a_picture_is_small_and_needs_nothing_else(maker: ModuleType, name: str)
     [
         ("overview", "anydevice.cli.overview.NEXT", "Go on with: anydevice doctor"),
         ("doctor", "anydevice.cli.doctor.USABLE", "OK"),
+        ("doctor", "anydevice.engines.diagnosis.why_not", lambda *_: Reason("failed", "no")),
+        ("doctor", "anydevice.rendering.diagnosis.CAUSES", CAUSES | {"cpu_only_build": OTHER}),
         ("plan", "anydevice.planning.plan.format_size", str),
         ("watch", "anydevice.cli.watch._GAP", "   "),
         ("chat", "anydevice.cli.chat.described", lambda reply: "fast"),
