@@ -67,7 +67,18 @@ def fewer(more=0, **options):
     short = PARTS[:6] + ([(X[:7], Y[:7])] if more else [])
     own = short if parallel.initialize("cpu").rank == 1 else PARTS
     given = {"data": PARTS, "validation": own} if "validation" in options else {"data": own}
-    trained(ours, 2, **given)
+    trained(ours, 2, **given, callbacks=Counting())
+
+class Counting(nn.Callback):
+    steps = 0
+    def step(self, moment):
+        Counting.steps = moment.steps
+
+def refused(options):
+    try:
+        fewer(**options)
+    except anydevice.ConfigurationError as error:
+        return str(error), Counting.steps
 
 for options, wanted in (
     ({}, "batch 7 of epoch 1: the processes have different batches: 0 of 2 has one of 10 rows, and "
@@ -75,8 +86,10 @@ for options, wanted in (
     ({"more": 1}, "0 of 2 has one of 10 rows, and 1 of 2 has 7 rows"),
     ({"validation": 1}, "batch 7 of the validation: the processes have different batches"),
 ):
-    told = failing(fewer, **options)
-    assert wanted in told, told
+    # Each of them says so, before it takes a step with such a batch.
+    for told, steps in parallel.launch(refused, options, processes=2):
+        assert wanted in told, told
+        assert steps == (10 if "validation" in options else 6), steps
 
 # A loss that is a mean over rows until batch 8.
 late = [(x, np.where(y == 9, 0, y).astype(np.int32)) for x, y in PARTS]

@@ -62,7 +62,8 @@ class ProcessSpread(Spread):
         self._rounding = spreading.ROUNDING
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
-        self.late, self.reads_after = 0 if device.kind == "cpu" else self.in_flight, True
+        self.late = 0 if device.kind == "cpu" else self.in_flight
+        self.reads_within = True
         host, own = group.of_first((host_state(), device_state(device)))
         set_host_state(host)
         set_device_state(device, own)
@@ -149,6 +150,7 @@ class ProcessSpread(Spread):
         if self._joint is None or not self._joint.is_on:
             yield share
             return
+        self._read_answers(self.late)
         self._joint.rows = rows, share
         try:
             yield 1.0
@@ -174,6 +176,7 @@ class ProcessSpread(Spread):
         return sums[0]
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
+        self._read_answers(self.late)
         torch: Any = sys.modules["torch"]
         like = weights[0]
         known = torch.tensor([float(x.grad is not None) for x in weights], device=like.device)
@@ -187,6 +190,7 @@ class ProcessSpread(Spread):
 
         `None` where that proves to be no mean over rows, and can be computed of all of them.
         """
+        self._read_answers(self.late)
         # A share of nothing would still be NaN where the numbers are.
         tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
         value, *sums = self._group.sum(tensors, share or 1.0)
@@ -232,6 +236,7 @@ class ProcessSpread(Spread):
         self._number += 1
         if not is_compared(self._number):
             return
+        self._read_answers(self.late)
         number = float(int.from_bytes(digest_of(batch)[:6], "big"))
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
@@ -264,10 +269,8 @@ class RingSpread(ProcessSpread):
     def __init__(self, group: RingProcesses, device: Device, text: str) -> None:
         super().__init__(group, device, text)
         self._ring = group
-        self.late, self.reads_after = (
-            0,
-            False,
-        )  # a lazy array would be computed later than that of another process
+        # A lazy array would be computed later than that of another process.
+        self.late, self.reads_within = 0, False
 
     def _told(self, rows: int) -> Callable[[], Any]:
         told = self._ring.of_processes([rows, int(self.asked)])

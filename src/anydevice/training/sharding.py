@@ -44,6 +44,7 @@ class ShardSpread(ProcessSpread):
 
     def __init__(self, group: Group, mesh: Mesh, device: Device, text: str) -> None:
         super().__init__(group, device, text)
+        self.reads_within = False  # a step begins with an exchange, that of its parameters
         self._mesh = mesh
         self._layouts: dict[str, list[Layout]] = {}
 

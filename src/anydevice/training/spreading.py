@@ -72,8 +72,8 @@ class Spread:
     late = 0
     """Batches after which it is read what other processes told of one."""
 
-    reads_after = False
-    """Whether that is read after a step, and not before it."""
+    reads_within = False
+    """Whether that is read within a step, before it exchanges anything, and not before the step."""
 
     must_compile = False
     """Whether a step must be one program, whatever the options say."""
@@ -217,7 +217,7 @@ class Spread:
     def meet(self, rows: int, where: str) -> None:
         """Tell the other processes of a batch: its rows, 0 for none, and whether to stop."""
         self._answers.append((self._told(rows), where))
-        self._read_answers(self.late + self.reads_after if rows else 0)
+        self._read_answers(self.late + self.reads_within if rows else 0)
 
     def _read_answers(self, left: int) -> None:
         """Read what processes told of batches, but of the last ones."""
