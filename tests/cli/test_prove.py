@@ -186,7 +186,7 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
     Path("bad.onnx").write_bytes(b"\x00\x01 bad")
     Path("bad.vnnlib").write_text("(assert (<= Y_0 1)")
     for words, said in [
-        (("no.onnx", "true.vnnlib"), "no.onnx cannot be read"),
+        (("no.onnx", "true.vnnlib"), "no.onnx cannot be read: No such file or directory\n"),
         (("bad.onnx", "true.vnnlib"), "bad.onnx: it is no ONNX model"),
         (("net.onnx", "bad.vnnlib"), "bad.vnnlib: at 'a list of forms"),
         (("net.onnx", "true.vnnlib", "--check", "net.onnx"), "net.onnx: it does not begin as a"),

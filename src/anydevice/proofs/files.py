@@ -100,7 +100,8 @@ def _content(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}", source=str(path)) from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"{path} cannot be read: {why}", source=str(path)) from error
 
 
 def _told(path: str | Path, read: Callable[[], T]) -> T:
