@@ -105,7 +105,8 @@ def test_attention_that_adds_up_in_16_bits_is_caught(replace: Replace) -> None:
 
     replace("numpy", attention=short)
     cell = only("attention", "bfloat16")
-    assert (cell.state, cell.case) == ("wrong", "sums that grow")
+    assert cell.state == "wrong"
+    assert cell.case in {"sums that grow", "scores far below zero"}  # the worse one on this NumPy
 
 
 def test_one_wrong_result_among_several_is_caught(replace: Replace) -> None:
