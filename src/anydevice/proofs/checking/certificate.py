@@ -101,8 +101,9 @@ class Lemma(NamedTuple):
         if not isinstance(self.node, int) or not 0 < self.node <= len(nodes) or not len(sides):
             raise RefusedError(f"a lemma is about node {self.node}, or about no neuron")
         *before, last = nodes[: self.node]
-        inside = (sides >= 0) & (sides < 2 * last.size)
-        if not inside.all() or len(self.bounds) != len(sides) or not np.isfinite(self.bounds).all():
+        inside, size = (sides >= 0) & (sides < 2 * last.size), np.abs(self.bounds)
+        known = (size == 0) | (size > 1e-250) & (size < 1e250)
+        if not inside.all() or len(self.bounds) != len(sides) or not known.all():
             raise RefusedError(f"a lemma about node {self.node} has a neuron or a bound too many")
         ending = network._replace(nodes=(*before, last._replace(function="")))
         zeros, rows, constants = [Fraction(0)] * last.size, [], []
