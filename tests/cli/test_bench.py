@@ -109,6 +109,16 @@ def test_a_page_is_written(anydevice: Anydevice) -> None:
     assert "argmax" in text
 
 
+@pytest.mark.parametrize("option", ["--from", "--compare"])
+def test_a_page_never_replaces_what_was_read(anydevice: Anydevice, option: str) -> None:
+    anydevice("bench", *SHORT, "--op", "argmax", "--json", "old.json")
+    before = Path("old.json").read_text("utf-8")
+    code, _, err = anydevice("bench", option, "old.json", "--html", "old.json")
+    assert code == 1
+    assert "old.json cannot be written: it is what this command reads" in err
+    assert Path("old.json").read_text("utf-8") == before
+
+
 def test_saving_changes_the_choice_and_why_says_so(anydevice: Anydevice) -> None:
     pytest.importorskip("torch", reason="a second engine of the CPU")
     words = ("--quick", "--engine", "numpy,torch", "--limit", "0.001", "--op", "argmax")

@@ -403,13 +403,16 @@ def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
     kept = Path("kept.html")
     kept.write_text("kept")
     kept.chmod(0o444)
+    Path("own.json").write_text("{}")
     for path, said in (
         (".", "Is a directory"),
         ("no/such.html", "there is no folder no"),
         ("kept.html", "it is read-only"),
         ("/dev/null", "it is not an ordinary file"),
+        ("own.json", "it is what this command reads"),
     ):
-        code, out, err = anydevice("plan", small, "--html", path)
+        model = path if path == "own.json" else small
+        code, out, err = anydevice("plan", model, "--html", path)
         assert (code, out) == (2, "")
         assert f"{path} cannot be written: {said}" in err
     assert kept.read_text() == "kept"

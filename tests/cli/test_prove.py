@@ -97,6 +97,15 @@ def test_what_stays_undecided(anydevice: Anydevice) -> None:
     assert 0 <= found["proved_share"] < 1
 
 
+@pytest.mark.parametrize("name", ["net.onnx", "true.vnnlib"])
+def test_a_page_never_replaces_what_was_read(anydevice: Anydevice, name: str) -> None:
+    before = Path(name).read_bytes()
+    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--html", f"./{name}")
+    assert code == 2
+    assert f"./{name} cannot be written: it is what this command reads" in err
+    assert Path(name).read_bytes() == before
+
+
 def test_a_proof_as_a_page(anydevice: Anydevice) -> None:
     words = ("net.onnx", "true.vnnlib", "--html", "proof.html", "--json")
     code, out, err = anydevice("prove", *words)

@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     file = None if arguments.file in (None, "-") else arguments.file
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
-    for path in (file, arguments.html):
-        check_file(path)
+    check_file(file)
+    check_file(arguments.html, arguments.saved, arguments.compare)
     results = _saved(arguments) if arguments.saved else _measured(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
@@ -133,7 +133,7 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
                 raise ConfigurationError(f"{option} is not for --llm", option)
         file = None if arguments.file in (None, "-") else arguments.file
         for path in (file, arguments.html):
-            check_file(path)
+            check_file(path, arguments.llm)
         asked = arguments.context
         loaded = load_model(
             arguments.llm,

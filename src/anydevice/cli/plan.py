@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not, 2 for wrong options."""
     try:
         _check(arguments)
-        check_file(arguments.html)
+        check_file(arguments.html, arguments.model)
         locate(arguments.model)  # the machine is not looked at for a model that is nowhere
         plan, lines = _training(arguments) if arguments.train else _inference(arguments)
         if arguments.html is not None:

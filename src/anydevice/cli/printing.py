@@ -179,14 +179,20 @@ def complain(problem: Exception | str, environment: Mapping[str, str] = os.envir
     errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
 
 
-def check_file(path: str | None) -> None:
-    """Raise `TransferError` before the work where its result could not be written to the file."""
+def check_file(path: str | None, *inputs: str | None) -> None:
+    """Raise `TransferError` before the work where its result could not be written to the file.
+
+    Nor may it be one of `inputs`, the files that the command reads.
+    """
     if path is None:
         return
     target = expanded(path)
     if not target.parent.is_dir():
         raise TransferError(f"{path} cannot be written: there is no folder {target.parent}")
     check_writable(target)
+    read = [expanded(each) for each in inputs if each is not None]
+    if target.exists() and any(os.path.exists(each) and target.samefile(each) for each in read):
+        raise TransferError(f"{path} cannot be written: it is what this command reads")
 
 
 def write_file(path: str, text: str) -> None:

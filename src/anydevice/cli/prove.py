@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
-    check_file(arguments.html)
+    check_file(arguments.html, arguments.model, arguments.property)
     if arguments.certificate is not None:
         check_writable(Path(arguments.certificate))
     from anydevice.proofs.proving import prove
