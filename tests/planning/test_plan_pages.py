@@ -38,6 +38,7 @@ def page_of(plan: Plan | TrainingPlan, tmp_path: Path) -> ElementTree.Element:
     return checked((tmp_path / "plan.html").read_text("utf-8"))
 
 
+@pytest.mark.needs("torch")
 def test_two_devices_have_a_bar_each_as_long_as_their_bytes(tmp_path: Path) -> None:
     plan = planned(2, "12GiB")
     root = page_of(plan, tmp_path)
@@ -62,6 +63,7 @@ def _needs(plan: Plan, number: int) -> tuple[int, int]:
     return each.parts.total, each.free
 
 
+@pytest.mark.needs("torch")
 def test_what_does_not_fit_shows_what_would(tmp_path: Path) -> None:
     plan = planned(1, "16GiB")
     assert not plan.fits
@@ -74,6 +76,7 @@ def test_what_does_not_fit_shows_what_would(tmp_path: Path) -> None:
     assert plan.alternatives
 
 
+@pytest.mark.needs("torch")
 def test_where_nothing_helps_it_is_said_with_the_answer(tmp_path: Path) -> None:
     text = said(page_of(planned(1, "2GiB"), tmp_path))
     assert text.index("it takes more devices") < text.index("needed context")
@@ -90,6 +93,7 @@ def test_many_cards_have_a_row_each_and_some_a_bar(tmp_path: Path) -> None:
     assert "planned for 32xA100-40GB" in text
 
 
+@pytest.mark.needs("torch")
 def test_a_name_of_a_model_is_escaped(tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert('x')<"
     folder.mkdir()
@@ -128,6 +132,7 @@ def test_a_training_that_does_not_fit_has_no_times(tmp_path: Path) -> None:
     assert "is not known: no time is planned" in said(page_of(unknown, tmp_path))
 
 
+@pytest.mark.needs("torch")
 def test_a_folder_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="cannot be written: Is a directory"):
         planned(1, "24GiB").save_html(tmp_path)
