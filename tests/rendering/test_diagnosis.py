@@ -196,8 +196,8 @@ def test_who_holds_the_memory_is_said() -> None:
 def test_slow_first_calls_are_said_together() -> None:
     verdicts = [
         Verdict("cuda:0", "jax", True, None, 3, 2.0, 0.001),
-        Verdict("cpu", "jax", True, None, 3, 0.2, 0.01),
-        Verdict("cpu", "numpy", True, None, 1, 0.002, 0.0001),  # much slower, and nobody notices
+        Verdict("cpu", "jax", True, None, 3, 0.9, 0.01),
+        Verdict("cpu", "numpy", True, None, 1, 0.06, 0.0001),  # much slower, and nobody notices
         Verdict("cpu", "torch", True, None, 1, 2.0, 1.0),
         Verdict("cpu", "mlx", False, Reason("crashed", "crashed"), 1),
         Verdict("opencl:0", "opencl", True, None, 1),

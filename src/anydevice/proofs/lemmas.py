@@ -25,6 +25,9 @@ _FIRST_STEPS, _STEPS = 20, 10
 """Steps of optimisation for a neuron, and for each case of another one."""
 
 _ROWS, _MOST_PARTS = 256, 100_000
+_MOST_BYTES = 1 << 30
+"""Of all parts of a node, each with the sign, slope and multiplier of every neuron before it."""
+
 _GAIN = 1e-3
 """Which part of the width of an interval a lemma must take away to be worth its bytes."""
 
@@ -105,6 +108,7 @@ class _NeuronSides:
         )
         self.neurons = Neurons(relaxed, fast, self.undecided)
         self.branches = [Branch() for _ in range(2 * count)]
+        self.most = min(_MOST_PARTS, _MOST_BYTES // (9 * self.neurons.neurons))
         self.rounds = 0
         parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)
@@ -138,7 +142,7 @@ class _NeuronSides:
         while self.rounds < effort.rounds:
             self.rounds += 1
             worst = self._worst(effort.width)
-            if not len(worst) or self.count > _MOST_PARTS or stop():
+            if not len(worst) or self.count > self.most or stop():
                 return
             for start in range(0, len(worst), _ROWS):
                 self._divide(worst[start : start + _ROWS])

@@ -70,7 +70,7 @@ _BY_STAGE: dict[Stage, str] = {
 }
 """The code that stands for one that is not in the table, as a user's own probe may give."""
 
-_MUCH_SLOWER, _NOTICEABLE = 10.0, 0.05
+_MUCH_SLOWER, _NOTICEABLE = 10.0, 0.5
 _LITTLE_FREE = 0.25
 _TAKEN_BY_JAX = (0.72, 0.78)
 

@@ -116,6 +116,7 @@ class ProcessSpread(Spread):
                 (value, state), found = function(trained, held, part, seed, number, scale, rows)
             sums = self._sum([self._own_value(value), *leaves(found)], weight)
             if sums is None:  # found to be no mean over rows: once more, with all of them
+                self._number -= 1
                 return summed(trained, held, batch, seed, number, scale)
             return (sums[0], state), refilled(found, sums[1:])
 
