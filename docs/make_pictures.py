@@ -311,7 +311,7 @@ def watch_picture(metadata: str) -> str:
     try:
         time.sleep(8)  # its library is loaded by then
         typed = [(r"(?:watch  [\s\S]*){5}", "q")]  # the fifth time that it is drawn
-        shown = captured(["-m", "anydevice", "watch"], folder=ROOT, typed=typed, rows=9)
+        shown = captured(["-m", "anydevice", "watch"], folder=ROOT, typed=typed, rows=8)
     finally:
         process.kill()
         process.wait()
