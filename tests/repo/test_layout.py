@@ -17,9 +17,9 @@ plans of clusters; 30 for proofs: models of five libraries, bounds, search, and 
 shares none of it; 5 for pages of results and for public names that load when they are used."""
 
 LONGEST = 700
-MOST_WITH_ONE_IMPORTER = 43
-"""30; the text and weights of language models, their cases, the time of a step, parameters that
-are divided over processes; and 8 steps of a proof, of which three read the models of a library."""
+MOST_WITH_ONE_IMPORTER = 40
+"""30; the text and weights of language models, their cases, the time of a step; and 6 steps of a
+proof, of which three read the models of a library."""
 
 SAME_IN_EACH = ("engines", "hardware")
 """The folders of engines and of backends, whose files have the same names in each."""
