@@ -126,7 +126,7 @@ def test_digits_find_an_engine_by_themselves(tmp_path: Path) -> None:
     assert "trained on" in said
 
 
-@pytest.mark.parametrize("engine", ["torch", "jax"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.soak)])
 def test_characters_are_learned_and_written(engine: str, tmp_path: Path) -> None:
     said = run("characters", "--device", "cpu", home=tmp_path, engine=engine)
     assert "77,376" in said  # the parameters, in the table of the model
@@ -216,7 +216,9 @@ def test_a_resnet_names_shapes(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", ["lstm", pytest.param("gru", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("engine", ["torch", "jax", pytest.param("mlx", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "engine", ["torch", *[pytest.param(name, marks=pytest.mark.soak) for name in ("jax", "mlx")]]
+)
 def test_waves_are_told_apart(engine: str, layer: str, tmp_path: Path) -> None:
     said = run("waves", "--device", "cpu", "--layer", layer, home=tmp_path, engine=engine)
     assert "verified there: right: 2 parts, 6 weights read back" in said
