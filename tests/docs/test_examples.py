@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.sessions import Sessions
+from tests.planning.configs import LLAMA_8B
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -37,20 +38,6 @@ PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {ROOT / "do
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:anydevice|python -m anydevice)\b")
 EXIT = re.compile(r"# exit code (\d+)( if)?")
-
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-"""What the pages call Llama-3.1-8B."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +155,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     """Variables of a user who has never used anydevice, in a folder with nothing but a model."""
     model = tmp_path / "folder" / "Llama-3.1-8B"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(MODEL))
+    (model / "config.json").write_text(json.dumps(LLAMA_8B))  # what the pages call Llama-3.1-8B
     stories = stories260k()
     if stories is not None:
         (tmp_path / "folder" / "stories260K").symlink_to(stories)

@@ -13,22 +13,13 @@ from anydevice.core.text import format_size
 from anydevice.errors import TransferError
 from anydevice.planning.plan import Plan, plan_inference
 from anydevice.planning.training_plan import TrainingPlan, plan_training
+from tests.planning.configs import LLAMA_8B
 from tests.rendering.pages import EVIL, checked, facts, figure, rows, said
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-}
 NUMBERS = {"layers": 32, "hidden": 4096, "intermediate": 11008, "heads": 32, "vocabulary": 32000}
 
 
-def planned(cards: int, memory: str, model: Any = LLAMA, **asked: Any) -> Plan:
+def planned(cards: int, memory: str, model: Any = LLAMA_8B, **asked: Any) -> Plan:
     with testing.fake_machine(cuda=cards, memory=memory, engines=["torch"]):
         return plan_inference(model, "cuda", dtype="bfloat16", **{"context": 8192, **asked})
 
@@ -83,7 +74,7 @@ def test_where_nothing_helps_it_is_said_with_the_answer(tmp_path: Path) -> None:
 
 
 def test_many_cards_have_a_row_each_and_some_a_bar(tmp_path: Path) -> None:
-    plan = plan_inference(LLAMA, "4x8xA100-40GB", context=131072, batch=40, dtype="bfloat16")
+    plan = plan_inference(LLAMA_8B, "4x8xA100-40GB", context=131072, batch=40, dtype="bfloat16")
     root = page_of(plan, tmp_path)
     assert len(rows(root)) == len(plan.placements) > 16
     bars = figure(root, "Memory by device").findall("svg/text[@class='name']")
@@ -99,7 +90,7 @@ def test_a_name_of_a_model_is_escaped(tmp_path: Path) -> None:
     folder.mkdir()
     import json
 
-    (folder / "config.json").write_text(json.dumps(LLAMA | {"_name_or_path": EVIL}))
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B | {"_name_or_path": EVIL}))
     root = page_of(planned(1, "24GiB", folder), tmp_path)
     assert "<script>" in said(root)
 

@@ -12,18 +12,8 @@ from anydevice import ConfigurationError, plan_training
 from anydevice.planning.card_memory import card_memory
 from anydevice.planning.overheads import plannable
 from anydevice.planning.step_time import tokens_a_second
+from tests.planning.configs import LLAMA_8B
 
-LLAMA_8B: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-}
 LLAMA_70B = LLAMA_8B | {
     "hidden_size": 8192,
     "intermediate_size": 28672,
