@@ -319,8 +319,8 @@ def test_the_priority_of_platforms_decides(priority: list[str] | None, expected:
 
 
 def test_environment_variables_are_set_and_flags_merged() -> None:
+    jax.devices()  # before: it ends the process where it starts with flags that it does not know
     os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_a=1 --xla_b=2"
-    jax.devices()
     config = DeviceConfiguration(
         environment_variables={"MY_VARIABLE": "1", "XLA_FLAGS": "--xla_b=3"}
     )

@@ -17,8 +17,7 @@ from anydevice.core.backends import AUTO, NOT_YET
 from anydevice.core.choice import Choice, FreeMemory, Request, Wish, choose
 from anydevice.core.device import Device, unknown_backend
 from anydevice.core.record import Record, replace
-from anydevice.core.text import parse_size
-from anydevice.core.warn import warn
+from anydevice.core.text import parse_size, warn
 from anydevice.discovery._discover import discover, free_memory, on_refresh
 from anydevice.discovery.report import Report
 from anydevice.engines import registry

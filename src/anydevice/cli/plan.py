@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice.cli.options import add_filters, count
 from anydevice.cli.printing import Output, check_file, complain, error_in_json
-from anydevice.core.threads import started
+from anydevice.core.locks import started
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import is_gguf_path, locate

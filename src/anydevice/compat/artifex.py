@@ -20,7 +20,7 @@ from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
 from anydevice.core.finding import compare_versions
 from anydevice.core.locks import ForkSafeLock
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.engines.registry import version_of
 from anydevice.settings.config import STRATEGIES, change
 

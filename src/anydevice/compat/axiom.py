@@ -32,7 +32,7 @@ from anydevice import (
 from anydevice.bench.functions import DeviceTiming
 from anydevice.choose.scope import block_device, why
 from anydevice.core.choice import accelerators_passed_over
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.nn.losses import Loss
 from anydevice.nn.model import bound, parameters_device
 

@@ -25,8 +25,8 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Wish, accelerators_passed_over, choose
 from anydevice.core.finding import Tier
 from anydevice.core.record import Record, replace
+from anydevice.core.text import warn
 from anydevice.core.trees import leaves, refilled
-from anydevice.core.warn import warn
 from anydevice.discovery._discover import free_memory
 from anydevice.engines import registry
 from anydevice.parallel.mesh import Mesh

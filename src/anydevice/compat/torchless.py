@@ -30,8 +30,7 @@ from anydevice.choose.scope import make_request
 from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Choice, choose
 from anydevice.core.record import Record, replace
-from anydevice.core.text import format_size
-from anydevice.core.warn import warn
+from anydevice.core.text import format_size, warn
 from anydevice.discovery._discover import free_memory
 from anydevice.transfer.moving import is_array
 

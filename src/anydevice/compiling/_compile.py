@@ -23,7 +23,7 @@ from anydevice.compiling.versions import Program, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.locks import ForkSafeLock
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError

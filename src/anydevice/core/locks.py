@@ -1,4 +1,4 @@
-"""Locks that are free in a forked child, among threads and processes, and values made once.
+"""Locks that are free in a forked child, values made once, and work beside this thread.
 
 A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
 held would stay held for ever. The fork does not wait, so what such a lock protects must be valid,
@@ -271,3 +271,52 @@ def _renew_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)
+
+
+def started(thread: threading.Thread) -> bool:
+    """Start a thread; `False` if the system gives none.
+
+    A container may allow a handful of processes and threads in all: then everything takes longer,
+    and nothing fails.
+    """
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def side_by_side(*works: Callable[[], Made]) -> list[Made]:
+    """The results of functions that are called at the same time, the last one on this thread.
+
+    So are those for which there is no thread, one after the other. All have ended when it returns,
+    or raises the error of the last one that failed.
+
+    >>> side_by_side(lambda: 1, lambda: 2)
+    [1, 2]
+    """
+    results: dict[int, Made] = {}
+    errors: dict[int, BaseException] = {}
+
+    def call(number: int) -> None:
+        try:
+            results[number] = works[number]()
+        except BaseException as error:
+            errors[number] = error
+
+    others = [
+        threading.Thread(target=call, args=(number,), name="anydevice work")
+        for number in range(len(works) - 1)
+    ]
+    running = [thread if started(thread) else None for thread in others]
+    try:
+        for number, thread in enumerate([*running, None]):
+            if thread is None:
+                call(number)
+    finally:
+        for thread in running:
+            if thread is not None:
+                thread.join()
+    if errors:
+        raise errors[max(errors)]
+    return [results[number] for number in range(len(works))]

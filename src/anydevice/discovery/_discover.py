@@ -13,10 +13,9 @@ from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Reason, Sighting, Standing
-from anydevice.core.locks import ForkSafeLock
+from anydevice.core.locks import ForkSafeLock, started
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.text import printable
-from anydevice.core.threads import started
 from anydevice.discovery.report import Report
 from anydevice.engines.installed import EntryPoint, entry_points
 from anydevice.errors import AnyDeviceError, ConfigurationError

@@ -11,7 +11,7 @@ from anydevice.core import hooks
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.finding import Reason, Verdict
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.discovery import _discover as discovery
 from anydevice.discovery.verdicts import keep_verdict, key_of
 from anydevice.engines.diagnosis import code_of_message

@@ -10,7 +10,7 @@ import numpy as np
 
 from anydevice.core.dtypes import DTYPES, DType, as_dtype
 from anydevice.core.engine import Absent
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ import numpy as np
 from anydevice import ops
 from anydevice.check.verifying import warm_up
 from anydevice.core.device import Device
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.llm.generation import (
     KINDS_OF_SAMPLING,
     OpsRunner,

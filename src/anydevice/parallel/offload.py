@@ -34,9 +34,8 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType, as_dtype
 from anydevice.core.engine import Engine
 from anydevice.core.files import write_whole
-from anydevice.core.locks import ForkSafeLock
+from anydevice.core.locks import ForkSafeLock, started
 from anydevice.core.record import Record
-from anydevice.core.threads import started
 from anydevice.engines.cuda_driver import CudaDriver, driver_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of

@@ -24,8 +24,8 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.files import expanded
 from anydevice.core.record import Record, replace
+from anydevice.core.text import warn
 from anydevice.core.trees import first_leaf, leaf_names, leaves, refilled
-from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError

@@ -14,7 +14,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Reason
 from anydevice.core.record import Record
-from anydevice.core.warn import warn
+from anydevice.core.text import warn
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import explained, in_a_line, ran_out
 from anydevice.memory.release import free_what_failed

@@ -10,8 +10,7 @@ from typing import Any
 from anydevice.core.device import parse_place
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import NOTHING, Record
-from anydevice.core.text import parse_size
-from anydevice.core.warn import warn
+from anydevice.core.text import parse_size, warn
 from anydevice.engines import library_settings
 from anydevice.errors import ConfigurationError
 from anydevice.settings import files

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anydevice.core.files import distrust, make_folder, parse_json, read_small
-from anydevice.core.text import printable
-from anydevice.core.warn import warn
+from anydevice.core.text import printable, warn
 
 FILE_NAME = "anydevice.toml"
 

@@ -12,8 +12,7 @@ from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.files import parse_toml, writing
 from anydevice.core.record import Record
-from anydevice.core.text import joined, printable, shortened
-from anydevice.core.warn import warn
+from anydevice.core.text import joined, printable, shortened, warn
 from anydevice.engines.library_settings import harmless
 from anydevice.engines.registry import engine_names, unknown_engine
 from anydevice.errors import ConfigurationError, OutOfMemoryError

@@ -20,9 +20,8 @@ from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
 from anydevice.core.files import remove_leftovers
 from anydevice.core.record import NOTHING, replace
-from anydevice.core.text import shortened
+from anydevice.core.text import shortened, warn
 from anydevice.core.trees import Tree, leaves, partition
-from anydevice.core.warn import warn
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.models.detect import adapter_of, compile_device, training_device

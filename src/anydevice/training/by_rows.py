@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice.core.device import Device
 from anydevice.core.record import replace
+from anydevice.core.text import warn
 from anydevice.core.trees import Tree, leaves, mapped, refilled
-from anydevice.core.warn import warn
 from anydevice.models.precision import Policy
 from anydevice.nn.losses import LOSSES
 from anydevice.nn.optimizers import Optimizer

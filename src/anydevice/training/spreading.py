@@ -17,9 +17,8 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.record import replace
-from anydevice.core.text import format_size
+from anydevice.core.text import format_size, warn
 from anydevice.core.trees import Tree, leaves, mapped
-from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.memory.stats import memory_stats
 from anydevice.models.precision import Policy

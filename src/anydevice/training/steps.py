@@ -17,8 +17,8 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
+from anydevice.core.text import warn
 from anydevice.core.trees import Tree, leaves, mapped
-from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.models.native import cast_weights
 from anydevice.models.precision import Policy, ScaleState, cast_parameters

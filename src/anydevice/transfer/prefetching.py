@@ -20,9 +20,8 @@ from weakref import WeakSet
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
-from anydevice.core.locks import ForkSafeLock
+from anydevice.core.locks import ForkSafeLock, started
 from anydevice.core.record import Record
-from anydevice.core.threads import started
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.transfer.moving import take_over, to_device
 

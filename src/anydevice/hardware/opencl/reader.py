@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anydevice.core.finding import Sighting
-from anydevice.core.threads import side_by_side
+from anydevice.core.locks import side_by_side
 from anydevice.hardware.driver_process.parent import Outcome, Question, start
 from anydevice.hardware.opencl import facts
 from anydevice.hardware.opencl.facts import Driver, Loader, OpenCLMachine

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from anydevice.core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
+from anydevice.core.locks import started
 from anydevice.core.record import Record, replace
-from anydevice.core.threads import started
 from anydevice.hardware import linux
 from anydevice.hardware.driver_process.parent import ask
 from anydevice.hardware.linux import exists

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
-from anydevice.core.locks import ForkSafeLock
+from anydevice.core.locks import ForkSafeLock, side_by_side
 from anydevice.core.record import Record
-from anydevice.core.threads import side_by_side
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.moving import to_device

@@ -17,9 +17,9 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Engine
+from anydevice.core.locks import side_by_side
 from anydevice.core.record import Record, replace
 from anydevice.core.text import shortened
-from anydevice.core.threads import side_by_side
 from anydevice.errors import TransferError, UnsupportedError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of, usable_cores
