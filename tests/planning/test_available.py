@@ -14,7 +14,7 @@ from anydevice.planning import available
 from anydevice.planning.available import AvailableMemory, available_memory
 from anydevice.planning.overheads import CONTEXT
 from anydevice.planning.placement import device_groups
-from tests.planning.test_plan import LLAMA
+from tests.planning.configs import LLAMA_8B
 
 GIB = 2**30
 
@@ -22,15 +22,15 @@ GIB = 2**30
 def test_devices_that_are_not_there_or_not_devices() -> None:
     with testing.fake_machine(cuda=1):
         with pytest.raises(DeviceNotFoundError, match="cuda:7 is not usable"):
-            plan_inference(LLAMA, ["cuda:0", "cuda:7"], context=1)
+            plan_inference(LLAMA_8B, ["cuda:0", "cuda:7"], context=1)
         with pytest.raises(DeviceNotFoundError, match="metal:0 is not usable"):
-            plan_inference(LLAMA, "metal", context=1)
+            plan_inference(LLAMA_8B, "metal", context=1)
         with pytest.raises(DeviceNotFoundError, match="no tpu of this machine"):
-            plan_inference(LLAMA, "tpu", context=1)
+            plan_inference(LLAMA_8B, "tpu", context=1)
         with pytest.raises(ConfigurationError, match="no device is named"):
-            plan_inference(LLAMA, [], context=1)
+            plan_inference(LLAMA_8B, [], context=1)
         with pytest.raises(ConfigurationError, match="is not a device"):
-            plan_inference(LLAMA, [7], context=1)
+            plan_inference(LLAMA_8B, [7], context=1)
 
 
 def test_devices_by_kind_as_objects_and_only_once() -> None:
