@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anydevice.rendering.svg import Bar, Curve, bar_chart, line_chart, picture
+from anydevice.rendering.svg import Bar, Curve, bar_chart, line_chart, picture, unit_of
 from tests.rendering.pages import EVIL, check_labels
 
 NAN, INF = math.nan, math.inf
@@ -127,6 +127,13 @@ def test_bars_are_as_long_as_their_values_and_a_ceiling_is_a_line() -> None:
     [roof] = root.findall("path[@class='end']")
     assert roof.get("d", "").startswith("M322.0 ")  # 8 is the end of the axis
     assert ticks(root)[-1] == "8 s"
+
+
+@pytest.mark.parametrize("size", [1, 7, 999, 1000, 1001, 1023, 1.5e6, 1e6 * 2**20, 1000 * 2**30])
+def test_the_ticks_of_bars_of_any_size_lie_in_the_picture(size: float) -> None:
+    bars = [Bar("cpu", "all of it", (("weights", size),))]
+    text = bar_chart(bars, ["weights"], str, unit_of(size), title="t")
+    check_labels(ElementTree.fromstring(text))
 
 
 def test_bars_of_nothing_are_drawn() -> None:

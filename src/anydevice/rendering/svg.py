@@ -245,11 +245,11 @@ def bar_chart(
     ends = [each.ceiling or 0.0 for each in bars]
     ends += [sum(value for _, value in each.pieces) for each in bars]
     most = max(ends) or unit[0]
-    scale = Axis(0.0, most, _LABELS, WIDTH - _RIGHT)
     height = _TOP + _ROW * len(bars) + _BOTTOM
     marks = [mark for mark in _even(0.0, most / unit[0]) if mark * unit[0] <= most]
     ticks = [(mark * unit[0], f"{mark:g}") for mark in marks]
     ticks[-1] = (ticks[-1][0], f"{ticks[-1][1]} {unit[1]}")
+    scale = Axis(0.0, most, _LABELS, WIDTH - max(_RIGHT, _wide(ticks[-1][1]) / 2))
     drawn = [_opened(height, title), *_upright(scale, ticks, _TOP - 3, height - _BOTTOM, 10)]
     for number, each in enumerate(bars):
         middle, at = _TOP + _ROW * (number + 0.5), 0.0
