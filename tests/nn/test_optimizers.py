@@ -12,8 +12,7 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
-from anydevice.core.donation import consuming
-from anydevice.core.engine import Absent
+from anydevice.core.engine import Absent, consuming
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError

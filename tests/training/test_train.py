@@ -20,7 +20,7 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
-from anydevice.core.donation import consuming
+from anydevice.core.engine import consuming
 from anydevice.core.text import clock
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -11,6 +12,8 @@ from anydevice.core.record import Record
 from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from anydevice.core.device import Device
     from anydevice.core.dtypes import DType
     from anydevice.core.primitives import Autodiff, Compiler, Primitives
@@ -309,3 +312,48 @@ class Engine(Protocol):
         Small operations take longer where threads wait for each other, and much longer where other
         programs keep the processor busy. A library that does not wait so changes nothing.
         """
+
+
+class _Donation(threading.local):
+    """Whether an update may write its results into its arguments.
+
+    Otherwise it returns new arrays and leaves the old ones alone. Where it may, it does either; the
+    identity of its results tells which.
+    """
+
+    allowed: bool = False
+    skip: Any = None
+
+
+donation = _Donation()
+"""Whether this thread is in a block of `consuming`, and the array that says to change nothing."""
+
+
+class consuming:  # noqa: N801 - it is used like a function
+    """While the block runs, an update in this thread may write its results into its arguments.
+
+    `skip` is a float32 array without axes on their device: where it is 1, an update that does so
+    must change nothing. One that makes new arrays does not look at it.
+
+    >>> with consuming():
+    ...     donation.allowed
+    True
+    >>> donation.allowed
+    False
+    """
+
+    def __init__(self, skip: Any = None) -> None:
+        self._skip = skip
+        self._before: tuple[bool, Any] = (False, None)
+
+    def __enter__(self) -> None:
+        self._before = donation.allowed, donation.skip
+        donation.allowed, donation.skip = True, self._skip
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        donation.allowed, donation.skip = self._before

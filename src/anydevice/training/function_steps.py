@@ -22,9 +22,8 @@ import numpy as np
 
 from anydevice import ops
 from anydevice.core.device import not_driven
-from anydevice.core.donation import consuming
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Absent, Engine
+from anydevice.core.engine import Absent, Engine, consuming
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import Record
 from anydevice.core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled

@@ -15,8 +15,7 @@ from anydevice import ops
 from anydevice.choose.scope import one_device
 from anydevice.compiling.versions import AS_WRITTEN
 from anydevice.core.device import Device
-from anydevice.core.donation import consuming
-from anydevice.core.engine import Absent
+from anydevice.core.engine import Absent, consuming
 from anydevice.core.record import replace
 from anydevice.core.text import format_size
 from anydevice.core.trees import Tree, combined, leaves, mapped, partition, refilled

@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from anydevice.core.device import Device
-from anydevice.core.donation import consuming
-from anydevice.core.engine import Absent
+from anydevice.core.engine import Absent, consuming
 from anydevice.core.trees import Tree, mapped
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError

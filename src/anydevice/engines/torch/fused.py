@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812, as everyone calls it
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from anydevice.core.donation import under_way
+from anydevice.core.engine import donation
 from anydevice.core.rope_scaling import depends_on_length, freeze, frequencies, thaw
 from anydevice.engines.torch.captured import captured_step
 from anydevice.engines.torch.decoder_layer import decoder_layer
@@ -449,7 +449,7 @@ def update_sgd(
     torch._fused_sgd_(
         moved, _laid_out_like(moved, gradients), kept[0] if kept else [],
         lr=rate, momentum=momentum if kept else 0.0, dampening=0.0, weight_decay=decay,
-        nesterov=nesterov, maximize=False, is_first_step=False, found_inf=under_way.skip,
+        nesterov=nesterov, maximize=False, is_first_step=False, found_inf=donation.skip,
     )  # fmt: skip
     return moved, kept[0] if kept else None
 
@@ -467,7 +467,7 @@ def update_adam(
     update(
         moved, _laid_out_like(moved, gradients), new_means, new_squares, [], [count] * len(moved),
         lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps,
-        amsgrad=False, maximize=False, found_inf=under_way.skip,
+        amsgrad=False, maximize=False, found_inf=donation.skip,
     )  # fmt: skip
     return moved, new_means, new_squares
 
@@ -507,7 +507,7 @@ def _alike(lists: Sequence[Arrays]) -> bool:
 
 def _copies(arrays: Arrays) -> list[torch.Tensor]:
     """Tensors that the kernels may write: copies, or the given ones where they are donated."""
-    if under_way.allowed and all(x.is_contiguous() for x in arrays):
+    if donation.allowed and all(x.is_contiguous() for x in arrays):
         return list(arrays)
     return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
 
