@@ -304,7 +304,7 @@ def test_settings_made_in_the_block_are_undone() -> None:
 def test_everything_is_as_before_after_an_error(library: str) -> None:
     from anydevice.core import hooks
     from anydevice.engines import registry
-    from anydevice.engines.lookup import owner_of
+    from anydevice.engines.registry import owner_of
 
     x = device("cpu", engine=library)(np.ones(3, np.float32))
     engine, hook = registry.load(library), hooks.free_memory.function

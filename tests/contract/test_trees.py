@@ -9,7 +9,7 @@ import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.transfer.trees.tree import flatten
 
 

@@ -14,7 +14,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.finding import Facts, Reason, Standing
-from anydevice.engines import lookup, registry
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
 
 ADDED = """
@@ -173,7 +173,7 @@ def test_broken_entries_are_notes_and_nothing_else(site) -> None:
 
 
 def test_native_is_the_engines_own_object() -> None:
-    assert lookup.native(Device("cpu"), "numpy") == "cpu"
+    assert registry.native(Device("cpu"), "numpy") == "cpu"
 
 
 def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.engines import lookup, registry
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceMismatchError, UnsupportedError
 from anydevice.ops import dispatch
 
@@ -192,7 +192,7 @@ def test_the_compiler_of_torch_sees_one_graph_from_the_first_call_on() -> None:
     compiled = torch.compile(a_model, fullgraph=True, backend=counter)
     x, weight, positions = (torch.from_numpy(each) for each in model_inputs())
     weight = torch.nn.Parameter(weight)
-    lookup._owners.clear()
+    registry.forget_owners()
     result = compiled(x, weight, positions, 1e4)  # no type of torch has been met before
     torch.testing.assert_close(result, a_model(x, weight, positions, 1e4))
     ops.negative(np.ones(1))  # meeting another type later compiles nothing anew
@@ -226,7 +226,7 @@ def test_the_compiler_of_torch_meets_types_of_elements_on_its_way() -> None:
     torch.compiler.reset()
     compiled = torch.compile(in_several_types, fullgraph=True, backend=counter)
     x, weight = torch.rand(3, 8), torch.nn.Parameter(torch.rand(8))
-    lookup._owners.clear()
+    registry.forget_owners()
     result = compiled(x, weight)
     assert result == in_several_types(x, weight)
     ops.exp(torch.rand(2, dtype=torch.float64))
@@ -240,7 +240,7 @@ def test_jax_can_trace_and_differentiate_ops_from_the_first_call_on() -> None:
     import jax.numpy as jnp
 
     x, weight, positions = (jnp.asarray(each) for each in model_inputs())
-    lookup._owners.clear()
+    registry.forget_owners()
     compiled = jax.jit(a_model, static_argnums=3)
     result = compiled(x, weight, positions, 1e4)
     np.testing.assert_allclose(result, a_model(x, weight, positions, 1e4), rtol=1e-5)

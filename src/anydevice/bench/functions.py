@@ -14,7 +14,7 @@ from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.text import format_time, percent, table, times
 from anydevice.discovery._discover import devices as usable_devices
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import in_a_line
 from anydevice.rendering import notebook

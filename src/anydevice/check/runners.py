@@ -14,7 +14,7 @@ from anydevice.core.record import Record
 from anydevice.discovery._discover import discover
 from anydevice.discovery.examination import pairs_among
 from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
+from anydevice.engines.registry import place_of
 from anydevice.hardware.driver_process.parent import Conversation, Outcome
 
 Progress = Callable[[int, int, str], None]

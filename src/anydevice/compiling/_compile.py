@@ -25,7 +25,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.text import warn
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.models.base import Array, ModelAdapter

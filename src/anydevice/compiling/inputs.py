@@ -12,7 +12,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.transfer.moving import destination_of
 from anydevice.transfer.trees.containers import without_tables

@@ -48,7 +48,7 @@ standing: Hook[[Device], Standing | None] = Hook("anydevice.discovery._discover"
 choose_engine: Hook[[Device], str | None] = Hook("anydevice.choose.measurements")
 check: Hook[[Device, str | None, float], Verdict] = Hook("anydevice.discovery.check")
 free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice.hardware.readers")
-native: Hook[[Device, str], Any] = Hook("anydevice.engines.lookup")
+native: Hook[[Device, str], Any] = Hook("anydevice.engines.registry")
 to_device: Hook[Concatenate[Any, Device, ...], Any] = Hook("anydevice.transfer.moving")
 html: Hook[[Device], str] = Hook("anydevice.discovery._discover")
 

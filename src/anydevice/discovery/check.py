@@ -15,7 +15,7 @@ from anydevice.core.text import warn
 from anydevice.discovery import _discover as discovery
 from anydevice.discovery.verdicts import keep_verdict, key_of
 from anydevice.engines.diagnosis import code_of_message
-from anydevice.engines.lookup import place_of
+from anydevice.engines.registry import place_of
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.driver_process.parent import Outcome
 from anydevice.hardware.driver_process.parent import ask as ask_child

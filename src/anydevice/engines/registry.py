@@ -1,4 +1,4 @@
-"""The engines, as data: one row each, and which of them are installed, loaded, or to be loaded.
+"""The engines, as data: one row each; which are installed or loaded, and whose an array is.
 
 Nothing here imports an array library except `load`. Other packages add a row by the entry point
 group `anydevice.engines`, whose entries name an `EngineRow`.
@@ -10,14 +10,17 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from anydevice.core.backends import BACKENDS
+from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.hooks import load as load_by_name
+from anydevice.core.hooks import native as native_hook
 from anydevice.core.record import NOTHING, Record
 from anydevice.engines.installed import Build, EntryPoint, entry_points, read_build
-from anydevice.engines.library_settings import jax_started
+from anydevice.engines.library_settings import jax_started, virtual_cpus
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 GROUP = "anydevice.engines"
@@ -28,6 +31,8 @@ Disguise = Callable[[Engine], Engine]
 """Makes another engine of one, which takes its place."""
 
 _disguise: Disguise | None = None
+
+_owners: dict[type, Engine | None] = {}
 
 
 class EngineRow(Record):
@@ -294,6 +299,42 @@ def when_loaded(listener: Callable[[Engine], None]) -> None:
         _listeners.append(listener)
 
 
+def owner_of(x: Any) -> Engine | None:
+    """The engine whose array `x` is; `None` if it is not an array of any imported library."""
+    kind = type(x)
+    if kind.__module__ == "builtins":
+        return None
+    if kind not in _owners:
+        engines = (load(name) for name in loaded_engines())
+        _owners[kind] = next((engine for engine in engines if engine.owns(x)), None)
+    return _owners[kind]
+
+
+def forget_owners() -> None:
+    """Look up the engine of every array again."""
+    _owners.clear()
+
+
+def place_of(device: Device) -> Device:
+    """The device itself; for a fake one, the CPU device that stands in for it in another process.
+
+    JAX can be told to show several CPU devices, and then each fake device has one of its own.
+    """
+    standing = device.standing
+    if standing is None or not standing.facts.details.get("fake"):
+        return device
+    index = device.index % virtual_cpus() if device.engine == "jax" else 0
+    return Device("cpu", index, engine=device.engine)
+
+
+def native(device: Device, engine: str) -> Any:
+    """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
+
+    Raises `DeviceNotFoundError` if the library does not see the device.
+    """
+    return load(engine).native(device)
+
+
 @lru_cache(maxsize=4)
 def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tuple[str, ...]]:
     found, problems = dict(BUILT_IN), []
@@ -316,3 +357,6 @@ def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tup
 
 def _origin(entry: EntryPoint) -> str:
     return f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"
+
+
+native_hook.register(native)

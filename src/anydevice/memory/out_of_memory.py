@@ -25,7 +25,7 @@ from anydevice.core.record import Record
 from anydevice.core.text import format_size
 from anydevice.discovery._discover import discover
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import AnyDeviceError, OutOfMemoryError
 from anydevice.hardware.readers import processes
 

@@ -13,7 +13,7 @@ from typing import Any
 from anydevice.core.device import Device
 from anydevice.core.locks import ForkSafeLock
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.models.changes import ChangeDetector
 from anydevice.models.precision import Policy

@@ -15,7 +15,7 @@ from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.trees import leaf_names
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:

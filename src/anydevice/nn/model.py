@@ -15,7 +15,7 @@ from anydevice.core.engine import Engine
 from anydevice.core.text import format_size, table
 from anydevice.core.trees import difference, first_leaf, leaf_names, leaves, matches, unmatched
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, state_paths, state_places
 from anydevice.nn.layers import Chain, TiedEmbedding, as_layer

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from anydevice.core.primitives import Primitives, Shape
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.ops._elementwise import gelu, swiglu
 from anydevice.ops._matmul import linear
 from anydevice.ops.arguments import (

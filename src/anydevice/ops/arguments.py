@@ -13,8 +13,7 @@ from typing import Any
 
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.primitives import Primitives, Shape
-from anydevice.engines.lookup import owner_of
-from anydevice.engines.registry import row_of
+from anydevice.engines.registry import owner_of, row_of
 from anydevice.errors import ConfigurationError
 from anydevice.ops.dispatch import (
     Array,

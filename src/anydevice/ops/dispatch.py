@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.primitives import Primitives
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 Array = Any

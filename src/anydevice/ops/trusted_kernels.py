@@ -23,8 +23,7 @@ from anydevice.core.locks import ForkSafeLock
 from anydevice.discovery._discover import discover
 from anydevice.discovery.verdicts import key_of
 from anydevice.engines import trust
-from anydevice.engines.lookup import place_of
-from anydevice.engines.registry import row_of
+from anydevice.engines.registry import place_of, row_of
 from anydevice.engines.trust import Entry
 from anydevice.settings.files import read_cache, verdicts_file
 

@@ -27,7 +27,7 @@ from anydevice.core.record import Record, replace
 from anydevice.core.text import warn
 from anydevice.core.trees import first_leaf, leaf_names, leaves, refilled
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Wrapper, autodiff_of, state_places

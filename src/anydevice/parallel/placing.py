@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from anydevice.core.engine import Absent
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.parallel.mesh import Devices, Mesh, devices_of
 from anydevice.transfer.moving import is_array, to_device

@@ -9,7 +9,7 @@ from inspect import ismethod
 from typing import Any
 
 from anydevice.choose.scope import why
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import let_go, ran_out, refuse
 from anydevice.memory.release import free_what_failed

@@ -258,7 +258,7 @@ def _tensors_of_tree(tree: Any) -> list[_Tensor]:
     Raises `ConfigurationError` if the tree holds no array.
     """
     # Slow to load, as the reader of files is: a plan of a config.json goes without both.
-    from anydevice.engines.lookup import owner_of
+    from anydevice.engines.registry import owner_of
     from anydevice.transfer.trees.tree import flatten
 
     leaves, _ = flatten(tree, lambda value: owner_of(value) is not None)

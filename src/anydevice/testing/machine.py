@@ -25,7 +25,7 @@ from anydevice.core.finding import Facts, Sighting, Standing
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import replace
 from anydevice.discovery._discover import discover, machine_from
-from anydevice.engines import lookup, registry
+from anydevice.engines import registry
 from anydevice.engines.library_settings import virtual_cpus
 from anydevice.ops import dispatch
 from anydevice.settings import config
@@ -577,7 +577,7 @@ def _lifted_limit() -> Config | None:
 
 
 def _look_up_again(limit: Config | None) -> None:
-    lookup.forget()
+    registry.forget_owners()
     dispatch.forget()
     if limit is not None:
         limits.set_limit(limit)

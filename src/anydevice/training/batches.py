@@ -12,7 +12,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of, place_of
+from anydevice.engines.registry import owner_of, place_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.models.precision import cast
 from anydevice.transfer.copying import upload

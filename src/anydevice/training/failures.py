@@ -17,7 +17,7 @@ from anydevice import ops
 from anydevice.core.engine import Absent
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
 from anydevice.models.detect import adapter_of
 from anydevice.models.native import paths_of

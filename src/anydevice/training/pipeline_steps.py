@@ -21,7 +21,7 @@ from anydevice.core.text import format_size
 from anydevice.core.trees import Tree, combined, leaves, mapped, partition, refilled
 from anydevice.discovery._discover import devices as devices_of_backend
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.memory.stats import memory_stats
 from anydevice.models.precision import Policy

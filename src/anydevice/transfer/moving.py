@@ -15,7 +15,7 @@ from anydevice.core.engine import Engine
 from anydevice.discovery import _discover as discovery
 from anydevice.engines import registry
 from anydevice.engines.diagnosis import code_of_message
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import (
     AnyDeviceError,
     ConfigurationError,

@@ -18,7 +18,7 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Engine, Storage
 from anydevice.core.record import Record, replace
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.registry import owner_of
 from anydevice.errors import UnsupportedError
 
 _MOST_WORK = 10_000

@@ -22,7 +22,7 @@ from anydevice.core.device import Device
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.engines.cuda_driver import driver_of
-from anydevice.engines.lookup import place_of
+from anydevice.engines.registry import place_of
 from anydevice.memory.release import on_release
 
 CHUNK = 4 * 2**20
