@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from anydevice.errors import TransferError as TransferError
     from anydevice.errors import UnsupportedError as UnsupportedError
     from anydevice.errors import VerificationError as VerificationError
-    from anydevice.memory.release import release as release
     from anydevice.memory.stats import MemoryStats as MemoryStats
     from anydevice.memory.stats import memory_stats as memory_stats
+    from anydevice.memory.stats import release as release
     from anydevice.planning.batch_size import find_batch_size as find_batch_size
     from anydevice.planning.cpu_fallback import cpu_fallback as cpu_fallback
     from anydevice.planning.estimates import MemoryEstimate as MemoryEstimate
@@ -79,8 +79,7 @@ _MODULES = {
     "discovery.report": "Report",
     "errors": "AnyDeviceError ConfigurationError DeviceMismatchError DeviceNotFoundError "
     "OutOfMemoryError TransferError UnsupportedError VerificationError",
-    "memory.release": "release",
-    "memory.stats": "MemoryStats memory_stats",
+    "memory.stats": "MemoryStats memory_stats release",
     "planning.batch_size": "find_batch_size",
     "planning.cpu_fallback": "cpu_fallback",
     "planning.estimates": "MemoryEstimate estimate_inference",

@@ -1,4 +1,4 @@
-"""Memory statistics of a device: its size, its free memory, and the memory of this process.
+"""Memory of a device: its size, what is free, what this process holds, and releasing it.
 
 A library caches memory that its arrays no longer need, and JAX preallocates most of a card. All of
 that is `reserved` and missing from `free`, but available to this process at once. So pressure
@@ -7,7 +7,8 @@ depends on what is available: free memory, and reserved memory that is not in us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from anydevice.choose.scope import one_device
@@ -21,6 +22,8 @@ from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.linux import own_memory
 
 Pressure = Literal["low", "medium", "high", "critical"]
+
+_on_release: list[Callable[[Device], None]] = []
 
 _BELOW: dict[Pressure, float] = {"low": 0.6, "medium": 0.8, "high": 0.95}
 
@@ -125,6 +128,45 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
         preallocated=any(use.preallocated for use in engines.values()),
         engines=engines,
     )
+
+
+def on_release(give_back: Callable[[Device], None]) -> Callable[[Device], None]:
+    """Also call a function whenever a device's memory is released; used as a decorator."""
+    _on_release.append(give_back)
+    return give_back
+
+
+def release(device: Device | str | None = None) -> None:
+    """Release cached memory of a device, or of all devices.
+
+    Array libraries cache the memory of deleted arrays, and copies to a CUDA device cache pinned
+    host memory. Other libraries and programs cannot use either until it is released. Memory in use
+    stays, and so does what JAX preallocated: it keeps that until its process ends. Later
+    allocations and copies have to allocate again, so call this when memory is short, and not in a
+    loop.
+
+    >>> import anydevice
+    >>> anydevice.release("cpu")
+
+    No library is imported or started for it. Raises `DeviceNotFoundError` if the given device is
+    not usable.
+    """
+    place = None if device is None else one_device(device)
+    for engine in registry.started_engines():
+        for each in engine.devices():
+            if place is None or each == place:
+                for give_back in _on_release:
+                    give_back(each)
+                engine.memory.release(each)
+
+
+def free_what_failed() -> None:
+    """Collect and release the memory of a call that ran out of memory.
+
+    The frames of the error have to be cleared first: see `out_of_memory.let_go`.
+    """
+    gc.collect()
+    release()
 
 
 def pressure_of(usable: int | None, available: int | None) -> Pressure | None:

@@ -12,7 +12,7 @@ from anydevice.choose.scope import why
 from anydevice.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import let_go, ran_out, refuse
-from anydevice.memory.release import free_what_failed
+from anydevice.memory.stats import free_what_failed
 from anydevice.planning.architectures import integer
 from anydevice.settings import config as settings
 from anydevice.transfer.moving import is_array

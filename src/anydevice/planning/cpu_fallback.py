@@ -17,7 +17,7 @@ from anydevice.core.record import Record
 from anydevice.core.text import warn
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import explained, in_a_line, ran_out
-from anydevice.memory.release import free_what_failed
+from anydevice.memory.stats import free_what_failed
 from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.trees.tree import flatten
 

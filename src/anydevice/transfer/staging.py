@@ -23,7 +23,7 @@ from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.engines.cuda_driver import driver_of
 from anydevice.engines.registry import place_of
-from anydevice.memory.release import on_release
+from anydevice.memory.stats import on_release
 
 CHUNK = 4 * 2**20
 MOST_LANES = 12
