@@ -205,6 +205,7 @@ def test_a_page_of_any_speeds_and_names(count: int) -> None:
         (["--engine", "numpy,torch"], "one --engine at a time"),
         (["--context", "0"], "not an integer above 0"),
         (["--context", "9k"], "512"),
+        (["speeds.json"], "write --json speeds.json"),
     ],
 )
 def test_bad_input_ends_with_2(
@@ -215,5 +216,5 @@ def test_bad_input_ends_with_2(
 
 
 def test_a_context_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--context", "16"]) == 1
+    assert main(["bench", "--context", "16"]) == 2
     assert "--context is for --llm" in capsys.readouterr().err

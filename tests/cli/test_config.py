@@ -168,11 +168,11 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
 def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
     project.write_text("x64 = 3\n")
     code, out, err = anydevice("config")
-    assert code == 1
+    assert code == 2
     assert f"  project file      {project}\n" in out
     assert f"{project}, line 1" in err
     code, out, _ = anydevice("config", "--why", "--json")
-    assert code == 1
+    assert code == 2
     data = json.loads(out)
     assert f"{project}, line 1" in data["error"]
     assert data["files"][0]["path"] == str(project)

@@ -122,7 +122,7 @@ def test_a_broken_settings_file_hides_nothing(anydevice: Anydevice, project: Pat
     with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("devices")
         data = json.loads(anydevice("devices", "--json")[1])
-    assert code == 1
+    assert code == 2
     assert "✓ cpu" in out
     assert f"anydevice: {project}, line 1" in err
     assert f"{project}, line 1" in data["error"]

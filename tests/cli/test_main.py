@@ -14,6 +14,7 @@ import anydevice as package
 from anydevice import testing
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
+from anydevice.errors import OutOfMemoryError
 from anydevice.rendering.diagnosis import CAUSES
 
 Anydevice = Callable[..., tuple[int, str, str]]
@@ -37,7 +38,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]
 def test_every_command_has_help_with_an_example(anydevice: Anydevice, command: str) -> None:
     code, out, err = anydevice(command, "--help")
     assert (code, err) == (0, "")
-    assert "--json" in out
+    assert ("--json" in out) == (command != "launch")  # which prints what the script prints
     assert f"example:\n  anydevice {command}" in out
 
 
@@ -46,6 +47,7 @@ def test_the_help_names_every_command(anydevice: Anydevice) -> None:
     assert code == 0
     assert all(f"\n    {command}" in out for command in COMMANDS)
     assert "example:\n  anydevice --json" in out
+    assert "\n  2  it could not be done" in out
 
 
 def test_the_version(anydevice: Anydevice) -> None:
@@ -82,12 +84,61 @@ def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
 
 def test_an_error_of_ours_is_one_message_and_no_traceback(anydevice: Anydevice) -> None:
     code, out, err = anydevice("prefer", "nvidia")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith("anydevice: ")
     assert "did you mean 'cuda'?" in err
     code, out, err = anydevice("prefer", "nvidia", "--json")
-    assert (code, err) == (1, "")
+    assert (code, err) == (2, "")
     assert "did you mean 'cuda'?" in json.loads(out)["error"]
+
+
+BAD = {
+    "doctor": ("quantum",),
+    "verify": ("--op", "dance"),
+    "chat": ("no-such-model", "--prompt", "x"),
+    "launch": ("no-such-script.py",),
+    "bench": ("--op", "dance"),
+    "prove": ("no.onnx", "no.vnnlib"),
+    "plan": ("no-such-model",),
+    "watch": ("--device", "quantum"),
+    "prefer": ("quantum",),
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_bad_input_ends_every_command_with_2(anydevice: Anydevice, command: str) -> None:
+    """And one sentence; those that are not listed take no input."""
+    code, out, err = anydevice(command, *BAD[command])
+    assert (code, out) == (2, "")
+    said = [line for line in err.splitlines() if not line.startswith(("usage:", " "))]
+    assert len(said) == 1
+    assert said[0].startswith("anydevice: ")
+
+
+@pytest.mark.parametrize("command", sorted({"", *COMMANDS} - {*BAD, "backends"}))
+def test_a_wrong_setting_ends_every_command_with_2(
+    anydevice: Anydevice, project: Path, command: str
+) -> None:
+    project.write_text("[")
+    with testing.fake_machine(keep_settings=True):
+        code, _, err = anydevice(*filter(None, [command]))
+    assert code == 2
+    assert err.startswith(f"anydevice: {project}, line 1")
+
+
+def test_too_little_memory_is_an_answer(
+    anydevice: Anydevice, breaking: Callable[[BaseException], None]
+) -> None:
+    breaking(OutOfMemoryError("a model does not fit"))
+    assert anydevice() == (1, "", "anydevice: a model does not fit\n")
+
+
+@pytest.mark.parametrize("words", [("--json", "launch", "x.py"), ("launch", "--json", "x.py")])
+def test_launch_has_no_json_of_its_own(anydevice: Anydevice, words: tuple[str, ...]) -> None:
+    Path("x.py").write_text("raise SystemExit('it was run')")
+    code, out, err = anydevice(*words)
+    assert (code, out) == (2, "")
+    assert "--json" in err.splitlines()[-1]
 
 
 def test_an_interruption_is_quiet(
@@ -121,7 +172,7 @@ def test_an_output_that_cannot_be_written_is_said(
 
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with testing.fake_machine(keep_settings=True):
-        assert command_line.main(["devices"]) == 1
+        assert command_line.main(["devices"]) == 2
     assert capsys.readouterr().err == "anydevice: [Errno 28] No space left on device\n"
 
 

@@ -82,7 +82,7 @@ def test_a_broken_settings_file_hides_nothing(
     with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice()
         code_json, out_json, _ = anydevice("--json")
-    assert (code, code_json) == (1, 1)
+    assert (code, code_json) == (2, 2)
     assert "✓ cpu" in out
     assert "Recommended: cpu" in out
     assert f"{project}, line 2" in err.splitlines()[-1]
@@ -99,7 +99,7 @@ def test_a_wrong_variable_hides_nothing(
     monkeypatch.setenv("ANYDEVICE_DEVICE", "quantum")
     with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice()
-    assert code == 1
+    assert code == 2
     assert "✓ cpu" in out
     assert err.startswith("anydevice: ANYDEVICE_DEVICE: there is no backend 'quantum'")
 

@@ -120,7 +120,7 @@ def test_auto_is_what_would_be_chosen_anyway(anydevice: Anydevice, project: Path
 
 def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: Path) -> None:
     code, _, err = anydevice("prefer", "--clear", "--engine", "torch")
-    assert code == 1
+    assert code == 2
     assert "leave --engine out" in err
     assert project.read_text() == ""
 

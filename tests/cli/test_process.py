@@ -117,7 +117,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
         ended = subprocess.run(
             [*COMMAND, "config"], stdout=full, stderr=subprocess.PIPE, timeout=400, check=False
         )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr.decode().splitlines() == ["anydevice: [Errno 28] No space left on device"]
 
 

@@ -167,7 +167,7 @@ def test_an_interval_that_is_none(anydevice: Anydevice, seconds: str) -> None:
 def test_a_device_that_is_not_here(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("watch", "--device", "rocm")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "this machine has no rocm" in err
 
 

@@ -11,11 +11,12 @@ from anydevice.bench.page import page, text_page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines
-from anydevice.cli.loading import exit_code, load_model
+from anydevice.cli.loading import load_model
+from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import add_filters, count, progress_on, seconds
-from anydevice.cli.printing import Output, check_file, complain, error_in_json, write_file
+from anydevice.cli.printing import Output, check_file, complain, write_file
 from anydevice.discovery._discover import discover
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import ConfigurationError
 from anydevice.settings.files import measurements_file
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
@@ -66,15 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, print, and give 1 where something got slower, or there was nothing to compare."""
-    if arguments.llm is not None:
-        return _run_model(arguments, output)
-    if arguments.context:
-        raise ConfigurationError("--context is for --llm: name a model", "--context")
     if arguments.file and not arguments.json:
         raise ConfigurationError(
             f"what is {arguments.file!r}? write --json {arguments.file} to save the results there",
             "FILE",
         )
+    if arguments.llm is not None:
+        return _run_model(arguments, output)
+    if arguments.context:
+        raise ConfigurationError("--context is for --llm: name a model", "--context")
     file = None if arguments.file in (None, "-") else arguments.file
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
@@ -95,9 +96,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         write_file(file, json.dumps(results.to_dict(), indent=1) + "\n")
     if arguments.html:
         write_file(arguments.html, page(results, old))
-    saved = not arguments.save or _save(results, None if silent else output)
+    if arguments.save and not _save(results, None if silent else output):
+        return NOT_DONE
     slower = comparison is not None and not comparison
-    return 0 if results.measured and saved and not slower else 1
+    return 0 if results.measured and not slower else ANSWER_IS_NO
 
 
 def _measured(arguments: argparse.Namespace, output: Output, silent: bool) -> Results:
@@ -124,37 +126,30 @@ def _saved(arguments: argparse.Namespace) -> Results:
 
 
 def _run_model(arguments: argparse.Namespace, output: Output) -> int:
-    """Measure a language model; the code is 2 for bad input, and 1 where memory runs out."""
-    try:
-        engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
-        for name in ("op", "quick", "limit", "compare", "saved", "save"):
-            if getattr(arguments, name):
-                option = "--from" if name == "saved" else f"--{name}"
-                raise ConfigurationError(f"{option} is not for --llm", option)
-        file = None if arguments.file in (None, "-") else arguments.file
-        for path in (file, arguments.html):
-            check_file(path, arguments.llm)
-        asked = arguments.context
-        loaded = load_model(
-            arguments.llm,
-            arguments.device,
-            engine,
-            dtype=dtype,
-            context=max(asked) + WRITTEN if asked else None,
-            silent=arguments.json,
-        )
-        room = loaded.model.context - WRITTEN
-        contexts = asked or [min(length, room) for length in _CONTEXTS]
-        with progress_on(output, silent=arguments.json) as bar:
-            found = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
-        if arguments.html:
-            write_file(arguments.html, text_page(found, loaded.facts()))
-    except AnyDeviceError as error:
-        if arguments.json:
-            output.json(error_in_json(error))
-        else:
-            output.complain(error)
-        return exit_code(error)
+    """Measure a language model."""
+    engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
+    for name in ("op", "quick", "limit", "compare", "saved", "save"):
+        if getattr(arguments, name):
+            option = "--from" if name == "saved" else f"--{name}"
+            raise ConfigurationError(f"{option} is not for --llm", option)
+    file = None if arguments.file in (None, "-") else arguments.file
+    for path in (file, arguments.html):
+        check_file(path, arguments.llm)
+    asked = arguments.context
+    loaded = load_model(
+        arguments.llm,
+        arguments.device,
+        engine,
+        dtype=dtype,
+        context=max(asked) + WRITTEN if asked else None,
+        silent=arguments.json,
+    )
+    room = loaded.model.context - WRITTEN
+    contexts = asked or [min(length, room) for length in _CONTEXTS]
+    with progress_on(output, silent=arguments.json) as bar:
+        found = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
+    if arguments.html:
+        write_file(arguments.html, text_page(found, loaded.facts()))
     data = found.to_dict() | loaded.facts()
     if not arguments.json:
         output.say(*loaded.lines(), "", *text_lines(found))

@@ -20,10 +20,10 @@ from contextlib import suppress
 from errno import ENOENT
 from typing import TYPE_CHECKING, Any, Self
 
-from anydevice.cli.loading import exit_code, load_model
+from anydevice.cli.loading import load_model
 from anydevice.cli.main import INTERRUPTED
 from anydevice.cli.options import add_filters, count
-from anydevice.cli.printing import Output, complain, error_in_json, output_on
+from anydevice.cli.printing import Output, complain, output_on
 from anydevice.core.files import expanded, write_whole
 from anydevice.core.text import format_time
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -98,18 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Chat; the code is 2 for bad input, and 1 where the model does not fit into memory."""
-    try:
-        return _chat(arguments, _prompt(arguments), output)
-    except AnyDeviceError as error:
-        if arguments.json:
-            output.json(error_in_json(error))
-        else:
-            output.complain(error)
-        return exit_code(error)
-
-
-def _chat(arguments: argparse.Namespace, prompt: str | None, output: Output) -> int:
+    """Chat, or give one reply."""
+    prompt = _prompt(arguments)
     notes = output if prompt is None and output.width is not None else output_on(sys.stderr)
     options = _options(arguments)
     with _Leaving():

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from anydevice.choose.scope import make_request, why
+from anydevice.cli.main import NOT_DONE
 from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.choice import Choice, Request
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE, percent, printable, wrapped
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         else:
             _show_places(output)
             output.complain(error)
-        return 1
+        return NOT_DONE
     if arguments.json:
         output.json(_as_data(config, origins, request, choice))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
+from anydevice.cli.main import NOT_DONE
 from anydevice.cli.printing import Output, error_in_json, problem_of
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         _show(report, output)
         output.complain(problem)
-    return 1 if problem else 0
+    return NOT_DONE if problem else 0
 
 
 def _show(report: Report, output: Output) -> None:

@@ -10,15 +10,13 @@ from anydevice.choose.scope import device, why
 from anydevice.core.record import Record
 from anydevice.core.text import format_count, format_size
 from anydevice.discovery._discover import discover
-from anydevice.errors import AnyDeviceError, AnyDeviceWarning, OutOfMemoryError
+from anydevice.errors import AnyDeviceWarning
 from anydevice.planning.config import locate
 from anydevice.planning.estimates import PARTS
 from anydevice.rendering.choice_text import because, unmet_wishes
 
 if TYPE_CHECKING:
     from anydevice.llm import LanguageModel
-
-_DOES_NOT_FIT, _BAD_INPUT = 1, 2
 
 
 class Loaded(Record):
@@ -74,8 +72,3 @@ def load_model(
         folder, chosen, dtype=dtype, context=context, progress=False if silent else None
     )
     return Loaded(model, because(discover(), choice), tuple(unmet_wishes(choice)))
-
-
-def exit_code(error: AnyDeviceError) -> int:
-    """That of a command whose model could not be loaded or run: 1 if memory ran out, else 2."""
-    return _DOES_NOT_FIT if isinstance(error, OutOfMemoryError) else _BAD_INPUT

@@ -1,7 +1,10 @@
 """The command line: parses the arguments, runs one command, and returns its exit code.
 
-Exit codes: 0 all is well, 1 something is not (it is said on standard error), 2 the command was
-written wrongly, 130 interrupted, 141 nobody reads the output any more.
+Exit codes of every command: 0 all is well; 1 it was done, and the answer is no, as where something
+is wrong, is slower, is refuted or does not fit into memory; 2 it could not be done, as for a wrong
+option, file, name or setting, or an output that cannot be written; 130 interrupted; 141 nobody
+reads the output any more. `prove` has 3 as well, where it did not decide, and `launch` gives the
+code of the process that failed. docs/troubleshooting.md has the same for users.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import NoReturn, Protocol, TextIO
 
 import anydevice
 from anydevice.cli.printing import Output, complain, error_in_json, fitted, output_on
-from anydevice.errors import AnyDeviceError
+from anydevice.errors import AnyDeviceError, OutOfMemoryError
 
 COMMANDS = {
     "devices": "list every device with what is known of it",
@@ -32,12 +35,20 @@ COMMANDS = {
     "prefer": "save the device that you prefer",
     "config": "show the settings in force and where each came from",
 }
-INTERRUPTED, NOBODY_READS = 130, 141
+ANSWER_IS_NO, NOT_DONE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
+
+_WITHOUT_JSON = ("launch",)
+"""Commands that print nothing of their own: what a script prints is the script's."""
 
 _DESCRIPTION = (
     "Find every accelerator of this machine and choose one.\n"
     "Without a command: a summary, and the device that would be chosen."
 )
+
+_EXIT_CODES = """\
+  0  all is well
+  1  it was done, and the answer is no: wrong, slower, refuted, too large
+  2  it could not be done: a wrong option, file, name or setting"""
 
 
 class Command(Protocol):
@@ -92,15 +103,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whatever else the system refuses, such as writing to a full disk.
         _drop(output)
         complain(error)
-        return 1
+        return NOT_DONE
 
 
 def _run(words: list[str], output: Output) -> int:
-    as_json = "--json" in words
+    name = next((word for word in words if not word.startswith("-")), None)
+    as_json = "--json" in words and name not in _WITHOUT_JSON
     try:
-        name = next((word for word in words if not word.startswith("-")), None)
         command = _load(name)
-        arguments = _parser(command, name).parse_args(words)
+        parser = _parser(command, name)
+        arguments = parser.parse_args(words)
+        if arguments.json and name in _WITHOUT_JSON:
+            parser.error(f"{name} prints what the script prints, and has no --json of its own")
         # With `--json FILE` the terminal is for people, errors too.
         as_json = arguments.json and getattr(arguments, "file", None) in (None, "-")
         with _warnings_in_a_line():
@@ -108,11 +122,11 @@ def _run(words: list[str], output: Output) -> int:
     except SystemExit as leaving:  # --help and --version
         return int(leaving.code or 0)
     except _UsageError as error:
-        _say_error(error, output if as_json else None, error.usage)
-        return 2
+        _say_error(error, output, as_json=as_json, usage=error.usage)
+        return NOT_DONE
     except AnyDeviceError as error:
-        _say_error(error, output if as_json else None)
-        return 1
+        _say_error(error, output, as_json=as_json)
+        return ANSWER_IS_NO if isinstance(error, OutOfMemoryError) else NOT_DONE
 
 
 def _load(name: str | None) -> Command:
@@ -174,7 +188,7 @@ def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="anydevice",
         description=_DESCRIPTION,
-        epilog="example:\n  anydevice --json",
+        epilog=f"exit codes:\n{_EXIT_CODES}\n\nexample:\n  anydevice --json",
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"anydevice {anydevice.__version__}")
@@ -189,10 +203,11 @@ def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
         )
         if each == name:
             sub.epilog = f"example:\n  {command.EXAMPLE}"
-            # Suppressed: otherwise its default would undo a --json before the command's name.
-            sub.add_argument(
-                "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
-            )
+            if name not in _WITHOUT_JSON:
+                # Suppressed: otherwise its default would undo a --json before the command's name.
+                sub.add_argument(
+                    "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
+                )
             command.add_arguments(sub)
     return parser
 
@@ -215,13 +230,13 @@ def _warnings_in_a_line() -> Iterator[None]:
         yield
 
 
-def _say_error(error: Exception, as_json: Output | None, usage: str = "") -> None:
-    if as_json is not None:
-        as_json.json(error_in_json(error))
+def _say_error(error: Exception, output: Output, *, as_json: bool, usage: str = "") -> None:
+    if as_json:
+        output.json(error_in_json(error))
         return
     if usage:
         sys.stderr.write(usage)
-    complain(error)
+    output.complain(error)
 
 
 def _nowhere() -> TextIO:

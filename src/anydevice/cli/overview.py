@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anydevice.choose.scope import why
+from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.choice import Choice
 from anydevice.discovery._discover import discover
@@ -42,4 +43,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if choice is not None and choice.device and not names_doctor(report, choice):
             output.say(NEXT)
         output.complain(problem)
-    return 1 if choice is None or choice.device is None else 0
+    if choice is None:
+        return NOT_DONE
+    return ANSWER_IS_NO if choice.device is None else 0

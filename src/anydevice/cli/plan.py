@@ -12,9 +12,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from anydevice.cli.options import add_filters, count
-from anydevice.cli.printing import Output, check_file, complain, error_in_json
+from anydevice.cli.printing import Output, check_file
 from anydevice.core.locks import started
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import ConfigurationError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import is_gguf_path, locate
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from anydevice.planning.training_plan import TrainingPlan
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
-
-_WRONG = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,20 +82,13 @@ _NOT_TRAINING = ("dtype", "kv_dtype", "device")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Print the plan; the code is 0 where it fits, 1 where it does not, 2 for wrong options."""
-    try:
-        _check(arguments)
-        check_file(arguments.html, arguments.model)
-        locate(arguments.model)  # the machine is not looked at for a model that is nowhere
-        plan, lines = _training(arguments) if arguments.train else _inference(arguments)
-        if arguments.html is not None:
-            plan.save_html(arguments.html)
-    except AnyDeviceError as error:
-        if arguments.json:
-            output.json(error_in_json(error))
-        else:
-            complain(error)
-        return _WRONG
+    """Print the plan; the code is 0 where it fits, 1 where it does not."""
+    _check(arguments)
+    check_file(arguments.html, arguments.model)
+    locate(arguments.model)  # the machine is not looked at for a model that is nowhere
+    plan, lines = _training(arguments) if arguments.train else _inference(arguments)
+    if arguments.html is not None:
+        plan.save_html(arguments.html)
     if arguments.json:
         output.json(plan.to_dict())
     else:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output, check_file, complain, error_in_json
 from anydevice.core.files import check_writable, write_whole
@@ -14,8 +15,8 @@ from anydevice.errors import AnyDeviceError, ConfigurationError
 
 EXAMPLE = "anydevice prove net.onnx property.vnnlib --timeout 116 --certificate p.proof"
 
-_PROVED, _REFUTED, _WRONG, _UNDECIDED = 0, 1, 2, 3
-_EXIT_CODES = {"proved": _PROVED, "counterexample": _REFUTED, "undecided": _UNDECIDED}
+_PROVED, _UNDECIDED = 0, 3
+_EXIT_CODES = {"proved": _PROVED, "counterexample": ANSWER_IS_NO, "undecided": _UNDECIDED}
 _PARTS = 1000
 """In so many parts progress is shown."""
 
@@ -60,8 +61,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             complain(error)
         with suppress(AnyDeviceError):  # it may be this file that cannot be written
             _write_result(arguments.results, "error")
-        return _WRONG
-    return _PROVED if arguments.results and code != _WRONG else code
+        return NOT_DONE  # without memory, too: 1 would be a counterexample
+    return _PROVED if arguments.results else code
 
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
@@ -160,7 +161,7 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
         precision = certificate.arithmetic
         output.say(f"{output.paint('proved', 'good')} again, in {precision}, {in_parts(leaves)}")
     _write_result(arguments.results, "error" if refused else "unsat")
-    return _REFUTED if refused else _PROVED
+    return ANSWER_IS_NO if refused else _PROVED
 
 
 def _seconds(text: str) -> float:

@@ -18,6 +18,7 @@ from anydevice.check.verdicts import (
     save,
 )
 from anydevice.check.verifying import verify
+from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE
@@ -79,7 +80,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         show(verdicts, output)
         if kept:
             _show_kept(kept, output)
-    return 0 if verdicts and not (kept and kept.problem) else 1
+    if kept and kept.problem:
+        return NOT_DONE
+    return 0 if verdicts else ANSWER_IS_NO
 
 
 class Rows:
