@@ -358,7 +358,7 @@ def test_only_what_was_measured_on_a_device_of_this_machine_is_kept() -> None:
 
 def test_another_version_of_a_library_makes_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice.choose import measurements
-    from anydevice.discovery.verdicts import key_of
+    from anydevice.discovery.check import key_of
 
     save(FASTER_TORCH)
     monkeypatch.setattr(measurements, "key_of", lambda *facts: f"{key_of(*facts)} newer")

@@ -13,7 +13,7 @@ from anydevice import testing
 from anydevice.core.finding import Reason, Verdict
 from anydevice.discovery import check as checking
 from anydevice.discovery import trial
-from anydevice.discovery.verdicts import keep_verdict, key_of, read_verdicts
+from anydevice.discovery.check import keep_verdict, key_of, read_verdicts
 from anydevice.errors import DeviceNotFoundError, UnsupportedError
 from anydevice.hardware.driver_process.parent import Outcome
 

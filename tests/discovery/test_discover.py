@@ -17,8 +17,8 @@ from anydevice import testing
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
 from anydevice.discovery import _discover as discovery
 from anydevice.discovery import libraries
+from anydevice.discovery.check import keep_verdict, key_of, read_verdicts
 from anydevice.discovery.libraries import findings_of
-from anydevice.discovery.verdicts import keep_verdict, key_of, read_verdicts
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.hardware import readers
 

@@ -26,7 +26,7 @@ import anydevice
 from anydevice import nn
 from anydevice.choose import measurements
 from anydevice.core.device import Device
-from anydevice.discovery.verdicts import read_verdicts
+from anydevice.discovery.check import read_verdicts
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from anydevice.ops import trusted_kernels
 from anydevice.saving import files as tensor_files

@@ -19,7 +19,7 @@ import anydevice
 from anydevice.choose import measurements
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
 from anydevice.discovery import _discover
-from anydevice.discovery.verdicts import keep_verdict, read_verdicts
+from anydevice.discovery.check import keep_verdict, read_verdicts
 from anydevice.ops import trusted_kernels
 from anydevice.ops.trusted_kernels import kernels_file
 from anydevice.settings import files

@@ -15,7 +15,7 @@ import pytest
 import anydevice
 from anydevice.bench.results import read_results
 from anydevice.choose import measurements
-from anydevice.discovery.verdicts import read_verdicts
+from anydevice.discovery.check import read_verdicts
 from anydevice.ops import trusted_kernels
 from anydevice.settings.files import user_file
 from anydevice.settings.preferences import forget_files

@@ -19,7 +19,7 @@ import anydevice
 from anydevice import nn
 from anydevice.choose import measurements
 from anydevice.core.finding import Reason, Verdict
-from anydevice.discovery.verdicts import keep_verdict, read_verdicts
+from anydevice.discovery.check import keep_verdict, read_verdicts
 from anydevice.settings.files import verdicts_file
 from anydevice.settings.preferences import forget_files
 

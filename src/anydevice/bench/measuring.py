@@ -28,7 +28,7 @@ from anydevice.choose.measurements import keep_measurements
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
 from anydevice.discovery._discover import discover, forget_report
-from anydevice.discovery.verdicts import key_of
+from anydevice.discovery.check import key_of
 from anydevice.engines.registry import version_of
 from anydevice.errors import UnsupportedError
 from anydevice.hardware.driver_process.parent import Outcome

@@ -10,7 +10,7 @@ from anydevice.core import hooks
 from anydevice.core.choice import Measured, pick_engine
 from anydevice.core.device import Device
 from anydevice.core.files import writing
-from anydevice.discovery.verdicts import key_of
+from anydevice.discovery.check import key_of
 from anydevice.engines import registry
 from anydevice.settings.files import measurements_file, read_cache, stamp
 

@@ -17,7 +17,7 @@ from anydevice.core.finding import (
     Verdict,
 )
 from anydevice.core.record import replace
-from anydevice.discovery.verdicts import key_of, read_verdicts
+from anydevice.discovery.check import key_of, read_verdicts
 from anydevice.engines import registry
 from anydevice.engines.diagnosis import best_fix, refusal
 from anydevice.engines.library_settings import virtual_cpus

@@ -21,7 +21,7 @@ from anydevice.core.files import writing
 from anydevice.core.hooks import load
 from anydevice.core.locks import ForkSafeLock
 from anydevice.discovery._discover import discover
-from anydevice.discovery.verdicts import key_of
+from anydevice.discovery.check import key_of
 from anydevice.engines import trust
 from anydevice.engines.registry import place_of, row_of
 from anydevice.engines.trust import Entry
