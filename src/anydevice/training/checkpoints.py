@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 import re
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 
 from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
+from anydevice.core.files import parse_json
 from anydevice.core.locks import FileLock
 from anydevice.core.record import NOTHING, Record, as_dict, replace
 from anydevice.core.trees import difference, leaves, mapped, partition, refilled
@@ -31,7 +33,6 @@ from anydevice.saving import files as tensor_files
 from anydevice.training.batches import INPUT_ERRORS, Batches, module_batch, sizes_of
 from anydevice.training.history import History
 from anydevice.training.modules import ModuleLayer
-from anydevice.training.packing import Packed
 from anydevice.training.steps import StepConfig, StepState
 from anydevice.transfer.moving import to_numpy
 
@@ -471,3 +472,54 @@ def _short(value: Any) -> str:
     name = value.get("kind") or value.get("function") if isinstance(value, dict) else None
     shown = name or repr(value)
     return shown if len(shown) <= 120 else f"{shown[:119]}…"
+
+
+class Packed(dict[str, Any]):
+    """Tensors by name; `text` is JSON of all else, in which the names stand for the tensors."""
+
+    text: str = "null"
+
+
+def packed(value: Any) -> Packed:
+    """A nested value of dicts, lists, tuples, numbers, text and tensors, ready for a file.
+
+    >>> import numpy
+    >>> found = packed({"state": {0: {"step": numpy.ones(())}}, "betas": (0.9, 0.99)})
+    >>> list(found), unpacked(found)["betas"]
+    (['0'], (0.9, 0.99))
+    """
+    found = Packed()
+    found.text = json.dumps(_described(value, found))
+    return found
+
+
+def unpacked(found: Packed) -> Any:
+    """The value that `packed` took; raises `ValueError` or `LookupError` for a damaged one."""
+    return _filled(parse_json(found.text.encode(), finite=False), found)
+
+
+def _described(value: Any, found: dict[str, Any]) -> Any:
+    if isinstance(value, _PLAIN):
+        return {"is": value}
+    if isinstance(value, Mapping):
+        return {"dict": [[_described(k, found), _described(x, found)] for k, x in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_described(each, found) for each in value]}
+    if hasattr(value, "shape"):
+        name = str(len(found))
+        found[name] = value
+        return {"tensor": name}
+    raise TypeError(f"{type(value).__name__} cannot be saved")
+
+
+def _filled(described: Any, found: Mapping[str, Any]) -> Any:
+    ((kind, inside),) = described.items()
+    if kind == "is":
+        return inside
+    if kind == "tensor":
+        return found[inside]
+    if kind == "dict":
+        return {_filled(key, found): _filled(x, found) for key, x in inside}
+    parts = [_filled(each, found) for each in inside]
+    return parts if kind == "list" else tuple(parts)

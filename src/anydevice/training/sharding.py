@@ -23,7 +23,7 @@ from anydevice.parallel.placing import part_of, row_ranges
 from anydevice.parallel.processes import Group
 from anydevice.parallel.torch_mesh import Layout
 from anydevice.training.by_rows import ProcessSpread
-from anydevice.training.packing import Packed
+from anydevice.training.checkpoints import Packed
 from anydevice.training.randomness import dropping_as_whole
 from anydevice.training.spreading import Function
 from anydevice.training.steps import StepState

@@ -23,8 +23,8 @@ from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
 from anydevice.parallel.pipelines import moved
 from anydevice.parallel.placing import part_of
+from anydevice.training.checkpoints import packed, unpacked
 from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
-from anydevice.training.packing import packed, unpacked
 from anydevice.training.pipeline_steps import device_masks, updated_by_device
 from anydevice.training.spreading import Spread
 from anydevice.training.steps import StepConfig, Stepper, StepState
