@@ -62,6 +62,20 @@ def test_a_true_theorem_is_proved_and_its_certificate_holds(arithmetic: str) -> 
     assert again.trees[0].steps.tolist() == result.certificates[0].trees[0].steps.tolist()
 
 
+@pytest.mark.parametrize("large", [1.0, 1e8])
+def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> None:
+    """The output is x - 3/4, by way of a number beside which float32 loses x."""
+    first = Node((0,), (np.ones((1, 1)),), np.array([large]), "relu")
+    net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-large - 0.75]))))
+    asked = networks.query(net, [0], [1], [[1]], [0])
+    attack = proving._attack(net, asked)
+    found = attack.search()
+    assert found is not None
+    assert Fraction(0) <= found.x[0] <= Fraction(3, 4)
+    dtype = attack._values(np.zeros((1, 1)))[-1].dtype
+    assert dtype == ("float32" if large == 1 else "float64")
+
+
 def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that closes its first box whatever the bounds say."""
     leaf = Tree(

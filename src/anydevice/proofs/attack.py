@@ -25,6 +25,12 @@ _PROMISING, _NEAR_STEPS = 16, 5
 _LONG, _LONG_AFTER, _LONG_WORK = 2000, (6, 24, 96), 5e7
 """So many random points are tried after so many batches of a search, fewer in large networks."""
 
+_FEW, _KEPT = 64, 0.6
+"""Of more than a few points, which part goes on with the next step: those with the least margin."""
+
+_ROUGH = 1e-3
+"""Points are looked for in float32 where margins are off by less than this part of the largest."""
+
 
 class Violation(NamedTuple):
     """A point of the box, the outputs there, and by how much all rows of a group are violated.
@@ -48,8 +54,10 @@ class Attack:
         self.constants = np.array([float(d) for d in query.constants])
         self.group = np.array(query.group)
         self.groups = int(self.group.max()) + 1
+        self._columns = [np.flatnonzero(self.group == g) for g in range(self.groups)]
         self.found: Violation | None = None
         self._searched, self._calls = False, 0
+        self._network, self._off = network, 0.0
 
     def search(self, starts: int = 64, steps: int = 24, seed: int = 0) -> Violation | None:
         """Projected gradient steps from random points, on each group in turn."""
@@ -60,6 +68,8 @@ class Attack:
         part[::2] = np.clip(part[::2] * 3 - 1, 0, 1)
         points = self.low + (self.high - self.low) * part
         points[0] = self.low + (self.high - self.low) / 2
+        if self._calls <= 1:
+            self._narrow(points)
         self._descend(points, steps, 0.25)
         return self.found
 
@@ -92,6 +102,10 @@ class Attack:
             found = self.refutes(points, margins)
             if found is not None:
                 return found
+            if len(points) > _FEW:
+                own = np.nan_to_num(margins[np.arange(len(points)), goal], nan=np.inf)
+                best = np.argsort(own)[: max(_FEW, int(_KEPT * len(points)))]
+                points, slopes, goal = points[best], slopes[best], goal[best]
             away = np.sign(slopes) * wide * far * 0.85**i
             points = np.clip(points - away, self.low, self.high)
         return self.refutes(points)
@@ -101,9 +115,15 @@ class Attack:
         if margins is None:
             margins = self._margins(self._values(points)[-1])
         worst = np.where(np.isnan(margins), np.inf, margins).min(1)
-        for i in np.argsort(worst)[:3]:
+        some = np.argpartition(worst, 2)[:3] if len(worst) > 3 else np.arange(len(worst))
+        some = some[worst[some] <= self._off]
+        if not len(some):
+            return None
+        margins = self._margins(self._values(points[some], self.network)[-1])
+        worst = np.where(np.isnan(margins), np.inf, margins).min(1)
+        for i in np.argsort(worst):
             if worst[i] <= 0:
-                violation = self.confirmed(points[i])
+                violation = self.confirmed(points[some[i]])
                 if violation is not None:
                     self.found = violation
                     return np.array([float(each) for each in violation.x])
@@ -119,7 +139,8 @@ class Attack:
         if is_exact:
             y = exact_outputs(self.network, x)
         else:
-            values = self._values(np.array([[float(each) for each in x]]))[-1][0]
+            point = np.array([[float(each) for each in x]])
+            values = self._values(point, self.network)[-1][0]
             if not np.isfinite(values).all():
                 return None
             y = tuple(Fraction(float(each)) for each in values)
@@ -127,52 +148,79 @@ class Attack:
         amount = violation_of(self.query, y, slack)
         return None if amount is None else Violation(x, y, amount, is_exact)
 
-    def _values(self, points: Floats) -> list[Floats]:
-        """The values of all nodes, the points first."""
-        values, self._arguments = [points], []
+    def _narrow(self, points: Floats) -> None:
+        """Compute in float32 from here on, where that is close enough at some points."""
+        self._network, self._off = self.network, 0.0
+        if any(node.function not in _EXACT for node in self.network.nodes):
+            return
+        exact = self._margins(self._values(points)[-1])
         with np.errstate(all="ignore"):
-            for node in self.network.nodes:
+            self._network = self.network._replace(
+                nodes=tuple(
+                    node._replace(
+                        weights=tuple(w.astype(np.float32) for w in node.weights),
+                        bias=node.bias.astype(np.float32),
+                    )
+                    for node in self.network.nodes
+                )
+            )
+            off = float(np.abs(self._margins(self._values(points)[-1]) - exact).max())
+            is_close = off <= _ROUGH * float(np.abs(exact).max())
+        if is_close:
+            self._off = 8 * off
+        else:
+            self._network = self.network
+
+    def _values(self, points: Floats, network: Network | None = None) -> list[Any]:
+        """The values of all nodes, the points first."""
+        network = self._network if network is None else network
+        values, self._arguments = [points.astype(network.nodes[0].bias.dtype)], []
+        with np.errstate(all="ignore"):
+            for node in network.nodes:
                 z = self._sum(node, values)
                 self._arguments.append(z)
                 values.append(FUNCTIONS[node.function](z))
         return values
 
-    def _sum(self, node: Node, values: list[Floats]) -> Floats:
-        total: Any = node.bias
+    def _sum(self, node: Node, values: list[Any]) -> Any:
+        total: Any = None
         for i, weight in zip(node.inputs, node.weights, strict=True):
-            total = total + (values[i] * weight if weight.ndim == 1 else values[i] @ weight.T)
-        return np.asarray(total)
+            part = values[i] * weight if weight.ndim == 1 else values[i] @ weight.T
+            total = part if total is None else total + part
+        total += node.bias
+        return total
 
-    def _margins(self, outputs: Floats) -> Floats:
+    def _margins(self, outputs: Any) -> Floats:
         """For each group its largest row: the outputs are bad where it is <= 0."""
         rows = outputs @ self.coefficients.T + self.constants
-        return np.stack([rows[:, self.group == g].max(1) for g in range(self.groups)], 1)
+        return np.stack([rows[:, its].max(1) for its in self._columns], 1)
 
     def _gradients(self, points: Floats, goal: Any) -> tuple[Floats, Floats]:
         """Margins, and the gradient of the largest row of each point's own group."""
-        values = self._values(points)
+        values, nodes = self._values(points), self._network.nodes
         rows = values[-1] @ self.coefficients.T + self.constants
         own = np.where(self.group == goal[:, None], rows, -np.inf)
-        slopes = {len(self.network.nodes): self.coefficients[own.argmax(1)]}
+        chosen = self.coefficients[own.argmax(1)].astype(nodes[0].bias.dtype)
+        slopes = {len(nodes): chosen}
         with np.errstate(all="ignore"):
-            for number in range(len(self.network.nodes), 0, -1):
-                node = self.network.nodes[number - 1]
+            for number in range(len(nodes), 0, -1):
+                node = nodes[number - 1]
                 row = slopes.pop(number, None)
                 if row is None:
                     continue
-                row = row * _slope(node.function, self._arguments[number - 1])
+                if node.function:
+                    row = row * _slope(node.function, self._arguments[number - 1])
                 for i, weight in zip(node.inputs, node.weights, strict=True):
                     part = row * weight if weight.ndim == 1 else row @ weight
                     slopes[i] = slopes[i] + part if i in slopes else part
-        return self._margins(values[-1]), np.nan_to_num(slopes[0])
+        margins = np.stack([rows[:, its].max(1) for its in self._columns], 1)
+        return margins, np.nan_to_num(slopes[0])
 
 
-def _slope(function: str, z: Floats) -> Floats:
+def _slope(function: str, z: Floats) -> Any:
     """The derivative of a function, by differences where it is smooth."""
-    if not function:
-        return np.ones_like(z)
     if function in ("relu", "step"):
-        return np.asarray((z > 0) * 1.0)
+        return z > 0
     away = 1e-6 * (1 + np.abs(z))
     return np.asarray((FUNCTIONS[function](z + away) - FUNCTIONS[function](z - away)) / (2 * away))
 
