@@ -249,7 +249,10 @@ def bar_chart(
     marks = [mark for mark in _even(0.0, most / unit[0]) if mark * unit[0] <= most]
     ticks = [(mark * unit[0], f"{mark:g}") for mark in marks]
     ticks[-1] = (ticks[-1][0], f"{ticks[-1][1]} {unit[1]}")
-    scale = Axis(0.0, most, _LABELS, WIDTH - max(_RIGHT, _wide(ticks[-1][1]) / 2))
+    last, label = ticks[-1]
+    room = WIDTH - _LABELS - _wide(label) / 2  # for what ends at the last tick, in its middle
+    long = min(WIDTH - _LABELS - _RIGHT, room * most / last if last else room)
+    scale = Axis(0.0, most, _LABELS, _LABELS + long)
     drawn = [_opened(height, title), *_upright(scale, ticks, _TOP - 3, height - _BOTTOM, 10)]
     for number, each in enumerate(bars):
         middle, at = _TOP + _ROW * (number + 0.5), 0.0
