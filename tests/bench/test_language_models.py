@@ -177,7 +177,15 @@ def test_the_command_writes_a_page(
     assert "the whole process" in said_on(root).partition("Notes")[2]
     monkeypatch.setattr("anydevice.llm.load", lambda *_, **__: pytest.fail("it was loaded before"))
     assert main([*words, "--html", str(tmp_path)]) == 2
-    assert "cannot be written: Is a directory" in capsys.readouterr().err
+    assert "write it to a name ending in .html" in capsys.readouterr().err
+    own = tmp_path / "model" / "config.json"
+    own.parent.mkdir()
+    own.write_text("{}")
+    words = ["bench", "--llm", str(own.parent), "--device", "cpu"]
+    for option, why in (("--html", "a name ending in .html"), ("--json", "this command reads")):
+        assert main([*words, option, str(own)]) == 2
+        assert why in capsys.readouterr().err
+    assert own.read_text() == "{}"
 
 
 @pytest.mark.parametrize("count", [1, 5])

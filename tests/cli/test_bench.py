@@ -115,8 +115,13 @@ def test_a_page_never_replaces_what_was_read(anydevice: Anydevice, option: str) 
     before = Path("old.json").read_text("utf-8")
     code, _, err = anydevice("bench", option, "old.json", "--html", "old.json")
     assert code == 2
-    assert "old.json cannot be written: it is what this command reads" in err
+    assert "old.json: write it to a name ending in .html, .htm" in err
     assert Path("old.json").read_text("utf-8") == before
+    Path("old.json").rename("old.html")
+    code, _, err = anydevice("bench", option, "old.html", "--html", "old.html")
+    assert code == 2
+    assert "old.html cannot be written: it is what this command reads" in err
+    assert Path("old.html").read_text("utf-8") == before
 
 
 def test_saving_changes_the_choice_and_why_says_so(anydevice: Anydevice) -> None:
@@ -174,10 +179,10 @@ def test_a_file_that_cannot_be_written_is_said(anydevice: Anydevice) -> None:
     code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--json", "no/such/file.json")
     assert (code, out) == (2, "")  # JSON goes to the file, so that errors are for people
     assert "no/such/file.json cannot be written: there is no folder no/such" in err
-    Path("folder").mkdir()
-    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "folder")
+    Path("folder.html").mkdir()
+    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "folder.html")
     assert (code, out) == (2, "")
-    assert "folder cannot be written: Is a directory" in err
+    assert "folder.html cannot be written: Is a directory" in err
     code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--json", "--html", "no/such.html")
     assert (code, "cannot be written" in json.loads(out)["error"]) == (2, True)
 

@@ -404,15 +404,29 @@ def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
     kept.write_text("kept")
     kept.chmod(0o444)
     Path("own.json").write_text("{}")
+    Path("folder.html").mkdir()
+    Path("null.htm").symlink_to(os.devnull)
     for path, said in (
-        (".", "Is a directory"),
-        ("no/such.html", "there is no folder no"),
-        ("kept.html", "it is read-only"),
-        ("/dev/null", "it is not an ordinary file"),
-        ("own.json", "it is what this command reads"),
+        ("folder.html", "cannot be written: Is a directory"),
+        ("no/such.html", "cannot be written: there is no folder no"),
+        ("kept.html", "cannot be written: it is read-only"),
+        ("null.htm", "cannot be written: it is not an ordinary file"),
+        ("own.json", "write it to a name ending in .html, .htm"),
+        (f"{small}", "write it to a name ending in .html, .htm"),
+        (".", "write it to a name ending in .html, .htm"),
     ):
-        model = path if path == "own.json" else small
-        code, out, err = anydevice("plan", model, "--html", path)
+        code, out, err = anydevice("plan", small, "--html", path)
         assert (code, out) == (2, "")
-        assert f"{path} cannot be written: {said}" in err
+        assert path in err
+        assert said in err
     assert kept.read_text() == "kept"
+    assert Path("own.json").read_text() == "{}"
+
+
+def test_a_page_in_the_folder_of_its_model_may_be_replaced(anydevice: Anydevice) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(SMALL))
+    for _ in range(2):
+        words = ("model", "--device", "cpu", "--html", "model/plan.html")
+        assert anydevice("plan", *words)[0] == 0
+    assert Path("model/plan.html").read_text("utf-8").startswith("<!DOCTYPE html>")

@@ -98,11 +98,14 @@ def test_what_stays_undecided(anydevice: Anydevice) -> None:
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "true.vnnlib"])
-def test_a_page_never_replaces_what_was_read(anydevice: Anydevice, name: str) -> None:
+@pytest.mark.parametrize("option", ["--html", "--certificate", "--results"])
+def test_no_file_replaces_what_was_read(anydevice: Anydevice, option: str, name: str) -> None:
     before = Path(name).read_bytes()
-    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--html", f"./{name}")
+    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", option, f"./{name}")
     assert code == 2
-    assert f"./{name} cannot be written: it is what this command reads" in err
+    why = "write it to a name ending in .html, .htm"
+    said = f"./{name}: {why}" if option == "--html" else f"./{name} cannot be written: it is what"
+    assert said in err
     assert Path(name).read_bytes() == before
 
 
@@ -161,10 +164,13 @@ def test_a_page_that_cannot_be_written_is_said_before_the_search(
         raise AssertionError("it was searched before")
 
     monkeypatch.setattr("anydevice.proofs.proving.prove", unwanted)
-    for path, why in ((".", "Is a directory"), ("no/such.html", "there is no folder no")):
-        code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", "--html", path)
-        assert (code, out) == (2, "")
-        assert f"{path} cannot be written: {why}" in err
+    Path("is.html").mkdir()
+    for path, why in (("is.html", "Is a directory"), ("no/such.html", "there is no folder no")):
+        for option in ("--html", "--certificate", "--results"):
+            code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", option, path)
+            assert (code, out) == (2, "")
+            assert f"{path} cannot be written: {why}" in err
+    assert not Path("no").exists()
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", ".")
     assert (code, ". cannot be written: Is a directory" in err) == (2, True)
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p", "--html", "a.html")

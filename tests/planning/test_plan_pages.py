@@ -10,7 +10,7 @@ import pytest
 
 from anydevice import testing
 from anydevice.core.text import format_size
-from anydevice.errors import TransferError
+from anydevice.errors import ConfigurationError, TransferError
 from anydevice.planning.plan import Plan, plan_inference
 from anydevice.planning.training_plan import TrainingPlan, plan_training
 from tests.planning.configs import LLAMA_8B
@@ -124,6 +124,15 @@ def test_a_training_that_does_not_fit_has_no_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_a_folder_is_no_page(tmp_path: Path) -> None:
+def test_only_a_page_is_replaced_and_no_folder_is_made(tmp_path: Path) -> None:
+    plan = planned(1, "24GiB")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"config\.json: write it to a name ending in"):
+        plan.save_html(tmp_path / "config.json")
+    assert (tmp_path / "config.json").read_text() == "{}"
+    with pytest.raises(TransferError, match="cannot be written: there is no folder"):
+        plan.save_html(tmp_path / "no" / "plan.html")
+    assert not (tmp_path / "no").exists()
+    (tmp_path / "folder.html").mkdir()
     with pytest.raises(TransferError, match="cannot be written: Is a directory"):
-        planned(1, "24GiB").save_html(tmp_path)
+        plan.save_html(tmp_path / "folder.html")

@@ -112,5 +112,19 @@ def test_where_it_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(TransferError, match=r"folder\.html cannot be written: Is a directory"):
         history.plot(tmp_path / "folder.html")
-    with pytest.raises(ConfigurationError, match=r"as \.svg or \.html"):
-        history.plot(tmp_path / "losses.pdf")
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("losses.pdf", "config.json"):
+        with pytest.raises(ConfigurationError, match=r"ending in \.svg, \.html, \.htm"):
+            history.plot(tmp_path / name)
+    assert (tmp_path / "config.json").read_text() == "{}"
+    for name in ("no/losses.svg", "no/losses.html"):
+        with pytest.raises(TransferError, match=f"{name} cannot be written: there is no folder"):
+            history.plot(tmp_path / name)
+    assert not (tmp_path / "no").exists()
+
+
+def test_endings_may_be_in_capitals(tmp_path: Path) -> None:
+    history = History([Epoch(1, 0.5, None, 0.1, 10, 1.0)])
+    for name, begins in (("a.HTM", "<!DOCTYPE html>"), ("a.SVG", "<svg")):
+        history.plot(tmp_path / name)
+        assert (tmp_path / name).read_text("utf-8").startswith(begins)

@@ -14,9 +14,10 @@ from anydevice.choose.measurements import measured_engines
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import add_filters, count, progress_on, seconds
-from anydevice.cli.printing import Output, check_file, complain, write_file
+from anydevice.cli.printing import Output, check_file, check_page, complain, write_file
 from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
+from anydevice.planning.config import locate
 from anydevice.settings.files import measurements_file
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
     check_file(file)
-    check_file(arguments.html, arguments.saved, arguments.compare)
+    check_page(arguments.html, arguments.saved, arguments.compare)
     results = _saved(arguments) if arguments.saved else _measured(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
@@ -133,8 +134,8 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
             option = "--from" if name == "saved" else f"--{name}"
             raise ConfigurationError(f"{option} is not for --llm", option)
     file = None if arguments.file in (None, "-") else arguments.file
-    for path in (file, arguments.html):
-        check_file(path, arguments.llm)
+    check_page(arguments.html, arguments.llm)
+    check_file(file, locate(arguments.llm))
     asked = arguments.context
     loaded = load_model(
         arguments.llm,

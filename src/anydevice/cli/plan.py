@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from anydevice.cli.options import add_filters, count
-from anydevice.cli.printing import Output, check_file
+from anydevice.cli.printing import Output, check_page
 from anydevice.core.locks import started
 from anydevice.errors import ConfigurationError
 from anydevice.planning.available import look_ahead
@@ -84,7 +84,7 @@ _NOT_TRAINING = ("dtype", "kv_dtype", "device")
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not."""
     _check(arguments)
-    check_file(arguments.html, arguments.model)
+    check_page(arguments.html, arguments.model)
     locate(arguments.model)  # the machine is not looked at for a model that is nowhere
     plan, lines = _training(arguments) if arguments.train else _inference(arguments)
     if arguments.html is not None:

@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TextIO
 
-from anydevice.core.files import check_writable, expanded, write_whole
+from anydevice.core.files import check_folder, check_writable, expanded, write_whole
 from anydevice.core.progress import columns_of
 from anydevice.core.record import Record
 from anydevice.core.text import printable
@@ -179,20 +180,35 @@ def complain(problem: Exception | str, environment: Mapping[str, str] = os.envir
     errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
 
 
-def check_file(path: str | None, *inputs: str | None) -> None:
+def check_file(path: str | None, *inputs: str | Path | None) -> None:
     """Raise `TransferError` before the work where its result could not be written to the file.
 
-    Nor may it be one of `inputs`, the files that the command reads.
+    Nor may it be one of `inputs`, the files and folders that the command reads, or be in such a
+    folder already.
     """
     if path is None:
         return
     target = expanded(path)
-    if not target.parent.is_dir():
-        raise TransferError(f"{path} cannot be written: there is no folder {target.parent}")
+    check_folder(target)
     check_writable(target)
     read = [expanded(each) for each in inputs if each is not None]
-    if target.exists() and any(os.path.exists(each) and target.samefile(each) for each in read):
+    there = [each for each in read if os.path.exists(each)]  # which never raises
+    places = (target, *target.absolute().parents)
+    if target.exists() and any(os.path.samefile(each, at) for each in there for at in places):
         raise TransferError(f"{path} cannot be written: it is what this command reads")
+
+
+def check_page(path: str | None, *inputs: str | Path | None) -> None:
+    """As `check_file`, of a page, which may replace one in a folder that the command reads.
+
+    Raises `ConfigurationError` for a name that ends in another way than that of a page.
+    """
+    if path is None:
+        return
+    from anydevice.rendering.page import page_file  # other commands go without it
+
+    page_file(path)
+    check_file(path, *(each for each in inputs if each and not os.path.isdir(expanded(each))))
 
 
 def write_file(path: str, text: str) -> None:

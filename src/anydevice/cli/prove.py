@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import progress_on
-from anydevice.cli.printing import Output, check_file, complain, error_in_json
-from anydevice.core.files import check_writable, write_whole
+from anydevice.cli.printing import (
+    Output,
+    check_file,
+    check_page,
+    complain,
+    error_in_json,
+    write_file,
+)
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 EXAMPLE = "anydevice prove net.onnx property.vnnlib --timeout 116 --certificate p.proof"
@@ -52,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Prove or check, print, and give 0: proved, 1: a counterexample, 3: undecided, 2: an error."""
+    check_file(arguments.results, *_read(arguments))
     try:
         code = _check(arguments, output) if arguments.check else _prove(arguments, output)
     except AnyDeviceError as error:
@@ -66,9 +72,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
-    check_file(arguments.html, arguments.model, arguments.property)
-    if arguments.certificate is not None:
-        check_writable(Path(arguments.certificate))
+    check_page(arguments.html, *_read(arguments))
+    check_file(arguments.certificate, *_read(arguments))
     from anydevice.proofs.proving import prove
 
     with progress_on(output, silent=arguments.json) as bar:
@@ -87,6 +92,10 @@ def _prove(arguments: argparse.Namespace, output: Output) -> int:
             progress=tell,
         )
     return _told(result, arguments, output)
+
+
+def _read(arguments: argparse.Namespace) -> tuple[str | None, ...]:
+    return arguments.model, arguments.property, arguments.check
 
 
 def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
@@ -129,7 +138,7 @@ def _for_vnncomp(result: Any, found: dict[str, Any]) -> str:
 
 def _write_result(path: str | None, text: str) -> None:
     if path is not None:
-        write_whole(Path(path), [f"{text}\n".encode()])
+        write_file(path, f"{text}\n")
 
 
 def _check(arguments: argparse.Namespace, output: Output) -> int:

@@ -285,6 +285,17 @@ def check_writable(path: Path) -> None:
         raise _refusal(path, error) from error
 
 
+def check_folder(path: Path) -> None:
+    """Raise `TransferError` where a file is to be written into a folder that is not there.
+
+    >>> check_folder(Path("/no/such/file"))
+    Traceback (most recent call last):
+    anydevice.errors.TransferError: /no/such/file cannot be written: there is no folder /no/such
+    """
+    if not path.parent.is_dir():
+        raise TransferError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def remove_leftovers(path: Path) -> None:
     """Delete what killed writers of this file left beside it, as far as that is possible.
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from anydevice import __version__
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.files import expanded, write_whole
 from anydevice.core.record import Record
 from anydevice.core.text import (
     UNUSABLE,
@@ -147,9 +146,10 @@ class Plan(Record):
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a page with plots that needs no other file.
 
-        Raises `TransferError` where the file cannot be written.
+        Raises `ConfigurationError` for a name that ends neither in .html nor in .htm, and
+        `TransferError` where the file cannot be written.
         """
-        write_whole(expanded(path), [_page(self).encode()])
+        page.save_page(path, _page(self))
 
 
 def plan_inference(

@@ -10,7 +10,6 @@ from itertools import product
 from typing import Any, get_args
 
 from anydevice import __version__
-from anydevice.core.files import expanded, write_whole
 from anydevice.core.record import Record, replace
 from anydevice.core.text import (
     UNUSABLE,
@@ -153,9 +152,10 @@ class TrainingPlan(Record):
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a page with plots that needs no other file.
 
-        Raises `TransferError` where the file cannot be written.
+        Raises `ConfigurationError` for a name that ends neither in .html nor in .htm, and
+        `TransferError` where the file cannot be written.
         """
-        write_whole(expanded(path), [_page(self).encode()])
+        page.save_page(path, _page(self))
 
 
 def plan_training(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.core.files import expanded, write_whole
+from anydevice.core.files import write_whole
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.proofs.attack import Attack, Violation
@@ -34,6 +34,7 @@ from anydevice.proofs.properties import (
     problems,
 )
 from anydevice.proofs.search import Bounding, Found, Progress, Search, SearchLimits, rows_of
+from anydevice.rendering.page import save_page
 
 Floats = npt.NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -47,9 +48,11 @@ class _Outcome(Record):
     def save_html(self, path: str | Path, about: Sequence[tuple[str, str]] = ()) -> None:
         """Write what was found, and how the search went, as a page that needs no other file.
 
-        `about` are names and values to be shown, such as the model's.
+        `about` are names and values to be shown, such as the model's. Raises `ConfigurationError`
+        for a name that ends neither in .html nor in .htm, and `TransferError` where the file cannot
+        be written.
         """
-        write_whole(expanded(path), [outcome_page(self, about).encode()])
+        save_page(path, outcome_page(self, about))
 
 
 class Proof(_Outcome):

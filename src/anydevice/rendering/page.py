@@ -5,10 +5,40 @@ Everything that comes from outside is escaped here; a part takes text, and gives
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from anydevice.core.files import check_folder, expanded, write_whole
 from anydevice.core.text import format_size
+from anydevice.errors import ConfigurationError
 from anydevice.rendering.svg import COLOURS, Bar, bar_chart, legend, rules, safe, unit_of
+
+PAGES = (".html", ".htm")
+"""How the name of a page ends: whatever else is there, such as a model, no page replaces."""
+
+
+def page_file(path: str | os.PathLike[str], endings: Sequence[str] = PAGES) -> Path:
+    """The file that a page is written to.
+
+    Raises `ConfigurationError` for a name that ends in another way, and `TransferError` where there
+    is no such folder.
+
+    >>> page_file("model/config.json")
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: model/config.json: write it to a name ending in .html, .htm
+    """
+    target = expanded(path)
+    if target.suffix.lower() not in endings:
+        names = ", ".join(endings)
+        raise ConfigurationError(f"{path}: write it to a name ending in {names}", source="path")
+    check_folder(target)
+    return target
+
+
+def save_page(path: str | os.PathLike[str], text: str, endings: Sequence[str] = PAGES) -> None:
+    """Write a page, or a picture; raises as `page_file`, and where it cannot be written."""
+    write_whole(page_file(path, endings), [text.encode()])
 
 
 def _rows_as_cards(tables: str, most: int) -> str:

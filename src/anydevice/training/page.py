@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from anydevice import __version__
-from anydevice.core.files import expanded, write_whole
 from anydevice.core.text import format_time
 from anydevice.errors import ConfigurationError
 from anydevice.rendering import page
@@ -17,6 +16,7 @@ from anydevice.rendering.svg import Curve, line_chart, picture
 if TYPE_CHECKING:
     from anydevice.training.history import History
 
+_ENDINGS = (".svg", *page.PAGES)
 _NAMED = 8
 """Epochs that a note names; of more, the number is said."""
 _FEW, _MOST_ROWS = 12, 500
@@ -29,19 +29,17 @@ def draw(
     """Write the picture of the losses, or the page, as the name of the file ends.
 
     Raises `ConfigurationError` for another ending, and where there are no epochs; `TransferError`
-    where the file cannot be written.
+    where the file cannot be written, as in a folder that is not there.
     """
-    target = expanded(path)
-    if target.suffix not in (".svg", ".html"):
-        raise ConfigurationError(f"{path}: a history is drawn as .svg or .html", source="path")
+    target = page.page_file(path, _ENDINGS)
     if not history:
         raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
-    if target.suffix == ".html":
+    if target.suffix.lower() in page.PAGES:
         drawn = training_page(history, facts)
     else:
         curves, title = history._curves()
         drawn = picture(curves, title=title, below="epoch")
-    write_whole(target, [drawn.encode()])
+    page.save_page(path, drawn, _ENDINGS)
 
 
 def training_page(history: History, facts: Sequence[tuple[str, str]] = ()) -> str:
