@@ -5,8 +5,6 @@ Only what the checks of the documentation need, and nothing to install beside th
 
 from __future__ import annotations
 
-import base64
-import fcntl
 import functools
 import http.server
 import json
@@ -21,6 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows, whose processes are not given the ends of pipes by number
+    fcntl = None  # type: ignore[assignment]
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 # Chromium reads commands from 3 and writes answers to 4.
@@ -31,7 +34,9 @@ os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 def executable() -> str | None:
-    """The path of a browser, or `None` where there is none."""
+    """The path of a browser, or `None` where there is none that could be asked."""
+    if fcntl is None:
+        return None
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
@@ -120,11 +125,6 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"])[:500])
         return answer["result"].get("value")
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """The page as a PNG file: what is in the window, or all of it."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
         self._process.terminate()

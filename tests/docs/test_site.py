@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -165,6 +166,11 @@ FOUND = {
 }
 PAGE = """<html><meta name="viewport" content="width=device-width"><body><article>
 {}<table style="color: #777"><tr><td></td></tr></table></article></body></html>"""
+
+
+def test_on_windows_no_browser_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    assert run_path(str(ROOT / "tests" / "browser.py"))["executable"]() is None
 
 
 @needs_browser
