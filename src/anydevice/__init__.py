@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from anydevice.core.device import Device as Device
     from anydevice.core.finding import Finding as Finding
     from anydevice.core.finding import Reason as Reason
+    from anydevice.discovery._discover import Report as Report
     from anydevice.discovery._discover import devices as devices
     from anydevice.discovery._discover import discover as discover
-    from anydevice.discovery.report import Report as Report
     from anydevice.errors import AnyDeviceError as AnyDeviceError
     from anydevice.errors import ConfigurationError as ConfigurationError
     from anydevice.errors import DeviceMismatchError as DeviceMismatchError
@@ -75,8 +75,7 @@ _MODULES = {
     "compiling._compile": "Compiled compile",
     "core.device": "Device",
     "core.finding": "Finding Reason",
-    "discovery._discover": "devices discover",
-    "discovery.report": "Report",
+    "discovery._discover": "Report devices discover",
     "errors": "AnyDeviceError ConfigurationError DeviceMismatchError DeviceNotFoundError "
     "OutOfMemoryError TransferError UnsupportedError VerificationError",
     "memory.stats": "MemoryStats memory_stats release",

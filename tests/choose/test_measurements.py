@@ -15,8 +15,8 @@ from anydevice.choose.measurements import (
 from anydevice.core.choice import Choice, Measured, Request, Wish, choose, pick_engine
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
+from anydevice.discovery._discover import Report
 from anydevice.discovery.check import key_of
-from anydevice.discovery.report import Report
 from anydevice.rendering.choice_text import because
 from anydevice.settings.files import measurements_file
 

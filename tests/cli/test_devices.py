@@ -14,7 +14,7 @@ from anydevice.cli import devices
 from anydevice.cli.printing import Output
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Reason, Refusal, Seen, Sighting, Standing
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -7,7 +7,7 @@ import pytest
 from anydevice.core.choice import Choice, Request, Wish, choose
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Kind, Reason, Standing
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report
 from anydevice.rendering.choice_text import because, unmet_wishes, was_automatic
 
 

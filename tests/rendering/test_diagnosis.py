@@ -12,7 +12,7 @@ import pytest
 import anydevice
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Reason, Stage, Standing, Verdict
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report
 from anydevice.engines.diagnosis import _FOREIGN, why_not
 from anydevice.engines.installed import Build
 from anydevice.engines.registry import BUILT_IN

@@ -12,7 +12,7 @@ from anydevice import testing
 from anydevice.choose.scope import why
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.discovery import _discover as discovery
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report
 from anydevice.rendering.summary import memory_in_words, text
 
 GIB = 2**30

@@ -109,10 +109,10 @@ def compute(row: Row, made: Call, engine: Engine, device: Device, *, strided: bo
         return function(*placed.arguments, **placed.options)
 
 
-def prepare_gradient(row: Row, dtype: str, seed: int = 0) -> GradientTrial:
+def prepare_gradient(row: Row, dtype: str) -> GradientTrial:
     """Draw the arguments for an op's gradient and compute it from the reference."""
     assert row.gradient is not None
-    draw = Draw(DTYPES[dtype], f"{row.op} gradient", seed)
+    draw = Draw(DTYPES[dtype], f"{row.op} gradient")
     made = row.gradient(draw)
     wide = mapped(made, widened)
     shape = np.shape(next(leaves(reference.call(row.op, *wide.arguments, **wide.options))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import wraps
@@ -18,8 +18,7 @@ from anydevice.core.choice import Choice, FreeMemory, Request, Wish, choose
 from anydevice.core.device import Device, unknown_backend
 from anydevice.core.record import Record, replace
 from anydevice.core.text import parse_size, warn
-from anydevice.discovery._discover import discover, free_memory, on_refresh
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report, discover, free_memory, on_refresh
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 from anydevice.settings import config as settings
@@ -253,13 +252,7 @@ class _Asked(Record):
     picked: bool = False
 
 
-def make_request(
-    spec: Spec,
-    *,
-    engine: str | None,
-    min_free: int | str | None,
-    environment: Mapping[str, str] = os.environ,
-) -> Request:
+def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) -> Request:
     """Everything that a choice depends on: arguments, scopes, environment and files."""
     wishes: list[Wish] = []
     engines: list[_Asked] = []
@@ -277,7 +270,7 @@ def make_request(
                 if held.engine:
                     engines.append(_Asked(held.engine, source, held.engine_is_free))
     preferred: list[Wish] = []
-    _from_environment(environment, preferred, engines)
+    _from_environment(preferred, engines)
     _from_files(preferred, engines)
     if spec is None or spec == AUTO:
         wishes += preferred
@@ -291,7 +284,7 @@ def make_request(
         engine_picked=first.picked,
         min_free=parse_size(min_free) if min_free is not None else 0,
         order=config.order,
-        local_rank=_local_rank(environment),
+        local_rank=_local_rank(),
         loaded=frozenset(registry.loaded_engines()),
     )
 
@@ -326,15 +319,13 @@ def _not_ours(spec: Any) -> Device:
     )
 
 
-def _from_environment(
-    environment: Mapping[str, str], wishes: list[Wish], engines: list[_Asked]
-) -> None:
-    names = split_wishes(environment.get("ANYDEVICE_DEVICE", ""))
+def _from_environment(wishes: list[Wish], engines: list[_Asked]) -> None:
+    names = split_wishes(os.environ.get("ANYDEVICE_DEVICE", ""))
     for name in names:
         check_wish(name, "ANYDEVICE_DEVICE")
     if names and names != (AUTO,):
         wishes.append(Wish("environment", names, detail="ANYDEVICE_DEVICE"))
-    engine = environment.get("ANYDEVICE_ENGINE", "").strip().lower()
+    engine = os.environ.get("ANYDEVICE_ENGINE", "").strip().lower()
     if engine:
         check_engine(engine, "ANYDEVICE_ENGINE")
         engines.append(_Asked(engine, "ANYDEVICE_ENGINE"))
@@ -348,9 +339,9 @@ def _from_files(wishes: list[Wish], engines: list[_Asked]) -> None:
             engines.append(_Asked(file.engine, file.origin))
 
 
-def _local_rank(environment: Mapping[str, str]) -> int | None:
+def _local_rank() -> int | None:
     for name in _LOCAL_RANKS:
-        text = environment.get(name, "").strip()
+        text = os.environ.get(name, "").strip()
         if not text:
             continue
         if not text.isdecimal():

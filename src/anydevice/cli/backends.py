@@ -10,8 +10,7 @@ from anydevice.core.backends import BACKENDS, Backend
 from anydevice.core.finding import Detail, Facts, Finding
 from anydevice.core.record import as_dict
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE, drawn, wrapped
-from anydevice.discovery._discover import discover
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report, discover
 from anydevice.engines import registry
 from anydevice.engines.registry import EngineRow
 

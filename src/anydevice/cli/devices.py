@@ -11,8 +11,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_size
-from anydevice.discovery._discover import discover
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report, discover
 from anydevice.engines import registry
 from anydevice.settings.config import current
 

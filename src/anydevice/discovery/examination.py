@@ -8,8 +8,8 @@ from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Reason, Standing, Verdict
 from anydevice.core.record import Record, as_dict, replace
+from anydevice.discovery._discover import Report
 from anydevice.discovery.check import engines_to_check
-from anydevice.discovery.report import Report
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.readers import DeviceProcess, processes
 from anydevice.rendering.diagnosis import (

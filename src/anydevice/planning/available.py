@@ -11,9 +11,8 @@ from anydevice.core.backends import KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Facts, same_card
 from anydevice.core.record import Record
+from anydevice.discovery._discover import Report, discover, kept_report
 from anydevice.discovery._discover import devices as usable_devices
-from anydevice.discovery._discover import discover, kept_report
-from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.planning.overheads import CONTEXT

@@ -9,7 +9,7 @@ from anydevice.core.text import joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anydevice.discovery.report import Report
+    from anydevice.discovery._discover import Report
 
 _AUTOMATIC = ("configure", "order of backends")
 _ASKERS = {

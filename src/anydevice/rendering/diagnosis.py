@@ -17,7 +17,7 @@ from anydevice.hardware.readers import DeviceProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anydevice.discovery.report import Report
+    from anydevice.discovery._discover import Report
 
 
 class Cause(Record):

@@ -19,7 +19,7 @@ from anydevice.rendering.choice_text import because, unmet_wishes, was_automatic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anydevice.discovery.report import Report
+    from anydevice.discovery._discover import Report
 
 Paint = Callable[[str, str], str]
 """Puts words into a style: "good", "bad", "dim", "strong" or "fix"."""

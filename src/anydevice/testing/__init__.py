@@ -26,8 +26,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import unknown_backend
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.core.text import parse_size
-from anydevice.discovery._discover import discover
-from anydevice.discovery.report import Report
+from anydevice.discovery._discover import Report, discover
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.hardware.cpu import reader as cpu
