@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -164,13 +164,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             say(f"{name} is not installed")
 
 
-def _missing_library(error: BaseException | None, where: Path) -> str | None:
-    """The library that a test itself imports and that is not installed here."""
-    if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return None
-    name = error.name.partition(".")[0]
-    ours = Path(__file__).parent in where.parents
-    return name if ours and name in _ABSENT - _ASKED else None
+def _missing_library(error: BaseException, cases: Sequence[str]) -> str | None:
+    """The library that is not installed here and that the error is about.
+
+    A test imports it itself, or it is one of its `cases`, and anydevice looked for it.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        name = error.name.partition(".")[0]
+        ours = Path(__file__).parent in _last_place(error).parents
+        return name if (ours or name in cases) and name in _ABSENT - _ASKED else None
+    if any(reason.code == "library_missing" for reason in getattr(error, "reasons", ())):
+        return next((name for name in cases if name in _ABSENT - _ASKED), None)
+    return None
 
 
 def _last_place(error: BaseException) -> Path:
@@ -183,29 +188,22 @@ def _last_place(error: BaseException) -> Path:
     return Path(named[-1]) if named else Path()
 
 
-def _skipped(report: Any, call: Any, path: Path) -> Any:
-    """The report, as that of a skipped test where a library is missing."""
+def _skipped(report: Any, call: Any, path: Path, cases: Sequence[str] = ()) -> Any:
+    """The report, as that of a skipped test where it failed because a library is missing."""
     error = call.excinfo.value if call is not None and call.excinfo is not None else None
-    for each in (error, error.__cause__ if error is not None else None):
-        name = _missing_library(each, _last_place(each)) if each is not None else None
-        if name:
+    while error is not None:
+        name = _missing_library(error, cases)
+        if name and report.failed:
             report.outcome = "skipped"
             report.longrepr = (str(path), 0, f"Skipped: {name} is not installed")
+        error = error.__cause__
     return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """A test that imports a library which is not installed is skipped, and names it.
-
-    So is the case of a test for such a library, where it fails: some cases only read the name.
-    """
-    report = _skipped((yield), call, item.path)
-    missing = [name for name in _cases(item) if name in _ABSENT - _ASKED]
-    if report.failed and missing:
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, f"Skipped: {missing[0]} is not installed")
-    return report
+    """A test that fails because a library is not installed is skipped, and names it."""
+    return _skipped((yield), call, item.path, _cases(item))
 
 
 def _cases(item: pytest.Item) -> list[str]:
@@ -216,9 +214,14 @@ def _cases(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Any:
-    """So is a file of tests that does."""
+    """So is a file of tests that does, and one that needs the helpers in it."""
     report = yield
-    return _skipped(report, getattr(report, "call", None), collector.path)
+    report = _skipped(report, getattr(report, "call", None), collector.path)
+    if report.skipped:  # half of it stays imported otherwise
+        for name, module in list(sys.modules.items()):
+            if getattr(module, "__file__", None) == str(collector.path):
+                del sys.modules[name]
+    return report
 
 
 @pytest.fixture
