@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,67 @@ def test_the_users_limits_stay(jax: Any, home: Path, monkeypatch: pytest.MonkeyP
     assert jax.config.jax_persistent_cache_min_entry_size_bytes == -1
 
 
+def test_what_a_killed_process_left_of_an_entry_goes(
+    jax: Any, home: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX would warn of it in each process, and never write it again."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    from anydevice.engines.jax import compiler
+
+    monkeypatch.setattr(compiler, "_LOOKING", 60.0)
+    folder = home / "compiled"
+
+    def compute() -> Path:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compiler.COMPILER.keep(str(folder))
+        compilation_cache.reset_cache()
+        jax.jit(lambda x: x * 3 + 1)(X)
+        [entry] = (each for each in folder.glob("*-cache") if "lambda" in each.name)
+        return entry
+
+    for share in (0.5, 0):
+        entry = compute()
+        data = entry.read_bytes()
+        entry.write_bytes(data[: int(len(data) * share)])
+        assert compute() == entry
+        assert entry.stat().st_size > 0.9 * len(data)  # the time that it took is in it, too
+    assert not [each for each in recwarn if "compilation cache" in str(each.message)]
+
+
+def test_whole_entries_and_those_of_another_format_stay(
+    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.engines.jax import compiler
+
+    monkeypatch.setattr(compiler, "_LOOKING", 60.0)
+    zstd = b"\x28\xb5\x2f\xfd"
+    blocks = b"\x20\x00\x00abcd" + b"\x23\x00\x00x"  # as it is, and one that is repeated
+    whole = {
+        "small": zstd + b"\x20\x08" + blocks,
+        "checksum": zstd + b"\x24\x08" + blocks + b"sum.",
+        "window": zstd + b"\x40\x00\x00\x00" + blocks,
+        "zlib": zlib.compress(X.tobytes()),
+        "other": b"of a later JAX",
+    }
+    for name, data in whole.items():
+        (tmp_path / f"{name}-cache").write_bytes(data)
+        if name != "other":
+            (tmp_path / f"{name}-cut-cache").write_bytes(data[:-1])
+            for size in (1, 2, 6):
+                (tmp_path / f"{name}-{size}-cache").write_bytes(data[:size])
+    compiler._tidy(str(tmp_path))
+    left = {each.name for each in tmp_path.glob("*-cache")}
+    assert left == {f"{name}-cache" for name in whole}
+    (tmp_path / "new-cache").write_bytes(whole["zlib"][:-1])
+    os.utime(tmp_path / "zlib-cache", (1e9, 1e9))
+    (tmp_path / "zlib-cache").write_bytes(b"")
+    os.utime(tmp_path / "zlib-cache", (1e9, 1e9))
+    compiler._tidy(str(tmp_path))
+    assert not (tmp_path / "new-cache").exists()
+    assert (tmp_path / "zlib-cache").exists()  # it was looked at before
+
+
 def test_what_jax_has_not_used_for_long_goes_where_there_is_much(
     jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +149,7 @@ def test_what_jax_has_not_used_for_long_goes_where_there_is_much(
         os.utime(file, (used, 1e9 + number))
     monkeypatch.setattr(compiler, "KEPT", 2500)
     assert compiler.COMPILER.keep(str(tmp_path / "ours")) == str(tmp_path / "ours")
-    left = sorted(file.name for file in (tmp_path / "ours").iterdir())
+    left = sorted(file.name for file in (tmp_path / "ours").glob("*-cache"))
     assert left == ["jit_0-cache", "jit_5-cache"]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,6 +29,12 @@ KEPT = 2**30
 
 JAX has such a limit (jax_compilation_cache_max_size) only where `filelock` is installed.
 """
+
+_LOOKED = "looked"
+"""The file that says when a process last looked for entries that are not whole."""
+_LOOKING = 0.05
+_ZLIB, _ZSTD = b"\x78", b"\x28\xb5\x2f\xfd"
+"""How an entry begins, as JAX compresses it."""
 
 
 class JaxCompiler:
@@ -61,7 +69,8 @@ class JaxCompiler:
     def keep(self, folder: str) -> str | None:
         """See the protocol. Code is kept however small it is and however fast it was made.
 
-        What was longest not used goes where there is more than `KEPT`.
+        What was longest not used goes where there is more than `KEPT`, and so does what a process
+        was killed at: JAX would warn of it each time, and never write it again.
         """
         if not jax.config.jax_enable_compilation_cache:
             return None
@@ -70,7 +79,7 @@ class JaxCompiler:
             return named
         os.makedirs(folder, exist_ok=True)
         with suppress(OSError):  # other processes remove files, too
-            _remove_oldest(folder)
+            _tidy(folder)
         jax.config.update("jax_compilation_cache_dir", folder)
         for option, value in _KEEP_ALL.items():
             if option.upper() not in os.environ:
@@ -80,16 +89,74 @@ class JaxCompiler:
         return folder
 
 
-def _remove_oldest(folder: str) -> None:
-    """Remove files, those first that were longest not read, until what is left is `KEPT`."""
+def _tidy(folder: str) -> None:
+    """Remove what is of no use, and what is too much."""
     with os.scandir(folder) as entries:
-        files = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
-    total = sum(status.st_size for status, _ in files)
-    for status, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime)):
+        files = {entry.path: entry.stat(follow_symlinks=False) for entry in entries}
+    looked = os.path.join(folder, _LOOKED)
+    since = files[looked].st_mtime if looked in files else 0.0
+    with open(looked, "wb"):
+        os.utime(looked)
+    _remove_cut_off(files, since)
+    _remove_oldest(files)
+
+
+def _remove_cut_off(files: dict[str, os.stat_result], since: float) -> None:
+    """Remove entries that are not whole, of those that were written since the last process looked.
+
+    The newest come first, and it takes `_LOOKING` seconds at most.
+    """
+    until = time.perf_counter() + _LOOKING
+    entries = {path: status.st_mtime for path, status in files.items() if path.endswith("-cache")}
+    new = [path for path, written in entries.items() if written >= since]
+    for path in sorted(new, key=entries.__getitem__, reverse=True):
+        if time.perf_counter() > until:
+            return
+        with suppress(OSError):
+            if _is_cut_off(path):
+                os.unlink(path)
+                del files[path]
+
+
+def _is_cut_off(path: str) -> bool:
+    with open(path, "rb") as file:
+        data = file.read()
+    if data.startswith(_ZSTD):
+        return _end_of_zstd(data) > len(data)
+    if data.startswith(_ZLIB) and int.from_bytes(data[:2], "big") % 31 == 0:
+        stream = zlib.decompressobj()
+        try:
+            stream.decompress(data)
+        except zlib.error:
+            return True
+        return not stream.eof
+    return len(data) < len(_ZSTD)  # of another format nothing is known
+
+
+def _end_of_zstd(data: bytes) -> int:
+    """Where a frame of Zstandard ends (RFC 8878), by the sizes of its blocks."""
+    flags = data[4] if len(data) > 4 else 0
+    single, checksum = flags >> 5 & 1, flags >> 2 & 1
+    at = 5 + (not single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+    last = False
+    while not last and at < len(data):
+        head = int.from_bytes(data[at : at + 3], "little")
+        last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        at += 3 + (1 if kind == 1 else size)  # one byte that is repeated
+    return at + 4 * checksum if last else len(data) + 1
+
+
+def _remove_oldest(files: dict[str, os.stat_result]) -> None:
+    """Remove files, those first that were longest not read, until what is left is `KEPT`."""
+    total = sum(status.st_size for status in files.values())
+    if total <= KEPT:
+        return
+    used = {path: max(status.st_atime, status.st_mtime) for path, status in files.items()}
+    for path in sorted(used, key=used.__getitem__):
+        os.unlink(path)
+        total -= files[path].st_size
         if total <= KEPT:
             return
-        os.unlink(path)
-        total -= status.st_size
 
 
 COMPILER: Compiler = JaxCompiler()
