@@ -325,7 +325,8 @@ def test_a_slow_compilation_is_said_in_a_line_where_there_is_no_bar(
     monkeypatch.setattr("anydevice.training.progress._SLOW", 60.0)
     trained(here, optimize="default")
     assert line not in capsys.readouterr().err
-    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    assert all(each.finished.is_set() for each in timers)  # the threads of some may be ending yet
 
 
 # What is said and seen
