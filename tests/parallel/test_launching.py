@@ -351,9 +351,11 @@ def test_an_error_is_shown_where_nobody_waits_for_it_any_more(tmp_path: Path) ->
 
 PARENT = """
 import os, pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-pathlib.Path(f"child{os.environ['RANK']}").write_text(str(child.pid))
-while len(list(pathlib.Path().glob("child?"))) < 2:
+for name, of_its_own in (("child", False), ("stray", True)):
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    process = subprocess.Popen(program, start_new_session=of_its_own)
+    pathlib.Path(f"{name}{os.environ['RANK']}").write_text(str(process.pid))
+while len(list(pathlib.Path().glob("stray?"))) < 2:
     time.sleep(0.01)
 if os.environ["RANK"] == "1":
     os._exit(5)
@@ -370,6 +372,7 @@ def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
     assert seconds < 15
     for rank in range(2):  # one is left to nobody by its parent, which is gone
         assert not _runs(int((tmp_path / f"child{rank}").read_text()))
+        assert not _runs(int((tmp_path / f"stray{rank}").read_text()))  # in a session of its own
 
 
 def _runs(number: int) -> bool:

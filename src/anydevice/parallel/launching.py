@@ -33,6 +33,8 @@ _GRACE = 0.3
 _PATIENCE = 2.0
 """Seconds from asking a process to end until it is ended."""
 
+_NOTE = "ANYDEVICE_FAILED"
+"""The variable with the file in which a process says when it failed."""
 _KEPT_LINES = 200
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -184,7 +186,7 @@ def _run_once(
         for rank in range(processes):
             given = _variables(rank, processes, port, restart)
             note = notes / str(rank)
-            variables = {**os.environ, **given, **own(rank), "ANYDEVICE_FAILED": str(note)}
+            variables = {**os.environ, **given, **own(rank), _NOTE: str(note)}
             pipe = subprocess.PIPE
             process = subprocess.Popen(
                 command, env=variables, stdout=pipe, stderr=pipe, start_new_session=True
@@ -192,15 +194,15 @@ def _run_once(
             running.append(process)
             tails.append(_Tail(process.stderr, sys.stderr, note))
             outputs.append(_Tail(process.stdout, sys.stdout, note))
-        return _watched(running, tails)
+        return _watched(running, tails, notes)
     finally:
-        _end_groups(running)
+        _end_groups(running, notes)
         for tail in (*outputs, *tails):
             tail.thread.join(1.0)
         rmtree(notes, ignore_errors=True)
 
 
-def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
+def _watched(running: Sequence[Any], tails: Sequence[_Tail], notes: Path) -> int:
     while True:
         codes = [process.poll() for process in running]
         if any(codes):
@@ -214,7 +216,7 @@ def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
     codes = [process.poll() for process in running]
     failed = [rank for rank, code in enumerate(codes) if code]
     first = min(failed, key=lambda rank: (not _was_killed(codes[rank]), tails[rank].ended))
-    _end_groups(running)
+    _end_groups(running, notes)
     for tail in tails:
         tail.thread.join(1.0)
     code = codes[first]
@@ -376,20 +378,40 @@ def _end(processes: Sequence[Any]) -> None:
         waited()
 
 
-def _end_groups(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end_groups(running: Sequence[subprocess.Popen[bytes]], notes: Path) -> None:
     """End the processes of a script with those that they started, unless all went well with them.
 
-    Each has a group of its own, which is there as long as somebody is in it.
+    Each has a group of its own, which is there as long as somebody is in it. Who has left it, as
+    with a session of its own, is found by the variable that it was given, on Linux.
     """
-    groups = [process for process in running if process.poll() != 0]
-    for process in groups:
+    kill = getattr(signal, "SIGKILL", signal.SIGTERM)
+    groups = {rank: process for rank, process in enumerate(running) if process.poll() != 0}
+    marks = {f"{_NOTE}={notes / str(rank)}".encode(): groups[rank].pid for rank in groups}
+    for process in groups.values():
         _tell(process, signal.SIGTERM)
+    _tell_strays(marks, signal.SIGTERM)
     until = time.monotonic() + _PATIENCE
-    while any(map(_has_members, groups)) and time.monotonic() < until:
+    while any(map(_has_members, groups.values())) and time.monotonic() < until:
         time.sleep(0.01)
-    for process in groups:
-        _tell(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+    for process in groups.values():
+        _tell(process, kill)
         process.wait()
+    while _tell_strays(marks, 0) and time.monotonic() < until:
+        time.sleep(0.01)
+    _tell_strays(marks, kill)
+
+
+def _tell_strays(marks: Mapping[bytes, int], number: int) -> bool:
+    """Send a signal to who has one of these variables and has left its group, if there are any."""
+    told = False
+    for file in Path("/proc").glob("[0-9]*/environ") if marks else ():
+        with suppress(OSError):  # somebody else's, or ended by now
+            process = int(file.parent.name)
+            marked = marks.keys() & file.read_bytes().split(b"\0")
+            if any(os.getpgid(process) != marks[mark] for mark in marked):
+                os.kill(process, number)
+                told = True
+    return told
 
 
 def _tell(process: subprocess.Popen[bytes], number: int) -> None:
