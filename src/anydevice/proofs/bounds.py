@@ -162,7 +162,8 @@ class Form(NamedTuple):
 class NodeBounds(NamedTuple):
     """A node over each box, as backward substitution needs it to pass from values to inputs.
 
-    `share` says how much of the node's range each input is responsible for.
+    `share` says how much of the node's range each input is responsible for. `packed` are the lines
+    and the error in one array (boxes, 4 or 5, size), where one call is to take all of them.
     """
 
     low: Array
@@ -170,6 +171,17 @@ class NodeBounds(NamedTuple):
     error: Array
     share: Array | None = None
     lines: TwoLines | None = None
+    packed: Array | None = None
+
+    def of_rows(self, xp: Any, box: Array) -> tuple[TwoLines | None, Array]:
+        """The lines and the error for the box of each row."""
+        if self.packed is None or self.lines is None:
+            lines = None if self.lines is None else self.lines.take(xp, box)
+            return lines, xp.take(self.error, box)
+        found = xp.take(self.packed, box)
+        rows = [_row(xp, found, k) for k in range(found.shape[1])]
+        lower, upper, above, error = rows[:4]
+        return TwoLines(lower, rows[4] if len(rows) > 4 else 0.0, upper, above), error
 
 
 class Own(NamedTuple):
@@ -289,7 +301,7 @@ class Relaxed:
         self.total = self.total + xp.sum(largest, 1, True)
         self.largest[number] = largest
         lines = curve.lines if step.function else None
-        self.layers[-1] = NodeBounds(low, high, error, share, lines)
+        self.layers[-1] = NodeBounds(low, high, error, share, lines, self._packed(lines, error))
         if number < len(net.steps):
             form = _Functions(middle, spread, sizes, off, step.bias)
             self._forms[number] = self._form(form, curve, largest)
@@ -441,23 +453,28 @@ class Relaxed:
             if keep:
                 met[number] = row
             size = abs(constant)
-            if layer.lines is not None:
-                lines = own[number].lines if own else layer.lines.take(xp, box)
+            lines: TwoLines | None
+            if own and number in own:
+                lines, off = own[number].lines, xp.take(layer.error, box)
+            else:
+                lines, off = layer.of_rows(xp, box)
+            if lines is not None:
                 negative = xp.minimum(row, 0.0)
-                positive = row - negative
+                row = row - negative
                 moved = dot(negative, lines.above)
-                size = size + dot(-negative, abs(lines.above))
-                if not isinstance(lines.below, float):
-                    moved = moved + dot(positive, lines.below)
-                    size = size + dot(positive, abs(lines.below))
-                row = positive * lines.lower
-                row += negative * lines.upper
+                if isinstance(lines.below, float):  # a ReLU: its upper line is nowhere below 0
+                    size = size - moved
+                else:
+                    size = size + dot(-negative, abs(lines.above)) + dot(row, abs(lines.below))
+                    moved = moved + dot(row, lines.below)
+                row *= lines.lower
+                negative *= lines.upper
+                row += negative
                 constant = constant + moved
                 if own:
-                    taken = own[number].taken
-                    row = row - taken
                     # The difference rounds relative to itself, and the multiplier is exact.
-            error = error + size * step.back + dot(abs(row), xp.take(layer.error, box))
+                    row = row - own[number].taken
+            error = error + size * step.back + dot(abs(row), off)
             constant = constant + _times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
                 passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
@@ -528,16 +545,24 @@ class Relaxed:
                 return (
                     array
                     if isinstance(array, float)
-                    else machine.place(machine.host(array)[:, its])
+                    else machine.place(machine.host(array)[..., its])
                 )
 
             layer = self.layers[number - 1]
             lines = None if layer.lines is None else TwoLines(*(part(x) for x in layer.lines))
+            error = part(layer.error)
+            packed = self._packed(lines, error)
             smaller.layers[number - 1] = NodeBounds(
-                part(layer.low), part(layer.high), part(layer.error), None, lines
+                part(layer.low), part(layer.high), error, None, lines, packed
             )
             smaller.largest[number] = part(self.largest[number])
         return smaller
+
+    def _packed(self, lines: TwoLines | None, error: Array) -> Array | None:
+        if lines is None or self.net.machine.is_numpy:  # whose calls are cheap, unlike strides
+            return None
+        below = [] if isinstance(lines.below, float) else [lines.below]
+        return self.xp.stack([lines.lower, lines.upper, lines.above, error, *below], 1)
 
     def _times(self, rows: Array, weight: Array) -> Array:
         """(boxes, rows, inputs) times a matrix (inputs, outputs) or a diagonal."""
