@@ -62,6 +62,9 @@ class ProcessSpread(Spread):
         self._rounding = spreading.ROUNDING
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
+        # Read at once it would wait for the device in each step. So a process that has a batch more
+        # than another begins a sum that nobody else takes part in, and waits there: what ends it is
+        # its launcher, once the other one has failed for the batch that it lacks.
         self.late = 0 if device.kind == "cpu" else self.in_flight
         self.reads_within = True
         host, own = group.of_first((host_state(), device_state(device)))
