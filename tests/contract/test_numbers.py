@@ -73,7 +73,7 @@ def test_a_number_may_stand_on_either_side(
 @each(number=[0.5, np.float64(0.5), np.float32(0.5)])
 def test_a_fraction_beside_integers_is_refused(engine: Engine, device: Device, number: Any) -> None:
     x = engine.place(np.arange(3, dtype=np.int32), device)
-    with pytest.raises(ConfigurationError, match=r"^add: 0\.5 is no integer, but a is int32"):
+    with pytest.raises(ConfigurationError, match=r"^add: 0\.5 is not an integer, and a is int32"):
         ops.add(x, number)
     with pytest.raises(ConfigurationError, match=r"0\.5 .* b is int32; use astype\(b, 'float32'\)"):
         ops.subtract(number, x)

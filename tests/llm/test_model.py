@@ -115,9 +115,9 @@ def test_generate_and_stream_take_the_same_options() -> None:
 @pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), None, 5, 1.5, True])
 def test_what_is_no_prompt_is_refused(model: llm.LanguageModel, prompt: Any) -> None:
     kind = type(prompt).__name__
-    with pytest.raises(ConfigurationError, match=f"but this is {kind}"):
+    with pytest.raises(ConfigurationError, match=f"not {kind}"):
         model.generate(prompt)
-    with pytest.raises(ConfigurationError, match=f"a text is .* but this is {kind}"):
+    with pytest.raises(ConfigurationError, match=f"text must be .* not {kind}"):
         model.score(prompt)
 
 

@@ -202,31 +202,34 @@ def test_values_without_numbers_give_none() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "q, k and v have four axes": ({"q": np.ones((2, 3, 4))}, r"q is \(2, 3, 4\)"),
-    "k and v have one shape": ({"v": np.ones((2, 2, 6, 4))}, r"v is \(2, 2, 6, 4\)"),
-    "but for the size": (
+    "q, k and v must have four axes": ({"q": np.ones((2, 3, 4))}, r"q is \(2, 3, 4\)"),
+    "k and v must have the same shape": ({"v": np.ones((2, 2, 6, 4))}, r"v is \(2, 2, 6, 4\)"),
+    "except for the last axis": (
         {"q": np.ones((2, 4, 3, 0)), "k": np.ones((2, 2, 5, 0))},
         r"v is \(2, 2, 5, 4\)",
     ),
-    "larger than 0": ({"soft_cap": 0.0}, "soft_cap is a number .* it is 0.0"),
-    "is finite and larger": ({"soft_cap": math.inf}, "it is inf"),
-    "soft_cap is a number": ({"soft_cap": np.ones(())}, "it is a numpy.ndarray"),
-    "sinks is (heads,)": ({"sinks": np.ones(2)}, r"sinks is \(2,\)"),
-    "sinks is float32": ({"sinks": np.ones(4, np.float32)}, "arrays have one dtype"),
-    "q and k agree in batch and size": ({"q": np.ones((1, 4, 3, 4))}, r"q is \(1, 4, 3, 4\)"),
+    "above 0": ({"soft_cap": 0.0}, "soft_cap must be a finite number .* not 0.0"),
+    "finite number above": ({"soft_cap": math.inf}, "not inf"),
+    "soft_cap must be": ({"soft_cap": np.ones(())}, "not a numpy.ndarray"),
+    "sinks must be (heads,)": ({"sinks": np.ones(2)}, r"sinks is \(2,\)"),
+    "sinks is float32": ({"sinks": np.ones(4, np.float32)}, "arrays must have the same dtype"),
+    "q and k must have the same batch and size": (
+        {"q": np.ones((1, 4, 3, 4))},
+        r"q is \(1, 4, 3, 4\)",
+    ),
     "multiple": ({"q": np.ones((2, 5, 3, 4))}, r"k is \(2, 2, 5, 4\)"),
-    "lengths is": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),
+    "lengths must be": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),
     "integers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
-    "window": ({"window": 3}, "needs causal=True"),
-    "1 or more": ({"window": 0, "causal": True}, "it is 0"),
-    "of two axes is (batch, keys), here (2, 5), but it is (3, 5)": (
+    "window": ({"window": 3}, "with causal=True"),
+    "1 or more": ({"window": 0, "causal": True}, "not 0"),
+    "with two axes must be (batch, keys) = (2, 5), not (3, 5)": (
         {"mask": np.ones((3, 5), bool)},
         r"\(queries, keys\) as mask\[None, None\]$",
     ),
-    "broadcasts to": ({"mask": np.ones((2, 3, 3, 5), bool)}, r"\(2, 4, 3, 5\)"),
+    "must broadcast to": ({"mask": np.ones((2, 3, 3, 5), bool)}, r"\(2, 4, 3, 5\)"),
     "batch, heads, queries, keys": ({"mask": np.ones((1, 2, 4, 3, 5), bool)}, r"\(1, 2, 4, 3, 5\)"),
     "booleans": ({"mask": np.ones((2, 5))}, "array of float64"),
-    "one dtype": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
+    "same dtype": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
     "floating-point numbers": ({"q": np.ones((2, 4, 3, 4), int)}, "array of int64"),
 }
 

@@ -160,24 +160,30 @@ def test_of_many_experts_only_those_that_were_chosen_are_read() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "x is (tokens, hidden)": ({"x": np.ones((1, 7, 6))}, r"x is \(1, 7, 6\)"),
-    "gate_up is (experts, 2 × inner, hidden)": (
+    "x must be (tokens, hidden)": ({"x": np.ones((1, 7, 6))}, r"x is \(1, 7, 6\)"),
+    "gate_up must be (experts, 2 × inner, hidden)": (
         {"gate_up": np.ones((4, 6, 10))},
         r"gate_up is \(4, 6, 10\), down is \(4, 6, 5\)",
     ),
-    "down is (experts, hidden, inner)": ({"down": np.ones((3, 6, 5))}, r"down is \(3, 6, 5\)"),
-    "gate_up is": ({"down": np.ones(3)}, r"down is \(3,\)"),
-    "gate_up_bias is (experts": ({"gate_up_bias": np.ones((4, 5))}, r"gate_up_bias is \(4, 5\)"),
-    "down_bias is (experts, hidden)": ({"down_bias": np.ones(6)}, r"down_bias is \(6,\)"),
-    "chosen and weights are (tokens, k)": ({"weights": np.ones((7, 3))}, r"weights is \(7, 3\)"),
-    "chosen and weights are": ({"chosen": np.ones(7, int)}, r"chosen is \(7,\)"),
+    "down must be (experts, hidden, inner)": ({"down": np.ones((3, 6, 5))}, r"down is \(3, 6, 5\)"),
+    "gate_up must be": ({"down": np.ones(3)}, r"down is \(3,\)"),
+    "gate_up_bias must be (experts": (
+        {"gate_up_bias": np.ones((4, 5))},
+        r"gate_up_bias is \(4, 5\)",
+    ),
+    "down_bias must be (experts, hidden)": ({"down_bias": np.ones(6)}, r"down_bias is \(6,\)"),
+    "chosen and weights must be (tokens, k)": (
+        {"weights": np.ones((7, 3))},
+        r"weights is \(7, 3\)",
+    ),
+    "chosen and weights must be": ({"chosen": np.ones(7, int)}, r"chosen is \(7,\)"),
     "integers in chosen": ({"chosen": np.ones((7, 2))}, "array of float64"),
     "floating-point numbers in weights": ({"weights": np.ones((7, 2), int)}, "array of int64"),
-    "one dtype": ({"down": np.ones((4, 6, 5), "f")}, "down is float32"),
+    "same dtype": ({"down": np.ones((4, 6, 5), "f")}, "down is float32"),
     "floating-point numbers": ({"x": np.ones((7, 6), int)}, "array of int64"),
-    "activation is one of swiglu, geglu": ({"activation": "relu"}, "but it is 'relu'"),
-    "limit is a number": ({"limit": 0.0}, "larger than 0, but it is 0.0"),
-    "alpha is a number": ({"alpha": math.nan}, "it is nan"),
+    "activation must be one of swiglu, geglu": ({"activation": "relu"}, "not 'relu'"),
+    "limit must be a finite number": ({"limit": 0.0}, "above 0, not 0.0"),
+    "alpha must be a finite number": ({"alpha": math.nan}, "not nan"),
 }
 
 

@@ -119,17 +119,17 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ops.matmul(np.ones((2, 3)), np.ones((2, 3))),
         r"as many columns as b has rows, but a is \(2, 3\), b is \(2, 3\)",
     ),
-    "vector": (lambda: ops.matmul(np.ones(3), np.ones((3, 2))), "both have rows and columns"),
+    "vector": (lambda: ops.matmul(np.ones(3), np.ones((3, 2))), "both must have rows and columns"),
     "batches": (lambda: ops.matmul(np.ones((2, 2, 2)), np.ones((3, 2, 2))), "before the last two"),
     "types": (
         lambda: ops.matmul(np.ones((2, 2)), np.ones((2, 2), np.float32)),
         "a is float64, b is float32",
     ),
-    "inputs": (lambda: ops.linear(np.ones((2, 3)), np.ones((3, 4))), r"weight is \(out, in\)"),
+    "inputs": (lambda: ops.linear(np.ones((2, 3)), np.ones((3, 4))), r"weight must be \(out, in\)"),
     "scalar": (lambda: ops.linear(np.array(1.0), np.ones((3, 1))), r"x is \(\)"),
     "bias": (
         lambda: ops.linear(np.ones((2, 3)), np.ones((4, 3)), np.ones(3)),
-        r"bias is \(out,\), but weight is \(4, 3\), bias is \(3,\)",
+        r"bias must be \(out,\), but weight is \(4, 3\), bias is \(3,\)",
     ),
     "weight": (lambda: ops.linear(np.ones(3), np.ones((4, 3), "f")), "weight is float32"),
     "narrow bias": (
@@ -138,14 +138,17 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "channels": (lambda: ops.conv2d(IMAGE, np.ones((6, 2, 3, 3))), r"weight is \(6, 2, 3, 3\)"),
     "axes": (lambda: ops.conv2d(IMAGE[0], FILTERS), r"x is \(3, 4, 5\)"),
-    "filters": (lambda: ops.conv2d(IMAGE, FILTERS, np.ones(3)), r"bias is \(filters,\)"),
+    "filters": (lambda: ops.conv2d(IMAGE, FILTERS, np.ones(3)), r"bias must be \(filters,\)"),
     "large": (lambda: ops.conv2d(IMAGE, np.ones((1, 3, 5, 5))), "not larger than x"),
-    "stride": (lambda: ops.conv2d(IMAGE, FILTERS, stride=0), "stride is an integer of 1 or more"),
-    "padding": (lambda: ops.conv2d(IMAGE, FILTERS, padding=(1, -1)), r"but it is \(1, -1\)"),
-    "three": (lambda: ops.max_pool2d(IMAGE, (1, 2, 3)), "size is an integer"),  # type: ignore[arg-type]
+    "stride": (
+        lambda: ops.conv2d(IMAGE, FILTERS, stride=0),
+        "stride must be an integer of 1 or more",
+    ),
+    "padding": (lambda: ops.conv2d(IMAGE, FILTERS, padding=(1, -1)), r"not \(1, -1\)"),
+    "three": (lambda: ops.max_pool2d(IMAGE, (1, 2, 3)), "size must be an integer"),  # type: ignore[arg-type]
     "window": (
         lambda: ops.max_pool2d(IMAGE, 5),
-        r"the windows, which are \(5, 5\), are not larger",
+        r"windows of \(5, 5\) must not be larger",
     ),
     "image": (lambda: ops.avg_pool2d(IMAGE[0], 2), r"x is \(3, 4, 5\)"),
     "whole": (lambda: ops.avg_pool2d(IMAGE.astype(int), 2), "floating-point numbers"),
@@ -194,22 +197,22 @@ def test_a_sum_by_names_rounds_once() -> None:
 def test_names_that_do_not_fit() -> None:
     x = np.ones((2, 3))
     for given, words in [
-        (("ij,jk", x), "'ij,jk' has 2 arrays, but here are 1"),
-        (("ijk", x), r"'ijk' has a letter for each axis, but x is \(2, 3\)"),
-        (("i1", x), "axes are letters, or '...' once, but here is 'i1'"),
-        (("......", x), "axes are letters, or '...' once"),
+        (("ij,jk", x), "'ij,jk' is for 2 arrays, not 1"),
+        (("ijk", x), r"'ijk' must have a letter for each axis, but x is \(2, 3\)"),
+        (("i1", x), "axes must be letters, or '...' once, not 'i1'"),
+        (("......", x), "axes must be letters, or '...' once"),
         (("ij->ik", x), "only axes of the arrays, but it is 'ik' in 'ij->ik'"),
-        (("ij->ii", x), "the result has each axis once"),
+        (("ij->ii", x), "the result must have each axis once"),
         (("ii", x), "axis 'i' of 'ii' has two sizes: 2 and 3"),
         (("...,...", x, np.ones((2, 2))), "an axis of '...' of '...,...' has two sizes: 3 and 2"),
         (("ij,j", x, np.ones(3, np.float32)), "array 0 is float64, array 1 is float32"),
-        ((x, "ij"), "subscripts is a text, but it is a numpy.ndarray"),
+        ((x, "ij"), "subscripts must be a string, not a numpy.ndarray"),
         (("ij",), "there are no arrays for 'ij'"),
         (("ij", x > 0), "einsum: this is an array of bool"),
     ]:
         with pytest.raises(ConfigurationError, match=words):
             ops.einsum(*given)
-    with pytest.raises(ConfigurationError, match=r"outer: both are vectors, but a is \(2, 3\)"):
+    with pytest.raises(ConfigurationError, match=r"outer: both must be vectors, but a is \(2, 3\)"):
         ops.outer(x, x)
 
 
@@ -217,10 +220,13 @@ def test_transposed_convolutions_that_do_not_fit() -> None:
     x, weight = np.ones((1, 2, 3, 3)), np.ones((2, 4, 2, 2))
     for given, words in [
         ((x, np.ones((3, 4, 2, 2))), r"weight \(channels, filters, height, width\), but x is"),
-        ((x, weight, np.ones(2)), r"bias is \(filters,\), but weight is \(2, 4, 2, 2\), bias is"),
-        ((x, weight, None, 2, 0, 2), r"output_padding is smaller than the stride of \(2, 2\)"),
-        ((x, weight, None, 1, 2), r"something is left without a padding of \(2, 2\)"),
-        ((x[:, :, :0], weight), "something is left"),
+        (
+            (x, weight, np.ones(2)),
+            r"bias must be \(filters,\), but weight is \(2, 4, 2, 2\), bias is",
+        ),
+        ((x, weight, None, 2, 0, 2), r"output_padding must be smaller than the stride of \(2, 2\)"),
+        ((x, weight, None, 1, 2), r"something must be left after a padding of \(2, 2\)"),
+        ((x[:, :, :0], weight), "something must be left"),
     ]:
         with pytest.raises(ConfigurationError, match=words):
             ops.conv_transpose2d(*given)

@@ -90,13 +90,15 @@ def test_its_checks_are_made_for_each_shape_and_type() -> None:
     x = jnp.asarray(X)
     ops.matmul(x, x.T)
     for _ in range(2):  # what was refused is not kept as a program
-        with pytest.raises(ConfigurationError, match=r"^matmul: a has .* a is \(3, 4\), b is \(3"):
+        with pytest.raises(
+            ConfigurationError, match=r"^matmul: a must have .* a is \(3, 4\), b is \(3"
+        ):
             ops.matmul(x, x)
         with pytest.raises(ConfigurationError, match=r"^matmul: .* a is float32, b is int32"):
             ops.matmul(x, x.T.astype(jnp.int32))
         with pytest.raises(ConfigurationError, match=r"^exp: this is an array of int32"):
             ops.exp(x.astype(jnp.int32))
-        with pytest.raises(ConfigurationError, match=r"^softmax: axis 2 is one of x"):
+        with pytest.raises(ConfigurationError, match=r"^softmax: axis 2 is out of range"):
             ops.softmax(x, 2)
 
 
@@ -106,7 +108,7 @@ def test_arrays_of_two_libraries_are_refused_all_the_same() -> None:
         ops.add(x, X)
     with pytest.raises(ConfigurationError, match=r"^where: .*condition is an array of JAX and b"):
         ops.where(x < 0, 1.0, X)
-    with pytest.raises(ConfigurationError, match=r"^softmax: axis is an integer, .*True"):
+    with pytest.raises(ConfigurationError, match=r"^softmax: axis must be an integer, .*True"):
         ops.softmax(x, True)
     np.testing.assert_array_equal(ops.add(x, 0.5), X + np.float32(0.5))
 

@@ -51,9 +51,11 @@ def test_of_nothing() -> None:
     assert np.isnan(ops.mean(empty, 1)).all()
     assert ops.max(empty, 0).shape == (0,)
     for op in (ops.max, ops.min, ops.argmax):
-        with pytest.raises(ConfigurationError, match=r"axis 1 has elements, but x is \(2, 0\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"axis 1 must have elements, but x is \(2, 0\)"
+        ):
             op(empty, 1)
-    with pytest.raises(ConfigurationError, match="x has elements"):
+    with pytest.raises(ConfigurationError, match="x must have elements"):
         ops.max(empty)
 
 
@@ -81,11 +83,11 @@ def test_the_largest_come_first_and_equal_ones_in_order(k: int) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: ops.sum(X, 3), r"sum: axis 3 is one of x, but x is \(2, 3, 4\)"),
-        (lambda: ops.mean(X, (0, -3)), r"the axes \(0, -3\) are different ones"),
+        (lambda: ops.sum(X, 3), r"sum: axis 3 is out of range: x is \(2, 3, 4\)"),
+        (lambda: ops.mean(X, (0, -3)), r"\(0, -3\) names an axis twice"),
         (lambda: ops.argmax(X, -4), "axis -4"),
-        (lambda: ops.top_k(X, 5), "k, which is 5, is from 1 to the size of the last axis"),
-        (lambda: ops.top_k(X, 0), "k, which is 0"),
+        (lambda: ops.top_k(X, 5), "k = 5 must be from 1 to the size of the last axis"),
+        (lambda: ops.top_k(X, 0), "k = 0 must"),
         (lambda: ops.top_k(np.array(1.0), 1), "axis -1"),
         (lambda: ops.mean(X.astype(complex)), "there is none for complex128"),
     ],
@@ -113,7 +115,7 @@ def test_variances() -> None:
     assert float(ops.var(np.array([1.0, 3.0]), correction=1)) == 2
     assert np.isnan(ops.var(np.array([1.0]), correction=1))
     assert float(ops.std(np.array([1.0, 3.0]), correction=5)) == math.inf
-    with pytest.raises(ConfigurationError, match="var: correction is a finite number"):
+    with pytest.raises(ConfigurationError, match="var: correction must be a finite number"):
         ops.var(X, correction=math.inf)
     with pytest.raises(ConfigurationError, match="std: there is none for complex64"):
         ops.std(X.astype(np.complex64))
@@ -125,9 +127,9 @@ def test_norms() -> None:
         np.testing.assert_allclose(ops.vector_norm(X[0], 1, ord=order), expected, rtol=1e-12)
     assert ops.vector_norm(np.array(-3.0)).tolist() == 3
     assert ops.vector_norm(np.ones((2, 0)), 1).tolist() == [0, 0]
-    with pytest.raises(ConfigurationError, match="vector_norm: axis 1 has elements"):
+    with pytest.raises(ConfigurationError, match="vector_norm: axis 1 must have elements"):
         ops.vector_norm(np.ones((2, 0)), 1, ord=math.inf)
-    with pytest.raises(ConfigurationError, match="vector_norm: ord is a number"):
+    with pytest.raises(ConfigurationError, match="vector_norm: ord must be a number"):
         ops.vector_norm(X, ord="fro")
 
 

@@ -252,10 +252,13 @@ def test_freezing_keeps_what_matters() -> None:
     [
         ({"rope_type": "su"}, "there is no rope_type 'su'; the kinds are default, .* longrope$"),
         ({"rope_type": "longrope"}, "needs 'original_max_position_embeddings'"),
-        (LONGROPE, "'short_factor', a list of a number for each of 2 pairs, but it is 16 numbers"),
-        ({**LONGROPE, "long_factor": [1.0] * 2, "short_factor": None}, "but it is None"),
+        (LONGROPE, "'short_factor', a list of a number for each of 2 pairs, not 16 numbers"),
+        ({**LONGROPE, "long_factor": [1.0] * 2, "short_factor": None}, "not None"),
         ({**LONGROPE, "long_factor": [1.0, 0.0], "short_factor": [1.0, 1.0]}, "numbers above 0"),
-        ({**LONGROPE, "long_factor": [1.0, "2"], "short_factor": [1.0, 1.0]}, "is a number, but"),
+        (
+            {**LONGROPE, "long_factor": [1.0, "2"], "short_factor": [1.0, 1.0]},
+            "must be a number, not",
+        ),
         ({"rope_type": "dynamic", "factor": 2.0}, "needs 'original_max_position_embeddings'"),
         ({"type": "linear"}, "rope_type 'linear' needs 'factor'"),
         ({"rope_type": "llama3", "factor": 8.0}, "needs 'low_freq_factor'"),
@@ -287,9 +290,9 @@ def test_what_does_not_fit_is_named(x: Array, positions: Array, said: str) -> No
 @pytest.mark.parametrize(
     ("length", "said"),
     [
-        (-1, "length is an integer of 0 or more, .* it is -1"),
-        (1.5, "it is 1.5"),
-        (np.array([1, 2]), r"length is \(batch,\), but x is \(1, 1, 1, 4\), length is \(2,\)"),
+        (-1, "length must be an integer of 0 or more, .* not -1"),
+        (1.5, "not 1.5"),
+        (np.array([1, 2]), r"length must be \(batch,\), but x is \(1, 1, 1, 4\), length is \(2,\)"),
         (np.array([1.0]), "integers in length"),
     ],
 )
@@ -299,7 +302,7 @@ def test_a_length_that_makes_no_sense_is_refused(length: Any, said: str) -> None
 
 
 def test_a_small_head_cannot_be_scaled_dynamically() -> None:
-    with pytest.raises(ConfigurationError, match="needs a size of 4 or more, but it is 2"):
+    with pytest.raises(ConfigurationError, match="needs a size of 4 or more, not 2"):
         ops.rope(np.ones((1, 1, 1, 2)), np.arange(1), scaling=DYNAMIC)
 
 

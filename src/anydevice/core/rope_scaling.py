@@ -75,7 +75,7 @@ def frequencies(
     ([0.5, 0.005], 1.0)
     """
     if not 0 < theta < math.inf:
-        raise _wrong(f"theta is a number above 0, but it is {theta}")
+        raise _wrong(f"theta must be a number above 0, not {theta}")
     plain = [theta ** (-2 * pair / size) for pair in range(size // 2)]
     if scaling is None:
         return plain, 1.0
@@ -129,8 +129,8 @@ def refuse_scaling(scaling: Any) -> None:
     if not isinstance(scaling, Mapping):
         kind = type(scaling).__name__
         raise _wrong(
-            f"scaling is a mapping such as {{'rope_type': 'linear', 'factor': 2.0}}, "
-            f"but it is a {kind}"
+            f"scaling must be a mapping such as {{'rope_type': 'linear', 'factor': 2.0}}, "
+            f"not a {kind}"
         )
     kind_of(scaling)
 
@@ -151,7 +151,7 @@ def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     context = _number(scaling, "original_max_position_embeddings")
     if low >= high:
         raise _wrong(
-            "'low_freq_factor' of the scaling is less than 'high_freq_factor', "
+            "'low_freq_factor' of the scaling must be less than 'high_freq_factor', "
             f"but they are {low:g} and {high:g}"
         )
 
@@ -169,7 +169,7 @@ def _yarn(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     context = _number(scaling, "original_max_position_embeddings")
     size = 2 * len(plain)
     if theta <= 1:
-        raise _wrong(f"scaling of rope_type 'yarn' needs a theta above 1, but it is {theta:g}")
+        raise _wrong(f"scaling of rope_type 'yarn' needs a theta above 1, not {theta:g}")
 
     def pair_with(turns: float) -> float:
         return size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -205,7 +205,7 @@ def _dynamic(plain: list[float], theta: float, scaling: Scaling, length: float |
     growth, less = growth_of_theta(scaling)
     size = 2 * len(plain)
     if size < 4:
-        raise _wrong(f"scaling of rope_type 'dynamic' needs a size of 4 or more, but it is {size}")
+        raise _wrong(f"scaling of rope_type 'dynamic' needs a size of 4 or more, not {size}")
     known = original_length(scaling)
     longer = max(growth * max(known if length is None else length, known) - less, 1.0)
     return [f * longer ** (-2 * pair / (size - 2)) for pair, f in enumerate(plain)], 1.0
@@ -220,7 +220,7 @@ def _longrope(plain: list[float], theta: float, scaling: Scaling, length: float 
     if factor is None:
         grown = _number(scaling, "factor")
         if known <= 1:
-            raise _wrong("'original_max_position_embeddings' of longrope is more than 1")
+            raise _wrong("'original_max_position_embeddings' of longrope must be more than 1")
         factor = math.sqrt(1 + math.log(grown) / math.log(known)) if grown > 1 else 1.0
     return [f / divisor for f, divisor in zip(plain, chosen, strict=True)], factor
 
@@ -244,10 +244,10 @@ def _factors(scaling: Scaling, key: str, count: int) -> list[float]:
     if not isinstance(given, tuple | list) or len(given) != count:
         found = f"{len(given)} numbers" if isinstance(given, tuple | list) else repr(given)
         need = f"{key!r}, a list of a number for each of {count} pairs"
-        raise _wrong(f"scaling of rope_type 'longrope' needs {need}, but it is {found}")
+        raise _wrong(f"scaling of rope_type 'longrope' needs {need}, not {found}")
     numbers = [_as_number(key, value) for value in given]
     if not all(0 < number < math.inf for number in numbers):
-        raise _wrong(f"{key!r} of the scaling are numbers above 0, but they are {given!r}")
+        raise _wrong(f"{key!r} of the scaling must be numbers above 0, not {given!r}")
     return numbers
 
 
@@ -264,7 +264,7 @@ def _number(scaling: Scaling, key: str, default: float | None = None) -> float:
         raise _wrong(f"scaling of rope_type {kind_of(scaling)!r} needs {key!r}, a number above 0")
     number = _as_number(key, value)
     if not 0 < number < math.inf:
-        raise _wrong(f"{key!r} of the scaling is a number above 0, but it is {value!r}")
+        raise _wrong(f"{key!r} of the scaling must be a number above 0, not {value!r}")
     return number
 
 
@@ -295,7 +295,7 @@ def _as_number(key: str, value: Any) -> float:
 
 
 def _not_a_number(key: str, value: Any) -> ConfigurationError:
-    return _wrong(f"{key!r} of the scaling is a number, but it is {value!r}")
+    return _wrong(f"{key!r} of the scaling must be a number, not {value!r}")
 
 
 def _wrong(what: str) -> ConfigurationError:

@@ -260,6 +260,9 @@ class LanguageModel:
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token.
 
+        Memory is planned for one cache, and this takes it: a conversation with `reuse` is read
+        again from its start at the next turn.
+
         Raises `ConfigurationError` if it has fewer than two tokens, or more than the context.
         """
         ids = self._encoded(text) if isinstance(text, str) else self._tokens(text)
@@ -297,8 +300,8 @@ class LanguageModel:
             ids = self._known(self.tokenizer.encode_chat(prompt))
         else:
             raise ConfigurationError(
-                "a prompt is a text, a list of messages (dicts of role and content) or a list of "
-                f"tokens, but this is {type(prompt).__name__}",
+                "a prompt must be a str, a list of messages (dicts of role and content) or a list "
+                f"of tokens, not {type(prompt).__name__}",
                 "prompt",
             )
         if not ids:
@@ -325,12 +328,12 @@ class LanguageModel:
         known = self.description.vocabulary
         if not _is_list(ids):
             raise ConfigurationError(
-                f"a text is a str or a list of tokens, but this is {type(ids).__name__}", "text"
+                f"text must be a str or a list of tokens, not {type(ids).__name__}", "text"
             )
         for token in ids:
             if not _is_integer(token) or not 0 <= token < known:
                 raise ConfigurationError(
-                    f"a token is an integer from 0 to {known - 1}, but one is {token!r}", "prompt"
+                    f"a token must be an integer from 0 to {known - 1}, not {token!r}", "prompt"
                 )
         return [int(token) for token in ids]
 
@@ -468,7 +471,7 @@ class _Replies:
     ) -> None:
         if not _is_integer(most) or most < 1:
             raise ConfigurationError(
-                f"max_tokens is an integer of 1 or more, but it is {most!r}", "max_tokens"
+                f"max_tokens must be an integer of 1 or more, not {most!r}", "max_tokens"
             )
         limits = [min(int(most), model.context - len(prompt)) for prompt in prompts]
         self._model, self._prompts, self._sampling = model, prompts, asked
@@ -554,7 +557,7 @@ def _context(given: int | None, longest: int | None) -> int:
         return min(longest or LOADED_CONTEXT, LOADED_CONTEXT)
     if not _is_integer(given) or given < 2:
         raise ConfigurationError(
-            f"context is an integer of 2 or more, but it is {given!r}", "context"
+            f"context must be an integer of 2 or more, not {given!r}", "context"
         )
     if longest is not None and given > longest:
         raise ConfigurationError(

@@ -121,7 +121,7 @@ def sampling(
         temperature = 1.0 if drawn else 0.0
     inf = math.inf
     return Sampling(
-        _number("temperature", temperature, 0, inf, "0 or more, where 0 takes the likeliest token"),
+        _number("temperature", temperature, 0, inf, "of 0 or more (0: the likeliest token)"),
         _integer("top_k", 0 if top_k is None else top_k),
         _number("top_p", 1.0 if top_p is None else top_p, 0, 1, "above 0 and up to 1", above=True),
         _number("min_p", 0.0 if min_p is None else min_p, 0, 1, "from 0 to 1"),
@@ -296,18 +296,18 @@ def _number(
             least <= number <= most and math.isfinite(number) and not (above and number == least)
         )
     if not right:
-        raise ConfigurationError(f"{name} is a number {rule}, but it is {value!r}", source=name)
+        raise ConfigurationError(f"{name} must be a number {rule}, not {value!r}", source=name)
     return number
 
 
 def _integer(name: str, value: object) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-        rule = "an integer of 0 or more, where 0 keeps all"
-        raise ConfigurationError(f"{name} is {rule}, but it is {value!r}", source=name)
+        rule = "an integer of 0 or more (0: all tokens)"
+        raise ConfigurationError(f"{name} must be {rule}, not {value!r}", source=name)
     return int(value)
 
 
 def _seed(value: object) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ConfigurationError(f"seed is an integer, but it is {value!r}", source="seed")
+        raise ConfigurationError(f"seed must be an integer, not {value!r}", source="seed")
     return int(value)

@@ -95,14 +95,14 @@ def attention(
     if lengths is not None:
         require_integers("attention", "lengths", lengths, q, "q")
         if tuple(lengths.shape) != (asked[0],):
-            raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
+            raise wrong_shapes("attention", "lengths must be (batch,)", q=q, lengths=lengths)
     if soft_cap is not None:
-        rule = "is finite and larger than 0"
+        rule = "above 0"
         (soft_cap,) = finite_numbers("attention", rule, lambda cap: cap > 0, soft_cap=soft_cap)
     if sinks is not None:
         require_one_dtype("attention", q=q, sinks=sinks)
         if tuple(sinks.shape) != (asked[1],):
-            raise wrong_shapes("attention", "sinks is (heads,)", q=q, sinks=sinks)
+            raise wrong_shapes("attention", "sinks must be (heads,)", q=q, sinks=sinks)
     try:
         result = own(q, k, v, causal, scale, mask, window, lengths, soft_cap, sinks)
         if result is NotImplemented:
@@ -120,25 +120,25 @@ def _differ_in_size(k: Shape, v: Shape) -> bool:
 
 def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
     if type(causal) is not bool:
-        raise wrong("attention", f"causal is True or False, but it is {in_words(causal)}")
+        raise wrong("attention", f"causal must be True or False, not {in_words(causal)}")
     if scale is not None and not is_finite(scale):
-        rule = f"scale is a finite number, but it is {in_words(scale)}"
-        raise wrong("attention", f"{rule}; multiply q by what is only known on the device")
+        rule = f"scale must be a finite number, not {in_words(scale)}"
+        raise wrong("attention", f"{rule}; to scale by an array, multiply q by it")
     if window is not None and (type(window) is not int or window < 1 or not causal):
-        rule = "window is an integer of 1 or more and needs causal=True"
-        raise wrong("attention", f"{rule}, but it is {in_words(window)} and causal is {causal}")
+        rule = "window must be an integer of 1 or more, with causal=True"
+        raise wrong("attention", f"{rule}, not {in_words(window)} with causal={causal}")
 
 
 def _misfit(q: Array, k: Array, v: Array) -> ConfigurationError:
     """The error for shapes that do not fit."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        rule = "q, k and v have four axes: (batch, heads, tokens, size)"
+        rule = "q, k and v must have four axes: (batch, heads, tokens, size)"
     elif tuple(k.shape[:3]) != tuple(v.shape[:3]) or (v.shape[3] and not k.shape[3]):
-        rule = "k and v have one shape, but for the size of a value"
+        rule = "k and v must have the same shape except for the last axis"
     elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        rule = "q and k agree in batch and size"
+        rule = "q and k must have the same batch and size"
     else:
-        rule = "the heads of q are a multiple of those of k"
+        rule = "the number of heads of q must be a multiple of that of k"
     return wrong_shapes("attention", rule, q=q, k=k, v=v)
 
 
@@ -148,13 +148,13 @@ def _refuse_mask(q: Array, k: Array, mask: Array) -> None:
     wanted = (batch, heads, queries, keys)
     if len(shape) == 2:
         if shape[0] not in (1, batch) or shape[1] not in (1, keys):
-            rule = f"a mask of two axes is (batch, keys), here ({batch}, {keys}), but it is {shape}"
-            hint = "give one that is (queries, keys) as mask[None, None]"
+            rule = f"a mask with two axes must be (batch, keys) = ({batch}, {keys}), not {shape}"
+            hint = "pass a mask of (queries, keys) as mask[None, None]"
             raise wrong("attention", f"{rule}; {hint}")
         return
     pairs = zip(shape[::-1], wanted[::-1], strict=False)
     if len(shape) > 4 or any(size not in (1, full) for size, full in pairs):
-        rule = f"mask broadcasts to (batch, heads, queries, keys), here {wanted}"
+        rule = f"mask must broadcast to (batch, heads, queries, keys) = {wanted}"
         raise wrong_shapes("attention", rule, mask=mask)
 
 

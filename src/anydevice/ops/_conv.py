@@ -47,12 +47,14 @@ def conv2d(
         require_one_dtype("conv2d", x=x, weight=weight)
     image, filters = x.shape, weight.shape
     if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
-        rule = "x is (batch, channels, height, width) and weight (filters, channels, height, width)"
+        rule = (
+            "x must be (batch, channels, height, width), weight (filters, channels, height, width)"
+        )
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
     if bias is not None:
         require_one_dtype("conv2d", x=x, bias=bias)
         if bias.shape != filters[:1]:
-            raise wrong_shapes("conv2d", "bias is (filters,)", weight=weight, bias=bias)
+            raise wrong_shapes("conv2d", "bias must be (filters,)", weight=weight, bias=bias)
     steps, zeros = _ONE_STEP, _NO_ZEROS
     if stride != 1 or type(stride) is not int:
         steps = pair_of("conv2d", "stride", stride, 1)
@@ -60,7 +62,7 @@ def conv2d(
         zeros = pair_of("conv2d", "padding", padding, 0)
     high, wide = image[2] + 2 * zeros[0], image[3] + 2 * zeros[1]
     if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
-        rule = f"the filters are at least (1, 1) and not larger than x with its padding of {zeros}"
+        rule = f"filters must be at least (1, 1) and not larger than x with its padding of {zeros}"
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
     try:
         result = own(x, weight, bias, steps, zeros)
@@ -97,20 +99,22 @@ def conv_transpose2d(
     require_one_dtype(op, x=x, weight=weight)
     image, filters = x.shape, weight.shape
     if len(image) != 4 or len(filters) != 4 or image[1] != filters[0]:
-        rule = "x is (batch, channels, height, width) and weight (channels, filters, height, width)"
+        rule = (
+            "x must be (batch, channels, height, width), weight (channels, filters, height, width)"
+        )
         raise wrong_shapes(op, rule, x=x, weight=weight)
     if bias is not None:
         require_one_dtype(op, x=x, bias=bias)
         if bias.shape != filters[1:2]:
-            raise wrong_shapes(op, "bias is (filters,)", weight=weight, bias=bias)
+            raise wrong_shapes(op, "bias must be (filters,)", weight=weight, bias=bias)
     steps, cut = pair_of(op, "stride", stride, 1), pair_of(op, "padding", padding, 0)
     more = pair_of(op, "output_padding", output_padding, 0)
     if more[0] >= steps[0] or more[1] >= steps[1]:
-        raise wrong(op, f"output_padding is smaller than the stride of {steps}, but it is {more}")
+        raise wrong(op, f"output_padding must be smaller than the stride of {steps}, not {more}")
     sizes = [(image[2 + n] - 1) * steps[n] + filters[2 + n] + more[n] for n in (0, 1)]
     filled = image[2] and image[3] and filters[2] and filters[3]
     if not filled or sizes[0] <= 2 * cut[0] or sizes[1] <= 2 * cut[1]:
-        rule = f"something is left without a padding of {cut}"
+        rule = f"something must be left after a padding of {cut} is cut off"
         raise wrong_shapes(op, rule, x=x, weight=weight)
     return run(own, _conv_transpose2d, x, weight, bias, steps, cut, more)
 
@@ -150,9 +154,9 @@ def _windows_of(
     steps = window if stride is None else pair_of(op, "stride", stride, 1)
     shape = x.shape
     if len(shape) != 4:
-        raise wrong_shapes(op, "x is (batch, channels, height, width)", x=x)
+        raise wrong_shapes(op, "x must be (batch, channels, height, width)", x=x)
     if shape[2] < window[0] or shape[3] < window[1]:
-        raise wrong_shapes(op, f"the windows, which are {window}, are not larger than x", x=x)
+        raise wrong_shapes(op, f"windows of {window} must not be larger than x", x=x)
     return window, steps
 
 

@@ -489,7 +489,7 @@ def leaky_relu(x: Array, slope: float = 0.01) -> Array:
     own = float_version(x, "leaky_relu", _leaky_relu)
     slope = python_number(slope)
     if not is_finite(slope):
-        raise wrong("leaky_relu", f"slope is a finite number, but it is {in_words(slope)}")
+        raise wrong("leaky_relu", f"slope must be a finite number, not {in_words(slope)}")
     return run2(own, _leaky_relu, x, float(slope))
 
 
@@ -531,7 +531,7 @@ def swiglu(gate: Array, up: Array) -> Array:
     if type(up) is not type(gate) or up.dtype != gate.dtype:
         require_one_dtype("swiglu", gate=gate, up=up)
     if gate.shape != up.shape:
-        raise wrong_shapes("swiglu", "gate and up have one shape", gate=gate, up=up)
+        raise wrong_shapes("swiglu", "gate and up must have the same shape", gate=gate, up=up)
     return run2(own, _swiglu, gate, up)
 
 
@@ -540,7 +540,7 @@ def _refuse_misfit(condition: Array, name: str, x: Array) -> None:
         return
     require_one_library("where", "condition", condition, name, x)
     if not broadcasts(condition.shape, x.shape):
-        rule = "the shapes broadcast"
+        rule = "the shapes must broadcast"
         raise wrong_shapes("where", rule, condition=condition, **{name: x})
 
 

@@ -82,10 +82,10 @@ def experts(
     _refuse_shapes(x, gate_up, down, chosen, weights, gate_up_bias, down_bias)
     if not isinstance(activation, str) or activation not in _GATED:
         names = ", ".join(_GATED)
-        raise wrong("experts", f"activation is one of {names}, but it is {in_words(activation)}")
+        raise wrong("experts", f"activation must be one of {names}, not {in_words(activation)}")
     alpha, limit = finite_numbers(
         "experts",
-        "is finite and larger than 0",
+        "above 0",
         lambda number: number > 0,
         alpha=alpha,
         limit=limit,
@@ -100,7 +100,7 @@ def _refuse_shapes(
     x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array, bias: Any, last_bias: Any
 ) -> None:
     if len(x.shape) != 2:
-        raise wrong_shapes("experts", "x is (tokens, hidden)", x=x)
+        raise wrong_shapes("experts", "x must be (tokens, hidden)", x=x)
     hidden, inner = x.shape[1], down.shape[-1] if len(down.shape) == 3 else -1
     count = gate_up.shape[0] if len(gate_up.shape) else -1
     wanted: tuple[tuple[str, Array, Shape, str], ...] = (
@@ -112,9 +112,9 @@ def _refuse_shapes(
     for name, array, shape, rule in wanted:
         if array is not None and tuple(array.shape) != shape:
             given = {"x": x, "gate_up": gate_up, "down": down, name: array}
-            raise wrong_shapes("experts", f"{name} is {rule}", **given)
+            raise wrong_shapes("experts", f"{name} must be {rule}", **given)
     if len(chosen.shape) != 2 or chosen.shape[0] != x.shape[0] or chosen.shape != weights.shape:
-        rule = "chosen and weights are (tokens, k)"
+        rule = "chosen and weights must be (tokens, k)"
         raise wrong_shapes("experts", rule, x=x, chosen=chosen, weights=weights)
 
 

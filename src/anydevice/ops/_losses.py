@@ -31,12 +31,12 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     if shape and shape == tuple(getattr(targets, "shape", ())):
         raise wrong(
             "cross_entropy",
-            f"targets has the shape {shape} of logits, as one-hot rows have; each row needs the "
-            "number of its class instead: use targets.argmax(-1)",
+            f"targets has the same shape as logits, {shape}, like one-hot rows; it must hold the "
+            "class number of each row: use targets.argmax(-1)",
         )
     require_integers("cross_entropy", "targets", targets, logits, "logits")
     if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
-        rule = "logits is (…, classes) and targets (…)"
+        rule = "logits must be (…, classes) and targets (…)"
         advice = reshape_advice("targets", targets, shape[:-1]) if shape else ""
         raise wrong_shapes("cross_entropy", rule, advice, logits=logits, targets=targets)
     return run2(own, _cross_entropy, logits, targets)

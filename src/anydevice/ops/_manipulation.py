@@ -122,13 +122,15 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
         if type(other) is not kind or other.dtype != dtype:
             require_one_dtype("stack", first=first, another=other)
         if other.shape != shape:
-            raise wrong_shapes("stack", "the arrays have one shape", first=first, another=other)
+            raise wrong_shapes(
+                "stack", "the arrays must have the same shape", first=first, another=other
+            )
     count = len(shape) + 1
     if type(axis) is not int:
         axis = integer("stack", "axis", axis)
     if not -count <= axis < count:
-        rule = f"axis {axis} is from {-count} to {count - 1} in the result"
-        raise wrong_shapes("stack", rule, first=first)
+        rule = f"axis {axis} must be from {-count} to {count - 1}"
+        raise wrong_shapes("stack", rule, **{"each array": first})
     return run2(own, _stack, arrays, axis % count)
 
 
@@ -149,12 +151,12 @@ def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]
     if isinstance(sections, tuple | list):
         cuts = [0, *(integer("split", "an index", cut) for cut in sections), size]
         if any(one > other for one, other in pairwise(cuts)):
-            rule = f"the indices {list(sections)} are in order and within axis {axis}"
+            rule = f"the indices {list(sections)} must be in order and within axis {axis}"
             raise wrong_shapes("split", rule, x=x)
     else:
         pieces = integer("split", "sections", sections, "or a list of them")
         if pieces < 1 or size % pieces:
-            rule = f"axis {axis} can be cut into {pieces} equal pieces"
+            rule = f"axis {axis} must divide into {pieces} equal pieces"
             raise wrong_shapes("split", rule, x=x)
         cuts = list(range(0, size + 1, size // pieces)) if size else [0] * (pieces + 1)
     try:
@@ -189,7 +191,7 @@ def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
     own = number_version(x, "diff", _diff)
     at, times = axis_of("diff", x, axis), integer("diff", "n", n)
     if times < 0:
-        raise wrong("diff", f"n is 0 or more, but it is {times}")
+        raise wrong("diff", f"n must be 0 or more, not {times}")
     return run3(own, _diff, x, at, times)
 
 
@@ -206,7 +208,7 @@ def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
         start, stop = integer("part", "start", start), integer("part", "stop", stop)
         step = integer("part", "step", step)
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
-        rule = f"{start}:{stop}:{step} is a range of axis {axis}, counted from the front"
+        rule = f"{start}:{stop}:{step} must be a range within axis {axis}, counted from the front"
         raise wrong_shapes("part", rule, x=x)
     try:
         return xp.part(x, at, start, stop, step)
@@ -229,7 +231,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
         pairs = zip(own[::-1], shape[::-1], strict=False)
         fits = all(size == wanted or size == 1 for size, wanted in pairs)
         if len(own) > len(shape) or not fits or (shape and min(shape) < 0):
-            raise wrong_shapes("broadcast_to", f"x can be repeated to {shape}", x=x)
+            raise wrong_shapes("broadcast_to", f"x must broadcast to {shape}", x=x)
     try:
         return xp.broadcast_to(x, shape)
     except Exception as error:
@@ -279,7 +281,7 @@ def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
     require_integers("one_hot", "x", x)
     classes = integer("one_hot", "num_classes", num_classes)
     if classes < 0:
-        raise wrong("one_hot", f"num_classes is 0 or more, but it is {classes}")
+        raise wrong("one_hot", f"num_classes must be 0 or more, not {classes}")
     return run3(own, _one_hot, x, classes, as_dtype(dtype))
 
 
@@ -369,7 +371,7 @@ def arange(
     first, last = (0, start) if stop is None else (start, stop)
     given = tuple(map(python_number, (first, last, step)))
     if not all(map(is_finite, given)) or not given[2]:
-        rule = "start, stop and step are finite numbers, and step is not 0"
+        rule = "start, stop and step must be finite numbers, and step must not be 0"
         raise wrong("arange", f"{rule}, but they are {', '.join(map(in_words, given))}")
     first, last, step = given
     exact = float not in map(type, given)
@@ -401,7 +403,7 @@ def eye(
     wide = high if columns is None else integer("eye", "columns", columns)
     above = integer("eye", "k", k)
     if high < 0 or wide < 0:
-        raise wrong("eye", f"rows and columns are 0 or more, but they are {high} and {wide}")
+        raise wrong("eye", f"rows and columns must be 0 or more, not {high} and {wide}")
     try:
         down = xp.reshape(xp.arange(high, INT32, like), (high, 1))
         return xp.astype(xp.equal(xp.add(down, above), xp.arange(wide, INT32, like)), kind)
@@ -422,7 +424,7 @@ def embedding(weight: Array, ids: Array) -> Array:
     own = own_version(weight, "embedding", _embedding)
     require_integers("embedding", "ids", ids, weight, "weight")
     if len(weight.shape) != 2:
-        raise wrong_shapes("embedding", "weight is (rows, size)", weight=weight)
+        raise wrong_shapes("embedding", "weight must be (rows, size)", weight=weight)
     return run2(own, _embedding, weight, ids)
 
 
@@ -461,7 +463,7 @@ def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
     sizes, full = tuple(indices.shape), tuple(x.shape)
     pairs = enumerate(zip(sizes, full, strict=False))
     if len(sizes) != len(full) or any(m not in (1, n) for one, (m, n) in pairs if one != at):
-        rule = f"indices has the axes of x, each of its size or 1, but for axis {axis}"
+        rule = f"except for axis {axis}, indices must have the shape of x, or 1 in place of a size"
         raise wrong_shapes("take_along_axis", rule, x=x, indices=indices)
     try:
         return xp.take_along_axis(x, indices, at)
@@ -486,10 +488,10 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
     require_integers("cache_write", "positions", positions, cache, "cache")
     kept, given = tuple(cache.shape), tuple(new.shape)
     if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
-        rule = "cache is (batch, heads, keys, size) and new (batch, heads, tokens, size)"
+        rule = "cache must be (batch, heads, keys, size) and new (batch, heads, tokens, size)"
         raise wrong_shapes("cache_write", rule, cache=cache, new=new)
     if tuple(positions.shape) not in ((given[2],), (given[0], given[2])):
-        rule = "positions is (tokens,) or (batch, tokens)"
+        rule = "positions must be (tokens,) or (batch, tokens)"
         raise wrong_shapes("cache_write", rule, new=new, positions=positions)
     return run3(own, _cache_write, cache, new, positions)
 
@@ -507,10 +509,10 @@ def _in_order(axes: Sequence[int], count: int) -> bool:
 def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
     """The axes counted from the front; raises an error unless they are each axis of x once."""
     if not isinstance(axes, (tuple, list)):
-        raise wrong("permute", f"axes are a tuple of integers, but here {in_words(axes)}")
+        raise wrong("permute", f"axes must be a tuple of integers, not {in_words(axes)}")
     order = tuple([axis_of("permute", x, axis) for axis in axes])
     if not len(order) == len(set(order)) == x.ndim:
-        raise wrong_shapes("permute", f"{tuple(axes)} names each axis of x once", x=x)
+        raise wrong_shapes("permute", f"{tuple(axes)} must name each axis of x once", x=x)
     return order
 
 
@@ -527,7 +529,7 @@ def _ends_with(shape: Any, own: Shape) -> TypeGuard[Shape]:
 def _refuse_unlike(first: Array, other: Array, at: int) -> None:
     own, its = tuple(first.shape), tuple(other.shape)
     if own[:at] != its[:at] or own[at + 1 :] != its[at + 1 :] or len(own) != len(its):
-        rule = f"the arrays have one shape but for axis {at}"
+        rule = f"the arrays must have the same shape except for axis {at}"
         raise wrong_shapes("concat", rule, first=first, another=other)
 
 
@@ -536,15 +538,15 @@ def _refuse_misfit(x: Array, shape: Shape) -> None:
     rest = -prod(shape)
     one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
     if not one_left or prod(x.shape) % rest:
-        raise wrong_shapes("reshape", f"{shape} has as many elements as x", x=x)
+        raise wrong_shapes("reshape", f"the shape {shape} must have as many elements as x", x=x)
 
 
 def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
     if not isinstance(arrays, (tuple, list)):
-        rule = f"it takes a list of arrays, but here is {in_words(arrays)}"
+        rule = f"it takes a list of arrays, not {in_words(arrays)}"
         raise wrong(op, f"{rule}; write {op}([x, y])")
     if not arrays:
-        raise wrong(op, "there are no arrays; it takes one or more")
+        raise wrong(op, "it needs at least one array")
 
 
 def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -552,11 +554,11 @@ def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[
     count, one = len(x.shape), python_number(widths)
     each = [(one, one)] * count if type(one) is int else one
     if not isinstance(each, tuple | list) or not all(isinstance(x, tuple | list) for x in each):
-        rule = "widths is an integer, or (before, after) for each axis"
-        raise wrong("pad", f"{rule}, but it is {in_words(widths)}")
+        rule = "widths must be an integer, or (before, after) for each axis"
+        raise wrong("pad", f"{rule}, not {in_words(widths)}")
     sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in each])
     if len(sides) != count:
-        rule = f"widths has (before, after) for each axis of x, but it has {len(sides)}"
+        rule = f"widths must have one (before, after) for each axis and has {len(sides)}"
         raise wrong_shapes("pad", rule, x=x)
     return sides
 
@@ -567,7 +569,7 @@ def _number_in(
     """A number that a new array is made of, where its dtype holds it."""
     number: float = python_number(value)
     if type(number) not in NUMBERS:
-        raise wrong(op, f"{name} is a number, but it is {in_words(number)}")
+        raise wrong(op, f"{name} must be a number, not {in_words(number)}")
     return held(op, number, dtype, "the array", advice)
 
 
@@ -587,7 +589,7 @@ def _filled(
     xp, kind = _kind_like(op, like, name, dtype)
     sizes = tuple(like.shape) if shape is None else shape_of(op, shape)
     if shape is not None and sizes and min(sizes) < 0:
-        raise wrong(op, f"a shape has no negative sizes, but it is {sizes}")
+        raise wrong(op, f"a shape must have no negative sizes, but it is {sizes}")
     number = _number_in(op, "value", value, kind)
     try:
         return xp.full(sizes, number, kind, like)

@@ -46,11 +46,11 @@ def matmul(a: Array, b: Array) -> Array:
         raise different_dtypes("matmul", a=a, b=b)
     left, right = a.shape, b.shape
     if len(left) < 2 or len(right) < 2:
-        raise wrong_shapes("matmul", "both have rows and columns", a=a, b=b)
+        raise wrong_shapes("matmul", "both must have rows and columns", a=a, b=b)
     if left[-1] != right[-2]:
-        raise wrong_shapes("matmul", "a has as many columns as b has rows", a=a, b=b)
+        raise wrong_shapes("matmul", "a must have as many columns as b has rows", a=a, b=b)
     if len(left) > 2 and len(right) > 2 and not broadcasts(left[:-2], right[:-2]):
-        raise wrong_shapes("matmul", "the axes before the last two broadcast", a=a, b=b)
+        raise wrong_shapes("matmul", "the axes before the last two must broadcast", a=a, b=b)
     result = own(a, b)
     return _matmul(a, b) if result is NotImplemented else result
 
@@ -71,14 +71,14 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
         raise different_dtypes("linear", x=x, weight=weight)
     shape, sizes = weight.shape, x.shape
     if len(shape) != 2 or not sizes or sizes[-1] != shape[1]:
-        raise wrong_shapes("linear", "weight is (out, in) and x is (…, in)", x=x, weight=weight)
+        raise wrong_shapes("linear", "weight must be (out, in) and x (…, in)", x=x, weight=weight)
     if bias is not None:
         if type(bias) is not type(x):
             require_one_library("linear", "x", x, "bias", bias)
         if x.dtype != bias.dtype:
             raise different_dtypes("linear", x=x, bias=bias)
         if len(bias.shape) != 1 or bias.shape[0] != shape[0]:
-            raise wrong_shapes("linear", "bias is (out,)", weight=weight, bias=bias)
+            raise wrong_shapes("linear", "bias must be (out,)", weight=weight, bias=bias)
     return run3(own, _linear, x, weight, bias)
 
 
@@ -94,7 +94,7 @@ def outer(a: Array, b: Array) -> Array:
     if type(b) is not type(a) or b.dtype != a.dtype:
         require_one_dtype("outer", a=a, b=b)
     if len(a.shape) != 1 or len(b.shape) != 1:
-        raise wrong_shapes("outer", "both are vectors", a=a, b=b)
+        raise wrong_shapes("outer", "both must be vectors", a=a, b=b)
     return xp.multiply(xp.reshape(a, (a.shape[0], 1)), b)
 
 
@@ -113,7 +113,7 @@ def einsum(subscripts: str, *arrays: Array) -> Array:
     5.0
     """
     if type(subscripts) is not str:
-        raise wrong("einsum", f"subscripts is a text, but it is {in_words(subscripts)}")
+        raise wrong("einsum", f"subscripts must be a string, not {in_words(subscripts)}")
     if not arrays:
         raise wrong("einsum", f"there are no arrays for {subscripts!r}")
     number_primitives("einsum", arrays[0])
@@ -176,7 +176,7 @@ def _axes_of(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Names], Nam
     given, arrow, wanted = subscripts.replace(" ", "").partition("->")
     texts = given.split(",")
     if len(texts) != len(arrays):
-        rule = f"{subscripts!r} has {len(texts)} arrays, but here are {len(arrays)}"
+        rule = f"{subscripts!r} is for {len(texts)} arrays, not {len(arrays)}"
         raise wrong("einsum", rule)
     terms: list[Names] = []
     for text, x in zip(texts, arrays, strict=True):
@@ -195,15 +195,15 @@ def _axes_of(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Names], Nam
     before, dots, after = wanted.partition("...")
     result = (*before, *(numbers if dots else ()), *after)
     if len(set(result)) != len(result) or not {*before, *after} <= set(everything):
-        rule = "the result has each axis once, and only axes of the arrays"
+        rule = "the result must have each axis once, and only axes of the arrays"
         raise wrong("einsum", f"{rule}, but it is {wanted!r} in {subscripts!r}")
     return terms, result
 
 
 def _unfit(text: str, letters: str, x: Array) -> ConfigurationError:
     if letters and not letters.isalpha():
-        return wrong("einsum", f"axes are letters, or '...' once, but here is {text!r}")
-    return wrong_shapes("einsum", f"{text!r} has a letter for each axis", x=x)
+        return wrong("einsum", f"axes must be letters, or '...' once, not {text!r}")
+    return wrong_shapes("einsum", f"{text!r} must have a letter for each axis", x=x)
 
 
 def _sizes_of(subscripts: str, terms: Sequence[Names], arrays: Sequence[Array]) -> dict[str, int]:

@@ -121,14 +121,14 @@ def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
         float_primitives(op, vector)
     size, sizes = vector.shape, x.shape
     if len(size) != 1 or not sizes or size[0] != sizes[-1]:
-        rule = f"{name} is as long as the last axis of x"
+        rule = f"{name} must be as long as the last axis of x"
         raise wrong_shapes(op, rule, x=x, **{name: vector})
 
 
 def _small_number(op: str, eps: float) -> float:
     number = python_number(eps)
     if type(number) is not float and type(number) is not int:
-        raise wrong(op, f"eps is a number, but it is {in_words(number)}")
+        raise wrong(op, f"eps must be a number, not {in_words(number)}")
     return float(number)
 
 

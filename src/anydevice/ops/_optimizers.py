@@ -49,7 +49,7 @@ def update_sgd(
     rate = _rate("update_sgd", rate)
     momentum, decay = _not_negative("update_sgd", momentum=momentum, decay=decay)
     if velocities is None and momentum:
-        raise wrong("update_sgd", "momentum needs velocities; begin with zeros like the parameters")
+        raise wrong("update_sgd", "momentum needs velocities; start with zeros like the parameters")
     others = {} if velocities is None else {"velocities": velocities}
     if not _alike("update_sgd", parameters, gradients=gradients, **others):
         return [], None if velocities is None else []
@@ -127,32 +127,32 @@ def _step(op: str, step: Any) -> Any:
     """Which step it is; of one that only the device knows, nobody looks whether it is 1 or more."""
     number = number_or_array(op, "step", step, ("int", "uint", "float"))
     if type(number) in NUMBERS and (type(number) is not int or number < 1):
-        raise wrong(op, f"step is an integer that counts from 1, but it is {number!r}")
+        raise wrong(op, f"step must be an integer of 1 or more, not {number!r}")
     return number
 
 
 def _shares(op: str, **shares: Any) -> tuple[Any, ...]:
-    return finite_numbers(op, "is at least 0 and below 1", lambda one: 0 <= one < 1, **shares)
+    return finite_numbers(op, "from 0 to below 1", lambda one: 0 <= one < 1, **shares)
 
 
 def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
-    return finite_numbers(op, "is 0 or more", lambda number: number >= 0, **numbers)
+    return finite_numbers(op, "of 0 or more", lambda number: number >= 0, **numbers)
 
 
 def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
     """Whether there are parameters at all; lists that do not fit them are refused."""
     for name, others in {"parameters": parameters, **lists}.items():
         if not isinstance(others, list | tuple):
-            raise wrong(op, f"{name} are a list of arrays, but here they are {in_words(others)}")
+            raise wrong(op, f"{name} must be a list of arrays, not {in_words(others)}")
     for name, others in lists.items():
         if len(others) != len(parameters):
-            count = f"{len(parameters)} and {len(others)}"
-            raise wrong(op, f"parameters and {name} are equally many, but they are {count}")
+            count = f"{len(parameters)} parameters and {len(others)} {name}"
+            raise wrong(op, f"there must be as many {name} as parameters, but there are {count}")
         for at, (parameter, other) in enumerate(zip(parameters, others, strict=True)):
             primitives(parameter)
             primitives(other)
             if parameter.shape != other.shape:
-                rule = f"{name}[{at}] has the shape of its parameter"
+                rule = f"{name}[{at}] must have the shape of its parameter"
                 raise wrong_shapes(op, rule, **{"the parameter": parameter, "it": other})
     return bool(len(parameters))
 

@@ -141,7 +141,7 @@ def vector_norm(
     own = float_version(x, "vector_norm", _vector_norm)
     power = python_number(ord)
     if type(power) not in (int, float) or power != power:
-        raise wrong("vector_norm", f"ord is a number, but it is {in_words(power)}")
+        raise wrong("vector_norm", f"ord must be a number, not {in_words(power)}")
     axes = axes_of("vector_norm", x, axis)
     if builtins.abs(power) == math.inf:
         _filled("vector_norm", x, axis)
@@ -325,7 +325,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     last = axis_of("top_k", x, -1)
     k = integer("top_k", "k", k)
     if not 1 <= k <= x.shape[last]:
-        raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
+        raise wrong_shapes("top_k", f"k = {k} must be from 1 to the size of the last axis", x=x)
     return run2(own, _top_k, x, k)
 
 
@@ -343,7 +343,7 @@ def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
     axes = axes_of(op, x, axis)
     if 0 in [x.shape[one] for one in axes]:
         which = "x" if axis is None else f"axis {axis}"
-        raise wrong_shapes(op, f"{which} has elements", x=x)
+        raise wrong_shapes(op, f"{which} must have elements", x=x)
     return axes
 
 
@@ -390,7 +390,7 @@ def _squared_spread(
 def _correction(op: str, correction: float) -> float:
     number = python_number(correction)
     if not is_finite(number):
-        raise wrong(op, f"correction is a finite number, but it is {in_words(number)}")
+        raise wrong(op, f"correction must be a finite number, not {in_words(number)}")
     return float(number)
 
 

@@ -78,15 +78,15 @@ def rope(
     require_integers("rope", "positions", positions, x)
     shape = tuple(x.shape)
     if len(shape) != 4 or shape[3] % 2:
-        raise wrong_shapes("rope", "x is (batch, heads, tokens, size) with an even size", x=x)
+        raise wrong_shapes("rope", "x must be (batch, heads, tokens, size) with an even size", x=x)
     if tuple(positions.shape) not in (shape[2:3], (shape[0], shape[2])):
-        rule = "positions is (tokens,) or (batch, tokens)"
+        rule = "positions must be (tokens,) or (batch, tokens)"
         raise wrong_shapes("rope", rule, x=x, positions=positions)
     theta, interleaved = python_number(theta), python_number(interleaved)
     if not is_finite(theta) or theta <= 0:
-        raise wrong("rope", f"theta is a number above 0, but it is {in_words(theta)}")
+        raise wrong("rope", f"theta must be a number above 0, not {in_words(theta)}")
     if type(interleaved) is not bool:
-        raise wrong("rope", f"interleaved is True or False, but it is {in_words(interleaved)}")
+        raise wrong("rope", f"interleaved must be True or False, not {in_words(interleaved)}")
     if scaling is not None:
         refuse_scaling(scaling)
     if length is not None:
@@ -98,12 +98,12 @@ def rope(
 def _refuse_length(x: Array, length: Any) -> None:
     if known(length) is None:
         if type(length) is not int or length < 0:
-            rule = "length is an integer of 0 or more, or an array (batch,)"
-            raise wrong("rope", f"{rule}, but it is {in_words(length)}")
+            rule = "length must be an integer of 0 or more, or an array (batch,)"
+            raise wrong("rope", f"{rule}, not {in_words(length)}")
         return
     require_integers("rope", "length", length, x)
     if tuple(length.shape) != (x.shape[0],):
-        raise wrong_shapes("rope", "length is (batch,)", x=x, length=length)
+        raise wrong_shapes("rope", "length must be (batch,)", x=x, length=length)
 
 
 def _rope(

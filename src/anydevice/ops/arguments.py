@@ -49,8 +49,8 @@ def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> Co
     """The error for shapes that do not fit: what the rule is, what the shapes are, and advice.
 
     >>> import numpy
-    >>> str(wrong_shapes("matmul", "a has as many columns as b has rows", a=numpy.ones((2, 3))))
-    'matmul: a has as many columns as b has rows, but a is (2, 3)'
+    >>> str(wrong_shapes("matmul", "b must have two axes", b=numpy.ones(3)))
+    'matmul: b must have two axes, but b is (3,)'
     """
     shown = ", ".join(f"{name} is {tuple(x.shape)}" for name, x in arrays.items())
     return wrong(op, f"{rule}, but {shown}{advice}")
@@ -61,11 +61,11 @@ def different_shapes(op: str, **two: Array) -> ConfigurationError:
 
     >>> import numpy
     >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
-    'add: x and y have one shape, but x is (2, 1), y is (2,); use y.reshape(2, 1)'
+    'add: x and y must have the same shape, but x is (2, 1), y is (2,); use y.reshape(2, 1)'
     """
     first, second = two
     advice = reshape_advice(second, two[second], tuple(two[first].shape))
-    return wrong_shapes(op, f"{first} and {second} have one shape", advice, **two)
+    return wrong_shapes(op, f"{first} and {second} must have the same shape", advice, **two)
 
 
 def reshape_advice(name: str, x: Array, shape: tuple[int, ...]) -> str:
@@ -79,7 +79,7 @@ def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:
     """The error for arrays that must have one dtype."""
     dtypes = {name: primitives(x, op, name).dtype(x).name for name, x in arrays.items()}
     shown = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
-    return wrong(op, f"arrays have one dtype, but {shown}; use astype on one of them")
+    return wrong(op, f"arrays must have the same dtype, but {shown}; use astype on one of them")
 
 
 def in_words(value: Any) -> str:
@@ -138,7 +138,7 @@ def integer(op: str, name: str, value: Any, more: str = "") -> int:
     number: int = python_number(value)
     if not _is_integer(number):
         wanted = f"an integer{more and ' ' + more}"
-        raise wrong(op, f"{name} is {wanted}, but it is {in_words(number)}")
+        raise wrong(op, f"{name} must be {wanted}, not {in_words(number)}")
     return number
 
 
@@ -154,13 +154,13 @@ def finite_numbers(
 ) -> tuple[Any, ...]:
     """The numbers as Python's own; the first that is not finite or breaks the rule is refused.
 
-    >>> finite_numbers("update_adam", "is at least 0", lambda number: number >= 0, decay=0.5)
+    >>> finite_numbers("update_adam", "of 0 or more", lambda number: number >= 0, decay=0.5)
     (0.5,)
     """
     found = tuple([python_number(number) for number in numbers.values()])
     for name, number in zip(numbers, found, strict=True):
         if not is_finite(number) or not holds(number):
-            raise wrong(op, f"{name} is a number that {rule}, but it is {in_words(number)}")
+            raise wrong(op, f"{name} must be a finite number {rule}, not {in_words(number)}")
     return found
 
 
@@ -178,7 +178,7 @@ def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> A
         found = in_words(number)
         if xp is not None:
             found = f"an array of {xp.dtype(number)} of the shape {tuple(number.shape)}"
-        raise wrong(op, f"{name} is a number, or an array of one without axes, but it is {found}")
+        raise wrong(op, f"{name} must be a number, or an array without axes, not {found}")
     return number
 
 
@@ -200,7 +200,7 @@ def axis_of(op: str, x: Array, axis: int) -> int:
         axis = integer(op, "axis", axis)
     count: int = x.ndim
     if not -count <= axis < count:
-        raise wrong_shapes(op, f"axis {axis} is one of x", x=x)
+        raise wrong(op, f"axis {axis} is out of range: x is {tuple(x.shape)}")
     return axis % count
 
 
@@ -214,7 +214,7 @@ def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, .
         return (axis_of(op, x, integer(op, "axis", axis, "or several")),)
     axes = tuple([axis_of(op, x, one) for one in axis])
     if len(set(axes)) != len(axes):
-        raise wrong_shapes(op, f"the axes {tuple(axis)} are different ones", x=x)
+        raise wrong(op, f"{tuple(axis)} names an axis twice: x is {tuple(x.shape)}")
     return axes
 
 
@@ -225,10 +225,10 @@ def shape_of(op: str, shape: int | Sequence[int]) -> Shape:
     try:
         sizes = tuple([python_number(size) for size in shape])  # type: ignore[union-attr]
     except TypeError:
-        raise wrong(op, f"a shape is integers, but it is {in_words(shape)}") from None
+        raise wrong(op, f"a shape must be integers, not {in_words(shape)}") from None
     for size in sizes:
         if not _is_integer(size):
-            raise wrong(op, f"a shape is integers, but {in_words(size)} is in it")
+            raise wrong(op, f"a shape must be integers, but {in_words(size)} is in it")
     return sizes
 
 
@@ -239,7 +239,9 @@ def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tup
     one = python_number(value)
     both = tuple(map(python_number, one)) if isinstance(one, tuple | list) else (one, one)
     if len(both) != 2 or any(type(each) is not int or each < least for each in both):
-        raise wrong(op, f"{name} is an integer of {least} or more, or two, but it is {value!r}")
+        raise wrong(
+            op, f"{name} must be an integer of {least} or more, or two of them, not {value!r}"
+        )
     return both
 
 
@@ -258,7 +260,7 @@ def require_one_library(op: str, name: str, a: Array, another: str, b: Array) ->
         raise wrong(
             op,
             f"{name} is an array of {_library(a)} and {another} one of {_library(b)}; "
-            "make them one library's with anydevice.to_device(…, device, convert=True)",
+            "convert one of them with anydevice.to_device(…, device, convert=True)",
         )
 
 
@@ -352,7 +354,7 @@ def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a",
     first, second = names
     if type(b) in NUMBERS:
         if type(a) in NUMBERS:
-            raise wrong(op, f"{a} and {b} are both numbers; one of them is an array")
+            raise wrong(op, f"{a} and {b} are both numbers; one of them must be an array")
         xp = primitives(a, op, first)
         return xp, a, _held(op, b, xp, first, a)
     if type(a) in NUMBERS:
@@ -364,7 +366,7 @@ def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a",
     if a.dtype != b.dtype:
         raise different_dtypes(op, **{first: a, second: b})
     if not broadcasts(a.shape, b.shape):
-        rule = f"the shapes of {first} and {second} broadcast"
+        rule = f"the shapes of {first} and {second} must broadcast"
         raise wrong_shapes(op, rule, **{first: a, second: b})
     return primitives(a), a, b
 
@@ -388,14 +390,14 @@ def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> f
             what = f"{dtype} does not hold an integer of {number.bit_length()} bits"
             raise wrong(op, what) from None
     if type(number) is float:
-        what = f"{number} is no integer, but {name} is {dtype}"
+        what = f"{number} is not an integer, and {name} is {dtype}"
         instead = advice or f"use astype({name}, 'float32')"
         raise wrong(op, f"{what}; {instead}")
     low, high = _range(dtype)
     if not low <= number <= high:
-        what = f"{number} is outside of {dtype}, which is from {low} to {high}; {name} is {dtype}"
+        what = f"{number} does not fit into {dtype} ({low} to {high}), the dtype of {name}"
         instead = advice or f"use astype({name}, 'int64')"
-        raise wrong(op, f"{what}; {instead} or another number")
+        raise wrong(op, f"{what}; {instead}, or another number")
     return number
 
 
