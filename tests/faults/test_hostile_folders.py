@@ -463,7 +463,7 @@ def test_without_a_home_everything_works_and_nothing_is_saved(tmp_path: Path) ->
         "['devices'] 0",
         "['config'] 0",
         "['plan', 'nobody/none'] 2",  # it is not downloaded, which is said
-        "['prefer', 'cpu'] 1",
+        "['prefer', 'cpu'] 2",
     ]
     assert said.splitlines()[-1] == "cpu None 0"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["home"]
