@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -200,11 +201,14 @@ def test_results_as_vnncomp_wants_them(anydevice: Anydevice) -> None:
 def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) -> None:
     Path("bad.onnx").write_bytes(b"\x00\x01 bad")
     Path("bad.vnnlib").write_text("(assert (<= Y_0 1)")
+    Path("empty").touch()
     for words, said in [
         (("no.onnx", "true.vnnlib"), "no.onnx cannot be read: No such file or directory\n"),
         (("bad.onnx", "true.vnnlib"), "bad.onnx: it is no ONNX model"),
         (("net.onnx", "bad.vnnlib"), "bad.vnnlib: at 'a list of forms"),
         (("net.onnx", "true.vnnlib", "--check", "net.onnx"), "net.onnx: it does not begin as a"),
+        (("empty", "true.vnnlib"), "empty is empty\n"),
+        (("net.onnx", "empty"), "empty is empty\n"),
         (("net.onnx",), "required: PROPERTY"),
         (("net.onnx", "true.vnnlib", "--timeout", "soon"), "'soon' is no number of seconds"),
         (("net.onnx", "true.vnnlib", "--timeout", "-1"), "'-1' is no number of seconds"),
@@ -215,6 +219,14 @@ def test_wrong_files_and_arguments_are_no_counterexamples(anydevice: Anydevice) 
         assert said in err
     code, out, err = anydevice("prove", "bad.onnx", "true.vnnlib", "--json")
     assert (code, json.loads(out)["code"], err) == (2, "bad_setting", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_no_endless_file_is_read(anydevice: Anydevice) -> None:
+    os.mkfifo("pipe")
+    for words in (("pipe", "true.vnnlib"), ("net.onnx", "pipe"), ("/dev/zero", "true.vnnlib")):
+        code, _, err = anydevice("prove", *words)
+        assert (code, "cannot be read: it is not an ordinary file" in err) == (2, True)
 
 
 def test_results_that_cannot_be_written_are_said_once(anydevice: Anydevice) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from anydevice.core.files import open_ordinary
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.proofs.checking.certificate import Certificate
@@ -98,10 +99,14 @@ def _compares(query: Query) -> bool:
 
 def _content(path: str | Path) -> bytes:
     try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
+        with open(open_ordinary(path), "rb") as file:
+            data = file.read()
+    except OSError as error:
+        why = error.strerror or error
         raise ConfigurationError(f"{path} cannot be read: {why}", source=str(path)) from error
+    if not data:
+        raise ConfigurationError(f"{path} is empty", source=str(path))
+    return data
 
 
 def _told(path: str | Path, read: Callable[[], T]) -> T:
