@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 
 import pytest
@@ -211,10 +211,8 @@ def run_blocks(
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_console_blocks(page: Path, environment: dict[str, str]) -> None:
     blocks = [b for b in blocks_of(page.read_text("utf-8")) if b.language == "console"]
-    commands = [command for block in blocks for command in commands_of(block.text)]
-    for command in commands:
-        if not can_run(command.line + command.prints):
-            continue
+    shown = [list(commands_of(block.text)) for block in blocks]
+    for command in chain.from_iterable(takewhile(has_all, each) for each in shown):
         ended = subprocess.run(
             ["sh", "-c", command.line],
             capture_output=True,
@@ -227,7 +225,12 @@ def test_console_blocks(page: Path, environment: dict[str, str]) -> None:
         assert ended.returncode in command.exit_codes, said
         if command.prints.strip():
             assert matches(command.prints, ended.stdout), said
-    skip_if_left_out([command.line + command.prints for command in commands])
+    skip_if_left_out([each.line + each.prints for each in chain.from_iterable(shown)])
+
+
+def has_all(command: Command) -> bool:
+    """Whether a command can run here; the later ones of its block may need what it did."""
+    return can_run(command.line + command.prints)
 
 
 # Ops say that they are of `anydevice.ops`: their examples run with that module.

@@ -452,7 +452,7 @@ def _look(curve: Curve, number: int) -> str:
 def _level(axis: Axis, ticks: Ticks, left: float, right: float) -> Iterator[str]:
     for value, words in ticks:
         y = axis.at(value)
-        yield f'<path class="grid" d="M{left} {y:.1f}H{right}"/>'
+        yield f'<path class="grid" d="M{left:.1f} {y:.1f}H{right}"/>'
         yield _text(left - _MARK - 2, y + 3, words, "tick", "end")
 
 
