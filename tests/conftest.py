@@ -27,8 +27,10 @@ BuildLibrary = Callable[[str, str], Path]
 # A shell that starts the tests in the background lets them, and their children, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The tests run side by side: threads of PyTorch that wait for work leave the cores to the others.
+# The tests run side by side: threads of PyTorch and NumPy that wait for work leave the cores to the
+# others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def _kind_of_machine() -> str:
