@@ -125,9 +125,9 @@ def test_prompts_are_of_many_tokens_so_that_experts_are_used_as_by_a_text(
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(model: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"500 tokens and 32 .* context of 512"):
+    with pytest.raises(ConfigurationError, match=r"500 tokens and a reply of 32 .* context of 512"):
         bench_text(model, [500])
-    with pytest.raises(ConfigurationError, match="2 tokens or more"):
+    with pytest.raises(ConfigurationError, match="at least 2 tokens, not"):
         bench_text(model, [16], written=1)
 
 

@@ -451,6 +451,6 @@ def test_where_one_device_is_used_a_list_is_refused(tmp_path: Path) -> None:
         lambda: anydevice.rng(0, several),  # type: ignore[arg-type]
         lambda: list(anydevice.prefetch([x], several)),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ConfigurationError, match=r"one device is used here, .* is a list"):
+        with pytest.raises(ConfigurationError, match=r"this takes one device, not the list .*"):
             call()
     assert anydevice.device(several) == anydevice.Device("cpu:0")

@@ -378,7 +378,7 @@ def test_inputs_that_do_not_fit_are_refused(inputs: Any, named: Any, said: str) 
         (nn.Dense(2, 3), {}, r"Dense\(2→3\) is a layer and has no parameters"),
         ("text", {}, "^a str cannot be compiled; give a nn.Model"),
         (3, {}, "^an int cannot be compiled"),
-        (nn.Dense, {}, r"^Dense is a class; give one of it, Dense\(…\)"),
+        (nn.Dense, {}, r"^Dense is a class; give an instance, Dense\(…\)"),
         (digits(), {"verify": X, "properties": bool}, r"functions of the output in a list"),
         (digits(), {"verify": X, "properties": [bool, "finite"]}, r"functions of the output"),
         (partial(ops.softmax, axis=0), {"verify": True}, "and a bool holds no array; give an arr"),

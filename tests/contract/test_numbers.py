@@ -128,7 +128,9 @@ def test_only_one_number_has_a_gradient(engine: Engine, device: Device, gives: s
         "a NoneType": lambda x: None,
     }
     x = engine.place(np.ones(3, np.float32), device)
-    expected = f"a gradient is that of one number, and the function gave {gives}; end it with"
+    expected = (
+        f"a gradient needs a function that returns one number, and this one returned {gives}; end"
+    )
     with pytest.raises(TypeError, match=re.escape(expected)):
         engine.autodiff.value_and_grad(values[gives])(x)
     value, gradient = engine.autodiff.value_and_grad(lambda x: ops.sum(ops.multiply(x, 2)))(x)

@@ -144,7 +144,7 @@ print(in_a_copy(lambda: take(None)))
 with lock.native:
     print(in_a_copy(lambda: take(None)))
 held_elsewhere(lock.native)
-print(in_a_copy(lambda: take("another thread had changed the weights of a model")))
+print(in_a_copy(lambda: take("another thread was changing the weights of a model")))
 """)
     assert said.split() == ["7", "7", "7"]
 

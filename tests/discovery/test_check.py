@@ -94,7 +94,7 @@ BODIES = {
     "wrong": ("return a @ b + 1", "wrong answer: off by 1"),
     "raises": ("raise RuntimeError('no kernel image')", "RuntimeError: no kernel image"),
     "crashes": ("import os; os.kill(os.getpid(), 11)", "crashed (SIGSEGV) in the first mult"),
-    "hangs": ("import time; time.sleep(60)", "timed out (no answer within 2 s) in the first mult"),
+    "hangs": ("import time; time.sleep(60)", "timed out (no answer within 2 s)"),
     "exits": ("import os; os._exit(7)", "exit code 7"),
 }
 
@@ -121,7 +121,8 @@ def test_a_bad_answer_is_a_verdict_that_counts(
     monkeypatch.setattr(checking, "_LONG_ENOUGH", 1.0)
     device = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert "faulty" in checking.engines_to_check(device)
-    verdict = device.check("faulty", limit=2.0)
+    # A busy machine may need longer than that to start the child.
+    verdict = device.check("faulty", limit=2.0 if "timed out" in faulty else 60.0)
     assert not verdict
     assert verdict.reason is not None
     assert faulty in verdict.reason.text

@@ -446,7 +446,7 @@ def test_what_does_not_fit_says_what_would(stories: Path) -> None:
         llm.load(stories, "cuda", context=512)
     assert caught.value.asked is not None
     assert "device='cpu'" in str(caught.value)
-    with pytest.raises(ConfigurationError, match="600 tokens is beyond the 512"):
+    with pytest.raises(ConfigurationError, match="600 tokens is more than the 512"):
         llm.load(stories, "cpu", context=600)
 
 

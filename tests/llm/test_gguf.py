@@ -236,7 +236,7 @@ def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
         numbers,
         tables={"rope_freqs.weight": np.linspace(1, 8, 4, dtype=np.float32)},
     )
-    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight.*not Llama 3's"):
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight.*not those of Llama 3"):
         read_config(other)
 
 
@@ -257,7 +257,7 @@ def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
         ("llama", {"attention.new_thing": 3}, r"llama\.attention\.new_thing"),
         ("llama", {"rope.scaling.type": "other"}, "kind 'other'"),
         ("olmo2", {"attention.sliding_window": 8}, "olmo2 with a sliding_window"),
-        ("qwen3", {"attention.value_length": 8, "attention.key_length": 16}, "another size"),
+        ("qwen3", {"attention.value_length": 8, "attention.key_length": 16}, "different sizes"),
         ("llama", {"rope.dimension_count": 4}, r"llama\.rope\.dimension_count .* whole heads"),
     ],
 )

@@ -237,7 +237,7 @@ def test_the_shape_of_an_example_is_needed_once() -> None:
     with pytest.raises(ConfigurationError, match="takes examples of many shapes"):
         nn.Model(nn.Embedding(4, 6), device="cpu")
     for wrong in (0, (3, -1), ("four",), 2.5, True):
-        with pytest.raises(ConfigurationError, match="sizes of one example"):
+        with pytest.raises(ConfigurationError, match="shape of one example"):
             nn.Model("relu", wrong, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"Chain\[1\] Dense\(5→2\): got 3 features"):
         nn.build(nn.Dense(4, 3), nn.Dense(5, 2), device="cpu")

@@ -287,7 +287,7 @@ def test_groups_apply_to_what_is_left_of_a_tree() -> None:
         (lambda: nn.AdamW(groups={"*.bias": {"decay": -1}}), r"groups\['\*\.bias'\].*decay"),
         (lambda: nn.AdamW(groups=["*.bias"]), "groups must be a dict such as"),
         (lambda: nn.AdamW(groups={"a": {"groups": {}}}), "may have rate, beta1"),
-        (lambda: nn.AdamW(groups={"a": {"rate": nn.ConstantRate(1.0)}}), "is a number"),
+        (lambda: nn.AdamW(groups={"a": {"rate": nn.ConstantRate(1.0)}}), "must be a number"),
         (lambda: nn.AdamW(0.0, groups={"a": {"rate": 1.0}}), "relative to that of AdamW"),
         (lambda: nn.AdamW(groups={"*.wieght": {}}).init(start()), r"'\*\.wieght'.*'weight'"),
     ],

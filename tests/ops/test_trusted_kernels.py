@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_written_is_said(
 
 
 def test_a_quick_run_is_too_little() -> None:
-    with pytest.raises(ConfigurationError, match="a quick run is too little"):
+    with pytest.raises(ConfigurationError, match="a quick run is not enough"):
         save(Verdicts((cell(),), quick=True))
 
 

@@ -210,9 +210,9 @@ def test_wrong_input_says_what_is_wrong(llama: Any) -> None:
     with pytest.raises(ConfigurationError, match="it has 3 layers, and this model 4"):
         parallel.pipeline(copy.deepcopy(llama), _plan(llama, cpu=range(3)))
     laid = parallel.pipeline(_module(), ["cpu", "disk"])
-    with pytest.raises(ConfigurationError, match="a pipeline already"):
+    with pytest.raises(ConfigurationError, match="already a pipeline"):
         parallel.pipeline(laid, ["cpu"])
-    with pytest.raises(UnsupportedError, match="parts on disk are read"):
+    with pytest.raises(UnsupportedError, match="layers on disk cannot be trained"):
         nn.Training(laid, nn.AdamW(1e-2), _data(), "cross_entropy")
 
 

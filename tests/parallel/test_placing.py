@@ -27,7 +27,7 @@ def test_with_fewer_rows_than_devices_the_last_ones_get_none() -> None:
 
 
 def test_arrays_with_unequal_rows_are_no_batch() -> None:
-    with pytest.raises(ConfigurationError, match=r"equally many rows; these are .*\(3,\).*\(4,\)"):
+    with pytest.raises(ConfigurationError, match=r"same number of rows; they are .*\(3,\).*\(4,\)"):
         parallel.split_batch((np.ones(3), np.ones(4)), ["cpu"])
     with pytest.raises(ConfigurationError, match="name at least one"):
         parallel.split_batch(np.ones(3), [])

@@ -170,7 +170,7 @@ def test_wrong_options_say_what_to_write(options: dict[str, Any], said: str) -> 
 
 def test_encoders_are_refused_by_name() -> None:
     bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    with pytest.raises(ConfigurationError, match="bert is none"):
+    with pytest.raises(ConfigurationError, match="bert is not a decoder"):
         plan_training(bert, "8xH100")
 
 

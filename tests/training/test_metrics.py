@@ -152,7 +152,7 @@ def test_a_function_of_ones_own_is_weighted_by_rows() -> None:
         (lambda: metrics_of(["auc", "auc"]), "more than one 'auc'"),
         (lambda: metrics_of({"loss": "auc"}), "'loss'"),
         (lambda: metrics.top_k(SCORES, IDS, 0), "k must be an integer of 1 or more"),
-        (lambda: metrics.f1(SCORES, IDS), 'take "macro_f1"'),
+        (lambda: metrics.f1(SCORES, IDS), 'use "macro_f1"'),
         (
             lambda: metrics.accuracy(SCORES, YES[:5]),
             r"shape \(61, 5\) and a target of shape \(5,\)",
@@ -160,7 +160,7 @@ def test_a_function_of_ones_own_is_weighted_by_rows() -> None:
         (lambda: metrics.auc(SCORES, YES), "auc takes the same shape"),
         (
             lambda: metric_of(lambda output, target: "much").result([("much", 1)]),
-            "to return a number, and returned str",
+            "must return a number, and returned str",
         ),
     ],
 )

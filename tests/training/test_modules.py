@@ -488,7 +488,7 @@ def test_a_scheduler_of_pytorch_steps_after_each_step(torch: Any) -> None:
     done = train(case, model, optimizer=optimizer, schedule=schedule)
     np.testing.assert_allclose(done.history.losses, expected, rtol=SAME)
     np.testing.assert_allclose([epoch.rate for epoch in done.history], [1e-2, 1e-3, 1e-4])
-    with pytest.raises(ConfigurationError, match=r"a scheduler of PyTorch changes an optimizer"):
+    with pytest.raises(ConfigurationError, match=r"a scheduler of PyTorch needs an optimizer"):
         train(case, optimizer=nn.AdamW(RATE), schedule=schedule)
 
 

@@ -111,7 +111,7 @@ def joined_late():
         warnings.simplefilter("always")
         losses = trained(users, 1, loss=weighted, data=late)
     if parallel.initialize("cpu").size > 1:
-        assert "the loss of batch 8 is no mean over rows" in str(seen[-1].message), seen
+        assert "the loss of batch 8 is not a mean over rows" in str(seen[-1].message), seen
     return losses
 
 joined = parallel.launch(joined_late, processes=3)

@@ -662,7 +662,7 @@ def test_wrong_arguments_are_refused() -> None:
         ({"model": abs}, "cannot be trained; give a nn.Model, or a module of PyTorch"),
         ({"model": nn.Model("relu", (2,), device="cpu")}, "no parameters to train"),
         ({"save": "run.pt"}, "must end with .safetensors"),
-        ({"schedule": 0.1}, "schedule gives the rate of each step"),
+        ({"schedule": 0.1}, "schedule must give the rate of each step"),
         ({"schedule": lambda step: -1.0}, r"the schedule returned -1\.0 for step 1"),
         ({"schedule": lambda step: math.nan}, "the schedule returned nan for step 1"),
         ({"schedule": lambda step: "x"}, "the schedule returned 'x' for step 1"),

@@ -234,7 +234,7 @@ def test_the_libraries_own_objects_name_devices() -> None:
     "data", [numpy.ones(2), torch.ones(2), {"x": 1}], ids=lambda x: str(type(x))
 )
 def test_data_comes_first(data: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"does not name .* first, as in to_device\(data,"):
+    with pytest.raises(ConfigurationError, match=r"does not name .* first: to_device\(data,"):
         anydevice.to_device("cpu", data)  # type: ignore[arg-type]
 
 

@@ -83,14 +83,14 @@ def bench_text(
     """
     if written < 2:
         raise ConfigurationError(
-            f"the speed of writing takes 2 tokens or more, and {written} is to be written",
+            f"measuring the speed of generation takes at least 2 tokens, not {written}",
             "written",
         )
     for length in contexts:
         if not 0 < length <= model.context - written:
             raise ConfigurationError(
-                f"a prompt of {length} tokens and {written} that are written do not fit into the "
-                f"model's context of {model.context}; load it with a larger one",
+                f"a prompt of {length} tokens and a reply of {written} do not fit into the model's "
+                f"context of {model.context}; load it with a larger one",
                 "context",
             )
     tell = progress or (lambda done, total, doing: None)

@@ -647,8 +647,8 @@ def select(
     had = ", ".join(dict.fromkeys(dtype for row in rows for dtype in row.dtypes))
     if not had or not kinds:
         raise ConfigurationError(
-            "no op or no dtype is named, so that there is nothing to do; leave the argument out "
-            "for all of them",
+            "the list of ops or of dtypes is empty, so there is nothing to do; leave the argument "
+            "out to take all of them",
             "ops" if not had else "dtypes",
         )
     names = ", ".join(row.op for row in rows) if len(rows) <= _NAMED else f"these {len(rows)} ops"

@@ -167,7 +167,9 @@ def save(verdicts: Verdicts) -> Kept:
     Raises `ConfigurationError` for the verdicts of a quick run, which are too little to go by.
     """
     if verdicts.quick:
-        raise ConfigurationError("a quick run is too little to trust kernels by; run all", "quick")
+        raise ConfigurationError(
+            "a quick run is not enough to trust kernels; run all cases", "quick"
+        )
     refused = _kernels(verdicts.failed)
     right = _kernels(verdicts.of("right")) - refused
     problem = change_trusted(right, refused)

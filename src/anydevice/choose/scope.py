@@ -110,14 +110,14 @@ def one_device(spec: str | Device | None = None, *, engine: str | None = None) -
 
     >>> one_device(["cpu:0", "cpu:1"])
     Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: one device is used here, and ['cpu:0', 'cpu:1'] is a \
-list; anydevice.device(['cpu:0', 'cpu:1']) is the first usable one of it
+    anydevice.errors.ConfigurationError: this takes one device, not the list ['cpu:0', 'cpu:1']; \
+anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
     """
     if isinstance(spec, list | tuple):
         named = [str(each) for each in spec]
         raise ConfigurationError(
-            f"one device is used here, and {named} is a list; anydevice.device({named}) is the "
-            "first usable one of it",
+            f"this takes one device, not the list {named}; anydevice.device({named}) returns its "
+            "first usable one",
             "device=",
         )
     return device(spec, engine=engine)
@@ -313,8 +313,8 @@ def _not_ours(spec: Any) -> Device:
     kind = type(spec)
     said = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     raise ConfigurationError(
-        f"an object of type {said} does not name a device; write a backend and an index, such as "
-        "'cuda:0', and where data is moved put it first, as in to_device(data, device)",
+        f"an object of type {said} does not name a device; give a backend and an index, such as "
+        "'cuda:0'. Functions that move data take it first: to_device(data, device)",
         "device()",
     )
 

@@ -53,8 +53,8 @@ class ForkSafeLock:
         """The system's own lock as it is in this process: an interrupt cannot leave it taken."""
         if self._is_broken:
             raise AnyDeviceError(
-                f"this process was forked while another thread had changed {self._leaves}, which "
-                "stays so here; fork before, or use a process that is not forked"
+                f"this process was forked while another thread was changing {self._leaves}, which "
+                "is left half changed here; fork earlier, or start the process with spawn"
             )
         return self._native
 

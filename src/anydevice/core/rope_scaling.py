@@ -83,7 +83,7 @@ def frequencies(
     if said != theta:
         raise _wrong(f"theta is {theta}, but scaling says rope_theta {said}; give theta={said}")
     if _number(scaling, "partial_rotary_factor", 1.0) != 1:
-        raise _wrong("x is rotated whole; give only the part of it that partial_rotary_factor says")
+        raise _wrong("all of x is rotated; pass only the part that partial_rotary_factor says")
     kind = kind_of(scaling)
     if kind in _BY_LENGTH:
         return _BY_LENGTH[kind](plain, theta, scaling, length)

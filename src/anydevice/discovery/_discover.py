@@ -133,7 +133,7 @@ def discover(refresh: bool = False) -> Report:
     """
     global _kept
     if getattr(_looking, "now", False):
-        raise AnyDeviceError("discover() was called by what discovery itself has called")
+        raise AnyDeviceError("discover() was called from inside discovery, such as by a probe")
     if refresh:
         _refreshed()
     with _lock.native:
@@ -186,7 +186,8 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
     backend, index = parse_place(kind)
     if index is not None:
         raise ConfigurationError(
-            f"devices() takes a kind or a backend; device({kind!r}) is one", "devices()"
+            f"devices() takes a kind or a backend; for one device, call device({kind!r})",
+            "devices()",
         )
     return Devices(device for device in usable if device.backend == backend)
 

@@ -228,7 +228,7 @@ def refuse_non_scalar(value: Any, is_array: bool) -> None:
         return
     given = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
     raise TypeError(
-        f"a gradient is that of one number, and the function gave {given}; "
+        f"a gradient needs a function that returns one number, and this one returned {given}; "
         "end it with ops.sum or ops.mean"
     )
 

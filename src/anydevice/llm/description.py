@@ -207,7 +207,7 @@ def _running(config: ModelConfig) -> Running:
     known = ", ".join(sorted(name for name, row in ARCHITECTURES.items() if row.running))
     named = f"the family {shortened(config.family)!r}" if config.family else "a model of no family"
     raise UnsupportedError(
-        f"{config.source}: {named} (model_type) is not one that can be run; those are {known}"
+        f"{config.source}: {named} (model_type) cannot be run; the families that can are {known}"
     )
 
 
@@ -218,8 +218,8 @@ def _refuse_options(config: ModelConfig, running: Running) -> None:
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise UnsupportedError(
-            f"{config.source}: weights that are quantized ({shortened(str(method))}) are not run "
-            "here; take the folder of the model in 16 bits, or a GGUF file of it"
+            f"{config.source}: quantized weights ({shortened(str(method))}) cannot be run; use the "
+            "model in 16 bits, or a GGUF file of it"
         )
     for key, value in {**running.only, "per_layer_config": None}.items():
         if config.get(key) not in (None, value):
@@ -383,7 +383,7 @@ def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
     wrong = [key for key, value in given.items() if not _is_sensible(key, value)]
     if wrong:
         said = f"{shortened(wrong[0])} = {shortened(repr(given[wrong[0]]))}"
-        raise ConfigurationError(f"{config.source}: {said} of rope makes no sense", config.source)
+        raise ConfigurationError(f"{config.source}: {said} is not valid for rope", config.source)
     return given
 
 

@@ -306,7 +306,7 @@ class LanguageModel:
             )
         if not ids:
             raise ConfigurationError(
-                "the prompt has no tokens, and this model's texts do not begin with one", "prompt"
+                "the prompt is empty, and this model has no token that begins a text", "prompt"
             )
         self._check_length(len(ids), self.context - 1)
         return ids
@@ -318,8 +318,8 @@ class LanguageModel:
         """Tokens that the tokenizer made, if the model has all of them."""
         if ids and max(ids) >= self.description.vocabulary:
             raise ConfigurationError(
-                f"the tokenizer makes token {max(ids)} of this text, and the model has "
-                f"{self.description.vocabulary}: {TOKENIZER} is of another model",
+                f"the tokenizer gives token {max(ids)} for this text, and the model has only "
+                f"{self.description.vocabulary}: {TOKENIZER} belongs to another model",
                 "prompt",
             )
         return ids
@@ -561,7 +561,7 @@ def _context(given: int | None, longest: int | None) -> int:
         )
     if longest is not None and given > longest:
         raise ConfigurationError(
-            f"a context of {given} tokens is beyond the {longest} that the model was made for",
+            f"a context of {given} tokens is more than the {longest} that the model supports",
             "context",
         )
     return int(given)

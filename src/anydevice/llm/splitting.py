@@ -97,15 +97,15 @@ class BoundedTokenizer:
                 outcome = _child().ask((self._key, None, kind, given), limit=limit)
         if outcome.how == "not_started":
             raise UnsupportedError(
-                f"{self._source} has the pattern {shortened(self._pattern)!r}, which may take any "
-                f"time, and no process for it can be started: {outcome.error}"
+                f"{self._source} has the pattern {shortened(self._pattern)!r}, which may run "
+                f"forever, and no child process can be started to limit it: {outcome.error}"
             )
         how, value = outcome.answer if outcome.how == "answered" else (outcome.how, outcome.error)
         if how == "done":
             return value
         what = f"took more than {limit:g} s" if how == "timed_out" else f"failed ({value or how})"
         raise ConfigurationError(
-            f"{self._source} {what} at a text of {len(given)} characters, and was stopped; its "
+            f"{self._source} {what} on a text of {len(given)} characters, and was stopped; its "
             f"pattern is {shortened(self._pattern, 200)!r}",
             self._source,
         )

@@ -415,13 +415,13 @@ def _found(parameter: Parameter, stored: Mapping[str, Segment], source: Path) ->
         said = f"{tensor.path}: the tensor {shortened(tensor.name)!r}"
         if tensor.shape != shape:
             raise TransferError(
-                f"{said} has the shape {_sizes(tensor.shape)}, and by the config it should have "
-                f"{_sizes(shape)}; config and weights are not of one model: download both again",
+                f"{said} has the shape {_sizes(tensor.shape)}, but the config says "
+                f"{_sizes(shape)}; config and weights are of different models: download both again",
                 tensor.name,
             )
         if tensor.dtype.kind != "float" or tensor.dtype.bits < 16:
             raise UnsupportedError(
-                f"{said} is {tensor.dtype}: quantized weights are not run here; get the model in "
+                f"{said} is {tensor.dtype}: quantized weights cannot be run; get the model in "
                 "bfloat16, float16 or float32"
             )
     return way
@@ -466,9 +466,9 @@ def _refuse_left_over(
         name = min(left)
         tensor = stored[name].tensor
         raise TransferError(
-            f"{tensor.path}: the tensor {shortened(tensor.name)!r}, one of {len(left)}, has no "
-            "place in the model that the config describes; config and weights are not of one "
-            "model: download both again",
+            f"{tensor.path}: the model that the config describes has no tensor "
+            f"{shortened(tensor.name)!r} (one of {len(left)}); config and weights are of "
+            "different models: download both again",
             tensor.name,
         )
 

@@ -60,7 +60,7 @@ def adapter_of(model: Any) -> ModelAdapter:
         )
     if isinstance(model, type):
         raise ConfigurationError(
-            f"{model.__qualname__} is a class; give one of it, {model.__qualname__}(…)",
+            f"{model.__qualname__} is a class; give an instance, {model.__qualname__}(…)",
             source="model",
         )
     if not callable(model):

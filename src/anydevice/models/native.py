@@ -101,9 +101,9 @@ class NativeAdapter(ModelAdapter):
             if layer.alone is layer:
                 raise
             raise Absent(
-                "a model of several devices is not compiled as a whole",
-                instead="call it as it is, whose stages are compiled where they lie; move it with "
-                "to_device, which makes one of one device; or give validation= to nn.train",
+                "a model on several devices is not compiled as a whole",
+                instead="call it as it is: its stages are compiled on their devices; or move it to "
+                "one device with to_device; or give validation= to nn.train",
                 code="no_collectives",
             ).error() from error
 

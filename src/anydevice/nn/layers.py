@@ -445,7 +445,7 @@ class Chain(Layer):
 
     def settings_fit(self) -> None:
         if not self.layers:
-            raise ConfigurationError("Chain: there are no layers; it takes one or more")
+            raise ConfigurationError("Chain: it needs at least one layer")
 
     def output(self, shape: Shape) -> Shape:
         for step, layer in self.parts:

@@ -122,7 +122,7 @@ def loss_of(spec: Loss | str) -> Loss:
     """
     if isinstance(spec, type):
         raise ConfigurationError(
-            f"loss is the class {spec.__name__}; give one of it, {spec.__name__}()", source="loss"
+            f"loss is the class {spec.__name__}; give an instance, {spec.__name__}()", source="loss"
         )
     if callable(spec):
         return spec

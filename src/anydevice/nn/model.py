@@ -265,9 +265,8 @@ def built_for(
         shape = ()
     if not shape:
         raise ConfigurationError(
-            f"the shape of an example of {layer.label} is taken from the first batch, which is to "
-            f"be an array, and this is {type(x).__name__}; name it with "
-            "nn.build(…, input_shape=…)",
+            f"the input shape of {layer.label} is taken from the first batch, which must be an "
+            f"array, not {type(x).__name__}; or set it with nn.build(…, input_shape=…)",
             source="input_shape",
         )
     return Model(layer, tuple(map(int, shape[1:])), seed, device)
@@ -322,20 +321,20 @@ def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
         first = _first(layer)
         if first.inferred[0] and getattr(first, first.inferred[0]) is None:
             raise ConfigurationError(
-                f"{first.label} takes its size from the input, whose shape is not known yet; name "
-                "that of one example, without the batch, as in input_shape=(64,), or give nn.train "
-                "the layer, for the first batch to show it",
+                f"{first.label} takes its size from the input, whose shape is not known yet; give "
+                "the shape of one example, without the batch, as in input_shape=(64,), or give "
+                "nn.train the layer: it takes the shape from the first batch",
                 source="input_shape",
             )
         raise ConfigurationError(
-            f"{layer.label} takes examples of many shapes; name one, without the batch, as in "
+            f"{layer.label} takes examples of many shapes; give one, without the batch, as in "
             f"input_shape={_likely_shape(layer)}",
             source="input_shape",
         )
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if not all(type(size) is int and size > 0 for size in sizes):
         raise ConfigurationError(
-            f"input_shape is the sizes of one example, without the batch, not {given!r}",
+            f"input_shape must be the shape of one example, without the batch, not {given!r}",
             source="input_shape",
         )
     return sizes
@@ -399,8 +398,8 @@ def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -
         x = _array_of(x, layer.takes_ids_below is not None, input_shape)
     elif isinstance(x, _NUMBERS):
         raise ConfigurationError(
-            f"a model takes a batch, here of examples of the shape {input_shape}, and this is the "
-            f"single number {x}",
+            f"this model takes a batch of examples of the shape {input_shape}, not the single "
+            f"number {x}",
             source="x",
         )
     first = first_leaf(parameters)

@@ -184,15 +184,15 @@ def _check_group_rate(optimizer: Optimizer, pattern: str, rate: Any) -> None:
     kind = type(optimizer).__name__
     if not is_number(rate):
         raise ConfigurationError(
-            f"{kind}: groups[{pattern!r}]: the rate of a group is a number, which the schedule of "
-            f"{kind} scales with its own; it is {rate!r}",
+            f"{kind}: groups[{pattern!r}]: the rate of a group must be a number, which a schedule "
+            f"of {kind} scales too, not {rate!r}",
             source=f"{kind}.groups",
         )
     if not base_rate(optimizer.rate):
         raise ConfigurationError(
-            f"{kind}: groups[{pattern!r}]: the rate of a group is kept relative to that of {kind}, "
-            f"and {optimizer.rate!r} has none to begin with; give {kind} a number above 0 and "
-            "nn.train the schedule",
+            f"{kind}: groups[{pattern!r}]: the rate of a group is relative to that of {kind}, and "
+            f"{optimizer.rate!r} does not say where it starts; give {kind} a number above 0, "
+            "and nn.train the schedule",
             source=f"{kind}.groups",
         )
 

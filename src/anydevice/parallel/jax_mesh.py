@@ -64,7 +64,7 @@ def joined(found: Launched | None) -> JaxProcesses:
         assert found is not None, "a process alone joins nobody"
         if jax_started():
             raise ConfigurationError(
-                "JAX has started its devices already, and joins other processes only before that; "
+                "JAX has already started its devices, and can join other processes only before; "
                 "call parallel.initialize() first",
                 source="parallel.initialize",
             )

@@ -213,7 +213,7 @@ class Fetcher:
             for slot in set(range(_SLOTS)) - set(self._held.values()):
                 worker.free.put((slot, self._done.get(slot)))
             if not started(worker):
-                raise AnyDeviceError("the system gives no thread to bring parts of a model with")
+                raise AnyDeviceError("no thread could be started to load parts of the model")
             self._thread = worker
         return self._thread
 
@@ -282,8 +282,8 @@ def _version_of(holder: Any) -> int | None:
         version: int | None = getattr(holder, "_version", None)
     except RuntimeError as error:
         raise ConfigurationError(
-            "weights that were made in torch.inference_mode() do not tell when they change, and "
-            "cannot be brought ahead; make or load the model outside of it, under torch.no_grad()",
+            "weights made in torch.inference_mode() do not tell when they change, so they cannot "
+            "be loaded ahead; make or load the model under torch.no_grad() instead",
             source="model",
         ) from error
     return version
@@ -328,7 +328,7 @@ class _Written:
                 each.read(address + offset, 0, each.nbytes)
             return arrays, _nothing
         if ring is None:
-            raise AnyDeviceError("the system gives no thread to bring parts of a model with")
+            raise AnyDeviceError("no thread could be started to load parts of the model")
         if self._direct is None:
             place = self._engine.native(self._device)
             self._direct = _Direct(self._device.index, place, self._parts)

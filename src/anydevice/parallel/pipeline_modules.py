@@ -64,7 +64,7 @@ def pipelined_module(
     """The module itself, with its parameters where `given` says."""
     if pipeline_of(module) is not None:
         raise ConfigurationError(
-            "this module is a pipeline already; load it anew to lay it out otherwise",
+            "this module is already a pipeline; load it again to place it differently",
             source="model",
         )
     parts = module_units(module)

@@ -176,7 +176,7 @@ def _rows(leaves: Any) -> int:
             for leaf, x in zip(leaves, leaves.values, strict=True)
         )
         raise ConfigurationError(
-            f"the arrays of a batch must have equally many rows; these are {shapes or 'none'}",
+            f"the arrays of a batch must have the same number of rows; they are {shapes or 'none'}",
             source="data",
         )
     return int(counts[0][0])

@@ -182,7 +182,7 @@ def cluster_of(words: str | Cluster) -> Cluster:
     count = count or 1
     if count > NODE and count % NODE:
         raise ConfigurationError(
-            f"{count} cards are no nodes of {NODE}; say how many a node has, "
+            f"{count} cards do not make whole nodes of {NODE}; say how many a node has, "
             f"such as '{count // 2}x2x{card.name}'",
             "cluster",
         )

@@ -180,7 +180,7 @@ class ModelConfig(Record):
         names = ", ".join(NAMES[word])
         raise ConfigurationError(
             f"{self.source} has no number of {_IN_WORDS[word]}: it has none of the keys "
-            f"{names}; it may not be a language model's config, else add the key",
+            f"{names}; if it is the config of a language model, add one of them",
             self.source,
         )
 

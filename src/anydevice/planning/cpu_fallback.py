@@ -52,12 +52,12 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
     """
     if not callable(fn):
         raise ConfigurationError(
-            f"cpu_fallback takes a function, a method or a model, and not {fn!r}", "fn"
+            f"cpu_fallback takes a function, a method or a model, not {fn!r}", "fn"
         )
     if isgeneratorfunction(fn) or isasyncgenfunction(fn):
         raise ConfigurationError(
-            f"cpu_fallback takes a function, a method or a model, and not {_name(fn)}: what is "
-            "not finished when it returns cannot be tried again",
+            f"cpu_fallback does not take generators such as {_name(fn)}: a call that is not "
+            "finished when it returns cannot be tried again",
             "fn",
         )
     warned: list[str] = []

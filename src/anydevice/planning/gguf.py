@@ -92,8 +92,8 @@ def config_of(file: GgufFile) -> ModelConfig:
     if row is None:
         known = ", ".join(GGUF_FAMILIES)
         raise UnsupportedError(
-            f"{file.path}: the architecture {shortened(name)!r} of GGUF files is not read; those "
-            f"are {known}. Get the model as a folder of safetensors files"
+            f"{file.path}: GGUF files of the architecture {shortened(name)!r} are not supported, "
+            f"only {known}. Get the model as a folder of safetensors files"
         )
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise UnsupportedError(
@@ -130,8 +130,8 @@ def _values(file: GgufFile, name: str) -> Values:
     if unknown or own.get("attention.causal", True) is not True:
         key = f"{name}.{unknown[0] if unknown else 'attention.causal'}"
         raise UnsupportedError(
-            f"{file.path}: it has {shortened(key)}, which is not known here and could change "
-            "what the model computes; get the model as a folder of safetensors files"
+            f"{file.path}: its key {shortened(key)} is unknown and could change what the model "
+            "computes; get the model as a folder of safetensors files"
         )
     values: Values = {_NUMBERS[key]: _number(file, key, own[key]) for key in own if key in _NUMBERS}
     embedding = file.tensors.get("token_embd.weight")
@@ -146,7 +146,7 @@ def _values(file: GgufFile, name: str) -> Values:
             values[f"{key}_token_id"] = token
     size = values.get("head_dim")
     if size is not None and own.get("attention.value_length", size) != size:
-        raise UnsupportedError(f"{file.path}: values of another size than keys are not read")
+        raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported")
     return values | _rope(file, own, values)
 
 
@@ -156,7 +156,7 @@ def _number(file: GgufFile, key: str, value: Any) -> int | float | None:
         value = value[0].item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnsupportedError(
-            f"{file.path}: {key} is {shortened(repr(value))}, and one number for all layers is read"
+            f"{file.path}: {key} must be one number for all layers, not {shortened(repr(value))}"
         )
     if isinstance(value, int):
         return value
@@ -186,7 +186,7 @@ def _rope(file: GgufFile, own: Mapping[str, Any], values: Mapping[str, Any]) -> 
         return {}
     if kind not in ("linear", "yarn") or "rope.scaling.attn_factor" in own:
         raise UnsupportedError(
-            f"{file.path}: rope scaling of the kind {shortened(repr(kind))} is not read"
+            f"{file.path}: rope scaling of the kind {shortened(repr(kind))} is not supported"
         )
     scaling = {"rope_type": kind, "factor": _number(file, "factor", own.get("rope.scaling.factor"))}
     if "rope.scaling.original_context_length" in own:
@@ -218,7 +218,7 @@ def _llama3(file: GgufFile, values: Mapping[str, Any]) -> Values:
     expected = [a / b for a, b in zip(plain, scaled, strict=True)]
     if len(expected) != len(found) or not np.allclose(found, expected, rtol=1e-4):
         raise UnsupportedError(
-            f"{file.path}: its factors of rope (rope_freqs.weight) are not Llama 3's; "
+            f"{file.path}: its rope factors (rope_freqs.weight) are not those of Llama 3; "
             "get the model as a folder of safetensors files"
         )
     return scaling
@@ -237,7 +237,9 @@ def _floats(file: GgufFile, name: str) -> list[float]:
     """The numbers of a small tensor."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
-        raise UnsupportedError(f"{file.path}: its factors of rope ({name}) are not as expected")
+        raise UnsupportedError(
+            f"{file.path}: its rope factors ({name}) are missing or of another shape"
+        )
     numbers = np.empty(tensor.shape, np.float32)
     with PlainFile(file.path, file.stamp) as opened:
         tensor.read(opened, numbers, 0)

@@ -99,7 +99,7 @@ def planned_units(
         other = f"{shape.parameters:,} parameters, and this one {parameters:,}"
     if other is not None:
         raise ConfigurationError(
-            f"this plan is that of another model: it has {other}", source="devices"
+            f"this plan is for another model: it has {other}", source="devices"
         )
     found, at = [], -1
     for is_layer in are_layers:

@@ -207,7 +207,8 @@ def plan_training(
     shape = shape_of(model, dtype="float32", **numbers)
     if shape.towers:
         raise ConfigurationError(
-            f"trainings of decoders are planned, and {shape.architecture} is none", "model"
+            f"only the training of decoders can be planned; {shape.architecture} is not a decoder",
+            "model",
         )
     if not (shape.layer_weights and shape.hidden and shape.heads):
         raise ConfigurationError(

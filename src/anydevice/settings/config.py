@@ -260,7 +260,9 @@ def _env(value: object) -> Mapping[str, str]:
         if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name:
             raise ConfigurationError(f"{name!r}={text!r} is not a variable: both must be texts")
         if "\0" in name + text or not _encodes(name + text):
-            raise ConfigurationError(f"{name!r}={text!r} holds what no variable can hold")
+            raise ConfigurationError(
+                f"{name!r}={text!r} has a character that a variable cannot hold"
+            )
     return MappingProxyType(dict(value))
 
 

@@ -86,7 +86,7 @@ def _project_s() -> Path:
         return new_project_file()
     except OSError as error:
         raise ConfigurationError(
-            "the project's file is to be made in the working directory, which is gone "
+            "the project's file cannot be made: the working directory no longer exists "
             f"({error.strerror}); change to another one first",
             "prefer",
         ) from error

@@ -591,7 +591,7 @@ class Training:
         if hasattr(schedule, "get_last_lr"):
             if own is not None:
                 raise ConfigurationError(
-                    "a scheduler of PyTorch changes an optimizer of PyTorch; give one of "
+                    "a scheduler of PyTorch needs an optimizer of PyTorch; give one of "
                     "torch.optim, or a schedule such as nn.WarmUp",
                     source="schedule",
                 )
@@ -600,9 +600,9 @@ class Training:
             return None if own is None or math.isnan(own.rate_at(1)) else own.rate_at
         if not callable(schedule):
             raise ConfigurationError(
-                "schedule gives the rate of each step, as nn.CosineRate(1e-3, steps=1000) does or "
-                f"a function of the step, and is not {schedule!r}; a constant rate is the "
-                "optimizer's",
+                "schedule must give the rate of each step, as nn.CosineRate(1e-3, steps=1000) or "
+                f"a function of the step does, and is {schedule!r}; a constant rate belongs to "
+                "the optimizer",
                 source="schedule",
             )
         if own is not None and math.isnan(own.rate_at(1)):

@@ -211,9 +211,8 @@ class ProcessSpread(Spread):
         joint.is_on = True
         if self._number > CHECKED:
             warn(
-                f"the loss of batch {self._number} is no mean over rows, as those before it were "
-                "that have been looked at; from here on it is computed with the outputs of all "
-                "processes"
+                f"the loss of batch {self._number} is not a mean over rows, unlike those that were "
+                "checked before; from now on it is computed from the outputs of all processes"
             )
 
     def _own(self, batch: Any) -> tuple[Any, tuple[int, int, int], float]:

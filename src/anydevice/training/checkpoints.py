@@ -243,7 +243,7 @@ def read_checkpoint(
             _check_counts(each.epoch, each.steps, each.left_out)
             _check_numbers(each.loss, each.validation or 0.0, each.rate, each.seconds)
         if how not in OPTIMIZATIONS:
-            raise ValueError(f"its steps are compiled in the way {how!r}")
+            raise ValueError(f"it knows no way to compile steps called {how!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
     if found is not None:
@@ -287,7 +287,7 @@ def _check_counts(*counts: Any) -> None:
 def _check_numbers(*numbers: Any) -> None:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ValueError(f"{number!r} stands for a number")
+            raise ValueError(f"{number!r} is not a number")
 
 
 def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] | None) -> Any:

@@ -114,8 +114,8 @@ class _F1(Metric):
         binary = tuple(output.shape) == tuple(target.shape) or output.shape[-1] <= 2
         if not binary and not self.macro:
             raise ConfigurationError(
-                f"f1 is of two classes, and this output has {output.shape[-1]}; "
-                'take "macro_f1", the mean over the classes',
+                f"f1 is for two classes, and this output has {output.shape[-1]}; "
+                'use "macro_f1", the mean over the classes',
                 source="metrics",
             )
         classes = 2 if binary else int(output.shape[-1])
@@ -173,7 +173,7 @@ class _Own(Metric):
             numbers = [(float(to_numpy(value)), rows) for value, rows in state]
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"the metric {self.name} is to return a number, and returned "
+                f"the metric {self.name} must return a number, and returned "
                 f"{type(state[0][0]).__name__}: {error}",
                 source="metrics",
             ) from error

@@ -81,8 +81,8 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
     if is_pipeline(model):
         if device is not None or devices is not None or strategy not in ("auto", "pipeline"):
             raise ConfigurationError(
-                "this model is a pipeline, which has its devices; leave device=, devices= and "
-                "strategy= out",
+                "this model is a pipeline, which already has its devices; leave out device=, "
+                "devices= and strategy=",
                 source="devices=",
             )
         return "as the model lies"
@@ -94,7 +94,7 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
             )
         if isinstance(devices, Mesh) and devices.group is not None:
             raise Absent(
-                "a pipeline has its devices in one process, and these are several",
+                "a pipeline runs in one process, and this mesh has several",
                 instead="give the devices of one process in a list",
                 code="no_collectives",
             ).error()
@@ -139,8 +139,8 @@ class PipelineSpread(Spread):
             self._homes = [_home(x) for x in leaves(model.parameters)]
         if any(place.held == DISK for place in places):
             raise Absent(
-                "parts on disk are read, and never written",
-                instead='train with these parts in host memory, "cpu"',
+                "layers on disk cannot be trained",
+                instead='train with these layers in host memory, "cpu"',
                 code="no_collectives",
             ).error()
         super().__init__(self.devices[0])
@@ -191,13 +191,13 @@ class PipelineSpread(Spread):
         self.rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
         if policy.needs_loss_scale:
             raise Absent(
-                f"a pipeline does not train in {policy.compute}, whose loss has to be scaled",
-                instead='take precision="bfloat16" or "float32"',
+                f"a pipeline does not train in {policy.compute}, which needs a scaled loss",
+                instead='use precision="bfloat16" or "float32"',
             ).error()
         if optimizer is not None and not isinstance(optimizer, BuiltIn):
             raise Absent(
-                "the state of this optimizer cannot be told apart by devices",
-                instead="take one of nn, such as nn.AdamW(1e-3)",
+                "the state of this optimizer cannot be divided over devices",
+                instead="use one of nn, such as nn.AdamW(1e-3)",
             ).error()
         if self.microbatches > 1:
             check_rows(layer, still, _INSTEAD)

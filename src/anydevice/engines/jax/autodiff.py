@@ -132,8 +132,8 @@ def _refuse_constant(path: Any, leaf: Any) -> None:
     if kind is None or not jnp.issubdtype(kind, jnp.floating):
         where = jax.tree_util.keystr(path) or "the first argument"
         raise Absent(
-            f"there is no gradient by {where}, which is of type {kind or type(leaf).__name__}",
-            instead="give what has no gradient as another argument",
+            f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
+            instead="pass it as another argument",
         ).error()
 
 

@@ -183,7 +183,7 @@ def refuse_beyond_limit(size: int) -> None:
         return
     whose = "the memory that this process can have" if _limit is None else "the limit of MLX"
     raise LimitReachedError(
-        f"{format_size(size)} more than the {format_size(held)} in use are beyond {whose}, "
+        f"{format_size(size)} more, with {format_size(held)} in use, would exceed {whose}, "
         f"{format_size(int(most))}",
         size,
     )

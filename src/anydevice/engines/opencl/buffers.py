@@ -136,7 +136,7 @@ class Pool:
                 return self._pool.allocate(size)
         held = sum(each.held for each in pools_of(native))
         raise LimitReachedError(
-            f"{size} bytes more than the {held} in use are beyond the limit of "
+            f"{size} bytes more, with {held} in use, would exceed the limit of "
             f"{int(left) + held} bytes",
             size,
         )

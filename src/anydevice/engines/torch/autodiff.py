@@ -72,8 +72,8 @@ def _no_gradient(tree: Any) -> Exception:
     path, leaf = next(pair for pair in pairs if not _has_gradient(pair[1]))
     kind = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
     return Absent(
-        f"there is no gradient by {path or 'the first argument'}, which is of type {kind}",
-        instead="give what has no gradient as another argument",
+        f"{path or 'the first argument'} is of type {kind}, which has no gradient",
+        instead="pass it as another argument",
     ).error()
 
 
