@@ -173,7 +173,7 @@ def swapped_state(description: Any, table: dict[str, Any]) -> None:
 CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "endless epochs": (place(epoch=-(10**9)), "is not a count"),
     "half a batch": (place(position=0.5), "is not a count"),
-    "a loss of text": (place(lost="much"), "'much' is not a number"),
+    "a loss of text": (place(lost="much"), "'much' in place of a number"),
     "a history of text": (place(history=[{"epoch": "1"}]), "cannot read"),
     "another way to compile": (lambda d, _: d["said"].update(optimize="rm -rf"), "cannot read"),
     "steps of text": (lambda d, _: d["said"].update(steps="5"), "is not a count"),

@@ -287,7 +287,7 @@ def _check_counts(*counts: Any) -> None:
 def _check_numbers(*numbers: Any) -> None:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ValueError(f"{number!r} is not a number")
+            raise ValueError(f"it has {number!r} in place of a number")
 
 
 def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] | None) -> Any:
