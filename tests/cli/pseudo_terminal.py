@@ -56,10 +56,18 @@ class Terminal:
         size = struct.pack("HHHH", rows, columns, 0, 0)
         fcntl.ioctl(self.primary, termios.TIOCSWINSZ, size)
 
-    def until(self, pattern: str) -> str:
-        """What is shown up to the pattern; the rest is kept for the next question."""
+    def until(self, pattern: str, again: bytes = b"") -> str:
+        """What is shown up to the pattern; the rest is kept for the next question.
+
+        `again` is typed now and then: Ctrl-C just before Python begins to wait for a key is seen
+        with the next one alone.
+        """
         deadline = time.monotonic() + PATIENCE
+        patient = time.monotonic() + 3
         while not (found := re.search(pattern, self.shown, re.DOTALL)):
+            if again and time.monotonic() > patient:
+                self.type(again)
+                patient += 3
             ready, _, _ = select.select([self.primary], [], [], 0.1)
             if ready:
                 self.shown += os.read(self.primary, 65536).decode("utf-8", "replace")

@@ -430,7 +430,7 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(
     chat.until("2 messages in.*> ")  # what was written stays
     assert json.loads(saved.read_text())[1]["content"]
     chat.type(b"half a line\x03")  # nothing runs: the line is dropped
-    chat.until("Ctrl-D or /exit ends.*> ")
+    chat.until("Ctrl-D or /exit ends.*> ", again=b"\x03")
     chat.type(b"Again\n")
     chat.until(r"Again\r\n.*\w{3}")
     chat.type(b"\x03")
