@@ -407,10 +407,12 @@ def test_warming_up_moves_a_model_that_has_gradients(monkeypatch: pytest.MonkeyP
 @pytest.mark.needs("torch")
 def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed = []
-    monkeypatch.setattr(anydevice, "warm_up", warmed.append)
+    monkeypatch.setattr(anydevice, "warm_up", lambda *given, **named: warmed.append((given, named)))
     with fake_machine(keep_settings=True, cuda=2, engines=("torch",)), with_backend(CUDABackend(1)):
         warm_up(ops.silu, np.ones(3, np.float32))
-    assert warmed == [Device("cuda:1")]
+        warm_up(ops.silu, np.ones(3, np.float32), dtypes=["float32"])
+    here = (Device("cuda:1"),)
+    assert warmed == [(here, {}), (here, {"dtypes": ["float32"]})]
 
 
 def test_after_running_out_memory_is_given_back_and_a_smaller_batch_is_found() -> None:

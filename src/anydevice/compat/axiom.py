@@ -197,13 +197,14 @@ def benchmark(function: Callable[..., Any], *arguments: Any, limit: float = 1.0)
     return anydevice.benchmark(function, *arguments, devices=[here], limit=limit)[str(here)]
 
 
-def warm_up(model: Callable[..., Any], *arguments: Any) -> Any:
+def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """The model's output on the current backend, complete, with everything compiled for it.
 
-    The kernels of anydevice itself are compiled and checked as well.
+    The kernels of anydevice itself are compiled and checked as well; `options` are those of
+    `anydevice.warm_up`, such as `dtypes=["float32"]` for these alone.
     """
     here = current_backend()
-    anydevice.warm_up(here)
+    anydevice.warm_up(here, **options)
     model, arguments = anydevice.to_device((model, arguments), here)
     result = model(*arguments)
     anydevice.to_numpy(result)  # waits, also for a library that computes only what is asked for
