@@ -115,9 +115,9 @@ def verify(
     own kernels have separate cells; one that fails is no longer used, in later processes either.
 
     `quick` takes the first case of each op, one dtype of each kind and width (bfloat16 of those
-    with 16 bits), one device of each model, and no gradients, unless they are named. It ends
-    within a minute an engine: every op comes in its first dtype, in the others while there is time,
-    and what is left over is not reached, which is not right.
+    with 16 bits), one device of each model, and no gradients, unless they are named. It takes at
+    most a minute for each engine: every op is checked in its first dtype, and in other dtypes while
+    there is time. Cells that are left over are "not reached", which does not count as right.
 
     `on_op` is called with the cells of one op on one device as soon as they are decided.
     `isolated=False` computes in this process, for a debugger or ops that only this process has; a

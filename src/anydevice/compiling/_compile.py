@@ -80,8 +80,8 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
       NumPy, and return true or false. Claims of `anydevice.proofs` among them hold for every input
       of their region: their certificates are checked again for the weights as compiled, and one
       without a certificate is proved. `report.proved` says so, or what is not covered.
-    - `gradients`: on PyTorch, results carry gradients of the weights. Without it, they carry some
-      only where an input requires them. JAX and MLX take gradients of the function itself.
+    - `gradients`: on PyTorch, a backward pass from the results reaches the weights. Without it, it
+      only reaches inputs that require gradients. JAX and MLX take gradients of the function itself.
 
     A model that cannot be compiled runs as written; `report` says so, and why.
 
@@ -131,11 +131,11 @@ class Compiled:
     shapes and dtypes of its inputs, and for new numbers or strings among them; after `MOST_SHAPES`
     sets, others run as written, with one warning.
 
-    The next call sees later changes of a module, in every library and precision: new weights are
-    taken over, and for other parts, hooks or another mode, as after `eval()`, it is compiled again.
-    `report.follows` names what is missed if the compiled weights are copies in another dtype, such
-    as writes through PyTorch's `.data`: call `refresh`. Training does not change a `nn.Model`; it
-    returns a new one.
+    Later changes of a module take effect at the next call, in every library and precision: new
+    weights are used, and after a change of its parts, its hooks or its mode (`eval()`) it is
+    compiled again. If the compiled weights are copies in another dtype, some changes are missed,
+    such as writes through PyTorch's `.data`: `report.follows` names them; call `refresh` after
+    them. Training does not change a `nn.Model`; it returns a new one.
     """
 
     def __init__(

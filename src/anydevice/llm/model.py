@@ -44,10 +44,10 @@ SMALL = 32 * 2**20
 
 
 class Speed(Record):
-    """How fast a reply came: seconds to its first token, and tokens a second from there on.
+    """How fast a reply came: seconds to the first token, and tokens per second.
 
-    `prefill` are tokens of the prompt a second, until the first token was there. `decode` is 0 for
-    a reply of one token.
+    `prefill` is tokens of the prompt per second until the first token came. `decode` is tokens of
+    the reply per second after that; it is 0 for a reply of one token.
     """
 
     prompt_tokens: int
@@ -61,9 +61,9 @@ class Reply(Record):
 
     `ended` says why it ends: `"stop"`, the model ended it; `"stop string"`; `"length"`, it has
     `max_tokens`, or the context is full; `"interrupted"`, the stream was closed. `tokens` are those
-    of the text, without the one that ends it; where a stop string ended it, they reach to its end,
-    and the text does not. `logprobs` are theirs, by the model itself, before temperature, filters
-    and penalty; `None` if they were not asked for.
+    of the text, without the end token; if a stop string ended it, they include that string, and the
+    text does not. `logprobs` are their log probabilities under the model itself, before
+    temperature, filters and penalty; `None` if they were not asked for.
     """
 
     text: str
@@ -117,7 +117,7 @@ def load(
     to 8192, or what fits. Memory is planned before anything is loaded.
 
     A load that takes longer shows its progress on a terminal and in a notebook; `progress=False`
-    never, `progress=True` from the start.
+    turns that off, `progress=True` shows it from the start.
 
     Raises `OutOfMemoryError` if the model does not fit, with what would; `UnsupportedError` for a
     kind of model that cannot be run, by name; `ConfigurationError` and `TransferError` for files
@@ -207,17 +207,17 @@ class LanguageModel:
         written as the model's chat template says; or a list of tokens. It is an error if one is as
         long as the context.
 
-        Without `temperature`, and without a filter, each token is the likeliest. With one, they
-        are drawn: first `repetition_penalty` lowers what was in prompt or reply, then logits are
-        divided by the temperature, `top_k` keeps the likeliest tokens, `top_p` the fewest that
-        together have this probability, `min_p` those with this part of the largest. A `seed` gives
-        the same reply again, on every engine but for rounding; prompt i of several draws with
-        `seed` + i. A reply ends with the model's own end, before one of the texts `stop`, with
-        `max_tokens`, or where the context is full.
+        Without `temperature`, and without a filter, each token is the likeliest. With one, tokens
+        are drawn: first `repetition_penalty` lowers the logits of tokens that are in the prompt or
+        the reply, then logits are divided by the temperature, `top_k` keeps the likeliest tokens,
+        `top_p` the fewest that together have this probability, `min_p` those with at least this
+        share of the largest probability. The same `seed` gives the same reply, on every engine up
+        to rounding; prompt i of several uses `seed` + i. A reply ends with the model's end token,
+        before one of the strings in `stop`, after `max_tokens` tokens, or when the context is full.
 
-        With `reuse`, one prompt that begins with what the last one and its reply left in the cache
-        is not read again from the start: the next turn of a conversation begins sooner. Its numbers
-        may differ by rounding from those of a prompt that was read whole.
+        With `reuse`, a single prompt that begins with the last prompt and its reply is not read
+        again from the start: the next turn of a conversation begins sooner. Results may differ by
+        rounding from those of a prompt that is read as a whole.
 
         Raises `VerificationError` where logits are NaN or infinite, naming the weight that is.
         """

@@ -53,9 +53,9 @@ class Run(Record):
     code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
     layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
     dict, layers with state put their new state there, by path and name. `still` are the paths of
-    layers with frozen state: in training they do as in inference. Where a batch is a part of a
-    larger one, `rows` are its first row, its number of rows and that of the larger one: `Dropout`
-    then drops what it would drop there.
+    layers with frozen state, which behave in training as in inference. If the batch is part of a
+    larger one, `rows` is its first row, its number of rows and that of the larger one: `Dropout`
+    then drops the same elements as in the larger one.
 
     >>> Run(training=True, seed=1, step=20).path
     ''
@@ -83,7 +83,7 @@ class Run(Record):
         return y
 
     def update(self, name: str, value: Array) -> None:
-        """Keep the new state of the layer under way, as a constant; without `updates`, nothing."""
+        """Store the new state of the current layer, as a constant; a no-op without `updates`."""
         if self.updates is not None:
             self.updates[self.path, name] = without_gradient(value)
 

@@ -471,7 +471,7 @@ class Chain(Layer):
 
 
 class Residual(Layer):
-    """A layer around which its input goes on: `layer(x) + x`, or `layer(x) + shortcut(x)`.
+    """A residual connection: `layer(x) + x`, or `layer(x) + shortcut(x)`.
 
     A `shortcut` is for a layer that changes the shape. Strings name activations. Its parameters are
     `layer`, and with a shortcut `shortcut`.
@@ -522,7 +522,7 @@ class Residual(Layer):
 class LeakyReLU(Layer):
     """`x` where it is positive, and `slope × x` elsewhere.
 
-    The name `"leaky_relu"` is the one of the slope 0.01.
+    The name `"leaky_relu"` stands for a slope of 0.01.
 
     >>> LeakyReLU(0.2).label
     'LeakyReLU(0.2)'

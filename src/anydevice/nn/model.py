@@ -154,8 +154,8 @@ class Model:
 
         A name is the path of a layer or of a parameter, as tables and errors have them; `*` stands
         for anything. `frozen` has the names of all frozen parameters. They stay frozen when the
-        model is moved, saved or trained, until `unfreeze`. A layer whose state is frozen, such as
-        a `BatchNorm`, does in training as in inference.
+        model is moved, saved or trained, until `unfreeze`. A layer whose state is frozen, such as a
+        `BatchNorm`, behaves in training as in inference.
 
         >>> from anydevice import nn
         >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")

@@ -67,7 +67,7 @@ class Optimizer(Settings):
     ) -> tuple[Tree, State]:
         """The parameters and the state after one step.
 
-        Without `rate` it is that of `rate_at(step)`, for which the step must be a number.
+        The default `rate` is `rate_at(step)`; the step must then be a number.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
@@ -307,9 +307,9 @@ class AdamW(Adam):
     """Adam with decoupled weight decay.
 
     `groups`, which `SGD`, `Adam` and `Lion` have too, gives some parameters settings of their own.
-    A key is a name as in `Model.freeze`; of several that match a parameter, the later one wins. The
-    rate of a group keeps its relation to the optimizer's: where a schedule halves that, it halves
-    both.
+    A key is a name as in `Model.freeze`; of several that match a parameter, the later one wins. A
+    schedule scales the rate of a group too: where it halves the rate of the optimizer, it halves
+    that of the group.
 
     >>> AdamW(1e-3, groups={"*.bias": {"decay": 0.0}, "[0]": {"rate": 1e-4}}).groups["[0]"]
     {'rate': 0.0001}

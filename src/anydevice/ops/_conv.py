@@ -80,14 +80,14 @@ def conv_transpose2d(
     padding: int | Pair = 0,
     output_padding: int | Pair = 0,
 ) -> Array:
-    """The transpose of `conv2d`, which takes its results back to the size of its images.
+    """The transpose of `conv2d`, which maps its results back to the size of its images.
 
     x is (batch, channels, height, width), weight (channels, filters, kernel height, kernel width),
     bias (filters,) or `None`. Each element of x adds its multiple of a filter to the result, the
     next one `stride` further; `padding` rows and columns are cut off on each side. The result is
-    (batch, filters, out height, out width), where
-    out = (size - 1) stride - 2 padding + kernel + output_padding.
-    Of several sizes that `conv2d` maps to one, `output_padding`, smaller than the stride, chooses.
+    (batch, filters, out height, out width), where out = (size - 1) stride - 2 padding + kernel +
+    output_padding. `conv2d` maps several sizes to the same one: `output_padding`, smaller than the
+    stride, chooses among them.
 
     >>> import numpy
     >>> x, weight = numpy.array([[[[1.0, 2.0]]]]), numpy.ones((1, 1, 1, 3))

@@ -300,7 +300,7 @@ def floor(x: Array) -> Array:
 
 @compiled
 def round(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
-    """The nearest integer, of the same shape and dtype; of two that are as near, the even one.
+    """The nearest integer, of the same shape and dtype; halves are rounded to the even one.
 
     >>> import numpy
     >>> round(numpy.array([0.5, 1.5, -2.7])).tolist()
@@ -314,7 +314,7 @@ def round(x: Array) -> Array:  # noqa: A001  the name that every array library h
 
 
 def clip(x: Array, min: Bound = None, max: Bound = None) -> Array:  # noqa: A002  as everywhere
-    """`x` with what is below `min` replaced by it, and then what is above `max` by that.
+    """`x` limited to the range from `min` to `max`; where they cross, `max` wins.
 
     Each is a number, an array that broadcasts with x, or `None` for no limit. NaN stays NaN.
 
@@ -346,7 +346,7 @@ def exp(x: Array) -> Array:
 def log(x: Array) -> Array:
     """The natural logarithm of a floating-point array, of the same shape and dtype.
 
-    That of 0 is minus infinity, that of a negative number NaN.
+    The logarithm of 0 is minus infinity; that of a negative number is NaN.
 
     >>> import numpy
     >>> log(numpy.array([1.0, 0.0])).tolist()

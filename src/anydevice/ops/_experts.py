@@ -38,7 +38,7 @@ def experts(
     alpha: float = 1.702,
     limit: float = 7.0,
 ) -> Array:
-    """For each token, the weighted sum of what the experts chosen for it make of it.
+    """Mixture of experts: for each token, the weighted sum of the outputs of its experts.
 
     x is (tokens, hidden). `chosen`, integers, and `weights` are (tokens, k): which experts, and how
     much each counts. An expert is a gated feed-forward network, down · activation(gate, up): the
@@ -57,11 +57,11 @@ def experts(
     weights may have another floating-point dtype than x. Sums are float32, or float64 for float64;
     in 16 bits, the gate, up and the activation are rounded on the way.
 
-    Only chosen experts are computed, a product for each that any token uses. To sort tokens by
-    expert, arrays of an accelerator are waited for where there are more than 64. Of fewer, nothing
-    is waited for: the matrices of a few choices are gathered, and for more choices, which use most
-    of the experts anyway, every expert computes every token. JAX and MLX never wait. PyTorch's
-    compiler has every expert compute every token but for a few choices.
+    Only chosen experts are computed, a product for each that any token uses. With more than 64
+    tokens on an accelerator, this waits for `chosen`, to sort the tokens by expert. With fewer,
+    nothing is waited for: for a few choices the matrices are gathered, and for more, which use most
+    of the experts anyway, every expert computes every token. JAX and MLX never wait. In code
+    compiled by PyTorch every expert computes every token, except for a few choices.
 
     >>> import numpy
     >>> gate_up, down = numpy.ones((3, 2, 1)), numpy.array([[[1.0]], [[10.0]], [[100.0]]])

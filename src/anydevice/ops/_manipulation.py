@@ -137,7 +137,7 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
 def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]:
     """The array cut into pieces along an axis: a list of arrays.
 
-    `sections` is into how many equal pieces, or a list of the indices before which to cut.
+    `sections` is the number of equal pieces, or a list of indices at which to cut.
 
     >>> import numpy
     >>> [piece.tolist() for piece in split(numpy.arange(6), 3)]
@@ -169,7 +169,7 @@ def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]
 def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> Array:
     """The array with elements of one value added before and after it.
 
-    `widths` is how many: one integer for all sides, or two for each axis, (before, after).
+    `widths` says how many: one integer for all sides, or a pair (before, after) for each axis.
 
     >>> import numpy
     >>> pad(numpy.array([[1, 2]]), [(0, 1), (2, 0)]).tolist()
@@ -182,7 +182,7 @@ def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> 
 
 
 def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
-    """Each element less the one before it along an axis, n times; of the dtype of x.
+    """The differences of neighbouring elements along an axis, taken n times, in the dtype of x.
 
     >>> import numpy
     >>> diff(numpy.array([1, 4, 9, 16])).tolist(), diff(numpy.array([1, 4, 9, 16]), n=2).tolist()
@@ -271,7 +271,7 @@ def astype(x: Array, dtype: Kind) -> Array:
 def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
     """A new last axis of this size, with 1 at the index that x has there and 0 elsewhere.
 
-    An index that is negative or too large gives zeros alone.
+    A negative or too large index gives only zeros.
 
     >>> import numpy
     >>> one_hot(numpy.array([1, 0, 5]), 3).tolist()
@@ -286,7 +286,7 @@ def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
 
 
 def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
-    """Zeros of the shape of x, on its device, and of its dtype if no other is given.
+    """Zeros in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
     >>> zeros_like(numpy.array([[1.5, 2.5]])).tolist()
@@ -296,7 +296,7 @@ def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
 
 
 def ones_like(x: Array, dtype: Kind | None = None) -> Array:
-    """Ones of the shape of x, on its device, and of its dtype if no other is given.
+    """Ones in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
     >>> ones_like(numpy.array([[1.5, 2.5]])).tolist()
@@ -306,7 +306,7 @@ def ones_like(x: Array, dtype: Kind | None = None) -> Array:
 
 
 def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
-    """One value in the shape of x, on its device, and of its dtype if no other is given.
+    """One value in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
     >>> full_like(numpy.array([1, 2]), 7).tolist()
@@ -316,7 +316,7 @@ def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
 
 
 def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
-    """Zeros on the device of the array `like`, and of its dtype if no other is given.
+    """Zeros on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
     >>> zeros((2, 2), like=numpy.array([1.5])).tolist()
@@ -326,7 +326,7 @@ def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None)
 
 
 def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
-    """Ones on the device of the array `like`, and of its dtype if no other is given.
+    """Ones on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
     >>> ones(3, like=numpy.array([1.5]), dtype="int32").tolist()
@@ -338,7 +338,7 @@ def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) 
 def full(
     shape: int | Sequence[int], value: float, *, like: Array, dtype: Kind | None = None
 ) -> Array:
-    """One value on the device of the array `like`, and of its dtype if no other is given.
+    """An array of one value, on the device of `like` and in its dtype unless another is given.
 
     >>> import numpy
     >>> full((1, 2), numpy.inf, like=numpy.array([1.5])).tolist()
@@ -355,9 +355,9 @@ def arange(
     like: Array,
     dtype: Kind | None = None,
 ) -> Array:
-    """`start + n × step` for n from 0 on, up to `stop` and without it; from 0 if only one is given.
+    """The numbers from `start` to before `stop`, `step` apart; `arange(stop)` starts at 0.
 
-    They are on the device of the array `like`, and of its dtype if no other is given.
+    They are on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
     >>> arange(3, like=numpy.array([1.5])).tolist()
@@ -391,8 +391,8 @@ def eye(
 ) -> Array:
     """A matrix with ones on a diagonal, `k` above the main one, and zeros elsewhere.
 
-    It is square if `columns` is not given, on the device of the array `like`, and of its dtype if
-    no other is given.
+    It is square if `columns` is not given, on the device of the array `like`, and in its dtype
+    unless another is given.
 
     >>> import numpy
     >>> eye(2, 3, like=numpy.array([1.5])).tolist()
@@ -448,9 +448,9 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
 
 
 def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
-    """One element of x for each index along an axis; the result has the axis of `indices`.
+    """The elements of x at these indices along an axis, which gets the size it has in `indices`.
 
-    `indices` has as many axes as x; each other one is as long as that of x, or 1 and repeated. An
+    `indices` has as many axes as x; the other ones have the sizes of x, or 1, which broadcasts. An
     index that is negative or too large gives NaN, or 0 if x is not floating-point.
 
     >>> import numpy

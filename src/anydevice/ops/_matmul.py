@@ -84,7 +84,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @compiled
 def outer(a: Array, b: Array) -> Array:
-    """The product of each element of a with each of b, two vectors: (size of a, size of b).
+    """The outer product of two vectors: (size of a, size of b).
 
     >>> import numpy
     >>> outer(numpy.array([1, 2]), numpy.array([3, 4, 5])).tolist()
@@ -99,12 +99,12 @@ def outer(a: Array, b: Array) -> Array:
 
 
 def einsum(subscripts: str, *arrays: Array) -> Array:
-    """Products of elements of arrays, added up over the axes whose names the result has not.
+    """Einstein summation: products of elements, summed over the axes that the result lacks.
 
     `subscripts` names the axes of each array by letters, and after `->` those of the result;
-    without it, they are all that stand there once, in the order of the alphabet. `...` stands for
-    any axes, which broadcast. A letter twice in one array takes its diagonal. Arrays are multiplied
-    from left to right; 16-bit numbers are added up in float32 and rounded once.
+    without it, the result has all letters that occur once, in alphabetical order. `...` stands for
+    any axes, which broadcast. A letter that occurs twice in one array takes its diagonal. Arrays
+    are multiplied from left to right; 16-bit numbers are added up in float32 and rounded once.
 
     >>> import numpy
     >>> einsum("ij,j->i", numpy.array([[1, 2], [3, 4]]), numpy.array([1, 10])).tolist()

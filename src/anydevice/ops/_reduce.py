@@ -38,7 +38,7 @@ Axes = int | Sequence[int] | None
 
 
 def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The sums along one or several axes, or over all; of the dtype of x.
+    """The sum along one or several axes, or over the whole array, in the dtype of x.
 
     16-bit numbers are added up in float32, and booleans are counted as int32.
     `keepdims` leaves each axis that is summed over with the size 1.
@@ -67,9 +67,9 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The products along one or several axes, or of all; dtypes as in `sum`.
+    """The product along one or several axes, or over the whole array; dtypes as in `sum`.
 
-    That of nothing is 1.
+    The product of no elements is 1.
 
     >>> import numpy
     >>> prod(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
@@ -82,9 +82,9 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
 
 
 def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """Whether an element is true along one or several axes, or of all: booleans.
+    """Whether any element is true, along one or several axes or in the whole array.
 
-    Numbers are true where they are not 0, and NaN is. Of nothing, none is.
+    Numbers other than 0 are true, and so is NaN. The result for no elements is false.
 
     >>> import numpy
     >>> any(numpy.array([[True, False], [False, False]]), axis=1).tolist()
@@ -95,9 +95,9 @@ def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """Whether every element is true along one or several axes, or of all: booleans.
+    """Whether all elements are true, along one or several axes or in the whole array.
 
-    Numbers are true where they are not 0, and NaN is. Of nothing, all are.
+    Numbers other than 0 are true, and so is NaN. The result for no elements is true.
 
     >>> import numpy
     >>> all(numpy.array([[True, True], [True, False]]), axis=1).tolist()
@@ -108,10 +108,10 @@ def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The logarithm of the sum of `exp(x)` along one or several axes, or over all.
+    """The logarithm of the sum of `exp(x)` along one or several axes, or over the whole array.
 
-    Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. That of nothing
-    is minus infinity.
+    Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. Without
+    elements it is minus infinity.
 
     >>> import numpy
     >>> logsumexp(numpy.array([[1000.0, 1000.0], [0.0, -numpy.inf]]), axis=1).round(3).tolist()
@@ -127,11 +127,11 @@ def vector_norm(
     keepdims: bool = False,
     ord: float = 2,  # noqa: A002  as in the array API standard
 ) -> Array:
-    """The norms along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
+    """The norm along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
 
-    Of the dtype of x, computed in float32 for 16-bit numbers. An `ord` of infinity is the largest
-    magnitude, of minus infinity the smallest, and of 0 the count of what is not 0. The gradient
-    of the usual norm is 0 where it is 0 itself.
+    Of the dtype of x, computed in float32 for 16-bit numbers. With `ord` infinity it is the largest
+    magnitude, with minus infinity the smallest, and with 0 the number of elements that are not 0.
+    Where the 2-norm is 0, so is its gradient.
 
     >>> import numpy
     >>> x = numpy.array([[3.0, -4.0], [0.0, 0.0]])
@@ -149,9 +149,9 @@ def vector_norm(
 
 
 def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
-    """The sums of the elements up to each one along an axis; dtypes as in `sum`.
+    """The running sums along an axis; dtypes as in `sum`.
 
-    `include_initial` puts the sum of nothing, 0, before them.
+    With `include_initial` they start with 0.
 
     >>> import numpy
     >>> cumulative_sum(numpy.array([1, 2, 3])).tolist()
@@ -166,10 +166,10 @@ def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> A
 
 
 def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The means along one or several axes, or over all.
+    """The mean along one or several axes, or over the whole array.
 
     Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
-    for integers. The mean of nothing is NaN.
+    for integers. The mean of no elements is NaN.
 
     >>> import numpy
     >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
@@ -181,7 +181,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
 
 
 def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
-    """The variances along one or several axes, or over all; dtypes as in `mean`.
+    """The variance along one or several axes, or over the whole array; dtypes as in `mean`.
 
     The sum of the squares of n differences from the mean is divided by n - `correction`: 1 gives
     the unbiased estimate from a sample. Where nothing is left to divide by, the result is NaN, or
@@ -197,7 +197,7 @@ def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float =
 
 
 def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
-    """The standard deviations along one or several axes, or over all: the roots of `var`.
+    """The standard deviation along one or several axes, or over the whole array: the root of `var`.
 
     >>> import numpy
     >>> std(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1, correction=0).tolist()
@@ -209,7 +209,7 @@ def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float =
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The largest along one or several axes, or of all; NaN propagates.
+    """The largest element along one or several axes, or of the whole array; NaN propagates.
 
     Raises `ConfigurationError` if an axis has no elements.
 
@@ -233,7 +233,7 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The smallest along one or several axes, or of all; NaN propagates.
+    """The smallest element along one or several axes, or of the whole array; NaN propagates.
 
     Raises `ConfigurationError` if an axis has no elements.
 
@@ -257,9 +257,9 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def argmax(x: Array, axis: int = -1) -> Array:
-    """The index of the largest along an axis, the first of equal ones, as int32 without that axis.
+    """The index of the largest element along an axis, as int32; the axis is removed.
 
-    NaN counts as the largest.
+    Of equal elements it is the first. NaN counts as the largest.
 
     >>> import numpy
     >>> argmax(numpy.array([[1.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
@@ -271,9 +271,9 @@ def argmax(x: Array, axis: int = -1) -> Array:
 
 
 def argmin(x: Array, axis: int = -1) -> Array:
-    """The index of the smallest along an axis, the first of equal ones, as int32 without that axis.
+    """The index of the smallest element along an axis, as int32; the axis is removed.
 
-    NaN counts as the smallest.
+    Of equal elements it is the first. NaN counts as the smallest.
 
     >>> import numpy
     >>> argmin(numpy.array([[3.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
@@ -284,7 +284,7 @@ def argmin(x: Array, axis: int = -1) -> Array:
 
 
 def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
-    """The elements in order along an axis: the smallest first, or the largest.
+    """The elements sorted along an axis: the smallest first, or with `descending` the largest.
 
     NaN counts as the largest. Equal elements stay in their order: the sort is stable.
 
@@ -297,9 +297,9 @@ def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
 
 def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
-    """The indices, as int32, by which `take` along an axis would sort it, as `sort` does.
+    """The indices, as int32, that put the elements along an axis into the order of `sort`.
 
-    Of equal elements the first comes first, also where they descend.
+    Equal elements keep their order, also with `descending`.
 
     >>> import numpy
     >>> argsort(numpy.array([2, 1, 2, 3])).tolist()
@@ -312,7 +312,7 @@ def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """The k largest along the last axis, largest first, and their indices as int32.
+    """The k largest elements along the last axis, the largest first, and their indices as int32.
 
     Both have the shape of x with k in place of the last axis. NaN counts as the largest.
 

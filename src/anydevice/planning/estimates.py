@@ -54,11 +54,11 @@ class MemoryEstimate(Record):
 
     `weights` are all parameters and buffers, tied ones once, and `kv_cache` a static cache for
     `context` tokens of each of `batch` sequences; both are exact to the byte if `exact` is true.
-    `activations` and `logits` are those at the peak, while reading `prefill` tokens of a prompt,
-    the whole of it where that is `None`, or writing one token. `overhead` is the memory of the
-    process outside of its tensors on an accelerator, and `overheads` are its parts: the driver's
-    context, the libraries' workspace, and what PyTorch's allocator rounds up or holds idle.
-    `assumed` lists the assumptions. `shape` is the shape of the model that was estimated.
+    `activations` and `logits` are the sizes at the peak, while `prefill` tokens of a prompt are
+    read (`None`: all of them) or one token is written. `overhead` is the memory of the process
+    outside of its tensors on an accelerator, and `overheads` are its parts: the driver's context,
+    the libraries' workspace, and what PyTorch's allocator rounds up or holds idle. `assumed` lists
+    the assumptions. `shape` is the shape of the model that was estimated.
     """
 
     weights: int

@@ -163,7 +163,7 @@ def plan_inference(
     prefill: int | None = None,
     **numbers: Any,
 ) -> Plan:
-    """Where a model would run with this context: on one device, on several, or with which change.
+    """Where a model fits with this context: on one device, on several, or only after a change.
 
     `model` and `numbers` are as in `estimate_inference`. `devices` are devices or their names
     ("cuda" is every card of it), or cards that need not be here, "2xH100"; the default is all

@@ -178,9 +178,9 @@ def plan_training(
     `model` and `numbers` are as in `estimate_inference`. `cluster` is in words: "16xH100-80GB",
     "2xH100", "4x8xA100-40GB" (4 nodes of 8), or "8xMyCard-48GB", a card whose speed is not known.
     Training is in mixed precision: weights, gradients and the `optimizer`'s state in 32 bits,
-    products in 16. `context` tokens are those of a sequence (4096, or the model's longest), `batch`
-    the sequences of a step on all cards (as many as a micro-batch on each), `tokens` those to train
-    on in all: 2e12, or "2T".
+    products in 16. `context` is the number of tokens in a sequence (default: 4096, or the model's
+    longest), `batch` the number of sequences in a step on all cards (default: one micro-batch on
+    each), and `tokens` the number to train on in all: 2e12, or "2T".
 
     The plan chooses what is not given. A `strategy` is "replicate", "shard_gradients" (gradients
     and optimizer are split over the cards) or "shard" (weights too). `recompute` is "none",

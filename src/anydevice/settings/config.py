@@ -30,7 +30,7 @@ class Config(Record):
       `None`: nothing is limited.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
-    - `mixed_precision`: what is compiled or trained without a `precision` is in "mixed".
+    - `mixed_precision`: compile and train in "mixed" precision unless `precision` is given.
     - `time_limit`: time limit of discovery in seconds.
     - `env`: environment variables for the array libraries.
 

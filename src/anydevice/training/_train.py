@@ -155,10 +155,10 @@ def train(
     >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
     True
 
-    A given `nn.Model` is not changed, and nor is a module of Equinox; other modules are trained in
-    place. The default `device` is that of the parameters; on the CPU, the engine of a `nn.Model` is
-    torch, jax or mlx, and one that is imported already has priority. The same seed gives the same
-    training. Further options:
+    A given `nn.Model` is not changed, and neither is a module of Equinox; other modules are trained
+    in place. The default `device` is that of the parameters; on the CPU, the engine of a `nn.Model`
+    is torch, jax or mlx, and one that is imported already has priority. The same seed gives the
+    same training. Further options:
 
     - `devices`: several devices, in place of `device`: a list, the name of a backend for all that
       it has, or a `parallel.Mesh`. One process drives several through JAX. Each batch is divided

@@ -112,7 +112,7 @@ class _Unread(NamedTuple):
 
 
 class Training:
-    """A training, for a loop of your own: it places, computes, accumulates, clips, steps and saves.
+    """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
 
     `model` is a `nn.Model`, or a module of PyTorch, Flax NNX, Equinox or MLX. `optimizer` is one of
     `nn`, or of the module's library: `torch.optim`, optax, `mlx.optimizers`. `loss` is a function
@@ -257,7 +257,7 @@ class Training:
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of this number: from 1 on, or from that of a loaded file.
+        """The numbers of the epochs that are left: from 1, or from where a loaded file stopped.
 
         Raises `ConfigurationError` for a loader that does not give batches in each of them.
         """
@@ -337,8 +337,8 @@ class Training:
         """Go on from a file of `save`, exactly as if there had been no break.
 
         Batches that `for batch in training` gave are not given again. Raises `ConfigurationError`,
-        with the first difference, if it is that of another training, and `TransferError` if it is
-        damaged.
+        with the first difference, if the file is from another training, and `TransferError` if it
+        is damaged.
         """
         self.resume(checked_path(path), self.settings())
 

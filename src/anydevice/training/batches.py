@@ -54,7 +54,7 @@ class Batches:
     >>> data
     <Batches: 5 examples in 3 batches of 2, in order; x: () int64, y: () int64>
 
-    In a loop of your own, each iteration is one epoch more, in an order of its own, with seed 0.
+    In your own loop, each iteration over it is the next epoch, in a new order, with seed 0.
 
     Raises `ConfigurationError` if the arrays have different lengths, are empty, or hold anything
     but numbers.
@@ -95,10 +95,10 @@ class Batches:
         )
 
     def split(self, share: float, seed: int = 0) -> tuple[Batches, Batches]:
-        """These examples without a share of them, and that share alone, in order.
+        """Two `Batches`: these examples without a share of them, and that share.
 
-        The share is chosen by the seed, or without `shuffle`, it is the last examples: those of
-        time series must not be mixed.
+        The share is drawn with the seed. Without `shuffle` it is the last examples, because time
+        series must not be mixed.
 
         >>> data = Batches([[1], [2], [3], [4], [5]], [1, 2, 3, 4, 5], size=2, shuffle=False)
         >>> [each.y.tolist() for each in data.split(0.4)]

@@ -52,12 +52,12 @@ class Callback:
 
 
 class Log(Callback):
-    """Sends the losses, the rate and the metrics of each epoch to a log of yours.
+    """Sends the losses, the rate and the metrics of each epoch to your logger.
 
     `target` is a TensorBoard `SummaryWriter`, or anything like it with `add_scalar(name, value,
-    step)`, or anything with `log(dict)`, such as a run of Weights & Biases. With `every`, the loss
-    and the rate of each such step are sent too, the loss as `step_loss`; reading it waits for the
-    device.
+    step)`, or anything with `log(dict)`, such as a run of Weights & Biases. With `every=100`, the
+    loss and the rate of every 100th step are sent too, the loss as `step_loss`; reading it waits
+    for the device.
 
     >>> class Printed:
     ...     def log(self, values):

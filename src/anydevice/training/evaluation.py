@@ -115,9 +115,9 @@ def predict(
     (1000, 2)
 
     It runs where the model is, in inference mode, unless `device` names another place, and in the
-    dtype of its weights unless `precision` says otherwise, as in `compile`. `optimize` is that of
-    `compile` too; left out, JAX and MLX compile and PyTorch, whose compiler takes long, does not.
-    Where the output has `logits`, as those of Hugging Face, these are returned.
+    dtype of its weights unless `precision` says otherwise, as in `compile`. `optimize` is as in
+    `compile`; by default JAX and MLX compile, and PyTorch, whose compiler is slow, does not. If the
+    output has `logits`, as models of Hugging Face do, these are returned.
 
     Raises `ConfigurationError` for data that the model does not take, with the number of the batch.
     """
@@ -149,8 +149,8 @@ def evaluate(
     """The loss and the metrics of a model over all examples, without training it.
 
     `loss` and `metrics` are functions of the output and the target, or their names; several metrics
-    are a list, or a dict with names of yours. `nn.accuracy` and others say what they take; one of
-    yours returns a number, of which the mean is weighted by rows. `data` is as in `nn.predict`,
+    are a list, or a dict with names of yours. `nn.accuracy` and others say what they take; your own
+    returns a number, and the mean over batches is weighted by rows. `data` is as in `nn.predict`,
     with targets: two arrays (x, y), an `nn.Batches`, or a loader or a list of batches (x, y).
     Batches of Hugging Face, dicts with `labels`, need no loss: the model has one of its own.
 

@@ -182,11 +182,10 @@ class _Own(Metric):
 
 
 def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
-    """The share of targets that were found.
+    """The share of targets that are predicted correctly.
 
-    The output is (…, classes) for targets (…) of ids, of which -100 does not count. For an output
-    of the target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for
-    probabilities.
+    The output is (…, classes) for targets (…) of class ids, where -100 is ignored. For an output of
+    the target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for probabilities.
 
     >>> import numpy
     >>> accuracy(numpy.array([[0.1, 0.9], [0.8, 0.2]]), numpy.array([1, 1]))
@@ -198,7 +197,7 @@ def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 def top_k(output: Array, target: Array, k: int = 5) -> float:
     """The share of targets that are among the `k` classes with the highest scores.
 
-    By name it is `"top_5"`, or with another number.
+    Its name is `"top_5"`, or with another number.
 
     >>> import numpy
     >>> top_k(numpy.array([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]]), numpy.array([1, 2]), k=2)
@@ -218,9 +217,10 @@ def mean_absolute_error(output: Array, target: Array) -> float:
 
 
 def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
-    """2 · right / (found + there) of the class 1: the harmonic mean of precision and recall.
+    """F1 of class 1: the harmonic mean of precision and recall.
 
-    Output and target are as in `accuracy`, with two classes. It is 0 if there are none.
+    Output and target are as in `accuracy`, with two classes. It is 0 if class 1 is neither
+    predicted nor in the target.
 
     >>> import numpy
     >>> f1(numpy.array([2.0, 1.0, -1.0]), numpy.array([1, 0, 0]))
@@ -230,7 +230,7 @@ def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 
 
 def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
-    """The mean of F1 over all classes that are found or there.
+    """The mean F1 over all classes that are predicted or in the target.
 
     >>> import numpy
     >>> macro_f1(numpy.eye(3), numpy.array([0, 1, 1]))
@@ -242,7 +242,7 @@ def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 def auc(output: Array, target: Array) -> float:
     """The area under the ROC curve of two classes, from ranks; ties count half.
 
-    Targets above 0 are the class. NaN if all are of one class, or a score is NaN.
+    Targets above 0 are positive. NaN if all are of one class, or a score is NaN.
 
     >>> import numpy
     >>> auc(numpy.array([0.1, 0.4, 0.35, 0.8]), numpy.array([0, 0, 1, 1]))

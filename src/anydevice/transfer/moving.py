@@ -119,8 +119,8 @@ def device_of(tree: Any) -> Device | None:
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
     (Device("cpu", engine='numpy'), None)
 
-    Its engine is the library of the arrays, so that `device_of(x)(constant)` goes with `x`; where
-    they are of several libraries, it is that of the device.
+    Its engine is the library of the arrays, so `device_of(x)(constant)` gives an array of the same
+    library. If the arrays are of several libraries, it is the default engine of the device.
 
     Raises `DeviceMismatchError`, with two paths, if they are on different devices, or an array is
     sharded over several.

@@ -57,8 +57,8 @@ def load_weights(
     With `dtype`, such as `"bfloat16"`, floating point tensors are converted to it; integers,
     booleans and complex numbers stay as they are. A number too large for the dtype is an error.
 
-    A load of more than 100 MB or one second shows its progress on a terminal and in a
-    notebook; `progress=False` never, `progress=True` from the start.
+    A load of more than 100 MB or one second shows its progress on a terminal and in a notebook;
+    `progress=False` turns that off, `progress=True` shows it from the start.
 
     Every header is checked before the first array is made: a damaged, incomplete or foreign file is
     a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
