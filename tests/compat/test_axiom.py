@@ -372,7 +372,7 @@ def test_what_cannot_run_says_why() -> None:
     with with_backend(CPUBackend()):
         timing = benchmark(ops.matmul, np.ones(3), np.ones(3), limit=0.01)
     assert timing.seconds is None
-    assert "both have rows and columns" in timing.reason
+    assert "both must have rows and columns" in timing.reason
 
 
 def test_warming_up_compiles_and_gives_the_complete_result() -> None:
