@@ -172,8 +172,59 @@ def test_an_output_that_cannot_be_written_is_said(
 
     monkeypatch.setattr(sys, "stdout", FullDisk())
     with testing.fake_machine(keep_settings=True):
-        assert command_line.main(["devices"]) == 2
-    assert capsys.readouterr().err == "anydevice: [Errno 28] No space left on device\n"
+        for words in (["devices"], ["--version"], ["plan", "--help"]):
+            assert command_line.main(words) == 2
+            said = "anydevice: the output cannot be written: No space left on device\n"
+            assert capsys.readouterr().err == said
+
+
+def test_where_not_even_an_error_can_be_written_its_code_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    assert command_line.main(["prefer", "quantum"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", ""), "model is empty"),
+        (("plan", "x", "--on", ""), "on is empty"),
+        (("plan", "x", "--html", ""), "html is empty"),
+        (("bench", "--from", ""), "from is empty"),
+        (("bench", "--compare", ""), "compare is empty"),
+        (("bench", "--json", ""), "file is empty"),
+        (("prove", "a.onnx", "b.vnnlib", "--check", ""), "check is empty"),
+        (("chat", ""), "model is empty"),
+        (("launch", ""), "'' is no file"),
+    ],
+)
+def test_an_empty_name_is_not_taken_for_none_at_all(
+    anydevice: Anydevice, words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = anydevice(*words)
+    shown = json.loads(out)["error"] if "--json" in words else err.splitlines()[-1]
+    assert (code, said in shown) == (2, True), (out, err)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("chat", "no-such-model", "--prompt", "x"),
+        ("bench", "--llm", "no-such-model"),
+        ("prove", "no.onnx", "no.vnnlib"),
+    ],
+)
+def test_an_unknown_device_or_engine_is_said_with_its_option(
+    anydevice: Anydevice, words: tuple[str, ...]
+) -> None:
+    for option in ("--device", "--engine"):
+        code, _, err = anydevice(*words, option, "quantum")
+        assert (code, err.startswith(f"anydevice: {option}: there is no ")) == (2, True), err
 
 
 def test_a_warning_is_one_line_and_said_once(anydevice: Anydevice, project: Path) -> None:

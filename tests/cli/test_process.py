@@ -118,7 +118,9 @@ def test_a_full_disk_is_said_in_one_line() -> None:
             [*COMMAND, "config"], stdout=full, stderr=subprocess.PIPE, timeout=400, check=False
         )
     assert ended.returncode == 2
-    assert ended.stderr.decode().splitlines() == ["anydevice: [Errno 28] No space left on device"]
+    assert ended.stderr.decode().splitlines() == [
+        "anydevice: the output cannot be written: No space left on device"
+    ]
 
 
 def test_an_interruption_while_computing_is_quiet() -> None:

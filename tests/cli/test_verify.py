@@ -203,9 +203,8 @@ def test_saving_says_what_is_used_from_now_on(
     kernels = json.loads(anydevice(*words, "--json")[1])["kernels"]
     assert kernels == {"trusted": [list(good)], "refused": [list(bad)], "problem": None}
     saved(Kept((), (), "the disk is full"))
-    code, out, _ = anydevice(*words)
-    assert code == 2
-    assert out.endswith("the disk is full\n")
+    code, _, err = anydevice(*words)
+    assert (code, err) == (2, "anydevice: the disk is full\n")
 
 
 @pytest.mark.usefixtures("here")

@@ -375,6 +375,26 @@ def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
         assert not _runs(int((tmp_path / f"stray{rank}").read_text()))  # in a session of its own
 
 
+@linux
+def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    """As with `| head`: processes that wait for a reader would wait for ever."""
+    (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
+    command = [sys.executable, "-m", "anydevice", "launch", "train.py"]
+    started = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "a line of the log\n"
+    started.stdout.close()
+    try:
+        assert started.wait(timeout=60) == 141
+    finally:
+        started.terminate()
+    assert started.stderr is not None
+    assert started.stderr.read() == ""
+    started.stderr.close()
+
+
 def _runs(number: int) -> bool:
     try:
         status = Path(f"/proc/{number}/stat").read_text()

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--from",
-        dest="saved",
+        dest="from_",
         metavar="FILE",
         help="measure nothing: show that --json, as with --compare and --html",
     )
@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
     check_file(file)
-    check_page(arguments.html, arguments.saved, arguments.compare)
-    results = _saved(arguments) if arguments.saved else _measured(arguments, output, silent)
+    check_page(arguments.html, arguments.from_, arguments.compare)
+    results = _saved(arguments) if arguments.from_ else _measured(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
         {"comparison": comparison.to_dict()} if comparison is not None else {}
@@ -123,19 +123,19 @@ def _saved(arguments: argparse.Namespace) -> Results:
             raise ConfigurationError(
                 f"--{name} is for measuring, and --from shows what was measured", f"--{name}"
             )
-    return read_results(arguments.saved)
+    return read_results(arguments.from_)
 
 
 def _run_model(arguments: argparse.Namespace, output: Output) -> int:
     """Measure a language model."""
     engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
-    for name in ("op", "quick", "limit", "compare", "saved", "save"):
+    for name in ("op", "quick", "limit", "compare", "from_", "save"):
         if getattr(arguments, name):
-            option = "--from" if name == "saved" else f"--{name}"
+            option = f"--{name.rstrip('_')}"
             raise ConfigurationError(f"{option} is not for --llm", option)
     file = None if arguments.file in (None, "-") else arguments.file
     check_page(arguments.html, arguments.llm)
-    check_file(file, locate(arguments.llm))
+    check_file(file, locate(arguments.llm) if file else None)
     asked = arguments.context
     loaded = load_model(
         arguments.llm,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from pathlib import Path
 
 from anydevice.cli.printing import Output
 from anydevice.parallel.launching import run_script
@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "script", type=_script, help="a Python file, which calls parallel.initialize()"
     )
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="what the script gets"
     )
+    rest.required = False  # it is called so otherwise where there is no script
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -51,9 +52,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _script(text: str) -> str:
-    if not Path(text).is_file():
-        what = "a folder" if Path(text).is_dir() else "no file"
-        raise argparse.ArgumentTypeError(f"{text} is {what}; give a Python file, as in {EXAMPLE}")
+    if not os.path.isfile(text):
+        what = "a folder" if os.path.isdir(text) else "no file"
+        raise argparse.ArgumentTypeError(
+            f"{text or repr(text)} is {what}; give a Python file, as in {EXAMPLE}"
+        )
+    if not os.access(text, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be read: Permission denied")
     return text
 
 

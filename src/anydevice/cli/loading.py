@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from anydevice.choose.scope import device, why
+from anydevice.cli.options import check_place
 from anydevice.core.record import Record
 from anydevice.core.text import format_count, format_size
 from anydevice.discovery._discover import discover
@@ -61,6 +62,7 @@ def load_model(
     silent: bool,
 ) -> Loaded:
     """The model in a folder or file, or of that name in the Hugging Face cache."""
+    check_place(devices, engine)
     folder = locate(name)  # the machine is not looked at for a model that is nowhere
     choice = why(devices, engine=engine)
     with warnings.catch_warnings():

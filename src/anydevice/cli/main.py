@@ -15,10 +15,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol, TextIO
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
+from typing import Any, NoReturn, Protocol, TextIO
 
 import anydevice
-from anydevice.cli.printing import Output, complain, error_in_json, fitted, output_on
+from anydevice.cli.printing import Output, complain, drop, error_in_json, fitted, output_on
 from anydevice.errors import AnyDeviceError, OutOfMemoryError
 
 COMMANDS = {
@@ -36,6 +37,12 @@ COMMANDS = {
     "config": "show the settings in force and where each came from",
 }
 ANSWER_IS_NO, NOT_DONE, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
+
+_FULL = (ENOSPC, EDQUOT, EFBIG, EIO)
+"""Errors of an output to a disk that is full or fails."""
+
+_MAY_BE_EMPTY = ("prompt", "system", "device")
+"""Arguments whose commands say what an empty text means; others would take it for the folder."""
 
 _WITHOUT_JSON = ("launch",)
 """Commands that print nothing of their own: what a script prints is the script's."""
@@ -83,6 +90,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _UsageError(self.format_usage(), message)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # where argparse hides errors
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, `sys.argv` unless another is given, and return its exit code."""
@@ -97,12 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _drop(output)
+        drop(output.stream)
         return NOBODY_READS
     except OSError as error:
-        # Whatever else the system refuses, such as writing to a full disk.
-        _drop(output)
-        complain(error)
+        drop(output.stream)
+        complain(_refusal(error))
         return NOT_DONE
 
 
@@ -113,6 +122,10 @@ def _run(words: list[str], output: Output) -> int:
         command = _load(name)
         parser = _parser(command, name)
         arguments = parser.parse_args(words)
+        for option, given in vars(arguments).items():
+            if given == "" and option not in _MAY_BE_EMPTY:
+                said = option.rstrip("_").replace("_", "-")
+                parser.error(f"{said} is empty: give a name, or leave it out")
         if arguments.json and name in _WITHOUT_JSON:
             parser.error(f"{name} prints what the script prints, and has no --json of its own")
         # With `--json FILE` the terminal is for people, errors too.
@@ -239,15 +252,11 @@ def _say_error(error: Exception, output: Output, *, as_json: bool, usage: str = 
     output.complain(error)
 
 
+def _refusal(error: OSError) -> str:
+    """What the system refuses: files are named in errors of ours, so that it is the output."""
+    where = error.filename or "the output"
+    return f"{where} cannot be written: {error.strerror}" if error.errno in _FULL else str(error)
+
+
 def _nowhere() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
-
-
-def _drop(output: Output) -> None:
-    """Let what is still to be written go nowhere, so that the interpreter can end in peace."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, output.stream.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):  # the stream has no descriptor: nothing is held back
-        pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, nan
 
@@ -43,6 +43,22 @@ def _names(text: str) -> list[str]:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} has no name in it")
     return found
+
+
+def check_place(devices: Sequence[str] | None, engine: str | None) -> None:
+    """Raise `ConfigurationError`, with the option and the names, for what is no device or engine.
+
+    >>> check_place(["cpu", "quantum"], "torch")
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: --device: there is no backend 'quantum'; \
+the backends are cuda, rocm, metal, tpu, opencl, cpu
+    """
+    from anydevice.settings.preferences import check_engine, check_wish
+
+    for name in devices or ():
+        check_wish(name.strip().lower(), "--device")
+    if engine is not None:
+        check_engine(engine, "--engine")
 
 
 def seconds(text: str, low: float = 0.0, high: float = inf) -> float:

@@ -175,9 +175,23 @@ def problem_of(call: Callable[[], object]) -> AnyDeviceError | None:
 
 
 def complain(problem: Exception | str, environment: Mapping[str, str] = os.environ) -> None:
-    """Print what went wrong on standard error."""
+    """Print what went wrong on standard error, where that can be written."""
     errors = output_on(sys.stderr, environment)
-    errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
+    try:
+        errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
+        errors.stream.flush()
+    except OSError:
+        drop(errors.stream)
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is still to be written go nowhere, so that the interpreter can end in peace."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # the stream has no descriptor: nothing is held back
+        pass
 
 
 def check_file(path: str | None, *inputs: str | Path | None) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
-from anydevice.cli.options import progress_on
+from anydevice.cli.options import check_place, progress_on
 from anydevice.cli.printing import (
     Output,
     check_file,
@@ -74,6 +74,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
     check_page(arguments.html, *_read(arguments))
     check_file(arguments.certificate, *_read(arguments))
+    if arguments.device is not None or arguments.engine is not None:
+        named = None if arguments.device is None else [arguments.device]
+        check_place(named, arguments.engine)
     from anydevice.proofs.proving import prove
 
     with progress_on(output, silent=arguments.json) as bar:

@@ -20,7 +20,7 @@ from anydevice.check.verdicts import (
 from anydevice.check.verifying import verify
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import add_filters, progress_on
-from anydevice.cli.printing import Output
+from anydevice.cli.printing import Output, complain
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
@@ -161,6 +161,7 @@ def _show_kept(kept: Kept, output: Output) -> None:
         for kernel, dtype, device in entries:
             output.say(f"{title}: our {kernel} in {dtype} on {device}")
     if kept.problem:
-        output.say(output.paint(kept.problem, "bad"))
+        output.stream.flush()
+        complain(kept.problem)
     elif not kept.trusted and not kept.refused:
         output.say("There are no kernels of our own for these devices: nothing was to be saved.")

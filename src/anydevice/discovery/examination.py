@@ -76,7 +76,7 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
     """
     wanted = [name.strip().lower() for name in names]
     for name in wanted:
-        check_wish(name, "doctor")
+        check_wish(name, "device")
     if engine is not None:
         check_engine(engine, "--engine")
     part = _narrowed(report, wanted) if wanted else report

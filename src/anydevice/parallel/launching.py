@@ -124,7 +124,8 @@ def run_script(
     """Run a command in several processes, and return the exit code: that of the first to fail.
 
     The others are ended then, and what it wrote last on its error stream is written again. All
-    are started anew after that, up to `restarts` times, unless Ctrl-C was the reason.
+    are started anew after that, up to `restarts` times, unless Ctrl-C was the reason. They are
+    ended, and `OSError` is raised, where what they print can no longer be written.
     """
     with _Signals() as signals:
         for restart in range(restarts + 1):
@@ -194,16 +195,29 @@ def _run_once(
             running.append(process)
             tails.append(_Tail(process.stderr, sys.stderr, note))
             outputs.append(_Tail(process.stdout, sys.stdout, note))
-        return _watched(running, tails, notes)
+        code = _watched(running, tails, outputs, notes)
     finally:
         _end_groups(running, notes)
         for tail in (*outputs, *tails):
             tail.thread.join(1.0)
         rmtree(notes, ignore_errors=True)
+    if not code:
+        _check_written(*outputs, *tails)
+    return code
 
 
-def _watched(running: Sequence[Any], tails: Sequence[_Tail], notes: Path) -> int:
+def _check_written(*tails: _Tail) -> None:
+    """Raise the error of an output that cannot be written, as where nobody reads it any more."""
+    for tail in tails:
+        if tail.problem is not None:
+            raise tail.problem
+
+
+def _watched(
+    running: Sequence[Any], tails: Sequence[_Tail], outputs: Sequence[_Tail], notes: Path
+) -> int:
     while True:
+        _check_written(*outputs, *tails)
         codes = [process.poll() for process in running]
         if any(codes):
             break
@@ -252,14 +266,19 @@ class _Tail:
         self._lines: list[bytes] = []
         self._closed = float("inf")
         self._stream, self._to, self._note = stream, to, note
+        self.problem: OSError | None = None
         self.thread = threading.Thread(target=self._hand_on, daemon=True)
         self.thread.start()
 
     def _hand_on(self) -> None:
         for line in self._stream:
             self._lines = [*self._lines[-_KEPT_LINES:], line]
-            self._to.write(line.decode("utf-8", "replace"))
-            self._to.flush()
+            if self.problem is None:  # read on, or the process would wait for it
+                try:
+                    self._to.write(line.decode("utf-8", "replace"))
+                    self._to.flush()
+                except OSError as error:
+                    self.problem = error
         self._closed = time.time()
 
     @property
