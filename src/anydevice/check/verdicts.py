@@ -112,9 +112,9 @@ class Verdicts(Record):
         return {state: len(self.of(state)) for state in STATES}
 
     def insist(self) -> None:
-        """Raise `VerificationError` with every cell that is not as it must be, if there is one.
+        """Raise `VerificationError`, which lists them, if any cells failed or were not reached.
 
-        That is what is wrong, crashed, timed out, or was not reached.
+        Failed cells are wrong, crashed or timed out.
         """
         if not self:
             bad = (*self.failed, *self.of("not_reached"))

@@ -74,9 +74,9 @@ class CompileReport(Record):
 
     `how` describes the compiler, `fell_back` what failed and was run otherwise, `kept_in` is the
     folder that keeps compiled code for later processes, `made` has one row for each set of shapes
-    so far, `unverified` are those shapes that no verification was for. `is_outdated` if the model
-    was changed after it was verified; `follows` says which changes of a module a call sees, and
-    which not. `proved` has a line for each claim: what was proved of these weights, or what is not
+    so far, `unverified` are the shapes that were not verified. `is_outdated` if the model was
+    changed after it was verified; `follows` says which changes of a module a call sees, and which
+    not. `proved` has a line for each claim: what was proved of these weights, or what is not
     covered.
     """
 

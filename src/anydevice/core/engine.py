@@ -84,9 +84,9 @@ class MemoryUse(Record):
     """The memory of a device that one library holds in this process: bytes, `None` if unknown.
 
     `in_use` is the memory of arrays, `reserved` what the library holds in all, for arrays and for
-    later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the
-    most that the library may hold, where it was given one. `preallocated` marks memory that was
-    taken at the start, before any array needed it: `reserved` says nothing of need then.
+    later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the most
+    that the library may hold, where it was given one. `preallocated` marks memory that was taken at
+    the start, before any array needed it: `reserved` then does not show what is needed.
 
     >>> MemoryUse(in_use=10, reserved=30).reserved
     30

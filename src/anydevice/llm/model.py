@@ -148,7 +148,7 @@ class LanguageModel:
     `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
     many tokens there can be, prompt and reply together. `generation_defaults` are the options of
     `generate` that the model's files recommend, none where they say nothing; `generate` does not
-    take them by itself. Several threads may use one model: their steps take turns, and each reply
+    apply them by itself. Several threads may use one model: their steps take turns, and each reply
     under way has a cache of its own.
     """
 

@@ -92,8 +92,8 @@ class Alternative(Record):
 class Plan(Record):
     """Whether a model fits, and what lies where.
 
-    What fits runs: 3 % of what the estimate says are kept free on every accelerator, which is what
-    PyTorch's allocator took more in nine of ten models. A share above 97 % does not fit.
+    What fits runs: 3 % of the estimate is kept free on every accelerator, because PyTorch's
+    allocator took up to that much more in nine of ten models. A share above 97 % does not fit.
 
     `device` is the one that holds all of it, `None` if it takes several or does not fit.
     `placements` are in the order of the layers. Where the model does not fit, they show how far
@@ -122,12 +122,12 @@ class Plan(Record):
         return sum(placement.free for placement in self.placements)
 
     def device_map(self, model: Any) -> dict[str, str]:
-        """Where each part of a module of PyTorch goes, as transformers and accelerate take it.
+        """The device of each part of a PyTorch module, as transformers and accelerate take it.
 
         The module may be empty, on PyTorch's device "meta". What comes before the layers goes with
         the first of them, what comes after with the last, and a head that is tied to the embedding
-        goes with that. Raises `ConfigurationError` for a plan that does not fit or is that of
-        another model.
+        goes with that. Raises `ConfigurationError` for a plan that does not fit or is for another
+        model.
         """
         from anydevice.planning.modules import device_map
 

@@ -64,10 +64,10 @@ class TrainingPlan(Record):
 
     `run` is the fastest way that fits, the simplest of those that are about as fast; where none
     fits, the one that needs least. `memory` is what a card needs, part by part, and `free` what it
-    has: a training fits where 3 % more than it needs are there. `enough` is the smallest cluster
-    of the same cards on which one that does not fit would, `None` where more of them do not help,
-    because a layer and the logits of a micro-batch are on one card: a plan splits neither products
-    nor sequences.
+    has: a training fits if 3 % more than it needs is free. If it does not fit, `enough` is the
+    smallest cluster of the same cards on which it would; it is `None` if more cards do not help,
+    because a layer and the logits of a micro-batch have to fit on one card: a plan splits neither
+    products nor sequences.
 
     `tokens_per_second` are those of all cards, and may be off by `error` (0.15: 15 %); both are
     `None` for a card whose speed is not known. `notes` say what the figures do not cover.

@@ -59,18 +59,20 @@ def fake_machine(
     """A block in which this machine has the given devices and the CPU; yields its report.
 
     Devices are given by their number, or by their names: `cuda=["NVIDIA H100 80GiB", "NVIDIA L4"]`.
-    One whose name does not end with its memory has `memory`; `free` of it (one amount, or one for
-    each device of a backend) is free. `engines` drive them, if they are installed; by default those
-    that drive real ones, and NumPy where none is installed. `sightings` are used as they are, for a
-    backend that fails: `Sighting("cuda", present=True, stage="driver", reason=Reason(…))`.
+    `memory` is for devices whose name does not end with it; `free` (one amount, or one for each
+    device of a backend) is the part of it that is free. `engines` are the libraries that drive
+    them, if installed; by default those that drive real ones, and NumPy if none is installed.
+    `sightings` are used as they are, for a backend that fails: `Sighting("cuda", present=True,
+    stage="driver", reason=Reason(…))`.
 
-    What `to_device` places on a fake device, and what `ops`, models and training compute from it,
-    is there for `device_of`, and takes of its memory until it is freed; what does not fit is an
-    `OutOfMemoryError`, and operands on two devices are a `DeviceMismatchError`. PyTorch's own
-    functions take part in the thread of the block. The result of another library's function is a
-    host array to `device_of`, and goes with any device; `docs/testing-your-code.md` has the rest.
+    Arrays that `to_device` puts on a fake device, and the results that `ops`, models and training
+    compute from them, are on that device for `device_of` and use its memory until they are freed.
+    An array that does not fit is an `OutOfMemoryError`, and operands on two devices are a
+    `DeviceMismatchError`. This includes PyTorch's own functions in the thread of the block. The
+    result of another library's own function counts as a host array, which goes with any device;
+    `docs/testing-your-code.md` has the rest.
 
-    The machine is that of the whole process: other threads see it too. The user's own settings are
+    The whole process has this machine: other threads see it too. The user's own settings are
     ignored in the block: variables such as `ANYDEVICE_DEVICE` and `LOCAL_RANK`, the settings files,
     `set_device`. Settings made in the block are undone after it. `keep_settings=True` keeps
     variables and files.

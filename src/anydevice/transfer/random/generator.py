@@ -95,7 +95,7 @@ class Random:
     """A sequence of random numbers for one device; each call gives further ones. See `rng`.
 
     A shape only arranges the numbers: `(2, 3)` gives those of `6`, and drawing 4 and then 2 gives
-    those of drawing 6 at once. `state` says where it stands, and `from_state` goes on from there.
+    those of drawing 6 at once. `state` is its position, and `from_state` continues from there.
 
     Threads may share one: no number is given out twice, but which thread gets which depends on
     their timing. A forked process goes on with the numbers of its parent. In both cases `split`
@@ -110,7 +110,7 @@ class Random:
 
     @classmethod
     def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
-        """The generator that goes on where the one stood whose `state` this is.
+        """A generator that continues from a saved `state`.
 
         Raises `ConfigurationError` if that is not a state.
         """
@@ -132,7 +132,7 @@ class Random:
 
     @property
     def state(self) -> State:
-        """Where it stands now, to be kept as JSON or pickled, and handed to `rng` again."""
+        """Its position now, to be saved as JSON or pickled, and passed to `rng` later."""
         stream = self._stream
         return {"seed": stream.seed, "stream": stream.stream, "counter": self._counter}
 
@@ -167,7 +167,7 @@ class Random:
         )
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
-        """Integers from `low` up to but not `high`, all of them exactly equally likely."""
+        """Integers from `low` up to, but not including, `high`; all are exactly equally likely."""
         kind = _dtype(dtype, distributions.INTEGERS)
         low, high = _integer("low", low, least=None), _integer("high", high, least=None)
         limits = np.iinfo(kind)
@@ -186,7 +186,7 @@ class Random:
         return self._drawn(shape, kind, bits // 32, make)
 
     def permutation(self, n: int, dtype: Any = "int32") -> Any:
-        """The numbers from 0 up to but not `n` in random order.
+        """The numbers from 0 up to, but not including, `n`, in random order.
 
         They are sorted by 64 random bits each. Two that draw the same bits keep their order, which
         among a million numbers happens once in 40 million permutations.
@@ -203,7 +203,7 @@ class Random:
         return to_device(np.full(_sizes(shape)[0], value, np.float32), self._device)
 
     def split(self, n: int) -> tuple[Random, ...]:
-        """`n` generators of their own for this device; splitting again gives further ones."""
+        """`n` independent generators for this device; splitting again gives new ones."""
         number = _integer("n", n, least=1)
         position = self._taken(1)
         return tuple(
