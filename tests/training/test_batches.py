@@ -168,13 +168,13 @@ def test_whole_numbers_stay_for_layers_that_take_them(jax: Device) -> None:
         trained(jax, [(whole, Y)], layer=nn.Dense(2, 2))
     with pytest.raises(ConfigurationError, match=r"epoch 1: x is int32, and Chain\[1\]\[0\] Dense"):
         trained(jax, [(whole, Y)], layer=nn.Chain(nn.Dropout(0.0), nn.Chain(nn.Dense(2, 2))))
-    with pytest.raises(ConfigurationError, match="cross_entropy: logits is"):
+    with pytest.raises(ConfigurationError, match="cross_entropy: logits must be"):
         trained(jax, [(whole, Y[:3])], layer=layer)
 
 
 def test_errors_begin_with_the_batch(here: Device) -> None:
     for wrong, words in (
-        ((X, Y[:-1]), "^batch 3 of epoch 1: cross_entropy: logits is"),
+        ((X, Y[:-1]), "^batch 3 of epoch 1: cross_entropy: logits must be"),
         ((X, Y.astype(np.float32)), "^batch 3 of epoch 1: cross_entropy: .* takes integers"),
         ((X[:, :1], Y), r"^batch 3 of epoch 1: Chain\[0\] Dense\(2→4\): got 1 features"),
         ((X[:0], Y[:0]), r"^batch 3 of epoch 1 is empty: x has the shape \(0, 2\)"),
@@ -261,7 +261,7 @@ def test_what_can_be_iterated_once_is_not_touched_before(jax: Device) -> None:
             VerificationError,
             "the batch itself holds (NaN|infinite) values in x; look",
         ),
-        ((X, Y[:-1]), ConfigurationError, "cross_entropy: logits is"),
+        ((X, Y[:-1]), ConfigurationError, "cross_entropy: logits must be"),
     ],
 )
 def test_a_wrong_batch_of_the_validation_is_named_and_the_epoch_is_kept(
