@@ -163,6 +163,15 @@ def test_a_reader_that_leaves_is_no_error(
     assert anydevice() == (141, "", "")
 
 
+def test_what_the_system_refuses_is_one_sentence(
+    anydevice: Anydevice, breaking: Callable[[BaseException], None]
+) -> None:
+    breaking(FileNotFoundError(2, "No usable temporary directory"))
+    assert anydevice() == (2, "", "anydevice: No usable temporary directory\n")
+    breaking(OSError(24, "Too many open files", "/dev/kfd"))
+    assert anydevice() == (2, "", "anydevice: /dev/kfd: Too many open files\n")
+
+
 def test_an_output_that_cannot_be_written_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,14 +201,15 @@ def test_where_not_even_an_error_can_be_written_its_code_is_told(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("plan", ""), "model is empty"),
-        (("plan", "x", "--on", ""), "on is empty"),
-        (("plan", "x", "--html", ""), "html is empty"),
-        (("bench", "--from", ""), "from is empty"),
-        (("bench", "--compare", ""), "compare is empty"),
-        (("bench", "--json", ""), "file is empty"),
-        (("prove", "a.onnx", "b.vnnlib", "--check", ""), "check is empty"),
-        (("chat", ""), "model is empty"),
+        (("plan", ""), "MODEL is empty"),
+        (("plan", "x", "--on", ""), "--on is empty"),
+        (("plan", "x", "--html", ""), "--html is empty"),
+        (("bench", "--from", ""), "--from is empty"),
+        (("bench", "--compare", ""), "--compare is empty"),
+        (("bench", "--json", ""), "FILE is empty"),
+        (("prove", "a.onnx", "b.vnnlib", "--check", ""), "--check is empty"),
+        (("chat", ""), "MODEL is empty"),
+        (("plan", "x", "--kv-dtype="), "--kv-dtype is empty"),
         (("launch", ""), "'' is no file"),
     ],
 )

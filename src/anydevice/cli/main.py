@@ -42,7 +42,7 @@ _FULL = (ENOSPC, EDQUOT, EFBIG, EIO)
 """Errors of an output to a disk that is full or fails."""
 
 _MAY_BE_EMPTY = ("prompt", "system", "device")
-"""Arguments whose commands say what an empty text means; others would take it for the folder."""
+"""Arguments whose commands say what an empty text means."""
 
 _WITHOUT_JSON = ("launch",)
 """Commands that print nothing of their own: what a script prints is the script's."""
@@ -122,10 +122,7 @@ def _run(words: list[str], output: Output) -> int:
         command = _load(name)
         parser = _parser(command, name)
         arguments = parser.parse_args(words)
-        for option, given in vars(arguments).items():
-            if given == "" and option not in _MAY_BE_EMPTY:
-                said = option.rstrip("_").replace("_", "-")
-                parser.error(f"{said} is empty: give a name, or leave it out")
+        _check_names(arguments, words, parser)
         if arguments.json and name in _WITHOUT_JSON:
             parser.error(f"{name} prints what the script prints, and has no --json of its own")
         # With `--json FILE` the terminal is for people, errors too.
@@ -140,6 +137,18 @@ def _run(words: list[str], output: Output) -> int:
     except AnyDeviceError as error:
         _say_error(error, output, as_json=as_json)
         return ANSWER_IS_NO if isinstance(error, OutOfMemoryError) else NOT_DONE
+
+
+def _check_names(
+    arguments: argparse.Namespace, words: Sequence[str], parser: argparse.ArgumentParser
+) -> None:
+    """An empty name is an error: commands would take it for one that is left out, or a folder."""
+    options = {word.partition("=")[0] for word in words}
+    for name, given in vars(arguments).items():
+        if given == "" and name not in _MAY_BE_EMPTY:
+            option = f"--{name.rstrip('_').replace('_', '-')}"
+            said = option if option in options else name.upper()
+            parser.error(f"{said} is empty: give a name")
 
 
 def _load(name: str | None) -> Command:
@@ -253,9 +262,11 @@ def _say_error(error: Exception, output: Output, *, as_json: bool, usage: str = 
 
 
 def _refusal(error: OSError) -> str:
-    """What the system refuses: files are named in errors of ours, so that it is the output."""
-    where = error.filename or "the output"
-    return f"{where} cannot be written: {error.strerror}" if error.errno in _FULL else str(error)
+    """What the system refuses. Our own errors name files, so that the output is what is full."""
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        return f"{error.filename or 'the output'} cannot be written: {why}"
+    return f"{error.filename}: {why}" if error.filename else why
 
 
 def _nowhere() -> TextIO:
