@@ -302,14 +302,21 @@ def test_attention_with_too_many_scores_is_handed_over() -> None:
     assert FUSED["attention"](shape, shape, shape, True, None, None, None, None) is NotImplemented
 
 
-def test_a_new_rate_or_step_compiles_nothing_anew() -> None:
+def test_a_new_rate_or_step_compiles_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice.engines.jax import fused
 
+    traced, grown = list[float](), fused._grown
+
+    def noted(base: float, count: Any) -> Any:
+        traced.append(base)
+        return grown(base, count)
+
+    monkeypatch.setattr(fused, "_grown", noted)
     lists = [[jnp.ones(3)] for _ in range(4)]
     fused._adam.clear_cache()
     for step in (1, 2, 3):
         FUSED["update_adam"](*lists, step, 0.1 / step, 0.9, 0.999, 1e-8, 0.0, True)
-    assert fused._adam._cache_size() == 1
+        assert traced == [0.9, 0.999]
 
 
 def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> None:
