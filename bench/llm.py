@@ -348,7 +348,7 @@ def start(options: Options) -> Iterator[Row]:
 
 
 def write_folder(folder: Path) -> None:
-    """A folder as Hugging Face's libraries save one, of zeros but for what norms need."""
+    """A folder as Hugging Face's libraries save one, of zeros except for what norms need."""
     import numpy as np
 
     (folder / "config.json").write_text(json.dumps(MISTRAL))

@@ -177,7 +177,7 @@ def benchmark(
     finally:
         for part, home in homes:
             if home is not None:
-                to_device(part, home)  # nothing to do but for what is moved in place
+                to_device(part, home)  # only what is moved in place has to move
     name = str(getattr(function, "__name__", None) or type(function).__name__)
     return Timings(name, _with_speed_ups(rows))
 

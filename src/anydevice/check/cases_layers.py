@@ -365,7 +365,7 @@ def _far_classes(draw: Draw) -> Call:
 
 
 def _some_impossible(draw: Draw) -> Call:
-    """Classes that are no target have -inf, but for one, which is the target: the loss is inf."""
+    """One class has -inf and is the target of one row: the loss is inf."""
     logits = draw.normal(3, 9)
     logits[:, 4] = -inf
     return call(logits, np.array([0, 8, 4], np.int32))

@@ -6,7 +6,7 @@ element is what rounding can do to it, and a multiple of that is allowed there:
 
     allowed = factor × the largest of
         the change of this element,
-        the changes of the larger elements of its row (the last axis), but for the largest,
+        the changes of the larger elements of its row (the last axis), except for the largest,
         its size × the relative change of a usual element of the part,
         one rounding unit of a usual element of the part, or of its row
 

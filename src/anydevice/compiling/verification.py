@@ -550,7 +550,7 @@ def _check_repeats(first: Sequence[Part], second: Sequence[Part], rewritten: Seq
 
 
 def _agree(first: Array, second: Array) -> bool:
-    """Whether two exact runs gave the same, but for the order of sums."""
+    """Whether two exact runs gave the same, except for the order of sums."""
     with np.errstate(all="ignore"):
         size = np.max(np.abs(first), axis=-1, initial=0.0, keepdims=True) if first.ndim else first
         apart = np.abs(first - second) > 16 * ROUNDING_UNIT["float32"] * np.abs(size)

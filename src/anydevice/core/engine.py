@@ -131,7 +131,7 @@ class Memory(Protocol):
 class LayerNumbers(Record):
     """A decoder layer that an engine may compute in one go, one token of each row.
 
-    It is what a layer is but for its weights and its cache, and it can be hashed.
+    It is all of a layer except its weights and its cache, and it can be hashed.
 
     Root-mean-square norms with `eps` stand before attention and network, which is a SwiGLU.
     `heads` of queries share `kv_heads` of keys and values, each of `size` elements; scores are

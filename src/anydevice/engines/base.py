@@ -33,7 +33,7 @@ _ALLOCATION = re.compile(
 
 
 class BaseEngine(Engine):
-    """An engine but for what only its library can do: see `core/engine.py` for each method.
+    """An engine without what only its library can do: see `core/engine.py` for each method.
 
     A subclass adds `name`, `devices`, `native`, `owns`, `devices_of`, `empty`, `place` and
     `to_host`. The defaults fit a library that computes at once, has no views and no DLPack.

@@ -186,8 +186,8 @@ def places(
 ) -> Places:
     """What layers need to know of where the tokens of a piece, `like`, stand: a tree of arrays.
 
-    The same for all layers of a step, but for their windows. With `first`, all rows begin with this
-    piece: its tokens attend to each other, and the cache is only written.
+    It is the same for all layers of a step, except for their windows. With `first`, all rows begin
+    with this piece: its tokens attend to each other, and the cache is only written.
     """
     found = _places(description.layers, like, start, count, cache, length)
     return {**found, "first": True} if first else found

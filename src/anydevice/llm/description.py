@@ -109,7 +109,7 @@ class LayerDescription(Record):
 
 
 class Description(Record):
-    """A decoder but for its weights. It can be hashed: a static argument of compiled functions.
+    """A decoder without its weights. It can be hashed: a static argument of compiled functions.
 
     - `heads` of queries share `kv_heads` of keys and values; keys have `head_size` elements and
       values `value_size`. With `latent`, keys and values are made from one small vector a token.

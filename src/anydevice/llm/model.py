@@ -417,7 +417,7 @@ class _Row:
         stop: Any,
         logprobs: bool,
     ) -> None:
-        # The text goes on, with the space in between; a reply to messages begins anew.
+        # The text goes on, with the space in between; a reply to messages starts a new text.
         self._stream = TextStream(tokenizer, stop, prompt if is_text else ())
         self._ends, self._limit, self._prompt = tokenizer.eos_ids, limit, len(prompt)
         self._texts: list[str] = []

@@ -7,7 +7,7 @@ the filters, so that they judge the probabilities that are drawn from.
 A draw adds Gumbel noise to the logits and takes the largest sum, which is a draw from their
 softmax. The noise is a function of the seed, the place in the reply and the token, by arithmetic on
 32-bit integers, which wrap around everywhere. So a seed gives the same tokens on every engine,
-unless two sums are equal but for rounding; what else is in a batch changes nothing; and with
+unless two sums are equal up to rounding; what else is in a batch changes nothing; and with
 filters, only the tokens that are left need noise.
 """
 
@@ -43,7 +43,7 @@ _MOST_EXACT = 2**24
 NO_TOKEN = -1
 """What is chosen where a logit is NaN or infinite."""
 _HALVINGS = 28
-"""So often the span down to there is halved: then two logits in it are equal but for rounding."""
+"""So often the span down to there is halved: then two logits in it are equal up to rounding."""
 
 
 class Filters(Record):
@@ -254,7 +254,7 @@ def _kept(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: b
         if in_order:
             weights = ops.softmax(x)
             above = ops.subtract(ops.cumulative_sum(weights), weights)
-            # The first is always kept: what lies above it is 0, but for rounding.
+            # The first is always kept: what lies above it is 0, up to rounding.
             kept = ops.where(ops.less(above, top_p), kept, -math.inf)
             kept = ops.where(ops.equal(x, 0.0), x, kept)
         else:

@@ -2,7 +2,7 @@
 
 `tokenizer.json` decides: what Hugging Face's `tokenizers` reads there is what the model was trained
 with. The other files name special tokens, tokens that end a reply, and chat templates. Nothing in
-them is executed, but for chat templates, and these in a sandbox.
+them is executed, except for chat templates, and these in a sandbox.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _EnginesByDtype = dict[type, dict[Any, str]]
 
 # PyTorch's compiler guards what it reads of a table. It reads those by engine and not those by
-# type, so that meeting another type later makes it compile nothing anew.
+# type, so that meeting another type later makes it compile nothing again.
 _engines: dict[type, str] = {}
 _primitives: dict[str, Primitives] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}
@@ -204,7 +204,7 @@ def _named(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
 
 
 def type_name(kind: type) -> str:
-    """The name of a type with its module, but for Python's own types.
+    """The name of a type with its module, except for Python's own types.
 
     >>> type_name(int)
     'int'

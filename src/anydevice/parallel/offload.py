@@ -474,7 +474,7 @@ def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> No
 
 
 class _Placed:
-    """Arrays that are made anew for each part, by engines whose arrays never change."""
+    """Arrays that are made again for each part, by engines whose arrays never change."""
 
     def __init__(
         self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine

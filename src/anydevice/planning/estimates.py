@@ -348,7 +348,7 @@ def _attention(shape: LayerStack, work: ForwardPass, held: int) -> dict[str, int
 def _latent_attention(
     shape: LayerStack, latent: LatentSizes, work: ForwardPass, held: int
 ) -> dict[str, int]:
-    """Keys and values are made anew from all of the cache, for every head."""
+    """Keys and values are computed again from all of the cache, for every head."""
     queries = work.rows * shape.heads * shape.head_size
     rotated = work.rows * shape.heads * latent.rotated
     compressed = work.rows * (2 * latent.rank + latent.rotated)

@@ -227,7 +227,7 @@ def plan_loading(
     dtype: object = None,
     **more: Any,
 ) -> Plan:  # fmt: skip
-    """The plan that `llm.load` makes, but for any devices; `more` is as in `plan_inference`."""
+    """The plan that `llm.load` makes, for any devices; `more` is as in `plan_inference`."""
 
     def planned(on_cpu: bool) -> Plan:
         options = loading_options(on_cpu, dtype)

@@ -83,7 +83,7 @@ class Builder:
         Cells that are the same for all rows may be given as one row.
         """
         if (cells < NO_CELL).any():
-            raise refused(self.path, "erf but in a GELU, nor log_softmax but for classes")
+            raise refused(self.path, "erf outside of a GELU, or log_softmax other than for classes")
         weights = np.asarray(weights, np.float64)
         size = len(np.broadcast_to(weights, np.broadcast_shapes(cells.shape, weights.shape)))
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))

@@ -81,7 +81,7 @@ class JaxMemory:
         said = str(error)
         # XLA's word, which is also said of what has nothing to do with memory.
         exhausted = "RESOURCE_EXHAUSTED" in said and "memory" in said.lower()
-        if type(error) is RuntimeError:  # anybody's, but for how it begins
+        if type(error) is RuntimeError:  # anybody's, except for how it begins
             return exhausted and said.startswith("RESOURCE_EXHAUSTED: ")
         return isinstance(error, _FAILED) and (
             exhausted or "Out of memory" in said or "ERROR_OUT_OF_MEMORY" in said

@@ -2,7 +2,7 @@
 
 A step takes a state, tensors by name, and gives those that change. The state stays where it is on
 the device: a replay needs nothing of the host, and the host reads what a step gave through pinned
-memory while the next one runs. On other devices a step is called anew each time.
+memory while the next one runs. On other devices a step is called again each time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ WARM_UPS = 1
 class CapturedStep:
     """A step with its own copy of a state, begun by calling it.
 
-    `step` must do the same each time but for the numbers in the state, wait for nothing, and keep
-    no tensor that it makes. Before the capture it is run with the state as it is given, and what it
-    gives is dropped: what it writes elsewhere, it must write again the same. `read` names the
-    tensors that the host reads.
+    `step` must do the same each time, only with other numbers in the state, wait for nothing, and
+    keep no tensor that it makes. Before the capture it is run with the state as it is given, and
+    what it gives is dropped: what it writes elsewhere, it must write again the same. `read` names
+    the tensors that the host reads.
 
     >>> count = CapturedStep(lambda state: {"n": state["n"] + 1}, {"n": torch.zeros(1)}, ["n"])
     >>> first, second = count(), count()
