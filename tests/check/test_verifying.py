@@ -126,7 +126,7 @@ def test_one_wrong_result_among_several_is_caught(replace: Replace) -> None:
         (lambda x, axis: (x, x), "gave 2 arrays instead of 1"),
         pytest.param(
             lambda x, axis: torch.zeros(1),
-            "gave a torch.Tensor, which is no array of numpy",
+            "gave a torch.Tensor, not an array of numpy",
             marks=pytest.mark.needs("torch"),
         ),
         (lambda x, axis: 1 / 0, "ZeroDivisionError: division by zero"),

@@ -143,9 +143,13 @@ REFUSED: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], str]]] = {
         (
             (Q, K, V),
             {"mask": np.ones((2, 5), np.float32)},
-            "array of float32, and it takes booleans",
+            "array of float32, and the op takes booleans",
         ),
-        ((Q, K, V), {"mask": np.ones((2, 5), np.int32)}, "array of int32, and it takes booleans"),
+        (
+            (Q, K, V),
+            {"mask": np.ones((2, 5), np.int32)},
+            "array of int32, and the op takes booleans",
+        ),
         ((Q, K, V), {"lengths": np.ones(2, np.float32)}, "integers in lengths"),
         ((Q, K, V), {"soft_cap": 0}, "soft_cap must be a finite number above 0, not"),
         ((Q, K, V), {"soft_cap": -2.0}, "not -2.0"),

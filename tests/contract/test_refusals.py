@@ -177,7 +177,7 @@ def test_integers_have_no_negative_powers(here: Home) -> None:
 def test_booleans_are_no_numbers(here: Home, name: str) -> None:
     op = getattr(ops, name)
     two = name in ("subtract", "power", "matmul", "linear")
-    told = f"^{name}: this is an array of bool, and it takes numbers; use astype"
+    told = f"^{name}: this is an array of bool, and the op takes numbers; use astype"
     here.refuses(told, op, *[TRUTHS] * (1 + two))
     if name in ("subtract", "power"):
         here.refuses(told, lambda x: op(x, True), TRUTHS)
@@ -297,7 +297,7 @@ def test_odd_counts(here: Home) -> None:
 def test_odd_lists(here: Home) -> None:
     here.refuses("^concat: it takes a list of arrays, not a ", ops.concat, FLOATS)
     here.refuses("^concat: it needs at least one array", lambda _: ops.concat([]), FLOATS)
-    here.refuses("^concat: another is no array", lambda x: ops.concat([x, 1.0]), FLOATS)
+    here.refuses("^concat: another is not an array", lambda x: ops.concat([x, 1.0]), FLOATS)
 
 
 def test_odd_epsilons(here: Home) -> None:

@@ -175,7 +175,7 @@ def test_what_is_no_batch_is_refused_in_words() -> None:
         ):
             model(one)
     for nothing in (None, "text", {"x": 1}, [None], [["a"]]):
-        with pytest.raises(ConfigurationError, match="linear: this is no array"):
+        with pytest.raises(ConfigurationError, match="linear: this is not an array"):
             model(nothing)
     with pytest.raises(ConfigurationError, match="not a batch of examples"):
         model([[1.0, 2.0], [1.0]])

@@ -154,7 +154,9 @@ def test_two_numbers_are_refused(name: str) -> None:
 
 def test_what_numpy_has_for_no_number_of_ours_is_refused() -> None:
     for odd in (np.datetime64("2020-01-01"), np.str_("text"), np.longdouble(1)):
-        with pytest.raises(ConfigurationError, match=r"^add: b is no array, but of type numpy\."):
+        with pytest.raises(
+            ConfigurationError, match=r"^add: b is not an array, but of type numpy\."
+        ):
             ops.add(np.ones(2, np.float32), odd)
 
 
@@ -254,7 +256,7 @@ def test_limits() -> None:
             {"min": np.ones(2, np.int32)},
             r"the shapes of x and min must broadcast, but x is \(3,\), min",
         ),
-        ({"min": "low"}, "clip: min is no array, but of type str"),
+        ({"min": "low"}, "clip: min is not an array, but of type str"),
     ]:
         with pytest.raises(ConfigurationError, match=words):
             ops.clip(x, **limits)

@@ -288,7 +288,7 @@ def test_new_arrays() -> None:
             lambda: ops.zeros((2, -1), like=X),
             r"a shape must have no negative sizes, but it is \(2, -1\)",
         ),
-        (lambda: ops.zeros(2, like=[1.0]), "zeros: like is no array, but of type list"),
+        (lambda: ops.zeros(2, like=[1.0]), "zeros: like is not an array, but of type list"),
         (lambda: ops.eye(-1, like=X), "rows and columns must be 0 or more"),
         (lambda: ops.one_hot(X, 3), "one_hot: .* integers in x"),
         (lambda: ops.one_hot(np.arange(3), -1), "num_classes must be 0 or more"),

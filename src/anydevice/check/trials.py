@@ -211,7 +211,7 @@ def _judged(trial: Trial, number: int, got: Array) -> str | Difference | None:
 
 def _misplaced(x: Any, engine: Engine, device: Device) -> str | None:
     if not engine.owns(x):
-        return f"gave a {type(x).__module__}.{type(x).__name__}, which is no array of {engine.name}"
+        return f"gave a {type(x).__module__}.{type(x).__name__}, not an array of {engine.name}"
     here = engine.devices_of(x)
     if device not in here:
         return f"the result is on {', '.join(map(str, here)) or 'no known device'}"

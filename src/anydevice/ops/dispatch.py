@@ -214,7 +214,7 @@ def type_name(kind: type) -> str:
 
 def wrong_dtype(op: str, dtype: DType, wanted: str) -> ConfigurationError:
     """The error for an array whose dtype an op does not take."""
-    return ConfigurationError(f"{op}: this is an array of {dtype}, and it takes {wanted}", op)
+    return ConfigurationError(f"{op}: this is an array of {dtype}, and the op takes {wanted}", op)
 
 
 def compiled(op: Op) -> Op:
@@ -375,8 +375,9 @@ def _register(x: Array, op: str, argument: str = "") -> str:
     if engine is None:
         named = argument if argument.isidentifier() else "x"
         raise ConfigurationError(
-            f"{op}: {argument or 'this'} is no array, but of type {type_name(kind)}; make it one "
-            f"with numpy.asarray({named}), and place it with anydevice.to_device({named}, device)",
+            f"{op}: {argument or 'this'} is not an array, but of type {type_name(kind)}; "
+            f"convert it with numpy.asarray({named}), and move it with "
+            f"anydevice.to_device({named}, device)",
             source=op,
         )
     if engine.name not in _primitives:
