@@ -31,6 +31,9 @@ Integers = npt.NDArray[np.int64]
 _RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS = 0.25, 0.05
 _DECAY = 0.97
 
+_MOST_MULTIPLIER = 60_000.0
+"""A float16 holds it."""
+
 
 class Branch:
     """The part of a tree below one open box, numbered by itself."""
@@ -283,7 +286,7 @@ class Neurons:
     ) -> Floats:
         """Sound bounds of parts; those above `least` are noted, with slopes and multipliers."""
         slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
-        multipliers = np.minimum(parts.multipliers, 60000).astype(np.float16)
+        multipliers = np.minimum(parts.multipliers, _MOST_MULTIPLIER).astype(np.float16)
         found = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
         for i in np.flatnonzero(found > least):
             branch, node = branches[parts.problem[i]], int(parts.node[i])
@@ -323,67 +326,65 @@ class Neurons:
         return np.array(machine.host(found.low), np.float64)
 
     def optimise(self, problems: Problems, parts: Parts, steps: int) -> Optimised:
-        """Better slopes and multipliers, by steps of Adam on both."""
+        """Better slopes and multipliers, by steps of Adam on both.
+
+        No neuron has both: `values` are the slopes of open ones and the multipliers of cases.
+        """
         machine = self.fast.machine
         place, xp = machine.place, machine.xp
         box = problems.box[parts.problem]
-        centre, radius = place(self.centre[box]), place(self.radius[box])
-        rows, constants = (
+        given = _Given(
             place(problems.rows[parts.problem]),
             place(problems.constants[parts.problem]),
+            place(self.centre[box]),
+            place(self.radius[box]),
         )
-        layers = {n: self._layer(n, its, box, parts) for n, its in self.where.items()}
-        slopes = {n: place(parts.slopes[:, its]) for n, its in self.where.items()}
-        multipliers = {n: place(parts.multipliers[:, its]) for n, its in self.where.items()}
-        rates = [_RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS]
-        moments: list[dict[int, Any]] = [dict.fromkeys(self.where, 0.0) for _ in range(4)]
-        best: Any = None
-        kept: Any = (slopes, multipliers)
-        for i in range(steps + 1):
-            passed = self._pass(layers, slopes, multipliers, rows, constants, centre, radius)
-            if best is None:
-                best, kept = passed.bound, (dict(slopes), dict(multipliers))
-            else:
-                better = xp.reshape(passed.bound > best, (len(box), 1))
-                best = xp.maximum(passed.bound, best)
-                kept = tuple(
-                    {n: xp.where(better, new[n], old[n]) for n in new}
-                    for new, old in zip((slopes, multipliers), kept, strict=True)
-                )
-            if i == steps:
-                break
-            for n in self.where:
-                gradients = (passed.by_slope[n], passed.by_multiplier[n])
-                values = (slopes, multipliers)
-                for k in range(2):
-                    g = gradients[k]
-                    moments[2 * k][n] = m = moments[2 * k][n] * 0.9 + g * 0.1
-                    moments[2 * k + 1][n] = v = moments[2 * k + 1][n] * 0.999 + g * g * 0.001
-                    m, v = m / (1 - 0.9 ** (i + 1)), v / (1 - 0.999 ** (i + 1))
-                    new = values[k][n] + m / (xp.sqrt(v) + 1e-8) * rates[k]
-                    values[k][n] = (
-                        xp.clip(new, 0.0, 1.0) if k == 0 else xp.maximum(new, 0.0) * layers[n].cased
-                    )
-            rates = [rate * _DECAY for rate in rates]
-        slopes, multipliers = kept
-        passed = self._pass(layers, slopes, multipliers, rows, constants, centre, radius)
-        back = machine.host
-        joined: list[Any] = [
-            np.concatenate([np.asarray(back(each[n]), np.float32) for n in self.where], 1)
-            for each in (slopes, multipliers, passed.score, passed.row)
-        ]
-        bound, points = np.asarray(back(passed.bound)), np.asarray(back(passed.points))
-        slopes, multipliers, score, row = joined
-        best = score.argmax(1)
-        each = np.arange(len(best))
-        neuron = np.where(score[each, best] > 0, best, -1)
+        layers = {n: self._layer(its, box, parts) for n, its in self.where.items()}
+        start = np.where(parts.sign != 0, parts.multipliers, parts.slopes)
+        values = {n: place(start[:, its]) for n, its in self.where.items()}
+        mean = {n: each * 0 for n, each in values.items()}
+        square = dict(mean)
+        passed = self._pass(layers, values, given)
+        best, kept = passed.bound, values
+        for i in range(steps):
+            values = {}
+            # Both averages begin at 0: what is too small of them is made up for by these.
+            much, little = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
+            for n, layer in layers.items():
+                g = passed.gradient[n]
+                mean[n] = mean[n] * 0.9 + g * 0.1
+                square[n] = square[n] * 0.999 + g * g * 0.001
+                way = xp.sqrt(square[n])
+                way += 1e-8 * little
+                way = mean[n] / way
+                way *= layer.rate
+                way *= _DECAY**i * little / much
+                way += passed.values[n]
+                values[n] = xp.minimum(xp.maximum(way, 0.0), layer.most)
+            passed = self._pass(layers, values, given)
+            better = xp.reshape(passed.bound > best, (len(box), 1))
+            best = xp.maximum(passed.bound, best)
+            kept = {n: xp.where(better, new, kept[n]) for n, new in values.items()}
+        passed = self._pass(layers, kept, given)
+        found, row, score = (
+            np.concatenate([np.asarray(machine.host(each[n]), np.float32) for n in layers], 1)
+            for each in (kept, passed.row, self._score(layers, passed))
+        )
+        bound, points = (np.asarray(machine.host(x)) for x in (passed.bound, passed.points))
+        first = score.argmax(1)
+        each = np.arange(len(first))
+        cased = parts.sign != 0
         return Optimised(
-            bound, slopes, multipliers, neuron, row[each, best], points.astype(np.float64)
+            bound,
+            np.where(cased, parts.slopes, found),
+            np.where(cased, found, np.float32(0)),
+            np.where(score[each, first] > 0, first, -1),
+            row[each, first],
+            points.astype(np.float64),
         )
 
-    def _layer(self, number: int, its: slice, box: Host, parts: Parts) -> _Cases:
-        machine = self.fast.machine
-        place = machine.place
+    def _layer(self, its: slice, box: Host, parts: Parts) -> _Cases:
+        place = self.fast.machine.place
         low, high = self.low[box][:, its], self.high[box][:, its]
         sign = parts.sign[:, its]
         low, high = (
@@ -400,89 +401,102 @@ class Neurons:
             place(upper),
             place(above),
             place(sign.astype(float)),
-            place((sign != 0).astype(float)),
             place(np.minimum(-low, high) * is_open),
+            place(np.where(sign != 0, _RATE_OF_MULTIPLIERS, _RATE_OF_SLOPES)),
+            place(np.where(sign != 0, _MOST_MULTIPLIER, 1.0)),
         )
 
-    def _pass(
-        self,
-        layers: dict[int, _Cases],
-        slopes: dict[int, Array],
-        multipliers: dict[int, Array],
-        rows: Array,
-        constants: Array,
-        centre: Array,
-        radius: Array,
-    ) -> _Passed:
-        """Backward to the bound, and forward from where it is attained: gradients and losses."""
+    def _pass(self, layers: dict[int, _Cases], values: dict[int, Array], given: _Given) -> _Passed:
+        """Backward to the bound, and forward from where it is attained: the gradients."""
         xp, dot, net = self.fast.machine.xp, self.fast.machine.dot, self.fast
-        pending, constant = {len(net.steps): rows}, constants
+        pending, constant = {len(net.steps): given.rows}, given.constants
         met: dict[int, Array] = {}
         used: dict[int, Array] = {}
-        risen: dict[int, Array] = {}
         for number in range(len(net.steps), 0, -1):
             if number not in pending:
                 continue
             row, step = pending.pop(number), net.steps[number - 1]
             if step.function:
-                layer = layers[number]
+                layer, value = layers[number], values[number]
                 negative = xp.minimum(row, 0.0)
-                lower = layer.on + layer.open * slopes[number]
-                slope = xp.where(row < 0, layer.upper, lower)
-                rise = xp.where(row < 0, layer.above, layer.above * 0)
-                met[number], used[number], risen[number] = row, slope, rise
+                slope = xp.where(row < 0, layer.upper, layer.on + layer.open * value)
+                met[number], used[number] = row, slope
                 constant = constant + dot(negative, layer.above)
-                row = row * slope - multipliers[number] * layer.sign
+                row = row * slope
+                row -= value * layer.sign
             constant = constant + _vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
                 passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
                 pending[i] = pending[i] + passed if i in pending else passed
         row = pending[0]
-        points = centre - xp.sign(row) * radius
+        points = given.centre - xp.sign(row) * given.radius
         bound = dot(row, points) + constant
-        values, by_slope, by_multiplier, score = {0: points}, {}, {}, {}
+        reached, gradient, arguments = {0: points}, {}, {}
         for number, step in enumerate(net.steps, 1):
             if number == len(net.steps) and not step.function:
                 break
             z: Any = step.bias
             for i, weight in zip(step.inputs, step.turned, strict=True):
                 passed = (
-                    xp.matmul(values[i], weight) if len(weight.shape) == 2 else values[i] * weight
+                    xp.matmul(reached[i], weight) if len(weight.shape) == 2 else reached[i] * weight
                 )
                 z = passed + z
             if number in met:
                 layer, row = layers[number], met[number]
-                positive = xp.maximum(row, 0.0)
-                by_slope[number] = positive * z * layer.open
-                by_multiplier[number] = -(layer.sign * z)
-                value = z * used[number] + risen[number]
-                # What the relaxation loses here where the bound is attained, and at most
-                loss = row * (xp.maximum(z, 0.0) - value)
-                score[number] = layer.open * (xp.maximum(loss, 0.0) + 1e-3 * abs(row) * layer.gap)
-                z = value
-            values[number] = z
-        return _Passed(bound, points, by_slope, by_multiplier, score, met)
+                pull = xp.maximum(row, 0.0)
+                pull *= layer.open
+                pull -= layer.sign
+                gradient[number], arguments[number] = pull * z, z
+                z = z * used[number]
+                z += xp.where(row < 0, layer.above, layer.above * 0)
+            reached[number] = z
+        return _Passed(bound, points, values, gradient, met, arguments, reached)
+
+    def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, Array]:
+        """What each relaxation loses where the bound is attained, and a little of it at most."""
+        xp, found = self.fast.machine.xp, {}
+        for n, layer in layers.items():
+            row, z = passed.row[n], passed.arguments[n]
+            loss = xp.maximum(row * (xp.maximum(z, 0.0) - passed.reached[n]), 0.0)
+            found[n] = layer.open * (loss + 1e-3 * abs(row) * layer.gap)
+        return found
+
+
+class _Given(NamedTuple):
+    """The rows of parts, their constants, and their boxes."""
+
+    rows: Array
+    constants: Array
+    centre: Array
+    radius: Array
 
 
 class _Cases(NamedTuple):
-    """Which neurons of a node are open, on, or cases; the upper line of those that are open."""
+    """Which neurons of a node are open, on, or cases; the upper line of those that are open.
+
+    `rate` is that of their slopes or multipliers, and `most` what these can be.
+    """
 
     open: Array
     on: Array
     upper: Array
     above: Array
     sign: Array
-    cased: Array
     gap: Array
+    rate: Array
+    most: Array
 
 
 class _Passed(NamedTuple):
+    """Bounds of parts, where they are attained, and by node what was met on both ways."""
+
     bound: Array
     points: Array
-    by_slope: dict[int, Array]
-    by_multiplier: dict[int, Array]
-    score: dict[int, Array]
+    values: dict[int, Array]
+    gradient: dict[int, Array]
     row: dict[int, Array]
+    arguments: dict[int, Array]
+    reached: dict[int, Array]
 
 
 def _vector(xp: Any, rows: Array, vector: Array) -> Array:

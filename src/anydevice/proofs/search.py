@@ -429,8 +429,8 @@ class SearchLimits(NamedTuple):
     memory: int = 2 << 30
     batch: int = 512
     few: int = 1024
-    patience: int = 5_000
-    cases: int = 8
+    patience: int = 2_000
+    cases: int = 3
     cases_batch: int = 1024
     undecided: int = 60
     tell: Callable[[Progress], None] = lambda _: None
