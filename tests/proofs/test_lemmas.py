@@ -101,6 +101,45 @@ def asked(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecid
     return _proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
 
 
+def test_parts_of_lemmas_are_as_many_as_memory_holds() -> None:
+    net = prepare(NETWORKS["chain"], "real", numpy_machine())
+    fast = prepare(NETWORKS["chain"], "real", numpy_machine("float32"))
+    box = outward(LOW[None], HIGH[None], "float64")
+    parts = []
+    for memory in (1 << 30, 200_000):
+        sharpening = Sharpening(net, fast, box, memory)
+        for lemma in sharpening.run(Effort(40, 8), lambda: False).lemmas:
+            before = sum(step.size for step in net.steps[: lemma.node - 1])
+            if memory == 200_000:
+                assert lemma.tree.leaves * 9 * before <= memory
+        parts.append(sharpening.parts)
+    assert parts[0] > 2 * parts[1] > 0
+
+
+def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
+    """Parts are counted as they are bounded, not only where all of them are."""
+    monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
+    told: list[search.Progress] = []
+    at: list[int] = []
+    run = Sharpening.run
+
+    def noted(self: Sharpening, effort: Effort, stop: Any) -> Sharpened:
+        at.append(len(told))
+        sharp = run(self, effort, stop)
+        at.append(len(told))
+        return sharp
+
+    monkeypatch.setattr(Sharpening, "run", noted)
+    theorem = Theorem(NETWORKS["chain"], (claim(NETWORKS["chain"], 0.35),), "float32", False)
+    result = _proved([theorem], numpy_machine(), SearchLimits(tell=told.append), 0.0, None, "")
+    assert isinstance(result, proofs.Proof)
+    assert at[1] - at[0] > 5
+    boxes = [each.boxes for each in told]
+    assert boxes == sorted(boxes)
+    assert boxes[at[1] - 1] > boxes[at[0]]
+    assert result.boxes == boxes[-1]
+
+
 def test_what_cases_alone_leave_open_is_proved_with_lemmas(monkeypatch: Any) -> None:
     monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
     result = asked(0.35)

@@ -24,9 +24,8 @@ Integers = npt.NDArray[np.int64]
 _FIRST_STEPS, _STEPS = 20, 10
 """Steps of optimisation for a neuron, and for each case of another one."""
 
-_ROWS, _MOST_PARTS = 256, 100_000
-_MOST_BYTES = 1 << 30
-"""Of all parts of a node, each with the sign, slope and multiplier of every neuron before it."""
+_ROWS, _MOST_PARTS, _BYTES = 256, 100_000, 9
+"""So many parts at once and in all; a part has sign, slope and multiplier of each neuron."""
 
 _GAIN = 1e-3
 """Which part of the width of an interval a lemma must take away to be worth its bytes."""
@@ -47,26 +46,49 @@ class Sharpened(NamedTuple):
 
 
 class Sharpening:
-    """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs)."""
+    """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs).
 
-    def __init__(self, net: Prepared, fast: Prepared, box: tuple[Floats, Floats]) -> None:
-        self.net, self.fast, self.box = net, fast, box
+    The parts of a node take at most half of `memory` bytes. `parts` is how many were bounded.
+    """
+
+    def __init__(
+        self,
+        net: Prepared,
+        fast: Prepared,
+        box: tuple[Floats, Floats],
+        memory: int = 2 << 30,
+    ) -> None:
+        self.net, self.fast, self.box, self.memory = net, fast, box, memory
+        self.parts = 0
         self._kept: dict[int, _NeuronSides] = {}
 
     def run(self, effort: Effort, stop: Callable[[], bool]) -> Sharpened:
-        """Lemmas about all nodes behind the first in turn, until `stop` says so."""
+        """Lemmas about all nodes behind the first in turn, until `stop` says so.
+
+        It is asked before each batch of parts.
+        """
         lemmas: list[Lemma] = []
         known: dict[int, Any] = {}
         for number, step in enumerate(self.net.steps, 1):
             if step.function == "relu" and any(step.inputs) and not stop():
                 cases = self._cases(number, known)
                 if cases is not None:
-                    cases.divide(effort, stop)
+                    self._divide(cases, effort, stop)
                     found = cases.lemma()
                     if found is not None:
                         lemma, known[number] = found
                         lemmas.append(lemma)
         return Sharpened(tuple(lemmas), known)
+
+    def _divide(self, cases: _NeuronSides, effort: Effort, stop: Callable[[], bool]) -> None:
+        before, already = self.parts, cases.neurons.parts
+
+        def counted() -> bool:
+            self.parts = before + cases.neurons.parts - already
+            return stop()
+
+        cases.divide(effort, counted)
+        counted()
 
     def _cases(self, number: int, known: Known) -> _NeuronSides | None:
         """The cases of the undecided neurons of a node; those of an earlier run, where they hold.
@@ -84,7 +106,7 @@ class Sharpening:
         bounds = np.asarray(net.machine.host(plain), np.float64).reshape(2, size)
         if not ((bounds < 0).all(0)).any():
             return None
-        cases = _NeuronSides(relaxed, fast, bounds)
+        cases = _NeuronSides(relaxed, fast, bounds, self.memory // 2)
         if not known:
             self._kept[number] = cases
         return cases
@@ -94,10 +116,11 @@ class _NeuronSides:
     """The cases of both sides of all undecided neurons of the last node of a network.
 
     `plain` are sound bounds of all its neurons and of their negatives. There is one branch for
-    each side, the lower ones first, and `parts` are what the branches end with.
+    each side, the lower ones first, and `parts` are what the branches end with. They take at most
+    `room` bytes.
     """
 
-    def __init__(self, relaxed: Relaxed, fast: Prepared, plain: Floats) -> None:
+    def __init__(self, relaxed: Relaxed, fast: Prepared, plain: Floats, room: int) -> None:
         self.size, self.node = plain.shape[1], len(fast.steps)
         self.undecided = np.flatnonzero((plain < 0).all(0))
         self.plain = plain[:, self.undecided].ravel()
@@ -108,7 +131,7 @@ class _NeuronSides:
         )
         self.neurons = Neurons(relaxed, fast, self.undecided)
         self.branches = [Branch() for _ in range(2 * count)]
-        self.most = min(_MOST_PARTS, _MOST_BYTES // (9 * self.neurons.neurons))
+        self.most = min(_MOST_PARTS, room // (_BYTES * self.neurons.count))
         self.rounds = 0
         parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)
@@ -142,10 +165,13 @@ class _NeuronSides:
         while self.rounds < effort.rounds:
             self.rounds += 1
             worst = self._worst(effort.width)
-            if not len(worst) or self.count > self.most or stop():
+            if not len(worst):
                 return
             for start in range(0, len(worst), _ROWS):
-                self._divide(worst[start : start + _ROWS])
+                some = worst[start : start + _ROWS]
+                if self.count + len(some) > self.most or stop():
+                    return
+                self._divide(some)
 
     def _worst(self, width: int) -> Integers:
         """The parts with the lowest bounds of each neuron that is neither on nor off."""

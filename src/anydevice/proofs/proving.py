@@ -333,7 +333,8 @@ def _searched(
     def sharpening(box: tuple[Floats, Floats]) -> Sharpening:
         """On NumPy: its batches are small."""
         net = prepare(network, arithmetic, numpy_machine())
-        return Sharpening(net, prepare(network, arithmetic, numpy_machine("float32")), box)
+        fast = prepare(network, arithmetic, numpy_machine("float32"))
+        return Sharpening(net, fast, box, limits.memory)
 
     search = Search(bounding, finishing, attack.near, limits, small, sharpening)
     return search.run(attack.low, attack.high)

@@ -8,7 +8,8 @@ again in float64.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -280,6 +281,7 @@ class Search:
         self.growing = Growing(len(rows.groups), len(rows.constants), neurons)
         self.stack: list[Boxes] = []
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
+        self._under_way: Neurons | Sharpening | None = None
         self.point: Floats | None = None
         self.begin = limits.clock()
 
@@ -299,7 +301,25 @@ class Search:
     def progress(self) -> Progress:
         passed = max(self.limits.clock() - self.begin, 1e-9)
         waiting = sum(len(each.ids) for each in self.stack)
-        return Progress(self.share, waiting, self.boxes, self.boxes / passed, self.worst)
+        boxes = self.boxes + (0 if self._under_way is None else self._under_way.parts)
+        return Progress(self.share, waiting, boxes, boxes / passed, self.worst)
+
+    def _told(self) -> bool:
+        """Tell how far it is, and say whether it must stop."""
+        self.limits.tell(self.progress())
+        return bool(self._stopped())
+
+    @contextmanager
+    def _counted(self, parts: Neurons | Sharpening) -> Iterator[None]:
+        """Count the parts that are bounded, while they are and from then on."""
+        before = parts.parts
+        self.boxes -= before
+        self._under_way = parts
+        try:
+            yield
+        finally:
+            self.boxes += parts.parts
+            self._under_way = None
 
     def _stopped(self) -> str:
         if self.limits.clock() > self.limits.until:
@@ -363,7 +383,8 @@ class Search:
             open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
             if effort is None or not len(open_) or self.point is not None or self._stopped():
                 break
-            found = sharpening.run(effort, lambda: bool(self._stopped()))
+            with self._counted(sharpening):
+                found = sharpening.run(effort, self._told)
             self.growing.lemmas = found.lemmas
             verdict = bounding(boxes.low, boxes.high, found.known)
             self.worst = float(verdict.bound.min())
@@ -396,17 +417,17 @@ class Search:
         box = tried[place]
         weights = np.where(of == group[:, None], verdict.weights[box], 0) / 255.0
         problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
-        branches, self.point = split_neurons(
-            neurons,
-            problems,
-            lambda: bool(self._stopped()) or neurons.parts > parts,
-            self.refutes,
-            most=1 << 40 if alone else limits.cases,
-            batch=limits.cases_batch,
-            first_steps=30 if alone else 10,
-            steps=12 if alone else 8,
-        )
-        self.boxes += neurons.parts
+        with self._counted(neurons):
+            branches, self.point = split_neurons(
+                neurons,
+                problems,
+                lambda: self._told() or neurons.parts > parts,
+                self.refutes,
+                most=1 << 40 if alone else limits.cases,
+                batch=limits.cases_batch,
+                first_steps=30 if alone else 10,
+                steps=12 if alone else 8,
+            )
         failed = set(open_.tolist()) - set(tried.tolist())
         failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
         for b in tried.tolist():
