@@ -417,7 +417,9 @@ def _end_groups(running: Sequence[subprocess.Popen[bytes]], notes: Path) -> None
         process.wait()
     while _tell_strays(marks, 0) and time.monotonic() < until:
         time.sleep(0.01)
-    _tell_strays(marks, kill)
+    until = time.monotonic() + _PATIENCE
+    while _tell_strays(marks, kill) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _tell_strays(marks: Mapping[bytes, int], number: int) -> bool:
