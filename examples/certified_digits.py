@@ -41,7 +41,7 @@ def main() -> int:
     """Train both networks, certify them, and draw the plot."""
     options = arguments()
     where = place(options.device, options.engine)
-    images, labels = held_out()
+    images, labels = held_out(options.seed)
     models = {
         "plain": fitted("cross_entropy", where, options),
         "certified": fitted(robust_loss(options.epochs), where, options),
@@ -69,7 +69,7 @@ def main() -> int:
     return 0 if best.certified >= WANTED else 1
 
 
-def network() -> nn.Model:
+def network(seed: int = 0) -> nn.Model:
     """A small network over 64 pixels."""
     return nn.build(
         nn.Flatten(),
@@ -79,6 +79,7 @@ def network() -> nn.Model:
         "relu",
         nn.Dense(128, 10),
         input_shape=(1, 8, 8),
+        seed=seed,
         device="cpu",
     )
 
@@ -91,10 +92,17 @@ def robust_loss(epochs: int) -> Any:
 
 def fitted(loss: Any, where: Any, options: argparse.Namespace) -> nn.Model:
     """The network after training, in NumPy, where small proofs are quickest."""
-    data = nn.Batches(*kept_for_training(), BATCH, whole_only=True)
+    data = nn.Batches(*kept_for_training(options.seed), BATCH, whole_only=True)
     rate = nn.CosineRate(3e-3, steps=options.epochs * len(data))
     done = nn.train(
-        network(), data, nn.Adam(rate), loss, epochs=options.epochs, device=where, optimize="none"
+        network(options.seed),
+        data,
+        nn.Adam(rate),
+        loss,
+        epochs=options.epochs,
+        device=where,
+        optimize="none",
+        seed=options.seed,
     )
     here = anydevice.device("cpu", engine="numpy")
     model: nn.Model = anydevice.to_device(done.model, here, convert=True)
@@ -122,15 +130,15 @@ def guesses(model: nn.Model, images: Any) -> Any:
     return anydevice.to_numpy(model(images)).argmax(axis=1)
 
 
-def kept_for_training() -> tuple[Any, Any]:
+def kept_for_training(seed: int = 0) -> tuple[Any, Any]:
     """The training images (count, 1, 8, 8), from 0 to 1, and their digits."""
-    images, labels = _shuffled()
+    images, labels = _shuffled(seed)
     return images[HELD_OUT:], labels[HELD_OUT:]
 
 
-def held_out() -> tuple[Any, Any]:
+def held_out(seed: int = 0) -> tuple[Any, Any]:
     """The test images and their digits."""
-    images, labels = _shuffled()
+    images, labels = _shuffled(seed)
     return images[:HELD_OUT], labels[:HELD_OUT]
 
 
@@ -190,11 +198,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", help="the array library that trains: torch, jax or mlx")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the test images")
     parser.add_argument("--plot", help="an SVG file with the shares for several changes")
     return parser.parse_args()
 
 
-def _shuffled() -> tuple[Any, Any]:
+def _shuffled(seed: int) -> tuple[Any, Any]:
     """All images, shuffled: the file is sorted by writer. scikit-learn has the same images."""
     try:
         data = import_module("sklearn.datasets").load_digits()
@@ -202,7 +211,7 @@ def _shuffled() -> tuple[Any, Any]:
     except ImportError:
         with numpy.load(DIGITS) as file:
             images, labels = file["images"], file["labels"]
-    order = numpy.random.default_rng(0).permutation(len(images))
+    order = numpy.random.default_rng(seed).permutation(len(images))
     return images[order, None].astype("float32") / 16, labels[order].astype("int32")
 
 
