@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -270,6 +270,16 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         jax.config.update("jax_enable_x64", False)
         jax.config.update("jax_disable_jit", False)
         sys.modules["jax._src.lru_cache"].LRUCache.put = _write_at_once
+
+
+@pytest.fixture(scope="session")
+def sessions() -> Iterator[Any]:
+    """Where the blocks of a page and the examples run."""
+    from tests.docs.sessions import Sessions
+
+    sessions = Sessions()
+    yield sessions
+    sessions.close()
 
 
 @pytest.fixture

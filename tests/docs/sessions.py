@@ -86,12 +86,18 @@ class _Hidden(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             importlib.import_module(library)
         new = {name: sys.modules[name] for name in sys.modules if name not in before}
         self._modules |= new
-        self._together[library] = new
+        package = library.partition(".")[0]  # it has the module as an attribute, and is not asked
+        for name in {library, package}:
+            self._together.setdefault(name, {}).update(new)
 
     def hide(self) -> None:
         for name in self._modules:
             del sys.modules[name]
         sys.meta_path.insert(0, self)
+
+    def use_threads(self, number: int) -> None:
+        if "torch" in self._modules:
+            self._modules["torch"].set_num_threads(number)
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """What any finder says of the module, whoever asks, but that it is loaded from hiding."""
@@ -123,7 +129,13 @@ def _run_blocks(blocks: Sequence[tuple[str, int, str]]) -> list[str]:
 
 
 def _become_a_session(
-    blocks: Any, cwd: str, env: dict[str, str], filters: list[str], printed: str, errors: str
+    hidden: _Hidden,
+    blocks: Any,
+    cwd: str,
+    env: dict[str, str],
+    filters: list[str],
+    printed: str,
+    errors: str,
 ) -> NoReturn:
     for number, path in ((0, os.devnull), (1, os.devnull), (2, errors)):
         opened = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -131,6 +143,8 @@ def _become_a_session(
         os.close(opened)
     os.environ.clear()
     os.environ.update(env)
+    if threads := env.get("OMP_NUM_THREADS"):  # which PyTorch reads while it is loaded
+        hidden.use_threads(int(threads))
     os.chdir(cwd)
     sys.argv, sys.path[0] = ["-c"], ""
     sys.warnoptions[:] = filters
@@ -160,7 +174,7 @@ def _serve() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            _become_a_session(*json.loads(line))
+            _become_a_session(hidden, *json.loads(line))
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
