@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --llm: lengths of prompts, such as 512,4k (128, 512)",
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="with --json: write it there")
-    parser.add_argument("--html", metavar="FILE", help="write one page with plots")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write one page with plots, to a name ending in .html"
+    )
     parser.add_argument(
         "--compare", metavar="FILE", help="say what got slower since that --json; exit code 1 if so"
     )

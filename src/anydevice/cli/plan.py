@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CARDS",
         help="cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB",
     )
-    parser.add_argument("--html", metavar="FILE", help="write one page with plots")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write one page with plots, to a name ending in .html"
+    )
     _add_training(parser)
 
 

@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the outcome as VNN-COMP wants it: sat, unsat, timeout, unknown or error; the "
         "exit code is 0 whatever was found",
     )
-    parser.add_argument("--html", metavar="FILE", help="write one page of how the search went")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write one page of how the search went, ending in .html"
+    )
     parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda:0")
     parser.add_argument("--engine", metavar="ENGINE", help="with which library, such as torch")
 
