@@ -286,7 +286,7 @@ def test_binary_cross_entropy_takes_truth_values_and_large_outputs() -> None:
     assert loss(np.array([200.0, -200.0]), np.array([True, False])) == 0
     assert loss(np.array([200.0], np.float32), np.array([0])) == pytest.approx(200)
     assert np.isnan(loss(np.array([np.nan]), np.array([1])))
-    with pytest.raises(ConfigurationError, match=r"one shape, but output is \(2,\), target is"):
+    with pytest.raises(ConfigurationError, match=r"same shape, but output is \(2,\), target is"):
         loss(np.ones(2), np.ones(3))
 
 

@@ -70,7 +70,7 @@ def test_jax_that_has_computed_cannot_join_others() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "ConfigurationError: JAX has started its devices already" in done.stderr
+    assert "ConfigurationError: JAX has already started its devices" in done.stderr
 
 
 @pytest.mark.parametrize(
