@@ -1,7 +1,7 @@
 """The kernels of a decoding step against float64, and the check that they must pass to be used.
 
-On a GPU where there is one, else under Triton's interpreter, in a process of its own: it must be
-asked for before Triton is imported.
+On a GPU where there is one, else under Triton's interpreter, in a process of its own, which a test
+of test_triton.py starts: it must be asked for before Triton is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,6 @@ GPU = torch.cuda.is_available() and not INTERPRETED
 CLOSE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 # The interpreter multiplies matrices of bfloat16 as if their bits were integers.
 HALF = ("float16", "bfloat16") if GPU else ("float16",)
-SOURCE = Path(__file__).parents[3]
 
 
 def later(*values: Any) -> Any:
@@ -48,36 +46,8 @@ def later(*values: Any) -> Any:
     return pytest.param(*values, id=f"at_length {' '.join(map(str, values))}")
 
 
-@pytest.mark.timeout(300)
-def test_under_the_interpreter() -> None:
-    interpreted("-k", "not at_length")
-
-
-@pytest.mark.soak
-def test_at_length_under_the_interpreter() -> None:
-    interpreted()
-
-
-def interpreted(*options: str) -> None:
-    if not TRITON:
-        pytest.skip("Triton is not installed")
-    if GPU or INTERPRETED:
-        pytest.skip("the kernels are tested here already")
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
-    # Counting lines of what is interpreted already would take minutes.
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
-    ended = subprocess.run(
-        [*command, "-W", "ignore", "-m", "soak or not soak", *options, __file__],
-        env={**plain, "TRITON_INTERPRET": "1"},
-        cwd=SOURCE,
-        capture_output=True,
-        text=True,
-        timeout=290,
-    )
-    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
-
-
 FOR_A_CARD = """
+import sys
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -106,7 +76,7 @@ def new(*shape):
 
 numbers = LayerNumbers(32, 8, 128, 1e-5, 0.1, rotated=128)
 weights = new(512), new(6144, 512), new(512, 4096), new(512), new(2048, 512), new(512, 1024)
-for rows in (1, 8, 32):
+for rows in map(int, sys.argv[1:]):
     cache = new(rows, 8, 1024, 128)
     at = torch.zeros(rows, dtype=torch.int32)
     decoder_layer.decoder_layer(
@@ -116,20 +86,23 @@ for rows in (1, 8, 32):
 """
 
 
-@pytest.mark.soak
-def test_the_kernels_compile_for_a_card_and_read_before_they_wait() -> None:
+@pytest.mark.parametrize("rows", ["1", pytest.param("8 32", marks=pytest.mark.soak)])
+def test_the_kernels_compile_for_a_card_and_read_before_they_wait(rows: str) -> None:
     """For Hopper, on any machine: weights, keys and values are asked for ahead of the wait."""
     if not TRITON:
         pytest.skip("Triton is not installed")
-    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-c", FOR_A_CARD]
-    ended = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=280)
+    if INTERPRETED:
+        pytest.skip("this compiles outside of the interpreter")
+    command = [sys.executable, "-W", "ignore", "-c", FOR_A_CARD, *rows.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    found = ended.stdout.split("\n")[:-1]
-    one_row = ["_one_row", "_attend", "_one_row", "_one_row", "_one_row"]
-    assert [line.split()[0] for line in found[:5]] == one_row
-    assert {line.split()[0] for line in found} == {"_one_row", "_attend", "_some_rows", "_norm"}
-    assert {line.partition(" ")[2] for line in found} == {"1 True"}
+    found = [line.partition(" ") for line in ended.stdout.splitlines()]
+    kernels = [name for name, _, _ in found]
+    if rows == "1":
+        assert kernels == ["_one_row", "_attend", "_one_row", "_one_row", "_one_row"]
+    else:
+        assert set(kernels) == {"_attend", "_some_rows", "_norm"}
+    assert {said for _, _, said in found} == {"1 True"}
 
 
 @pytest.fixture(scope="session")

@@ -35,14 +35,19 @@ HALF = ("float16", "bfloat16") if GPU else ("float16",)
 """The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
 
 
+OTHER = Path(__file__).with_name("test_decoder_layer.py")
+SHORT = "test_decoder_layer and not at_length or test_triton and not bfloat16 and not float32"
+
+
 @pytest.mark.timeout(900)
 def test_under_the_interpreter() -> None:
-    interpreted("-k", "not bfloat16 and not float32")
+    """With the kernels of decoder layers, in one process, as starting it takes long."""
+    interpreted("-k", SHORT)
 
 
 @pytest.mark.soak
-def test_every_type_under_the_interpreter() -> None:
-    interpreted()
+def test_every_type_and_length_under_the_interpreter() -> None:
+    interpreted("-m", "soak or not soak")
 
 
 def interpreted(*options: str) -> None:
@@ -50,11 +55,11 @@ def interpreted(*options: str) -> None:
         pytest.skip("Triton is not installed")
     if GPU or INTERPRETED:
         pytest.skip("the kernels are tested here already")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
     # Counting lines of what is interpreted already would take minutes.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
     ended = subprocess.run(
-        [*command, *options, __file__],
+        [*command, "-W", "ignore", *options, __file__, str(OTHER)],
         env={**plain, "TRITON_INTERPRET": "1"},
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -266,7 +271,7 @@ def test_linear(
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize(
     ("heads", "key_heads", "keys", "size"),
-    [(8, 2, 100, 64), (32, 8, 300, 128), (4, 4, 17, 16), (6, 1, 1, 32)],
+    [(8, 2, 100, 64), (*((32, 8) if GPU else (8, 2)), 300, 128), (4, 4, 17, 16), (6, 1, 1, 32)],
 )
 def test_attention(
     heads: int,
