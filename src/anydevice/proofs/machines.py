@@ -139,7 +139,7 @@ def machine_on(device: Any, engine: str | None) -> BoundsMachine:
         def indices(x: Host) -> Array:
             return lift(loaded.place(np.ascontiguousarray(x, np.int32), chosen))
 
-        xp = _LiftedOps() if name == "opencl" else ops
+        xp = _LiftedOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
         rows = 4096 if chosen.backend in ("cpu", "opencl") else 1 << 18
         pads = name == "jax"
 
@@ -159,6 +159,23 @@ def machine_on(device: Any, engine: str | None) -> BoundsMachine:
             continue
         return machine
     raise AssertionError("unreachable")
+
+
+_TAKES: dict[str, Callable[[Array, Array], Array]] = {
+    "torch": lambda x, indices: x.index_select(0, indices),
+    "cupy": lambda x, indices: x.take(indices, 0),
+}
+
+
+class _OpsTaking:
+    """`ops`, but for `take`: all indices of bounds are in range, which five kernels would check."""
+
+    def __init__(self, engine: str) -> None:
+        self.take = _TAKES[engine]
+
+    def __getattr__(self, name: str) -> Any:
+        function = self.__dict__[name] = getattr(ops, name)
+        return function
 
 
 def probe(machine: BoundsMachine) -> None:
