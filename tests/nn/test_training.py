@@ -178,7 +178,7 @@ def test_where_there_are_no_gradients_a_recomputed_layer_is_the_layer() -> None:
     trained = again.apply(model.parameters, x, nn.Run(training=True))
     np.testing.assert_array_equal(trained, model(x))
     np.testing.assert_array_equal(again(x), model(x))
-    with pytest.raises(ConfigurationError, match="no array"):
+    with pytest.raises(ConfigurationError, match="not an array"):
         Recomputed(nn.Activation("silu")).apply({}, "text", nn.Run(training=True))
 
 
