@@ -69,7 +69,9 @@ def test_every_layout_arrives(engine: Engine, device: Device, layout: str) -> No
 @each(name=["bfloat16", "complex64", "int16"])
 def test_the_other_byte_order_is_turned(engine: Engine, device: Device, name: str) -> None:
     host = patterns(DTYPES[name])
-    other = host.byteswap().view(host.dtype.newbyteorder())
+    # As integers, since `byteswap` leaves bfloat16 as it is with ml-dtypes 0.5.3.
+    integers = np.uint32 if name == "complex64" else np.uint16
+    other = host.view(integers).byteswap().view(host.dtype.newbyteorder())
     back, warned = round_trip(engine, device, other)
     if back is not None:
         assert_same(back, host, warned)
