@@ -16,7 +16,7 @@ from anydevice.core.record import replace
 from anydevice.engines import registry
 from anydevice.proofs import machines, proving
 from anydevice.proofs.attack import exact_outputs, violation_of
-from anydevice.proofs.bounds import prepare
+from anydevice.proofs.bounds import Relaxed, outward, prepare
 from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Tree, read_certificate
 from anydevice.proofs.checking.network import Network, Node, Query
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
@@ -222,18 +222,37 @@ def test_a_nan_never_closes_a_leaf() -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "mlx", "opencl", "jax"])
 def test_every_engine_gives_the_same_verdict(engine: str) -> None:
-    asked_for = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
-    if asked_for and engine not in asked_for:
-        pytest.skip(f"ANYDEVICE_TEST_ENGINES does not name {engine}")
-    if not registry.installed(engine).version:
-        pytest.skip(f"{engine} is not installed")
+    machine = machine_of(engine)
     net = networks.network(2, 8, 2, seed=1)
-    machine = machine_on("opencl" if engine == "opencl" else "cpu", engine)
     for constant, kind in ((40, proofs.Proof), (-40, proofs.Counterexample)):
         asked = networks.query(net, [-1, -1], [1, 1], [[1, -1]], [constant])
         result = proved(net, asked, machine=machine)
         assert isinstance(result, kind)
     assert machine.dtype in ("float64", "float32")
+
+
+def machine_of(engine: str) -> BoundsMachine:
+    asked_for = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
+    if asked_for and engine not in asked_for:
+        pytest.skip(f"ANYDEVICE_TEST_ENGINES does not name {engine}")
+    if not registry.installed(engine).version:
+        pytest.skip(f"{engine} is not installed")
+    return machine_on("opencl" if engine == "opencl" else "cpu", engine)
+
+
+@pytest.mark.parametrize("engine", ["torch", "mlx"])
+def test_bounds_are_those_of_numpy(engine: str) -> None:
+    machine = machine_of(engine)
+    net = networks.network(2, 8, 8, 8, 2, seed=1)
+    bounds = []
+    for each in (machine, numpy_machine(machine.dtype)):
+        with each.context():
+            box = outward(np.full((3, 2), -0.3), np.full((3, 2), 0.4), each.dtype)
+            relaxed = Relaxed(prepare(net, "float32", each), *box)
+            rows, constants = each.place(np.eye(2)[[0, 1, 0]]), each.place(np.zeros(3))
+            found = relaxed.rows_below(rows, constants, each.indices(np.arange(3)))
+            bounds.append(np.asarray(each.host(found.low), np.float64))
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9 if machine.dtype == "float64" else 1e-3)
 
 
 def test_an_engine_with_fewer_bits_is_refused() -> None:
