@@ -168,7 +168,7 @@ _TAKES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 class _OpsTaking:
-    """`ops`, but for `take`: all indices of bounds are in range, which five kernels would check."""
+    """`ops` without the checks of `take`: all indices of bounds are in range."""
 
     def __init__(self, engine: str) -> None:
         self.take = _TAKES[engine]
