@@ -84,6 +84,7 @@ def test_what_a_killed_process_left_of_an_entry_goes(
     from anydevice.engines.jax import compiler
 
     monkeypatch.setattr(compiler, "_LOOKING", 60.0)
+    monkeypatch.setattr(compiler, "_WRITING", -60.0)
     folder = home / "compiled"
 
     def compute() -> Path:
@@ -109,6 +110,7 @@ def test_whole_entries_and_those_of_another_format_stay(
     from anydevice.engines.jax import compiler
 
     monkeypatch.setattr(compiler, "_LOOKING", 60.0)
+    monkeypatch.setattr(compiler, "_WRITING", -60.0)
     zstd = b"\x28\xb5\x2f\xfd"
     blocks = b"\x20\x00\x00abcd" + b"\x23\x00\x00x"  # as it is, and one that is repeated
     whole = {
@@ -134,6 +136,33 @@ def test_whole_entries_and_those_of_another_format_stay(
     compiler._tidy(str(tmp_path))
     assert not (tmp_path / "new-cache").exists()
     assert (tmp_path / "zlib-cache").exists()  # it was looked at before
+
+
+def test_entries_are_looked_at_by_one_process_or_a_later_one(
+    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.engines.jax import compiler
+
+    monkeypatch.setattr(compiler, "_LOOKING", 0.0)  # one entry each
+    whole = zlib.compress(X.tobytes())
+    for number in range(4):
+        entry = tmp_path / f"{number}-cache"
+        entry.write_bytes(whole[:-1] if number == 2 else whole)
+        os.utime(entry, (1e9 + number, 1e9 + number))
+    written_now = tmp_path / "now-cache"
+    written_now.write_bytes(whole[:-1])
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe-cache")
+    for _ in range(8):
+        compiler._tidy(str(tmp_path))
+    assert not (tmp_path / "2-cache").exists()
+    assert (tmp_path / "3-cache").exists()
+    assert written_now.exists()  # its process may be writing it
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "looked").unlink()
+    (tmp_path / "looked").symlink_to(tmp_path / "mine")
+    compiler._tidy(str(tmp_path))
+    assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
 def test_what_jax_has_not_used_for_long_goes_where_there_is_much(

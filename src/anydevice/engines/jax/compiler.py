@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from stat import S_ISREG
 from typing import Any
 
 import jax
@@ -31,8 +32,10 @@ JAX has such a limit (jax_compilation_cache_max_size) only where `filelock` is i
 """
 
 _LOOKED = "looked"
-"""The file that says when a process last looked for entries that are not whole."""
+"""The file whose time is that of the last entry that was looked at: whether it is whole."""
 _LOOKING = 0.05
+_WRITING = 10.0
+"""Seconds that an entry may take to be written, far more than it does."""
 _ZLIB, _ZSTD = b"\x78", b"\x28\xb5\x2f\xfd"
 """How an entry begins, as JAX compresses it."""
 
@@ -93,29 +96,32 @@ def _tidy(folder: str) -> None:
     """Remove what is of no use, and what is too much."""
     with os.scandir(folder) as entries:
         files = {entry.path: entry.stat(follow_symlinks=False) for entry in entries}
-    looked = os.path.join(folder, _LOOKED)
-    since = files[looked].st_mtime if looked in files else 0.0
-    with open(looked, "wb"):
-        os.utime(looked)
-    _remove_cut_off(files, since)
+    files = {path: status for path, status in files.items() if S_ISREG(status.st_mode)}
+    _remove_cut_off(files, os.path.join(folder, _LOOKED))
     _remove_oldest(files)
 
 
-def _remove_cut_off(files: dict[str, os.stat_result], since: float) -> None:
-    """Remove entries that are not whole, of those that were written since the last process looked.
+def _remove_cut_off(files: dict[str, os.stat_result], looked: str) -> None:
+    """Remove entries that are not whole, among those written since a process last looked.
 
-    The newest come first, and it takes `_LOOKING` seconds at most.
+    The oldest come first, for about `_LOOKING` seconds; a later process looks at the rest. What was
+    written a moment ago may still be being written, and is left to a later process, too.
     """
     until = time.perf_counter() + _LOOKING
-    entries = {path: status.st_mtime for path, status in files.items() if path.endswith("-cache")}
-    new = [path for path, written in entries.items() if written >= since]
-    for path in sorted(new, key=entries.__getitem__, reverse=True):
-        if time.perf_counter() > until:
-            return
+    written = {each: files[each].st_mtime_ns for each in files if each.endswith("-cache")}
+    since = files[looked].st_mtime_ns if looked in files else 0
+    before = time.time_ns() - int(_WRITING * 1e9)
+    new = [path for path, at in written.items() if since < at < before]
+    for path in sorted(new, key=written.__getitem__):
+        since = written[path]
         with suppress(OSError):
             if _is_cut_off(path):
                 os.unlink(path)
                 del files[path]
+        if time.perf_counter() > until:
+            break
+    with open(looked, "ab"):
+        os.utime(looked, ns=(since, since))
 
 
 def _is_cut_off(path: str) -> bool:
@@ -126,7 +132,9 @@ def _is_cut_off(path: str) -> bool:
     if data.startswith(_ZLIB) and int.from_bytes(data[:2], "big") % 31 == 0:
         stream = zlib.decompressobj()
         try:
-            stream.decompress(data)
+            while data and not stream.eof:
+                stream.decompress(data, 2**20)  # in pieces: it may be large
+                data = stream.unconsumed_tail
         except zlib.error:
             return True
         return not stream.eof
