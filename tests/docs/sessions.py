@@ -61,9 +61,15 @@ class Sessions:
         with tempfile.TemporaryDirectory() as folder:
             printed, errors = Path(folder) / "printed", Path(folder) / "errors"
             asked = [blocks, str(cwd), env, list(filters), str(printed), str(errors)]
-            self._server.stdin.write(json.dumps(asked) + "\n")
-            self._server.stdin.flush()
-            ended = json.loads(self._server.stdout.readline())
+            try:
+                self._server.stdin.write(json.dumps(asked) + "\n")
+                self._server.stdin.flush()
+                ended = json.loads(self._server.stdout.readline())
+            except BaseException:  # interrupted: its answer would be taken for that of the next
+                self._server.kill()
+                self._server.wait()
+                self._server = None
+                raise
             said = json.loads(printed.read_text("utf-8")) if ended == 0 else []
             return ended, said, errors.read_text("utf-8")
 

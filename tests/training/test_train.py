@@ -856,7 +856,7 @@ def test_histories_are_drawn(tmp_path: Path) -> None:
         text = (tmp_path / name).read_text()
         assert "validation" in text
         assert "2 epochs, 12 steps" in text
-    with pytest.raises(ConfigurationError, match=r"ending in \.svg, \.html, \.htm"):
+    with pytest.raises(ConfigurationError, match=r"ending in \.svg or \.html or \.htm"):
         run.history.plot(tmp_path / "losses.png")
     with pytest.raises(ConfigurationError, match="no epoch has ended"):
         nn.History().plot(tmp_path / "none.svg")

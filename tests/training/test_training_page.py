@@ -114,7 +114,7 @@ def test_where_it_cannot_be_written(tmp_path: Path) -> None:
         history.plot(tmp_path / "folder.html")
     (tmp_path / "config.json").write_text("{}")
     for name in ("losses.pdf", "config.json"):
-        with pytest.raises(ConfigurationError, match=r"ending in \.svg, \.html, \.htm"):
+        with pytest.raises(ConfigurationError, match=r"ending in \.svg or \.html or \.htm"):
             history.plot(tmp_path / name)
     assert (tmp_path / "config.json").read_text() == "{}"
     for name in ("no/losses.svg", "no/losses.html"):

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 _EnginesByDtype = dict[type, dict[Any, str]]
 
 # PyTorch's compiler guards what it reads of a table. It reads those by engine and not those by
-# type, so that meeting another type later makes it compile nothing again.
+# type, so that meeting another type later does not make it compile again.
 _engines: dict[type, str] = {}
 _primitives: dict[str, Primitives] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}

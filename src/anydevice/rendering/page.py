@@ -24,13 +24,13 @@ def page_file(path: str | os.PathLike[str], endings: Sequence[str] = PAGES) -> P
     Raises `ConfigurationError` for a name that ends in another way, and `TransferError` where there
     is no such folder.
 
-    >>> page_file("model/config.json")
+    >>> page_file("m/config.json")
     Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: model/config.json: write it to a name ending in .html, .htm
+    anydevice.errors.ConfigurationError: m/config.json: write it to a name ending in .html or .htm
     """
     target = expanded(path)
     if target.suffix.lower() not in endings:
-        names = ", ".join(endings)
+        names = " or ".join(endings)
         raise ConfigurationError(f"{path}: write it to a name ending in {names}", source="path")
     check_folder(target)
     return target
