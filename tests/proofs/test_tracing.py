@@ -135,6 +135,15 @@ def equinox_models(eqx: Any) -> dict[str, Case]:
             z = jnp.concatenate([y, jnp.abs(self.b(x)) * 2])
             return z[::2].reshape(2, 2).T / 3
 
+    class Picked(eqx.Module):  # type: ignore[misc]
+        a: Any
+
+        def __call__(self, x: Any) -> Any:
+            y = self.a(x)
+            pairs = y.reshape(2, 2)[:, jnp.array([1, 0, 1])] + jnp.array([1.0, 2.0, 3.0])
+            beyond = y.at[jnp.array([3, 9])].get(mode="clip")
+            return jnp.concatenate([y[jnp.array([2, -4])], pairs.ravel(), beyond])
+
     sizes = [eqx.nn.Linear(4, 4, key=key) for key in keys[:2]]
     return {
         "an example by itself": (eqx.nn.MLP(4, 3, 6, 2, key=keys[0]), (4,)),
@@ -153,6 +162,7 @@ def equinox_models(eqx: Any) -> dict[str, Case]:
             (2, 9, 8),
         ),
         "a call of its own": (Joined(*sizes), (4,)),
+        "elements by their indices": (Picked(sizes[0]), (4,)),
     }
 
 
@@ -428,6 +438,16 @@ def test_layers_of_other_libraries_are_refused_with_their_path() -> None:
 
     with pytest.raises(UnsupportedError, match=r"inner\.layers\.1 Waves: .*JAX's sin"):
         lower(Whole(), (4,))
+
+
+def test_numbers_from_outside_of_an_array_are_refused() -> None:
+    eqx: Any = pytest.importorskip("equinox")
+    import jax.numpy as jnp
+
+    model = eqx.nn.Lambda(lambda x: jnp.take(x, jnp.array([1, 4])))  # of the fifth it makes a NaN
+    with pytest.raises(UnsupportedError, match="an index outside of its array"):
+        lower(model, (4,))
+    assert lower(eqx.nn.Lambda(lambda x: jnp.take(x, jnp.array([1, 3]))), (4,)).network.outputs == 2
 
 
 def test_layers_of_mlx_are_refused_with_their_path() -> None:

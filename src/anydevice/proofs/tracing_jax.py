@@ -29,9 +29,15 @@ def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> L
     trace = Trace(shape)
     if len(jax.tree_util.tree_leaves(outputs)) != 1:
         raise trace.refuse("a module with several outputs")
-    fixed = [Fixed(host_array(value)) for value in closed.consts]
+    fixed = map(_constant, closed.consts)
     (y,) = _run(trace, closed.jaxpr, [*fixed, trace.input], type(module).__name__)
     return trace.result(y, classes)
+
+
+def _constant(value: Any) -> Value:
+    """A constant of a jaxpr: JAX 0.9 keeps arrays of NumPy in a class of its own."""
+    jax: Any = sys.modules["jax"]
+    return Fixed(host_array(value if isinstance(value, jax.Array) else np.asarray(value)))
 
 
 def _run(trace: Trace, jaxpr: Any, given: list[Value], path: str) -> list[Value]:
@@ -62,7 +68,7 @@ def _step(trace: Trace, equation: Any, given: list[Value], path: str) -> list[Va
     inner = options.get("jaxpr", options.get("call_jaxpr"))
     if inner is not None and name in _CALLS:
         body = getattr(inner, "jaxpr", inner)
-        fixed: list[Value] = [Fixed(host_array(each)) for each in getattr(inner, "consts", ())]
+        fixed = map(_constant, getattr(inner, "consts", ()))
         return _run(trace, body, [*fixed, *given], path)
     if name not in _RULES:
         raise trace.refuse(f"JAX's {name}")
@@ -203,6 +209,20 @@ def _dynamic_slice(trace: Trace, a: Value, *starts: Value, slice_sizes: Any, **m
     return trace.moved(lambda x: x[cuts], a)
 
 
+def _gather(trace: Trace, a: Value, indices: Value, **options: Any) -> Value:
+    """Elements at fixed indices: JAX says which, of an array that holds its own positions."""
+    if not isinstance(indices, Fixed):
+        raise trace.refuse("an index that depends on the input")
+    jax: Any = sys.modules["jax"]
+    shape = _shape(a)
+    positions = np.arange(prod(shape), dtype=np.int32).reshape(shape)
+    options["fill_value"] = -1
+    found = np.asarray(jax.lax.gather_p.bind(positions, np.asarray(indices.value), **options))
+    if np.any(found < 0):
+        raise trace.refuse("an index outside of its array")
+    return trace.moved(lambda x: x.reshape(-1)[found], a)
+
+
 def _split(trace: Trace, a: Value, *, sizes: Any, axis: int) -> list[Value]:
     edges = np.cumsum(sizes)[:-1]
     return [
@@ -307,6 +327,7 @@ _RULES: dict[str, Rule] = {
     "erf": lambda trace, a, **options: trace.erf(a),
     "erfc": lambda trace, a, **options: trace.erf(a, complement=True),
     "exp": lambda trace, a, **options: trace.function("exp", a),
+    "gather": _gather,
     "ge": lambda trace, a, b, **options: trace.compared(a, b, greater=True),
     "gt": lambda trace, a, b, **options: trace.compared(a, b, greater=True),
     "integer_pow": _power,
