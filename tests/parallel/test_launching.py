@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -393,6 +394,106 @@ def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     assert started.stderr is not None
     assert started.stderr.read() == ""
     started.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_it_ends_where_the_disk_is_full(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
+    command = [sys.executable, "-m", "anydevice", "launch", "train.py"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert done.returncode == 2
+    assert b"the output cannot be written: No space left on device" in done.stderr
+
+
+@linux
+def test_it_goes_on_where_a_line_cannot_be_encoded(tmp_path: Path) -> None:
+    """More lines than a pipe holds: a process whose lines nobody takes would wait for ever."""
+    program = "import sys; sys.stdout.reconfigure(encoding='utf-8')\n"
+    program += "for number in range(9000): print(f'{number} ä €')\nprint('done')\n"
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "anydevice", "launch", "train.py"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == [*(rb"%d \xe4 \u20ac" % number for number in range(9000)), b"done"]
+
+
+STAYS_AND_FAILS = """
+import os, pathlib, signal, subprocess, sys, time
+stays = pathlib.Path("stays")
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.1), sys.exit()))
+    print("stays", os.getpid())
+    stays.touch()
+    time.sleep(60)
+while not stays.exists():
+    time.sleep(0.01)
+program = [sys.executable, "-c", "import time; time.sleep(60)"]
+stray = subprocess.Popen(program, start_new_session=True)
+print(f"fails {os.getpid()}\\nstray {stray.pid}", flush=True)
+os._exit(5)
+"""
+
+HEARD = """
+import contextlib, io, json, os, sys
+from anydevice.parallel.launching import run_script
+if sys.argv[1] == "without":
+    vars(os).pop("pidfd_open", None)
+heard = {"open": [], "os.kill": [], "os.killpg": []}
+sys.addaudithook(lambda event, what: event in heard and heard[event].append(what))
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    assert run_script([sys.executable, "-u", "train.py"], 2) == 5
+print(json.dumps({
+    "started": dict(line.split() for line in printed.getvalue().splitlines()),
+    "read": [what[0] for what in heard["open"] if str(what[0]).endswith("/environ")],
+    "told": heard["os.kill"],
+    "groups": heard["os.killpg"],
+}))
+"""
+
+
+@linux
+@pytest.mark.parametrize("handles", ["with", "without"])
+def test_a_signal_reaches_nobody_who_has_the_number_of_an_ended_process(
+    handles: str, tmp_path: Path
+) -> None:
+    """A group is told until it is seen gone; who has left it is told by a handle, not a number."""
+    if handles == "with" and not _has_handles():
+        pytest.skip("this system has no handles of processes")
+    (tmp_path / "train.py").write_text(STAYS_AND_FAILS)
+    (tmp_path / "heard.py").write_text(HEARD)
+    command = [sys.executable, "heard.py", handles]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    heard = json.loads(done.stdout)
+    stays, fails, stray = (int(heard["started"][name]) for name in ("stays", "fails", "stray"))
+    assert not _runs(stays)
+    assert not _runs(stray)
+    told = [(group, number) for group, number in heard["groups"] if number]
+    asked = [(stays, signal.SIGTERM), (fails, signal.SIGTERM)]
+    assert told in (asked, [*asked, (stays, signal.SIGKILL)])  # the latter on a slow machine
+    assert f"/proc/{stray}/environ" in heard["read"]
+    assert f"/proc/{stays}/environ" not in heard["read"]  # which its group tells
+    assert {number for number, _ in heard["told"]} == (set() if handles == "with" else {stray})
+
+
+def _has_handles() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def _runs(number: int) -> bool:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -214,7 +215,10 @@ def _check_written(*tails: _Tail) -> None:
 
 
 def _watched(
-    running: Sequence[Any], tails: Sequence[_Tail], outputs: Sequence[_Tail], notes: Path
+    running: list[subprocess.Popen[bytes]],
+    tails: Sequence[_Tail],
+    outputs: Sequence[_Tail],
+    notes: Path,
 ) -> int:
     while True:
         _check_written(*outputs, *tails)
@@ -227,20 +231,18 @@ def _watched(
     time.sleep(_GRACE)
     _await_failed(running, tails)
     # The one that failed first: others fail because it is gone, and one that was killed says so.
-    codes = [process.poll() for process in running]
-    failed = [rank for rank, code in enumerate(codes) if code]
-    first = min(failed, key=lambda rank: (not _was_killed(codes[rank]), tails[rank].ended))
+    failed = {rank: code for rank, process in enumerate(running) if (code := process.poll())}
+    first = min(failed, key=lambda rank: (not _was_killed(failed[rank]), tails[rank].ended))
     _end_groups(running, notes)
     for tail in tails:
         tail.thread.join(1.0)
-    code = codes[first]
+    code = failed[first]
     text = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     sys.stderr.flush()
     told = tails[first].text
     end = ":\n" if told else "; it wrote nothing to standard error\n"
-    sys.stderr.write(f"\nprocess {first} of {len(running)} failed first ({text}){end}{told}")
-    sys.stderr.flush()
-    return 128 - code if code < 0 else int(code)
+    _write(sys.stderr, f"\nprocess {first} of {len(tails)} failed first ({text}){end}{told}")
+    return 128 - code if code < 0 else code
 
 
 def _await_failed(running: Sequence[Any], tails: Sequence[_Tail]) -> None:
@@ -275,8 +277,7 @@ class _Tail:
             self._lines = [*self._lines[-_KEPT_LINES:], line]
             if self.problem is None:  # read on, or the process would wait for it
                 try:
-                    self._to.write(line.decode("utf-8", "replace"))
-                    self._to.flush()
+                    _write(self._to, line.decode("utf-8", "replace"))
                 except OSError as error:
                     self.problem = error
         self._closed = time.time()
@@ -301,6 +302,15 @@ class _Tail:
         at = text.rfind(_TRACEBACK)
         at = text.rfind("\n", 0, at) + 1 if at >= 0 else at
         return text[at:] if at >= 0 else "".join(text.splitlines(keepends=True)[-20:])
+
+
+def _write(to: TextIO, text: str) -> None:
+    """Write a text, with the codes of characters that the encoding of the stream lacks."""
+    try:
+        to.write(text)
+    except UnicodeEncodeError:
+        to.write(text.encode(to.encoding, "backslashreplace").decode(to.encoding))
+    to.flush()
 
 
 def _called(
@@ -397,22 +407,24 @@ def _end(processes: Sequence[Any]) -> None:
         waited()
 
 
-def _end_groups(running: Sequence[subprocess.Popen[bytes]], notes: Path) -> None:
+def _end_groups(running: list[subprocess.Popen[bytes]], notes: Path) -> None:
     """End the processes of a script with those that they started, unless all went well with them.
 
     Each has a group of its own, which is there as long as somebody is in it. Who has left it, as
-    with a session of its own, is found by the variable that it was given, on Linux.
+    with a session of its own, is found by the variable that it was given, on Linux. They leave the
+    list once they are ended: their numbers may be those of others then.
     """
     kill = getattr(signal, "SIGKILL", signal.SIGTERM)
     groups = {rank: process for rank, process in enumerate(running) if process.poll() != 0}
     marks = {f"{_NOTE}={notes / str(rank)}".encode(): groups[rank].pid for rank in groups}
-    for process in groups.values():
+    left = list(groups.values())
+    for process in left:
         _tell(process, signal.SIGTERM)
     _tell_strays(marks, signal.SIGTERM)
     until = time.monotonic() + _PATIENCE
-    while any(map(_has_members, groups.values())) and time.monotonic() < until:
+    while (left := [*filter(_has_members, left)]) and time.monotonic() < until:
         time.sleep(0.01)
-    for process in groups.values():
+    for process in left:
         _tell(process, kill)
         process.wait()
     while _tell_strays(marks, 0) and time.monotonic() < until:
@@ -420,6 +432,7 @@ def _end_groups(running: Sequence[subprocess.Popen[bytes]], notes: Path) -> None
     until = time.monotonic() + _PATIENCE
     while _tell_strays(marks, kill) and time.monotonic() < until:
         time.sleep(0.01)
+    running.clear()
 
 
 def _tell_strays(marks: Mapping[bytes, int], number: int) -> bool:
@@ -428,11 +441,32 @@ def _tell_strays(marks: Mapping[bytes, int], number: int) -> bool:
     for file in Path("/proc").glob("[0-9]*/environ") if marks else ():
         with suppress(OSError):  # somebody else's, or ended by now
             process = int(file.parent.name)
-            marked = marks.keys() & file.read_bytes().split(b"\0")
-            if any(os.getpgid(process) != marks[mark] for mark in marked):
-                os.kill(process, number)
-                told = True
+            if os.getpgid(process) in marks.values():
+                continue
+            with _held(process) as tell:
+                if marks.keys() & file.read_bytes().split(b"\0"):
+                    tell(number)
+                    told = True
     return told
+
+
+@contextmanager
+def _held(process: int) -> Iterator[Callable[[int], None]]:
+    """A block with what sends a signal to a process, and to nobody who has its number later.
+
+    Where the system cannot hold a process, it is told by its number.
+    """
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        yield partial(os.kill, process)
+        return
+    try:
+        yield partial(signal.pidfd_send_signal, handle)
+    finally:
+        os.close(handle)
 
 
 def _tell(process: subprocess.Popen[bytes], number: int) -> None:
