@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from anydevice.proofs import bounds, curves
+from anydevice.proofs.attack import exact_outputs
 from anydevice.proofs.bounds import Prepared, Relaxed, outward, prepare
 from anydevice.proofs.checking.network import Network, Node
 from anydevice.proofs.machines import numpy_machine
@@ -166,6 +167,23 @@ def test_the_terms_for_sums_over_inputs_and_constants_are_needed(
     monkeypatch.setattr(Prepared, "gamma", lambda self, count: 0.0)
     planted = relaxed(net, x, x, "real", "float32", _without(back=0.0))
     assert _rows_outside(net, x, planted) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_is_lost_beside_a_large_constant_is_part_of_the_error(dtype: str) -> None:
+    """A bias of -2**60, forty small ones that vanish beside it, and one of 2**60 at last."""
+    large, one = 2.0**60, np.ones((1, 1))
+    small = np.array([0.4 * (np.nextafter(np.array(large, dtype), np.inf) - large)])
+    nodes = [Node((0,), (one,), np.array([large]), "relu", 2)]
+    nodes.append(Node((0,), (one,), small, "relu", 2))
+    nodes += [Node((number,), (one,), small, "relu", 2) for number in range(2, 41)]
+    nodes.append(Node((1, 41), (one, -one), np.array([-large]), "", 3))
+    net, x = Network(1, tuple(nodes)), np.zeros((1, 1))
+    found = relaxed(net, x, x, "real", dtype)
+    low = found.rows_below(np.ones((1, 1), dtype), np.zeros(1, dtype), np.zeros(1, int)).low
+    exact = exact_outputs(net, (Fraction(0),))[0]
+    assert exact < -39 * Fraction(float(small[0]))
+    assert Fraction(float(low[0])) <= exact
 
 
 def test_the_chord_above_a_relu_is_valid_at_both_ends_whatever_slope_came_out(

@@ -76,6 +76,28 @@ def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> No
     assert dtype == ("float32" if large == 1 else "float64")
 
 
+def test_what_float32_puts_just_above_zero_is_looked_at_exactly() -> None:
+    """The outputs are bad at 0 alone, where float32 computes 2**-31 instead of -2**-31."""
+    first = Node((0,), (np.ones((1, 1)),), np.array([1 - 2.0**-30]), "relu")
+    net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-1.0]))))
+    attack = proving._attack(net, networks.query(net, [0], [1], [[1]], [2.0**-31]))
+    found = attack.search()
+    assert attack._values(np.zeros((1, 1)))[-1].dtype == np.float32
+    assert found is not None
+    assert (found.x, found.amount) == ((Fraction(0),), Fraction(1, 2**31))
+
+
+def test_points_with_the_least_margin_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is 1/2 - relu(-x): of four points only that below 0 can get lower."""
+    monkeypatch.setattr("anydevice.proofs.attack._FEW", 2)
+    first = Node((0,), (-np.ones((1, 1)),), np.zeros(1), "relu")
+    net = Network(1, (first, Node((1,), (-np.ones((1, 1)),), np.array([0.5]))))
+    attack = proving._attack(net, networks.query(net, [-1], [1], [[1]], [0]))
+    found = attack._descend(np.array([[0.2], [0.4], [-0.2], [0.6]]), 6, 0.1)
+    assert found is not None
+    assert found[0] <= -0.5
+
+
 def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that closes its first box whatever the bounds say."""
     leaf = Tree(
@@ -328,6 +350,34 @@ def test_a_network_without_functions_that_no_bound_decides_is_undecided() -> Non
     result = proved(network, query)
     assert isinstance(result, proofs.Undecided)
     assert result.reason == "resolution"
+
+
+@pytest.mark.parametrize("off", [-10.0, 0.0])
+def test_a_network_whose_relus_are_all_off_has_no_case_to_try(off: float) -> None:
+    """It is 1/4 everywhere. The second ReLUs are off too, by their bias or by nothing."""
+    nodes = (
+        Node((0,), (np.full((1, 60), 0.01),), np.full(1, -10.0), "relu", 61),
+        Node((1,), (np.ones((1, 1)),), np.full(1, off), "relu", 2),
+        Node((2,), (np.ones((1, 1)),), np.full(1, 0.25), "", 2),
+    )
+    net, results = Network(60, nodes), []
+    for least in (0.25, 0.2499):
+        asked = networks.query(net, [0] * 60, [1] * 60, [[1]], [-least])
+        results.append(proved(net, asked._replace(strict=(True,))))
+    assert isinstance(results[0], proofs.Undecided)
+    assert results[0].reason == "resolution"
+    assert isinstance(results[1], proofs.Proof)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_numbers_beyond_float32_warn_of_nothing(engine: str) -> None:
+    """A warning is an error here, as everywhere in the tests."""
+    machine = numpy_machine() if engine == "numpy" else machine_of(engine)
+    net = networks.network(3, 8, 8, 8, 2)
+    large = tuple(node._replace(weights=(node.weights[0] * 1e130,)) for node in net.nodes)
+    asked = networks.query(net, [-1] * 3, [1] * 3, [[1, 1], [-1, 1]], [1, 1], group=[0, 0])
+    result = proved(Network(3, large), asked, "real", machine, memory=20_000)
+    assert not isinstance(result, proofs.Proof)
 
 
 def acasxu(net: str, number: int) -> tuple[Path, Path]:

@@ -454,8 +454,9 @@ class Relaxed:
                 met[number] = row
             size = abs(constant)
             lines: TwoLines | None
-            if own and number in own:
-                lines, off = own[number].lines, xp.take(layer.error, box)
+            mine = own.get(number) if own else None
+            if mine is not None:
+                lines, off = mine.lines, xp.take(layer.error, box)
             else:
                 lines, off = layer.of_rows(xp, box)
             if lines is not None:
@@ -471,9 +472,9 @@ class Relaxed:
                 negative *= lines.upper
                 row += negative
                 constant = constant + moved
-                if own:
+                if mine is not None:
                     # The difference rounds relative to itself, and the multiplier is exact.
-                    row = row - own[number].taken
+                    row = row - mine.taken
             error = error + size * step.back + dot(abs(row), off)
             constant = constant + _times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):

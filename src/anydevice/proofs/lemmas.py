@@ -131,7 +131,7 @@ class _NeuronSides:
         )
         self.neurons = Neurons(relaxed, fast, self.undecided)
         self.branches = [Branch() for _ in range(2 * count)]
-        self.most = min(_MOST_PARTS, room // (_BYTES * self.neurons.count))
+        self.most = min(_MOST_PARTS, room // (_BYTES * max(1, self.neurons.count)))
         self.rounds = 0
         parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)

@@ -213,21 +213,18 @@ def probe(machine: BoundsMachine) -> None:
 def _one_thread() -> Iterator[None]:
     """Products on one thread of OpenBLAS: those here are small, and threads that wait take time.
 
-    Several threads may search at once: the last that ends puts the number back. Infinite and NaN
-    bounds are no reason to warn: they prove nothing.
+    Several threads may search at once: the last that ends puts the number back.
     """
     library = _openblas()
     if library is None:
-        with np.errstate(all="ignore"):
-            yield
+        yield
         return
     get, put = library
     with _searching_lock.native:
         _searching.append(get())
         put(1)
     try:
-        with np.errstate(all="ignore"):
-            yield
+        yield
     finally:
         with _searching_lock.native:
             before = _searching.pop(0) if len(_searching) == 1 else _searching.pop()

@@ -371,6 +371,9 @@ class Neurons:
             for each in (kept, passed.row, self._score(layers, passed))
         )
         bound, points = (np.asarray(machine.host(x)) for x in (passed.bound, passed.points))
+        points = points.astype(np.float64)
+        if not self.count:  # nor any neuron to split next
+            return Optimised(bound, found, found, np.full(len(bound), -1), parts.pull, points)
         first = score.argmax(1)
         each = np.arange(len(first))
         cased = parts.sign != 0
@@ -380,7 +383,7 @@ class Neurons:
             np.where(cased, found, np.float32(0)),
             np.where(score[each, first] > 0, first, -1),
             row[each, first],
-            points.astype(np.float64),
+            points,
         )
 
     def _layer(self, its: slice, box: Host, parts: Parts) -> _Cases:

@@ -255,6 +255,7 @@ def _by_network(found: Sequence[Problem], precision: str) -> list[Theorem]:
     return theorems
 
 
+@np.errstate(all="ignore")  # infinite and NaN bounds are no reason to warn: they prove nothing
 def _proved(
     theorems: Sequence[Theorem],
     machine: BoundsMachine,
