@@ -60,6 +60,11 @@ class Outcome(NamedTuple):
 
 def acasxu() -> list[Instance]:
     folder = DATA / "acasxu"
+    if not (folder / "truth.csv").exists():
+        sys.exit(
+            f"there is no {folder / 'truth.csv'}: ANYDEVICE_DATA names the folder that has acasxu. "
+            "For the benchmark as VNN-COMP publishes it: python bench/proofs.py folder PATH"
+        )
     with (folder / "truth.csv").open() as file:
         rows = list(csv.DictReader(file))
     return [
