@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from anydevice import nn, proofs
 from anydevice.proofs.outcome import Course, CourseRecorder
 from anydevice.proofs.search import Progress
-from tests.rendering.pages import checked, facts, said
+from tests.rendering.pages import checked, facts, figure, said
 
 
 def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
@@ -69,3 +72,59 @@ def test_the_arithmetic_is_that_of_the_theorem(tmp_path: Path) -> None:
     result.save_html(tmp_path / "proof.html")
     root = checked((tmp_path / "proof.html").read_text("utf-8"))
     assert facts(root)["precision"] == "exact arithmetic"
+
+
+def stopping(told: list[Progress], after: int) -> Callable[[Progress], None]:
+    """Keeps what is told, and interrupts the search after so many times."""
+
+    def tell(now: Progress) -> None:
+        told.append(now)
+        if len(told) == after:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+def test_what_is_being_bounded_is_open(tmp_path: Path) -> None:
+    """Beyond 50 inputs there is one part alone, and it is in hand all the time."""
+    layers = nn.Dense(60, 40), "relu", nn.Dense(40, 40), "relu", nn.Dense(40, 1)
+    model = nn.build(*layers, device="cpu", seed=0)
+    told: list[Progress] = []
+    over = proofs.box([-1] * 60, [1] * 60)
+    result = proofs.prove(model, proofs.within(-4, 4), over, progress=stopping(told, 3))
+    assert isinstance(result, proofs.Undecided)
+    assert (result.reason, result.proved_share) == ("interrupted", 0.0)
+    assert [now.open for now in told] == [1] * 3
+    result.save_html(tmp_path / "page.html")
+    root = checked((tmp_path / "page.html").read_text("utf-8"))
+    assert facts(root)["open at the end"] == "1 part"
+    assert "Open parts" not in said(root)  # a level line says nothing
+
+
+def test_something_is_open_until_all_is_proved() -> None:
+    told: list[Progress] = []
+    layers = nn.Dense(3, 16), "relu", nn.Dense(16, 16), "relu", nn.Dense(16, 1)
+    model = nn.build(*layers, device="cpu", seed=0)
+    over = proofs.box([-1] * 3, [1] * 3)
+    result = proofs.prove(model, proofs.within(-1.4, 1.4), over, progress=told.append)
+    assert isinstance(result, proofs.Proof)
+    assert len(told) > 3
+    assert max(now.open for now in told) > 3
+    assert [now.open == 0 for now in told] == [now.share == 1.0 for now in told]
+
+
+@pytest.mark.parametrize("most", [2, 3, 4, 7, 1500])
+def test_parts_are_counted_in_integers(tmp_path: Path, most: int) -> None:
+    points = tuple(
+        (at, Progress(0.0, n, 9, 1.0, -1.0)) for at, n in ((0.5, 1), (1.0, most), (2.0, 1))
+    )
+    result = proofs.Undecided("time", 0.0, -1.0, 9, 3.0, Course("float32", points))
+    result.save_html(tmp_path / "page.html")
+    root = checked((tmp_path / "page.html").read_text("utf-8"))
+    texts = figure(root, "Open parts").findall("svg/text[@text-anchor='end']")
+    ticks = [int((each.text or "").replace(",", "")) for each in texts]
+    assert ticks == sorted(set(ticks))
+    assert (ticks[0], ticks[-1] >= most) == (0, True)
+    gaps = {after - before for before, after in pairwise(ticks)}
+    assert len(gaps) == 1
+    assert facts(root)["open at the end"] == "1 part"

@@ -93,7 +93,7 @@ def outcome_text(found: dict[str, Any]) -> str:
 
 
 def in_parts(count: int) -> str:
-    """How many parts the inputs were divided into, in words."""
+    """A number of parts of the region, in words."""
     return "1 part" if count == 1 else f"{count:,} parts"
 
 
@@ -159,7 +159,7 @@ def _facts(result: Result, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"assumed of {name}", f"a relative error of at most {error:.2g}"
     if found["result"] == "undecided" and result.course.points:
         _, last = result.course.points[-1]
-        yield "open at the end", f"{last.open:,} parts"
+        yield "open at the end", in_parts(last.open)
 
 
 def _figures(course: Course) -> Iterator[str]:
@@ -170,13 +170,15 @@ def _figures(course: Course) -> Iterator[str]:
     shares = Curve("proved", [(0.0, 0.0), *((at, now.share) for at, now in points)])
     yield _figure("Proved", "share of the region", [shares], (0.0, 1.0), percent)
     bounds = Curve("worst bound", [(at, now.worst) for at, now in points])
-    ends = [(0.0, 0.0), (points[-1][0], 0.0)]
     if any(isfinite(bound) for _, bound in bounds.points):
-        curves = [bounds, Curve("proved above", ends, limit=True)]
+        level = [(0.0, 0.0), (points[-1][0], 0.0)]
+        curves = [bounds, Curve("proved above", level, limit=True)]
         yield _figure("Worst bound", "in the last batch of parts", curves)
     still = Curve("open", [(at, float(now.open)) for at, now in points])
-    most = max(1.0, *(count for _, count in still.points))
-    yield _figure("Open parts", "which wait to be bounded", [still], (0.0, most), "{:,.0f}".format)
+    most = max(count for _, count in still.points)
+    if most > 1:
+        ends = (0.0, max(3.0, most))  # below 3 there would be ticks between integers
+        yield _figure("Open parts", "which are not proved yet", [still], ends, "{:,.0f}".format)
 
 
 def _figure(

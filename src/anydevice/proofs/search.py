@@ -75,7 +75,10 @@ class Boxes(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a search is: the share of the box that is proved, and what is still open."""
+    """How far a search is: the share of the box that is proved, and what is still open.
+
+    The parts that are being bounded are open, too.
+    """
 
     share: float
     open: int
@@ -280,6 +283,7 @@ class Search:
         neurons = sum(step.size for step in net.steps if step.function)
         self.growing = Growing(len(rows.groups), len(rows.constants), neurons)
         self.stack: list[Boxes] = []
+        self._in_hand = 0  # boxes of the batch that is being decided, which are open as well
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
         self._under_way: Neurons | Sharpening | None = None
         self.point: Floats | None = None
@@ -300,9 +304,9 @@ class Search:
 
     def progress(self) -> Progress:
         passed = max(self.limits.clock() - self.begin, 1e-9)
-        waiting = sum(len(each.ids) for each in self.stack)
+        still = self._in_hand + sum(len(each.ids) for each in self.stack)
         boxes = self.boxes + (0 if self._under_way is None else self._under_way.parts)
-        return Progress(self.share, waiting, boxes, boxes / passed, self.worst)
+        return Progress(self.share, still, boxes, boxes / passed, self.worst)
 
     def _told(self) -> bool:
         """Tell how far it is, and say whether it must stop."""
@@ -331,18 +335,19 @@ class Search:
     def _step(self) -> str:
         """Decide one batch; halve what stays open. A reason to stop, if it cannot be."""
         boxes = _pop(self.stack, self.limits.batch)
-        self.boxes += len(boxes.ids)
+        self._in_hand = len(boxes.ids)
+        self.boxes += self._in_hand
         few = self.small is not None and len(boxes.ids) < self.limits.few
         open_, scores = self._settle(self.small if few and self.small else self.bounding, boxes)
         if self.point is not None or not len(open_.ids):
             return ""
         if self.bounding.net.linear == 0:
-            self.stack.append(open_)
             return self._stopped() or "resolution"
         halves = _halve(open_, scores, self.growing)
         if halves is None:
             return "resolution"
         self.stack.append(halves)
+        self._in_hand = 0
         return ""
 
     def _settle(self, bounding: Bounding, boxes: Boxes) -> tuple[Boxes, Floats]:
@@ -373,6 +378,7 @@ class Search:
     def _close(self, boxes: Boxes, which: Host, verdict: Decision) -> None:
         self.growing.close(boxes.ids[which], verdict.weights[which])
         self.share += float((0.5 ** boxes.depth[which]).sum())
+        self._in_hand -= len(which)
 
     def _by_neurons(self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision) -> Host:
         """The boxes that cases of neurons do not close, nor better bounds of neurons."""
@@ -435,6 +441,7 @@ class Search:
                 of_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
                 self.growing.cases(int(boxes.ids[b]), verdict.weights[b], of, of_group)
                 self.share += 0.5 ** float(boxes.depth[b])
+                self._in_hand -= 1
         return np.array(sorted(failed), np.int64)
 
 
