@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,15 @@ def test_the_help_names_every_command(anydevice: Anydevice) -> None:
     assert code == 0
     assert all(f"\n    {command}" in out for command in COMMANDS)
     assert "example:\n  anydevice --json" in out
-    assert "\n  2  it could not be done" in out
+    assert "\n    2  it could not be done" in out
+
+
+def test_the_help_has_every_exit_code_of_the_docs(anydevice: Anydevice) -> None:
+    _, out, _ = anydevice("--help")
+    listed = re.findall(r"^ +(\d+)  ", out.partition("exit codes:\n")[2], re.M)
+    docs = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+    told = re.findall(r"^\| (\d+) \|", docs.read_text("utf-8"), re.M)
+    assert listed == told == ["0", "1", "2", "3", "130", "141"]
 
 
 def test_the_version(anydevice: Anydevice) -> None:

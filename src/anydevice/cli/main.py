@@ -53,9 +53,12 @@ _DESCRIPTION = (
 )
 
 _EXIT_CODES = """\
-  0  all is well
-  1  it was done, and the answer is no: wrong, slower, refuted, too large
-  2  it could not be done: a wrong option, file, name or setting"""
+    0  all is well
+    1  it was done, and the answer is no: wrong, slower, refuted, too large
+    2  it could not be done: a wrong option, file, name or setting
+    3  prove did not decide it
+  130  it was interrupted by Ctrl-C; prove says how far it is, and gives 3
+  141  nobody reads its output any more"""
 
 
 class Command(Protocol):
