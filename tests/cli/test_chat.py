@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from anydevice import device, llm, testing
+from anydevice import device, llm, plan_inference, testing
 from anydevice.cli.chat import described
 from anydevice.cli.main import main
 from tests.cli.pseudo_terminal import PATIENCE, Terminal
@@ -127,6 +127,35 @@ def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
         assert {name: plan[name] for name in chat["memory"]} == chat["memory"]
         if not more:
             assert (plan["context"], plan["dtype"]) == (8192, "float32")
+
+
+def test_a_folder_or_repository_of_one_gguf_file_is_that_file(
+    anydevice: Anydevice,
+    gguf_file: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = gguf_file()
+    repository = tmp_path / "models--org--tiny-GGUF"
+    commit = repository / "snapshots" / "0123"
+    commit.mkdir(parents=True)
+    for each in file.parent.iterdir():
+        (commit / each.name).symlink_to(each)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    words = ("--prompt", "Hi", "--max-tokens", "4", "--temperature", "0", "--json")
+    wanted = json.loads(anydevice("chat", str(file), *HERE, *words)[1])
+    weights = plan_inference(file, "cpu").estimate.weights
+    for name in (str(file.parent), "org/tiny-GGUF"):
+        code, out, err = anydevice("chat", name, *HERE, *words)
+        assert (code, json.loads(out)["tokens"]) == (0, wanted["tokens"]), err
+        code, out, err = anydevice("plan", name, "--device", "cpu", "--json")
+        assert (code, json.loads(out)["estimate"]["weights"]) == (0, wanted["memory"]["weights"])
+        assert plan_inference(name, "cpu").estimate.weights == weights
+        assert llm.load(name, device("cpu", engine="numpy")).name == "talker.gguf"
+    (commit / "other.gguf").symlink_to(file)
+    for command in (["chat", "--prompt", "x"], ["plan"], ["bench", "--llm"]):
+        code, out, err = anydevice(*command, "org/tiny-GGUF")
+        assert (code, "(other.gguf, talker.gguf); give the path" in err) == (2, True), err
 
 
 def test_a_model_that_says_nothing_of_sampling_is_drawn_from(

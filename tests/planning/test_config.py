@@ -79,9 +79,46 @@ def test_where_the_cache_is(
 
 def test_a_model_that_is_nowhere_says_how_to_get_it(tmp_path: Path) -> None:
     snapshot(tmp_path, "a", "tokenizer.json")
-    with pytest.raises(ConfigurationError, match=f"to get it: hf download {NAME} ") as error:
+    with pytest.raises(ConfigurationError, match=f"to get it: hf download {NAME}$") as error:
         locate(NAME, {"HF_HUB_CACHE": str(tmp_path)})
     assert str(tmp_path) in str(error.value)
+    with pytest.raises(ConfigurationError, match=rf"hf download {NAME} \(a plan needs no more"):
+        locate(NAME, {"HF_HUB_CACHE": str(tmp_path)}, planning=True)
+
+
+def test_a_name_without_an_owner_is_not_one_to_download(tmp_path: Path) -> None:
+    for planning in (False, True):
+        with pytest.raises(ConfigurationError, match="such as 'org/stories260K'") as error:
+            locate("stories260K", {"HF_HUB_CACHE": str(tmp_path)}, planning=planning)
+        assert "hf download" not in str(error.value)
+
+
+def test_a_snapshot_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    folder = snapshot(tmp_path, "a", "README.md", "._tiny.gguf")
+    blob = tmp_path / FOLDER / "blobs" / "0123"
+    blob.parent.mkdir()
+    blob.write_bytes(b"GGUF")
+    (folder / "Tiny.Q4_K_M.GGUF").symlink_to(blob)
+    assert locate(NAME, {"HF_HUB_CACHE": str(tmp_path)}) == folder / "Tiny.Q4_K_M.GGUF"
+    assert locate(str(folder)) == folder / "Tiny.Q4_K_M.GGUF"
+
+
+def test_several_gguf_files_are_listed(tmp_path: Path) -> None:
+    folder = snapshot(tmp_path, "a", "tiny.Q4_0.gguf", "tiny.Q8_0.gguf")
+    listed = r"2 GGUF files \(tiny\.Q4_0\.gguf, tiny\.Q8_0\.gguf\); give the path of one"
+    for name in (NAME, str(folder)):
+        with pytest.raises(ConfigurationError, match=listed) as error:
+            locate(name, {"HF_HUB_CACHE": str(tmp_path)})
+        assert str(folder / "tiny.Q4_0.gguf") in str(error.value)
+
+
+def test_a_gguf_file_beside_a_model_does_not_hide_it(tmp_path: Path) -> None:
+    both = snapshot(tmp_path, "a", "config.json", "model.safetensors", "x.gguf")
+    assert locate(str(both)) == both
+    only_config = snapshot(tmp_path, "b", "config.json", "x.gguf")
+    assert locate(str(only_config)) == only_config / "x.gguf"
+    (only_config / "y.gguf").touch()
+    assert locate(str(only_config)) == only_config  # its config is enough for a plan
 
 
 @pytest.mark.parametrize("path", ["/nowhere/config.json", "config.json", "a/b/c", "./x", "~/x y"])

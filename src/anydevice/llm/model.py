@@ -108,7 +108,8 @@ def load(
     """The language model in a folder, on a device, ready to generate.
 
     `folder` is one that Hugging Face's libraries save, with `config.json`, safetensors files and
-    `tokenizer.json`; the name of a model in their cache; or a GGUF file. Nothing in it is executed.
+    `tokenizer.json`; the name of a model in their cache; a GGUF file, or a folder with one. Nothing
+    in it is executed.
 
     The device is the one that `anydevice.device(device)` chooses; unless an engine is asked for, a
     CPU is served by NumPy only where the model is small or no other is installed. The weights are

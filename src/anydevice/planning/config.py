@@ -276,22 +276,24 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
     )
 
 
-def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:
+def locate(
+    model: str, environment: Mapping[str, str] = os.environ, *, planning: bool = False
+) -> Path:
     """The path of a model that is named by a path or by its name on the Hugging Face hub.
 
     A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
-    nothing is downloaded. Raises `ConfigurationError` if the model is not there, with how to
-    get it.
+    nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
+    `ConfigurationError` if there are several, or if the model is not there, with how to get it:
+    `planning` says that its config is enough.
 
     >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})
     Traceback (most recent call last):
     anydevice.errors.ConfigurationError: nobody/no-model: there is no such file or folder, and \
-no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/no-model \
-(a plan needs no more of it than config.json)
+no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/no-model
     """
     path = _existing(model)
     if path is not None:
-        return path
+        return _model_in(path)
     said = shortened(model)
     if not _HUB_NAME.fullmatch(model) or model.endswith(_FILES):
         raise ConfigurationError(
@@ -301,12 +303,39 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/
         )
     cache = _cache(environment)
     for snapshot in _snapshots(cache / f"models--{model.replace('/', '--')}"):
-        if (snapshot / "config.json").exists() or any(snapshot.glob("*.safetensors")):
-            return snapshot
+        found = _model_in(snapshot)
+        has_config = (snapshot / CONFIG_NAME).exists()
+        if found != snapshot or has_config or any(snapshot.glob("*.safetensors")):
+            return found
+    advice = f"give the path of its folder or file, or its whole name, such as 'org/{said}'"
+    if "/" in model:
+        enough = " (a plan needs no more of it than config.json)" if planning else ""
+        advice = f"to get it: hf download {said}{enough}"
     raise ConfigurationError(
         f"{said}: there is no such file or folder, and no such model in the Hugging Face cache "
-        f"{cache}; to get it: hf download {said} (a plan needs no more of it than config.json)",
+        f"{cache}; {advice}",
         model,
+    )
+
+
+def _model_in(path: Path) -> Path:
+    """The GGUF file that is all of a model in a folder; any other path as it is."""
+    try:
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError:
+        return path  # a file, or a folder whose reader says what is wrong
+    found = [name for name in names if is_gguf_path(Path(name))]
+    has_config, has_weights = CONFIG_NAME in names, any(".safetensors" in name for name in names)
+    if not found or (has_config and has_weights):
+        return path
+    if len(found) == 1:
+        return path / found[0]
+    if has_config or has_weights:
+        return path
+    raise ConfigurationError(
+        f"{path} holds {len(found)} GGUF files ({', '.join(map(shortened, found))}); give the path "
+        f"of one of them, such as {path / found[0]}",
+        str(path),
     )
 
 

@@ -147,7 +147,7 @@ def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
-    path = locate(os.fspath(model))
+    path = locate(os.fspath(model), planning=True)
     if not is_config_path(path):
         if path.is_dir() and not any(".safetensors" in name for name in os.listdir(path)):
             raise ConfigurationError(
@@ -161,7 +161,7 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     if is_gguf_path(path):
         name = path.stem
-    if path != Path(model).expanduser():
+    elif path != Path(model).expanduser():
         name = os.fspath(model)  # its folder in the cache is named by a commit
     try:
         shape = _from_config(config, dtype, partly=files)
