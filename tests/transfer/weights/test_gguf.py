@@ -149,7 +149,15 @@ def test_a_sound_file_of_that_kind_is_read(tmp_path: Path) -> None:
         found.expect("general.alignment", str)
 
 
-@pytest.mark.parametrize("raw", [b"", b"GGUF", b"GGML" + bytes(40), b"PK\x03\x04" + bytes(40)])
+@pytest.mark.parametrize("size", [0, 3, 4, 20, 23])
+def test_a_file_that_was_cut_off_says_how_much_is_there(tmp_path: Path, size: int) -> None:
+    path = file(tmp_path / "x.gguf")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(TransferError, match=rf"x\.gguf has {size} bytes.* incomplete: download it"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("raw", [b"PK\x03\x04", b"GGML" + bytes(40), b"PK\x03\x04" + bytes(40)])
 def test_files_of_another_kind(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(raw)

@@ -361,7 +361,10 @@ def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_nothing_to_read_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match=r"holds no \.safetensors file"):
+    with pytest.raises(TransferError, match=r"holds no \.safetensors file; .*or download it again"):
+        read_model(tmp_path)
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(TransferError, match=r"\(x\.gguf\) .*; give anydevice\.llm\.load .* one"):
         read_model(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(TransferError, match=r"pytorch_model\.bin is a pickle"):

@@ -31,6 +31,8 @@ _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _AGAIN = "it is damaged or incomplete: download it again"
 _WINDOW = 2**20
+_SMALLEST = 24
+"""Bytes of the magic number, the version and the numbers of tensors and keys."""
 _SIZE = struct.Struct("<Q")
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -230,8 +232,13 @@ class _Cursor:
 
 def _read(file: PlainFile) -> GgufFile:
     cursor = _Cursor(file)
-    if file.size < 24 or bytes(cursor.take(4, "its magic number")) != MAGIC:
+    if not MAGIC.startswith(bytes(cursor.take(min(4, file.size), "its magic number"))):
         raise TransferError(f"{file.path} is not a GGUF file: it does not begin with {MAGIC!r}")
+    if file.size < _SMALLEST:
+        raise TransferError(
+            f"{file.path} has {file.size} bytes, and a GGUF file has at least {_SMALLEST}; "
+            "it is incomplete: download it again"
+        )
     version = cursor.number("I", "its version")
     if version not in _VERSIONS:
         raise TransferError(

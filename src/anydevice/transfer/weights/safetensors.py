@@ -407,7 +407,16 @@ def source_of(path: Path) -> Path:
     pickled = [name for name in names if Path(name).suffix.lower() in _PICKLED]
     if pickled:
         raise _pickled(path / pickled[0])
-    raise TransferError(f"{path} holds no .safetensors file")
+    packed = [name for name in names if name.lower().endswith(".gguf")]
+    if packed:
+        raise TransferError(
+            f"{path} holds GGUF files ({_listed(packed)}) and no .safetensors file; "
+            "give anydevice.llm.load or anydevice chat the path of one"
+        )
+    raise TransferError(
+        f"{path} holds no .safetensors file; give the folder or the file with the weights, or "
+        "download it again"
+    )
 
 
 def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferError:
