@@ -108,6 +108,19 @@ def test_the_user_s_file_and_another_home(machine: Path, monkeypatch: pytest.Mon
     assert chosen() == "opencl"
 
 
+def test_a_home_that_is_no_folder_is_said_to_be_none(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = machine / "plain"
+    plain.touch()
+    for path in (plain, Path(os.devnull)):
+        monkeypatch.setenv("ANYDEVICE_HOME", str(path))
+        preferences.forget_files()
+        with pytest.warns(UserWarning, match=f"{path} is not a folder") as said:
+            assert chosen() == "cuda"
+        assert not any("everyone" in str(each.message) for each in said)
+
+
 @pytest.mark.needs("torch")
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")

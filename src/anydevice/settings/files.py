@@ -56,7 +56,10 @@ def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
 
     There the folder counts, too: who may write it may put other files there.
     """
-    if why := distrust(path.parent, "its folder"):
+    folder = path.parent
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise OSError(errno.EINVAL, f"{folder} is not a folder", str(path))
+    if why := distrust(folder, "its folder"):
         raise PermissionError(errno.EPERM, why, str(path))
     return read_small(path, most=most, trusted=True)
 
