@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.text import format_rate, format_time, joined, percent, times
+from anydevice.core.text import format_rate, format_time, joined, parse_size, percent, times
+from anydevice.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,14 @@ def test_parts_and_factors() -> None:
         "10.0 ×",
         "1234 ×",
     ]
+
+
+def test_sizes() -> None:
+    sizes = [parse_size(size) for size in ("1PiB", "2 PB", "3p", "4TiB", "5", "6 b")]
+    assert sizes == [2**50, 2 * 10**15, 3 * 2**50, 2**42, 5, 6]
+    for wrong in ("1XiB", "1 EiB", "much", "-1GB", ""):
+        with pytest.raises(ConfigurationError, match=r"B, KB, MB, GB, TB, PB, .*PiB"):
+            parse_size(wrong)
 
 
 def test_joining() -> None:

@@ -21,9 +21,9 @@ USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
 _UNITS = {
     "": 1,
     "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
-    **{prefix: 1024**power for power, prefix in enumerate("kmgt", 1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", 1)},
+    **{prefix: 1024**power for power, prefix in enumerate("kmgtp", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", 1)},
 }
 _BINARY = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -48,7 +48,8 @@ def parse_size(size: int | float | str) -> int:
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigurationError(
-            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'",
+            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB' "
+            "with one of the units B, KB, MB, GB, TB, PB, KiB, MiB, GiB, TiB and PiB",
             repr(size),
         )
     return int(float(match[1]) * _UNITS[match[2].lower()])
