@@ -72,6 +72,54 @@ def test_a_counterexample(anydevice: Anydevice) -> None:
     assert out.startswith("counterexample in ")
 
 
+@pytest.mark.parametrize("option", [(), ("--certificate", "c.proof")])
+def test_a_counterexample_says_what_is_violated(
+    anydevice: Anydevice, option: tuple[str, ...]
+) -> None:
+    code, out, err = anydevice("prove", "net.onnx", "false.vnnlib", *option)
+    assert (code, err) == (1, "")
+    first, x, y, why, *rest = out.splitlines()
+    assert re.fullmatch(r"counterexample in \d+\.\d s", first)
+    inputs = re.fullmatch(r"  x  \[(.+), (.+), (.+)\]", x)
+    outputs = re.fullmatch(r"  y  \[(.+), (.+)\]", y)
+    assert inputs
+    assert outputs
+    for text in inputs.groups():  # the shortest text of a float32
+        assert text == str(np.float32(text))
+    values = executed(NETWORK, np.array(inputs.groups(), np.float32))
+    assert values == pytest.approx([float(text) for text in outputs.groups()])
+    said = re.fullmatch(r"  violation  (\S+): Y_([01]) <= (\S+)", why)
+    assert said
+    number, bound = int(said[2]), float(said[3])
+    assert bound == -float(FALSE.constants[number])
+    assert float(said[1]) == pytest.approx(bound - values[number], rel=1e-3)
+    none = "  certificate  none: a counterexample has none; x and y show it"
+    assert rest == ([none] if option else [])
+    assert not Path("c.proof").exists()
+
+
+def test_of_many_numbers_the_first_are_printed(anydevice: Anydevice) -> None:
+    network = dense((784, 4, 20))
+    Path("wide.onnx").write_bytes(onnx_of(network))
+    y = executed(network, np.zeros(784))
+    least, other = int(y.argmin()), int(y.argmax())
+    row = np.zeros(20)
+    row[least], row[other] = 1, -1
+    asked = query([-0.1] * 784, [0.1] * 784, [row.tolist()], [0])
+    Path("wide.vnnlib").write_text(vnnlib_of(asked))
+    code, out, _ = anydevice("prove", "wide.onnx", "wide.vnnlib")
+    assert code == 1
+    _, first, second, why = out.splitlines()
+    more = r"(?:-?[\d.e-]+, ){8}… %d more: --json or --html has all of them\]"
+    assert re.fullmatch(r"  x  \[" + more % 776, first)
+    assert re.fullmatch(r"  y  \[" + more % 12, second)
+    assert re.fullmatch(rf"  violation  \S+: Y_{least} <= Y_{other}", why)
+    code, out, _ = anydevice("prove", "wide.onnx", "wide.vnnlib", "--json")
+    found = json.loads(out)
+    assert (len(found["x"]), len(found["y"])) == (784, 20)
+    assert found["violated"] == [f"Y_{least} <= Y_{other}"]
+
+
 @cache
 def _hard() -> tuple[bytes, str]:
     network = dense((6, 30, 30, 30, 1), 3)
@@ -89,12 +137,15 @@ def hard() -> None:
 
 def test_what_stays_undecided(anydevice: Anydevice) -> None:
     hard()
-    code, out, err = anydevice("prove", "hard.onnx", "hard.vnnlib", "--timeout", "0.2")
+    words = ("--timeout", "0.2", "--certificate", "c.proof")
+    code, out, err = anydevice("prove", "hard.onnx", "hard.vnnlib", *words)
     assert (code, err) == (3, "")
     assert re.match(r"undecided \(time\) in \d+\.\d s: \d+\.\d% proved, worst bound -", out)
+    assert out.endswith("\n  certificate  none: only a proof has one\n")
     code, out, _ = anydevice("prove", "hard.onnx", "hard.vnnlib", "--timeout", "0.2", "--json")
     found = json.loads(out)
     assert (code, found["result"], found["reason"]) == (3, "undecided", "time")
+    assert "certificate" not in found
     assert 0 <= found["proved_share"] < 1
 
 
@@ -176,6 +227,89 @@ def test_a_page_that_cannot_be_written_is_said_before_the_search(
     assert (code, ". cannot be written: Is a directory" in err) == (2, True)
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p", "--html", "a.html")
     assert (code, "--check searches nothing" in err) == (2, True)
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """A folder in which nothing can be written once a search is over."""
+    from anydevice.proofs import proving
+
+    search, folder = proving.prove, Path("lost")
+
+    def prove(*words: Any, **options: Any) -> Any:
+        result = search(*words, **options)
+        folder.rmdir()
+        folder.touch()
+        return result
+
+    def made() -> Path:
+        folder.unlink(missing_ok=True)
+        folder.mkdir()
+        return folder
+
+    monkeypatch.setattr(proving, "prove", prove)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("claim", "option", "name"),
+    [
+        ("true", "--certificate", "c.proof"),
+        ("true", "--html", "p.html"),
+        ("false", "--html", "p.html"),
+        ("true", "--results", "r.txt"),
+    ],
+)
+def test_what_was_found_is_said_where_a_file_of_it_cannot_be_written(
+    anydevice: Anydevice, lost: Callable[[], Path], claim: str, option: str, name: str
+) -> None:
+    kind = {"true": "proved", "false": "counterexample"}[claim]
+    words = ["net.onnx", f"{claim}.vnnlib", option, str(lost() / name)]
+    code, out, err = anydevice("prove", *words)
+    assert code == 2
+    assert out.startswith(f"{kind} ")
+    assert "certificate" not in out
+    why = f"lost/{name} cannot be written: "
+    assert (err.startswith(f"anydevice: {why}"), err.count("\n")) == (True, 1)
+    lost()
+    code, out, err = anydevice("prove", *words, "--json")
+    found = json.loads(out)
+    assert (code, err, found["result"], found["code"]) == (2, "", kind, "transfer_failed")
+    assert found["error"].startswith(why)
+    assert ("parts" in found, "x" in found) == (claim == "true", claim == "false")
+
+
+def test_every_file_that_can_be_written_is(anydevice: Anydevice, lost: Callable[[], Path]) -> None:
+    folder = lost()
+    words = ["net.onnx", "true.vnnlib", "--certificate", str(folder / "c.proof")]
+    words += ["--html", str(folder / "p.html"), "--results", "r.txt"]
+    code, _, err = anydevice("prove", *words)
+    assert (code, Path("r.txt").read_text()) == (2, "unsat\n")
+    assert [line.split(" ")[1] for line in err.splitlines()] == ["lost/c.proof", "lost/p.html"]
+    lost()
+    code, out, _ = anydevice("prove", *words, "--json")
+    assert (code, json.loads(out)["error"].count("cannot be written")) == (2, 2)
+
+
+def test_one_json_text_where_the_result_of_a_check_cannot_be_written(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.proofs import files
+
+    anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
+    folder, check = Path("lost"), files.check
+    folder.mkdir()
+
+    def lose(*words: Any) -> int:
+        folder.rmdir()
+        folder.touch()
+        return check(*words)
+
+    monkeypatch.setattr(files, "check", lose)
+    words = ("net.onnx", "true.vnnlib", "--check", "p.proof", "--results", "lost/r.txt", "--json")
+    code, out, _ = anydevice("prove", *words)
+    found = json.loads(out)
+    assert (code, found["result"], "cannot be written" in found["error"]) == (2, "proved", True)
 
 
 def test_results_as_vnncomp_wants_them(anydevice: Anydevice) -> None:

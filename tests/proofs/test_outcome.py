@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from anydevice import nn, proofs
-from anydevice.proofs.outcome import Course, CourseRecorder
+from anydevice.proofs.outcome import Course, CourseRecorder, violated
 from anydevice.proofs.search import Progress
+from tests.proofs.checking.theorems import query
 from tests.rendering.pages import checked, facts, figure, said
 
 
@@ -128,3 +129,18 @@ def test_parts_are_counted_in_integers(tmp_path: Path, most: int) -> None:
     gaps = {after - before for before, after in pairwise(ticks)}
     assert len(gaps) == 1
     assert facts(root)["open at the end"] == "1 part"
+
+
+def test_what_is_violated_is_that_of_the_box_and_of_the_worst_group() -> None:
+    elsewhere = query([5], [6], [[1, 0]], [-100])
+    groups = query([0], [1], [[1, -1], [1, 0], [0, 2]], [0, -3, -0.5], [0, 1, 1])
+    asked = [elsewhere, groups]
+    assert violated(asked, [0.5], [1.0, 2.0]) == ["Y_0 <= Y_1"]
+    assert violated(asked, [0.5], [0.25, -1.0]) == ["Y_0 <= 3", "2 Y_1 <= 0.5"]
+    assert violated(asked, [5.0], [0.0, 0.0]) == ["Y_0 <= 100"]
+    assert violated(asked, [9.0], [0.0, 0.0]) == violated(asked, [0.5], [1.0]) == []
+    below = query([0], [1], [[0, -1]], [0.5], strict=True)
+    assert violated([below], [0.0], [0.0, 1.0]) == ["0.5 < Y_1"]
+    mean = query([0], [1], [[0.125] * 8], [0])
+    many = "0.125 Y_0 + 0.125 Y_1 + 0.125 Y_2 + 0.125 Y_3 + … 4 more <= 0"
+    assert violated([mean], [0.0], [0.0] * 8) == [many]

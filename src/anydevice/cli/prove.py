@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from anydevice.cli.printing import (
     check_page,
     complain,
     error_in_json,
+    problem_of,
     write_file,
 )
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with suppress(AnyDeviceError):  # it may be this file that cannot be written
             _write_result(arguments.results, "error")
         return NOT_DONE  # without memory, too: 1 would be a counterexample
-    return _PROVED if arguments.results else code
+    return _PROVED if arguments.results and code != NOT_DONE else code
 
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
@@ -104,34 +106,76 @@ def _read(arguments: argparse.Namespace) -> tuple[str | None, ...]:
 
 
 def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
+    """Print what was found, whether or not the files of it can be written."""
     from anydevice.proofs.outcome import outcome_data
 
     found = outcome_data(result)
     kind = found["result"]
-    if kind == "proved" and arguments.certificate:
-        found["certificate"] = [str(each) for each in result.save(arguments.certificate)]
-    if arguments.html is not None:
-        files = [("model", arguments.model), ("property", arguments.property)]
-        result.save_html(arguments.html, files)
+    if kind == "counterexample":
+        found |= _violated(arguments.property, found)
+    problems = _written(result, found, arguments)
     if arguments.json:
-        output.json(found)
+        output.json(found | _problems_in_json(problems))
     else:
         style = {"proved": "good", "counterexample": "bad"}.get(kind, "strong")
         output.say(f"{output.paint(kind, style)} {_words(found)}")
-    _write_result(arguments.results, _for_vnncomp(result, found))
-    return _EXIT_CODES[kind]
+        for problem in problems:
+            output.complain(problem)
+    return NOT_DONE if problems else _EXIT_CODES[kind]
+
+
+def _violated(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
+    from anydevice.proofs.files import read_queries
+    from anydevice.proofs.outcome import violated
+
+    try:
+        return {"violated": violated(read_queries(path), found["x"], found["y"])}
+    except AnyDeviceError:  # the file is another one by now: what was found stands
+        return {}
+
+
+def _written(
+    result: Any, found: dict[str, Any], arguments: argparse.Namespace
+) -> list[AnyDeviceError]:
+    """Write every file that was asked for; what keeps some from being written."""
+
+    def certificate() -> None:
+        proved = found["result"] == "proved"
+        saved = result.save(arguments.certificate) if proved else ()
+        found["certificate"] = [str(each) for each in saved]
+
+    def page() -> None:
+        files = [("model", arguments.model), ("property", arguments.property)]
+        result.save_html(arguments.html, files)
+
+    def results() -> None:
+        _write_result(arguments.results, _for_vnncomp(found))
+
+    wanted = {certificate: arguments.certificate, page: arguments.html, results: arguments.results}
+    problems = [problem_of(write) for write, path in wanted.items() if path is not None]
+    return [each for each in problems if each is not None]
+
+
+def _problems_in_json(problems: Sequence[AnyDeviceError]) -> dict[str, object]:
+    if not problems:
+        return {}
+    return error_in_json(problems[0]) | {"error": "; ".join(map(str, problems))}
 
 
 def _words(found: dict[str, Any]) -> str:
-    from anydevice.proofs.outcome import outcome_text
+    from anydevice.proofs.outcome import counterexample_text, outcome_text
 
-    text = outcome_text(found)
+    lines = [outcome_text(found)]
+    why = "only a proof has one"
     if found["result"] == "counterexample":
-        return f"{text}\n  x  {found['x']}\n  y  {found['y']}"
-    return text + "".join(f"\n  certificate  {each}" for each in found.get("certificate", ()))
+        lines += counterexample_text(found)
+        why = "a counterexample has none; x and y show it"
+    if "certificate" in found:
+        lines += [f"certificate  {each}" for each in found["certificate"] or [f"none: {why}"]]
+    return "\n  ".join(lines)
 
 
-def _for_vnncomp(result: Any, found: dict[str, Any]) -> str:
+def _for_vnncomp(found: dict[str, Any]) -> str:
     if found["result"] == "proved":
         return "unsat"
     if found["result"] == "undecided":
@@ -157,24 +201,26 @@ def _check(arguments: argparse.Namespace, output: Output) -> int:
     model = read_model(arguments.model)
     queries = read_queries(arguments.property, model)
     certificate = read_certificate(arguments.check)
-    refused = None
+    leaves, refused = 0, None
     try:
         leaves = check(model, queries, certificate, arguments.check)
     except AnyDeviceError as error:
-        refused, leaves = error, 0
+        refused = error
+    verdict = "error" if refused else "unsat"
+    problem = problem_of(lambda: _write_result(arguments.results, verdict))
     if arguments.json:
-        about = {"parts": leaves, "precision": certificate.arithmetic}
+        about: dict[str, object] = {"result": "refused" if refused else "proved"}
+        about |= {"parts": leaves, "precision": certificate.arithmetic}
         about["assumptions"] = dict(certificate.assumptions)
-        verdict = (
-            {"result": "refused"} | error_in_json(refused) if refused else {"result": "proved"}
-        )
-        output.json(verdict | about)
-    elif refused:
-        complain(refused)
+        output.json(about | _problems_in_json([each for each in (refused, problem) if each]))
     else:
-        precision = certificate.arithmetic
-        output.say(f"{output.paint('proved', 'good')} again, in {precision}, {in_parts(leaves)}")
-    _write_result(arguments.results, "error" if refused else "unsat")
+        if not refused:
+            words = f"again, in {certificate.arithmetic}, {in_parts(leaves)}"
+            output.say(f"{output.paint('proved', 'good')} {words}")
+        output.complain(refused)
+        output.complain(problem)
+    if problem:
+        return NOT_DONE
     return ANSWER_IS_NO if refused else _PROVED
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite
+from fractions import Fraction
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from anydevice import __version__
 from anydevice.core.record import Record
@@ -14,12 +17,17 @@ from anydevice.rendering import page
 from anydevice.rendering.svg import Curve, line_chart
 
 if TYPE_CHECKING:
+    from anydevice.proofs.checking.network import Query
     from anydevice.proofs.proving import Result
     from anydevice.proofs.search import Progress
 
 _MOST_POINTS = 400
 _FEW = 64
-"""Numbers of a counterexample that are seen at once."""
+"""Numbers of a counterexample that are seen at once on a page."""
+_MOST_PRINTED, _PRINTED = 16, 8
+"""Of more numbers of a counterexample than these, so many are printed."""
+_MOST_TERMS = 4
+"""Conditions, and terms of a sum, that are printed."""
 
 
 class Course(Record):
@@ -90,6 +98,70 @@ def outcome_text(found: dict[str, Any]) -> str:
         return took
     bound = "none" if found["best_bound"] is None else f"{found['best_bound']:.3g}"
     return f"({found['reason']}) {took}: {found['proved_share']:.1%} proved, worst bound {bound}"
+
+
+def counterexample_text(found: dict[str, Any]) -> Iterator[str]:
+    """The lines of a counterexample: its numbers, and what they violate, if `violated` says it."""
+    yield f"x  {_few_numbers(found['x'])}"
+    yield f"y  {_few_numbers(found['y'])}"
+    why = _some(found.get("violated", ()), " and ")
+    yield f"violation  {found['violation']:.4g}" + (f": {why}" if why else "")
+
+
+def _few_numbers(values: Sequence[float]) -> str:
+    """Numbers as a list, the first ones of many, each in the fewest digits that tell it."""
+    narrow = np.array(values, np.float32)
+    exact = bool((narrow == np.array(values)).all())
+    texts = [
+        str(short) if exact else repr(value) for short, value in zip(narrow, values, strict=True)
+    ]
+    if len(texts) > _MOST_PRINTED:
+        more = f"… {len(texts) - _PRINTED:,} more: --json or --html has all of them"
+        texts = [*texts[:_PRINTED], more]
+    return f"[{', '.join(texts)}]"
+
+
+def violated(queries: Sequence[Query], x: Sequence[float], y: Sequence[float]) -> list[str]:
+    """The conditions that hold for these outputs and must not, in the words of VNN-LIB.
+
+    Those of the worst group of rows of a query about this input; none where no query is.
+    """
+    worst, conditions = inf, list[str]()
+    for query in queries:
+        ends = zip(query.low, x, query.high, strict=False)
+        about = (len(query.low), len(query.coefficients[0])) == (len(x), len(y))
+        if not about or any(not float(low) <= value <= float(high) for low, value, high in ends):
+            continue
+        of_group: dict[int, list[int]] = {}
+        for number, group in enumerate(query.group):
+            of_group.setdefault(group, []).append(number)
+        table = np.array([[float(each) for each in row] for row in query.coefficients])
+        rows = table @ np.array(y) + [float(each) for each in query.constants]
+        for numbers in of_group.values():
+            if (most := float(rows[numbers].max())) < worst:
+                worst, conditions = most, [_condition(query, number) for number in numbers]
+    return conditions
+
+
+def _condition(query: Query, number: int) -> str:
+    """That a row is at most 0, with what is subtracted on the other side."""
+    terms = [*((c, f"Y_{k}") for k, c in enumerate(query.coefficients[number]) if c)]
+    terms += [(query.constants[number], "")] if query.constants[number] else []
+    left = [(c, name) for c, name in terms if c > 0]
+    right = [(-c, name) for c, name in terms if c < 0]
+    return f"{_sum(left)} {'<' if query.strict[number] else '<='} {_sum(right)}"
+
+
+def _sum(terms: Sequence[tuple[Fraction, str]]) -> str:
+    texts = [
+        name if name and c == 1 else f"{float(c):.12g}{name and f' {name}'}" for c, name in terms
+    ]
+    return _some(texts, " + ") or "0"
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    more = len(texts) - _MOST_TERMS
+    return between.join([*texts[:_MOST_TERMS], *([f"… {more:,} more"] if more > 0 else ())])
 
 
 def in_parts(count: int) -> str:
