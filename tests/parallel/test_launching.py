@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,40 @@ def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
         assert not _runs(int((tmp_path / f"stray{rank}").read_text()))  # in a session of its own
 
 
+ASLEEP = """
+import os, pathlib, time
+
+def wait():
+    pathlib.Path(f"rank{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(200)
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        wait()
+    else:
+        from anydevice import parallel
+        parallel.launch(wait, processes=2)
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    "start", [("-m", "anydevice", "launch", "-n", "2"), ()], ids=["script", "function"]
+)
+def test_processes_end_where_their_launcher_is_killed(
+    tmp_path: Path, start: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(ASLEEP)
+    launcher = subprocess.Popen([sys.executable, *start, "train.py"], cwd=tmp_path)
+    try:
+        wait_for(lambda: len([file for file in tmp_path.glob("rank?") if file.read_text()]) == 2)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    numbers = [int(file.read_text()) for file in tmp_path.glob("rank?")]
+    wait_for(lambda: not any(map(_runs, numbers)))
+
+
 @linux
 def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     """As with `| head`: processes that wait for a reader would wait for ever."""
@@ -494,6 +529,13 @@ def _has_handles() -> bool:
     except (AttributeError, OSError):
         return False
     return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def _runs(number: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -15,6 +16,7 @@ from types import ModuleType
 
 
 def main() -> None:
+    end_with_launcher()
     sys.argv = sys.argv[1:]
     path = sys.argv[0]
     if not sys.flags.safe_path:
@@ -36,6 +38,19 @@ def main() -> None:
         trace = None if trace is None else trace.tb_next  # without the lines of this file
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None
+
+
+def end_with_launcher() -> None:
+    """On Linux, let this process be ended when the one that launched it is gone, be it killed."""
+    launcher = os.environ.get("ANYDEVICE_LAUNCHER")
+    if launcher is None or sys.platform != "linux":
+        return
+    import ctypes
+
+    parent_death_signal = 1
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+    if str(os.getppid()) != launcher:  # it was gone already
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _failed(error: BaseException) -> None:

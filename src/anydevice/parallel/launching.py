@@ -26,6 +26,7 @@ from typing import Any, Self, TextIO
 
 from anydevice.core.record import Record
 from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.parallel.__main__ import end_with_launcher
 from anydevice.parallel.processes import TOGETHER
 
 _GRACE = 0.3
@@ -322,6 +323,7 @@ def _called(
 ) -> None:
     """What a process of `launch` does."""
     os.environ.update(variables)
+    end_with_launcher()
     torch: Any = sys.modules.get("torch")
     if torch is not None:  # which has read its variable already
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -490,10 +492,11 @@ def _has_members(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _variables(rank: int, size: int, port: int, restart: int = 0) -> dict[str, str]:
-    """What torchrun would set."""
+    """What torchrun would set, and the process that they end with."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     threads = max(1, cores // size)
     return {
+        "ANYDEVICE_LAUNCHER": str(os.getpid()),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
