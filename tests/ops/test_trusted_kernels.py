@@ -177,7 +177,8 @@ def test_a_file_that_cannot_be_written_is_said(
 ) -> None:
     (home / "file").touch()
     monkeypatch.setenv("ANYDEVICE_HOME", str(home / "file"))
-    kept = save(Verdicts((cell(),)))
+    with pytest.warns(UserWarning, match="file is not a folder"):
+        kept = save(Verdicts((cell(),)))
     assert kept.problem is not None
     assert kept.problem.startswith("the kernels could not be kept in ")
     assert trusted(), "in this process it is used all the same"
