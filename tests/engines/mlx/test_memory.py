@@ -61,7 +61,7 @@ for _ in range(3):
     except MemoryError as error:
         assert engine.memory.ran_out(error), error
         assert engine.memory.asked(error) == 2**48, error
-        assert "beyond the memory that this process can have" in str(error), error
+        assert "exceed the memory that this process can have" in str(error), error
     else:
         raise SystemExit("made")
 assert engine.to_host(engine.place(np.ones(3, np.float32), cpu)).tolist() == [1, 1, 1]
