@@ -87,9 +87,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not."""
     _check(arguments)
     check_page(arguments.html, arguments.model)
-    locate(
-        arguments.model, planning=True
-    )  # the machine is not looked at for a model that is nowhere
+    # The machine is not looked at for a model that is nowhere.
+    locate(arguments.model, planning=True)
     plan, lines = _training(arguments) if arguments.train else _inference(arguments)
     if arguments.html is not None:
         plan.save_html(arguments.html)
