@@ -146,7 +146,9 @@ def _is_spread(x: Any) -> bool:
 
 def _gathered(x: Any) -> Any:
     if hasattr(x, "full_tensor"):  # a DTensor of PyTorch
-        return x.full_tensor()
+        from anydevice.parallel import torch_mesh
+
+        return torch_mesh.whole_of(x)
     if getattr(x, "is_fully_addressable", True) is False:  # of JAX, in several processes
         from anydevice.parallel import jax_mesh
 

@@ -8,13 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from anydevice.core.engine import Absent
 from anydevice.core.record import Record
 from anydevice.core.trees import Tree, leaves
 from anydevice.parallel.mesh import Mesh
 from anydevice.parallel.placing import part_of
+
+# Their names before PyTorch 2.13 are deprecated.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter = (
+    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+)
 
 
 class Layout(Record):
@@ -38,13 +44,79 @@ class Layout(Record):
 
     def gathered(self, part: Any) -> Any:
         """All numbers, of which this process has a part; gradients are sums over processes."""
-        whole = self.joined(part).redistribute(placements=[Replicate()] * 2)
-        return whole.to_local(grad_placements=[Partial()] * 2)
+        return _Gathered.apply(part, self, True)
 
     def whole(self, part: Any) -> Any:
         """All numbers; the gradient of a part is that of its numbers here alone."""
-        whole = self.joined(part).redistribute(placements=[Replicate()] * 2)
-        return whole.to_local(grad_placements=[Replicate()] * 2)
+        return _Gathered.apply(part, self, False)
+
+
+class _Gathered(torch.autograd.Function):
+    """The parts of all processes, joined."""
+
+    @staticmethod
+    def forward(part: Any, layout: Layout, sums: bool) -> Any:
+        if layout.axis is None:
+            return part.clone()
+        group = grid_of(layout.mesh).get_group(1)
+        return _all_gathered(part, layout.axis, layout.shape[layout.axis], group)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, Layout, bool], output: Any) -> None:
+        _, ctx.layout, ctx.sums = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None, None]:
+        [gradient], layout = gradients, ctx.layout
+        copies, parts = (grid_of(layout.mesh).get_group(axis) for axis in (0, 1))
+        if layout.axis is None:
+            found = gradient.clone()
+            if ctx.sums:
+                distributed.all_reduce(found, group=parts)
+        else:
+            rows = gradient.movedim(layout.axis, 0)
+            each = -(-len(rows) // parts.size())
+            start = min(each * parts.rank(), len(rows))
+            stop = min(start + each, len(rows))
+            found = rows[start:stop]
+            if ctx.sums:
+                found = rows.new_empty((each, *rows.shape[1:]))
+                padded = _padded(rows, each * parts.size())
+                _reduce_scatter(found, padded, group=parts)
+            found = found[: stop - start].movedim(0, layout.axis).contiguous()
+        if ctx.sums and copies.size() > 1:
+            distributed.all_reduce(found, group=copies)
+        return found, None, None
+
+
+def whole_of(x: Any) -> Any:
+    """All numbers of a `DTensor`."""
+    *others, last = x.placements
+    if type(last) is not Shard or any(type(each) is not Replicate for each in others):
+        return x.full_tensor()
+    group = x.device_mesh.get_group(len(others))
+    return _all_gathered(x.to_local(), last.dim, x.shape[last.dim], group)
+
+
+def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
+    """The parts of all processes one after the other, `size` rows along an axis.
+
+    By the plain call: what a `DTensor` calls ends a process whose group is one of gloo and whose
+    tensors are on a card, as where several processes share one.
+    """
+    rows = part.detach().movedim(axis, 0)
+    each = -(-size // group.size())
+    every = rows.new_empty((each * group.size(), *rows.shape[1:]))
+    _all_gather(every, _padded(rows, each), group=group)
+    return every[:size].movedim(0, axis).contiguous()
+
+
+def _padded(rows: Any, count: int) -> Any:
+    """So many rows, the last ones zeros: those of all processes have one size."""
+    missing = count - len(rows)
+    if not missing:
+        return rows.contiguous()
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
 
 def layout_of(x: Any, mesh: Mesh) -> Layout:

@@ -286,4 +286,4 @@ def _cut_state(state: Mapping[str, Any], weight: Any) -> dict[str, Any]:
 
 
 def _whole(x: Any) -> Any:
-    return x.full_tensor() if torch_mesh.is_cut(x) else x
+    return torch_mesh.whole_of(x) if torch_mesh.is_cut(x) else x
