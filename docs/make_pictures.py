@@ -231,8 +231,7 @@ def plan_shows() -> str:
 
 def watch_shows() -> str:
     """A frame of fixed readings."""
-    from anydevice.cli.usage import DeviceUsage
-    from anydevice.cli.watch import frame
+    from anydevice.cli.watch import DeviceUsage, frame
     from anydevice.hardware.readers import DeviceProcess, Readings
 
     readings = Readings(free_memory=3 * 2**30, load=0.5)

@@ -21,8 +21,7 @@ import pytest
 from anydevice.cli import terminal, watch
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import TerminalEvents
-from anydevice.cli.usage import DeviceUsage
-from anydevice.cli.watch import line
+from anydevice.cli.watch import DeviceUsage, line
 from anydevice.hardware.readers import DeviceProcess, Readings
 
 Anydevice = Callable[..., tuple[int, str, str]]

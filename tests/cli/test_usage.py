@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anydevice import testing
-from anydevice.cli.usage import DeviceUsage, cards_among, usage_of
+from anydevice.cli.watch import DeviceUsage, cards_among, usage_of
 from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.hardware.readers import Readings

@@ -16,8 +16,7 @@ import pytest
 
 from anydevice import testing
 from anydevice.cli.printing import Output
-from anydevice.cli.usage import DeviceUsage
-from anydevice.cli.watch import frame, line
+from anydevice.cli.watch import DeviceUsage, frame, line
 from anydevice.hardware.readers import DeviceProcess, Readings
 
 Anydevice = Callable[..., tuple[int, str, str]]

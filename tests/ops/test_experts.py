@@ -69,7 +69,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
-    ("tokens", "k", "count"), [(7, 2, 4), (1, 3, 4), (1, 2, 9), (3, 1, 1), (70, 2, 4)]
+    ("tokens", "k", "count"), [(7, 2, 4), (1, 3, 4), (1, 2, 30), (3, 1, 1), (70, 2, 4)]
 )
 def test_it_is_the_sum_over_what_was_chosen(
     tokens: int, k: int, count: int, activation: str
@@ -119,13 +119,36 @@ def test_weights_of_another_dtype_keep_their_digits() -> None:
     np.testing.assert_allclose(result, naive(x, gate_up, down, chosen, weights), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("tokens", "count"), [(1, 8), (6, 3)])
+@pytest.mark.parametrize(("tokens", "count"), [(1, 30), (6, 3)])
 def test_pytorchs_compiler_looks_through_it(tokens: int, count: int) -> None:
     torch = pytest.importorskip("torch")
     given = inputs(tokens, 2, count)
     compiled = torch.compile(ops.experts, backend="eager", fullgraph=True, dynamic=False)
     result = compiled(*map(torch.from_numpy, given))
     np.testing.assert_allclose(result.numpy(), naive(*given), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("tokens", "k", "count"), [(7, 2, 4), (1, 3, 4), (3, 1, 1), (70, 2, 40)])
+def test_grouped_products_of_pytorch(tokens: int, k: int, count: int, activation: str) -> None:
+    """The way on cards, which computes on a CPU too: rows, ends, and what is left out."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
+    from anydevice.engines.torch.experts import in_order_of_experts
+
+    given = inputs(tokens, k, count, 8, 16)
+    rng = np.random.default_rng(1)
+    biases = rng.normal(size=(count, 32)), rng.normal(size=(count, 8))
+    for gate_up_bias, down_bias in ((None, None), biases):
+        options: Any = {"activation": activation, "alpha": 1.2, "limit": 0.5}
+        if gate_up_bias is not None:
+            options |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+        arrays = [*given, options.get("gate_up_bias"), options.get("down_bias")]
+        placed = [None if a is None else torch.from_numpy(a) for a in arrays]
+        placed = [a if a is None or not a.is_floating_point() else a.float() for a in placed]
+        result = in_order_of_experts(*placed, activation, 1.2, 0.5)
+        np.testing.assert_allclose(result.numpy(), naive(*given, **options), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("library", ["jax", "mlx"])

@@ -51,7 +51,7 @@ class Layout(Record):
         return _Gathered.apply(part, self, False)
 
 
-class _Gathered(torch.autograd.Function):
+class _Gathered(torch.autograd.Function):  # type: ignore[misc]
     """The parts of all processes, joined."""
 
     @staticmethod

@@ -25,6 +25,7 @@ from anydevice.core.engine import donation
 from anydevice.core.rope_scaling import depends_on_length, freeze, frequencies, thaw
 from anydevice.engines.torch.captured import captured_step
 from anydevice.engines.torch.decoder_layer import decoder_layer
+from anydevice.engines.torch.experts import experts
 from anydevice.engines.torch.primitives import PRIMITIVES, is_eager_on_cpu
 
 Arrays = Sequence[Any]
@@ -639,6 +640,7 @@ _OWN: dict[str, Function] = {
     "batch_norm": _batch_norm,
     "batch_norm_training": _batch_norm_training,
     "attention": attention,
+    "experts": experts,
     "rope": _rope,
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,
