@@ -64,7 +64,8 @@ def test_a_limit_holds_or_says_why(
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each library has its own
         fill(engine, device, held)
     assert engine.memory.ran_out(caught.value)
-    assert engine.memory.asked(caught.value) in (4 * MIB, None)
+    block = 20 * MIB  # what PyTorch takes from a card's driver for pieces of this size
+    assert engine.memory.asked(caught.value) in (4 * MIB, block, None)
     assert 0.9 * ROOM <= len(held) * 4 * MIB <= ROOM
     assert figures(engine, device).reserved <= limit + 1024  # MLX keeps the zero it fills with
     with pytest.raises(Exception) as caught:  # noqa: PT011
