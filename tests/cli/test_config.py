@@ -165,6 +165,19 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
     assert [step["taken"] for step in with_steps["steps"]] == [True]
 
 
+def test_a_variable_that_nothing_reads_is_named(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_DEVCE", "cpu")
+    monkeypatch.setenv("ANYDEVICE_LAUNCHER", "1")
+    code, out, _ = anydevice("config")
+    [line] = [line for line in out.splitlines() if "ANYDEVICE_DEVCE" in line]
+    assert code == 0
+    assert line.endswith(" is not a setting; did you mean ANYDEVICE_DEVICE?")
+    assert "ANYDEVICE_LAUNCHER" not in out
+    assert "ANYDEVICE_DEVCE" in json.loads(anydevice("config", "--json")[1])["unknown_variables"]
+
+
 def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
     project.write_text("x64 = 3\n")
     code, out, err = anydevice("config")

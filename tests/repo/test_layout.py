@@ -131,7 +131,7 @@ def _the_same_thing(places: list[tuple[str, ...]]) -> bool:
 
 def test_engines_have_the_same_file_names() -> None:
     must = {"__init__", "arrays", "primitives", "fused", "memory"}
-    may = {"autodiff", "captured", "compiler", "decoder_layer"}
+    may = {"autodiff", "captured", "compiler", "decoder_layer", "experts"}
     # OpenCL has buffers only: the arrays that lie in them are ours.
     more = {"opencl": {"buffers"}}
     for engine in ("numpy", "torch", "jax", "mlx", "cupy", "opencl"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 from anydevice.choose.scope import make_request, why
@@ -21,6 +22,7 @@ from anydevice.settings.files import measurements_file, project_file, user_file,
 EXAMPLE = "anydevice config --why"
 
 _VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME")
+_OF_LAUNCHED_PROCESSES = ("ANYDEVICE_LAUNCHER", "ANYDEVICE_FAILED")
 
 Setting = tuple[str, str, str]
 """The name of a setting, its value in words, and where it came from."""
@@ -84,7 +86,14 @@ def _looked_at() -> dict[str, object]:
             for name, path in (("project file", project_file()), ("user file", user_file()))
         ],
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "unknown_variables": _unknown(),
     }
+
+
+def _unknown() -> list[str]:
+    """Variables that look like ours and that nothing reads."""
+    ours = (name for name in os.environ if name.startswith("ANYDEVICE_"))
+    return sorted(set(ours) - {*_VARIABLES, *_OF_LAUNCHED_PROCESSES})
 
 
 def _exists(path: Path | None) -> bool:
@@ -129,6 +138,10 @@ def _show_places(output: Output) -> None:
     output.say("", output.paint("Looked at", "strong"))
     for variable in _VARIABLES:
         output.say(f"  {variable:<18}{printable(os.environ.get(variable, 'not set'))}")
+    for variable in _unknown():
+        near = get_close_matches(variable, _VARIABLES, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        output.say(f"  {printable(variable):<18}{output.paint('is not a setting' + meant, 'bad')}")
     for name, path in (
         ("project file", project_file()),
         ("user file", user_file()),
