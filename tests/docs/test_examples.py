@@ -5,8 +5,8 @@ other, and a `text` block right after one is what it prints. In a `console` bloc
 calls `anydevice` is run; the lines below it are what it prints, and a comment that says
 "exit code 1" is held to that ("exit code 1 if …" allows 0 as well). In all of them `…` stands for
 what differs from machine to machine. The folder holds the `config.json` of one model, which the
-pages plan for, and a small language model, `stories260K`: what names it is left out where there is
-no such folder beside the project or in `ANYDEVICE_DATA`.
+pages plan for, `examples` as in a clone, and a small language model, `stories260K`: what names it is
+left out where there is no such folder beside the project or in `ANYDEVICE_DATA`.
 """
 
 from __future__ import annotations
@@ -152,13 +152,14 @@ def imported_by(node: ast.AST) -> list[str]:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Variables of a user who has never used anydevice, in a folder with nothing but a model."""
+    """Variables of a user who has never used anydevice; the folder has a model, and examples."""
     model = tmp_path / "folder" / "Llama-3.1-8B"
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(LLAMA_8B))  # what the pages call Llama-3.1-8B
     stories = stories260k()
     if stories is not None:
         (tmp_path / "folder" / "stories260K").symlink_to(stories)
+    (tmp_path / "folder" / "examples").symlink_to(ROOT / "examples")  # as in a clone
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
