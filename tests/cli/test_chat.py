@@ -317,6 +317,7 @@ def test_a_name_of_the_hugging_face_cache(
     words = ("--prompt", "Once", "--max-tokens", "2")
     code, out, _ = anydevice("chat", "karpathy/stories260K", *HERE, *words)
     assert (code, out.strip() != "") == (0, True)
+    assert llm.load("karpathy/stories260K", "cpu").name == "karpathy/stories260K"
 
 
 @pytest.mark.needs("torch")

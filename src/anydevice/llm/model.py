@@ -27,7 +27,7 @@ from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import GENERATION, TOKENIZER, Tokenizer
 from anydevice.llm.weights import load_parameters, runnable_dtype
-from anydevice.planning.config import is_gguf_path, locate, read_config
+from anydevice.planning.config import is_gguf_path, locate, read_config, title_of
 from anydevice.planning.plan import LOADED_CONTEXT, Plan, loading_options, plan_inference
 from anydevice.transfer.weights.gguf import GgufFile, read_gguf
 
@@ -140,7 +140,7 @@ def load(
     wanted = plan.estimate.dtype
     check_kernels(target, wanted)
     parameters = load_parameters(file or path, description, target, wanted, progress=progress)
-    return LanguageModel(description, parameters, tokenizer, target, plan, path.name, defaults)
+    return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
 
 
 class LanguageModel:
@@ -540,7 +540,7 @@ def _planned(path: Path, device: Device, dtype: str | None, context: int, given:
         advice.append(f"device={str(elsewhere.device)!r}")
     then = f"; llm.load would fit with {' or '.join(advice)}" if advice else ""
     raise OutOfMemoryError(
-        f"{path.name} does not fit on {device}: it needs {format_size(needed)} with a context of "
+        f"{title_of(path)} does not fit on {device}: it needs {format_size(needed)} with a context of "
         f"{context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
         asked=needed,
         free=free,

@@ -318,6 +318,18 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/
     )
 
 
+def title_of(path: Path) -> str:
+    """What people call the model at a path: its folder or file, or its name on the Hub.
+
+    >>> title_of(Path("models--org--name/snapshots/0123abcd"))
+    'org/name'
+    """
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return path.name or path.resolve().name
+
+
 def _model_in(path: Path) -> Path:
     """The GGUF file that is all of a model in a folder; any other path as it is."""
     try:
