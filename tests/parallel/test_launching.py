@@ -98,6 +98,15 @@ from anydevice.parallel.launching import _free_port
 found = parallel.launch(by_others, [_free_port() for _ in range(4)], processes=2)
 assert found == [[3.0] * 4] * 2, found
 
+def slow_to_leave():
+    mesh = parallel.initialize("cpu")
+    os.dup2(os.open("leaving.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+    if mesh.rank:  # looks for the others, and for the first process, long after they have come
+        time.sleep = lambda seconds, sleep=time.sleep: sleep(0.3)
+
+parallel.launch(slow_to_leave, processes=3)
+assert open("leaving.txt").read() == ""
+
 def fails():
     mesh = parallel.initialize("cpu")
     if mesh.rank == 1:

@@ -434,12 +434,20 @@ def leave() -> None:
 def _await_others(store: Any) -> None:
     """Wait until all have come here, but not for ever: one may have ended in the middle.
 
-    A barrier of PyTorch would wait for half an hour, and a group does not end during one.
+    A barrier of PyTorch would wait for half an hour, and a group does not end during one. The first
+    process, which has the store, waits until the others have seen it: they would ask one that is
+    gone, and PyTorch writes pages about that.
     """
     import torch.distributed as distributed
 
-    until = time.monotonic() + _LAST_WAIT
-    count = store.add("anydevice/left", 1)
-    while count < distributed.get_world_size() and time.monotonic() < until:
-        time.sleep(0.01)
-        count = store.add("anydevice/left", 0)
+    until, size = time.monotonic() + _LAST_WAIT, distributed.get_world_size()
+
+    def count(name: str, own: int, wanted: int) -> None:
+        found = store.add(name, own)
+        while found < wanted and time.monotonic() < until:
+            time.sleep(0.01)
+            found = store.add(name, 0)
+
+    count("anydevice/left", 1, size)
+    is_first = distributed.get_rank() == 0
+    count("anydevice/seen", int(not is_first), size - 1 if is_first else 0)
