@@ -85,21 +85,20 @@ def test_the_next_part_is_brought_while_a_part_computes() -> None:
         for n, x in enumerate(arrays)
     ]
     fetcher = Fetcher(kept, device, engine)
-    began = time.perf_counter()
     for number in range(4):
         (x,) = fetcher.acquire(number)
         log.append(f"compute {number}")
+        latest = time.monotonic() + 60
+        while number < 3 and f"bring {number + 1}" not in log:  # the next one comes meanwhile
+            assert time.monotonic() < latest, log
+            time.sleep(0.001)
         time.sleep(0.05)
         assert x.tolist() == [number] * 10, "the memory of a part that computes is its own"
         log.append(f"computed {number}")
         fetcher.release(number, x)
-    took = time.perf_counter() - began
     fetcher.close()
-    for number in range(3):  # the part after it was on its way before it was computed
-        assert log.index(f"bring {number + 1}") < log.index(f"computed {number}"), log
-    for number in range(2):  # and the one after that was not: two parts are there at once
+    for number in range(2):  # two parts are there at once, and no third
         assert log.index(f"bring {number + 2}") > log.index(f"computed {number}"), log
-    assert took < 4 * 0.1, f"{took:.2f} s is what one after the other takes"
 
 
 class _Card:
@@ -250,7 +249,9 @@ def test_a_card_reads_pinned_memory_by_itself(how: str, monkeypatch: pytest.Monk
 
 def test_tensors_that_share_a_page_are_pinned_together(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 2**18 + 10  # floats, so that none begins or ends with a page
-    image = np.random.default_rng(0).normal(size=(4, size)).astype("float32")
+    memory = np.random.default_rng(0).normal(size=4 * size + 1024).astype("float32")
+    first = -memory.ctypes.data % 4096 // memory.itemsize
+    image = memory[first : first + 4 * size].reshape(4, size)
     card, ring = _Card(), _Ring()
     fetcher = _on_card(monkeypatch, card, [[row] for row in image], ring)
     for number in (0, 1, 2, 3, 0):

@@ -132,7 +132,8 @@ def test_rows_that_other_kernels_must_do(put: Put) -> None:
 
 @pytest.mark.parametrize("dtype", ERRORS)
 def test_activations(put: Put, get: Any, dtype: str) -> None:
-    gate, up = numbers((3, 7), dtype) * 4, numbers((3, 7), dtype, 1)
+    gate, up = numbers((3, 7), dtype), numbers((3, 7), dtype, 1)
+    gate *= gate.dtype.type(4)
     wide = gate.astype(np.float64)
     check(get(KERNELS["silu"](put(gate))), wide * special.expit(wide), dtype)
     wanted = wide * special.expit(wide) * up.astype(np.float64)
