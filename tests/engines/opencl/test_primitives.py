@@ -689,7 +689,7 @@ def test_programs_are_kept_for_later_processes(tmp_path) -> None:
     environment = {**os.environ, "POCL_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     times = []
     # What pytools says where pyopencl is old.
-    quiet = ("-W", "ignore::UserWarning:pytools.py_codegen")
+    quiet = ("-W", "ignore:Overwriting existing generated code")
     for _ in range(2):
         said = subprocess.run(
             [sys.executable, *quiet, "-c", program],
