@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from anydevice import parallel
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.cli import main as command_line
+from anydevice.engines import registry
+from anydevice.engines.installed import Build
+from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 from anydevice.parallel.processes import launched
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
@@ -640,3 +643,20 @@ def test_who_stops_the_command_stops_all_processes(tmp_path: Path, number: int) 
     assert "starting again" not in told
     assert (tmp_path / "stopped1").exists() == (number == signal.SIGINT)
     assert not any(Path("/proc", name.read_text()).exists() for name in names)
+
+
+def test_an_engine_that_is_not_installed_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('started')")
+
+    def absent(engine: str, module: str, *rest: object) -> Build:
+        return Build(engine, module)
+
+    monkeypatch.setattr(registry, "read_build", absent)
+    with pytest.raises(UnsupportedError, match="JAX is not installed; run: pip install jax"):
+        parallel.launch(print, engine="jax")
+    assert command_line.main(["launch", "-n", "2", "--engine", "jax", str(script)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "anydevice: JAX is not installed; run: pip install jax\n")

@@ -195,6 +195,15 @@ def installed(name: str) -> Build:
     return read_build(row.name, row.module, row.libraries, row.backends)
 
 
+def require(name: str) -> Build:
+    """The installed build of an engine's library; `UnsupportedError` says how to install it."""
+    row, build = row_of(name), installed(name)
+    if not build.installed:
+        instead = f"run: pip install {row.libraries[0]}"
+        raise Absent(f"{row.label} is not installed", instead, "library_missing").error()
+    return build
+
+
 def version_of(name: str) -> str | None:
     """The installed version of an engine's library."""
     return installed(name).version
@@ -258,11 +267,7 @@ def load(name: str) -> Engine:
     Raises `UnsupportedError` with what to do where the library is not installed or its import
     fails.
     """
-    row = row_of(name)
-    build = installed(name)
-    if not build.installed:
-        instead = f"run: pip install {row.libraries[0]}"
-        raise Absent(f"{row.label} is not installed", instead, "library_missing").error()
+    row, build = row_of(name), require(name)
     try:
         engine: Engine = load_by_name(row.target)
     except Exception as error:  # a damaged installation fails in any way it likes

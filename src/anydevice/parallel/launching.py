@@ -25,6 +25,7 @@ from shutil import rmtree
 from typing import Any, Self, TextIO
 
 from anydevice.core.record import Record
+from anydevice.engines.registry import require
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.parallel.__main__ import end_with_launcher
 from anydevice.parallel.processes import TOGETHER
@@ -129,6 +130,7 @@ def run_script(
     are started anew after that, up to `restarts` times, unless Ctrl-C was the reason. They are
     ended, and `OSError` is raised, where what they print can no longer be written.
     """
+    check_engine(engine)
     with _Signals() as signals:
         for restart in range(restarts + 1):
             with _engine_variables(engine, processes) as own:
@@ -509,13 +511,19 @@ def _variables(rank: int, size: int, port: int, restart: int = 0) -> dict[str, s
 
 
 def check_engine(engine: str | None) -> None:
-    """Raise `ConfigurationError` for an engine whose processes do not compute together."""
-    if engine is not None and engine not in TOGETHER:
+    """Raise `ConfigurationError` for an engine whose processes do not compute together.
+
+    `UnsupportedError` says how to install one that is not here.
+    """
+    if engine is None:
+        return
+    if engine not in TOGETHER:
         raise ConfigurationError(
             f"engine is one of {', '.join(TOGETHER)}, whose processes compute together, not "
             f"{engine!r}",
             source="engine",
         )
+    require(engine)
 
 
 @contextmanager
