@@ -86,6 +86,15 @@ def test_a_command_written_wrongly(anydevice: Anydevice, words: list[str], messa
     assert json.loads(out)["code"] in CAUSES
 
 
+def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anydevice) -> None:
+    code, _, err = anydevice("chat", "a-model", "--promt", "Hello")
+    assert code == 2
+    assert err.startswith("usage: anydevice chat ")
+    assert "--prompt" in err.partition("anydevice: ")[0]
+    assert err.splitlines()[-1] == "anydevice: unrecognized arguments: --promt Hello"
+    assert "COMMAND" in anydevice("--loud")[2]
+
+
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True):
         assert json.loads(anydevice("--json", "devices")[1])["recommended"] == "cpu"

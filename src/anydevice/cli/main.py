@@ -93,6 +93,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _UsageError(self.format_usage(), message)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What is unknown is said with the usage of its command, not with that of all commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # where argparse hides errors
 
