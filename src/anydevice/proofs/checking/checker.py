@@ -36,7 +36,7 @@ def check(network: Network, queries: Sequence[Query], certificate: Certificate) 
         raise RefusedError("it is about another network")
     hashes, trees = [query.hash() for query in queries], len(certificate.trees)
     if list(certificate.queries) != hashes or not len(hashes) == trees > 0:
-        raise RefusedError(f"it is about other queries than these {len(hashes)}: {trees} trees")
+        raise RefusedError("it is about other queries, that is another property or region")
     net = SoundNetwork(network, certificate.arithmetic)
     if dict(certificate.assumptions) != net.assumptions:
         raise RefusedError(f"its assumptions are not those of this checker, {net.assumptions}")
