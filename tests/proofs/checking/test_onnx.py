@@ -73,6 +73,11 @@ def same(x: Any) -> Any:
     return x
 
 
+def numbers(like: Any, *shape: int) -> Any:
+    """Constants in the graph, which are no parameters."""
+    return torch.arange(np.prod(shape)).reshape(shape).to(like) - 3.5
+
+
 CHAIN = (nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "dense": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (1, 5)),
@@ -158,6 +163,11 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "silu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 2)), (1, 5)),
     "product": (lambda: Of(nn.Linear(5, 6), lambda x: x[:, :3] * x[:, 3:]), (1, 5)),
     "square": (lambda: Of(nn.Linear(5, 6), lambda x: x**2), (1, 5)),
+    "matrix times vector": (lambda: Of(nn.Identity(), lambda x: numbers(x, 3, 5) @ x), (5,)),
+    "vector times matrix": (lambda: Of(nn.Identity(), lambda x: x @ numbers(x, 5, 3)), (5,)),
+    "matrix times matrix": (lambda: Of(nn.Identity(), lambda x: numbers(x, 3, 5) @ x), (5, 4)),
+    "matrices times vector": (lambda: Of(nn.Identity(), lambda x: x @ numbers(x, 4)), (2, 5, 4)),
+    "vector times matrices": (lambda: Of(nn.Identity(), lambda x: numbers(x, 5) @ x), (2, 5, 4)),
 }
 
 

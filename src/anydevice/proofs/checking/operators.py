@@ -289,13 +289,18 @@ def _neg(low: Lowering, operator: Operator, x: Value) -> Value:
 
 
 def _matmul(low: Lowering, operator: Operator, a: Any, b: Any) -> Value:
-    if isinstance(a, Value) and not isinstance(b, Value):
-        return _product(low, a, b)
-    if isinstance(b, Value) and not isinstance(a, Value):
-        swapped = b._replace(places=np.swapaxes(b.places, -1, -2))
-        result = _product(low, swapped, a.T)
-        return result._replace(places=np.swapaxes(result.places, -1, -2))
-    raise NotSupportedError("it is not the product of a tensor with constants")
+    value, matrix = (a, b) if isinstance(a, Value) else (b, a)
+    if not isinstance(value, Value) or isinstance(matrix, Value | Erf) or matrix.ndim > 2:
+        raise NotSupportedError("it is not the product of a tensor with one matrix of constants")
+    turned = value is b and len(value.shape) > 1
+    if value is b:
+        matrix = matrix.T
+    if turned:
+        value = value._replace(places=np.swapaxes(value.places, -1, -2))
+    result = _product(low, value, matrix[:, None] if matrix.ndim == 1 else matrix)
+    if matrix.ndim == 1:  # a vector of constants, of which nothing is left in the shape
+        return result._replace(places=result.places[..., 0])
+    return result._replace(places=np.swapaxes(result.places, -1, -2)) if turned else result
 
 
 def _product(low: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> Value:
