@@ -104,6 +104,8 @@ def fitted(loss: Any, where: Any, options: argparse.Namespace) -> nn.Model:
         optimize="none",
         seed=options.seed,
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
     here = anydevice.device("cpu", engine="numpy")
     model: nn.Model = anydevice.to_device(done.model, here, convert=True)
     return model

@@ -58,6 +58,8 @@ def main() -> int:
         clip=1.0,
         optimize=options.optimize,
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
     losses = ", ".join(f"{loss:.2f}" for loss in done.history.losses)
     print(f"trained on {anydevice.device_of(done.model)}: losses {losses}")
     print(f"a random guess has a loss of {numpy.log(len(LETTERS)):.2f}\n")

@@ -98,6 +98,8 @@ def fitted(
         optimize=optimize,
         callbacks=callbacks,
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
     return done.model, done.history.losses
 
 

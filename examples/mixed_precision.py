@@ -48,6 +48,8 @@ def main() -> int:
             precision=precision,
             optimize="none",
         )
+        if done.stopped == "Ctrl-C":
+            return 130
         trained[precision] = done.model
         kept = str(done.model.parameters[0]["weight"].dtype).removeprefix("torch.")
         kept = kept.removeprefix("mlx.core.")

@@ -62,6 +62,8 @@ def main() -> int:
         seed=options.seed,
         optimize="none",
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
     trained = done.model
     print(f"\n{trained}\n")
 

@@ -47,6 +47,8 @@ def main() -> int:
         seed=options.seed,
         optimize=options.optimize,
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
     trained, losses = done.model, done.history.losses
     home = anydevice.device_of(trained)
     print(f"trained on {home}: loss {losses[0]:.2f} → {losses[-1]:.3f}")

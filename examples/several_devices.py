@@ -39,6 +39,8 @@ def main() -> int:
         save=options.save,
         resume=True if options.save else None,
     )
+    if trained.stopped == "Ctrl-C":
+        return 130
     if mesh.rank == 0:  # all of them have the same losses, and one tells them
         for warning in said:
             print(f"   {warning.message}")

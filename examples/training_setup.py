@@ -78,7 +78,7 @@ def data(batch: int) -> nn.Batches:
 
 def trained(model: nn.Model, where: Any, batch: int, **options: Any) -> nn.Trained:
     """Train the model, always in the same way."""
-    return nn.train(
+    done = nn.train(
         model,
         data(batch),
         nn.AdamW(1e-3),
@@ -88,6 +88,9 @@ def trained(model: nn.Model, where: Any, batch: int, **options: Any) -> nn.Train
         optimize="none",
         **options,
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
+    return done
 
 
 def step(model: nn.Model, size: int, where: Any) -> Any:

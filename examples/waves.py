@@ -44,6 +44,8 @@ def main() -> int:
         clip=1.0,
         seed=options.seed,
     )
+    if done.stopped == "Ctrl-C":
+        sys.exit(130)
     trained, losses = done.model, done.history.losses
     print(f"trained on {anydevice.device_of(trained)}: loss {losses[0]:.2f} → {losses[-1]:.3f}")
 
