@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import anydevice
 from anydevice import ops
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.ops import _experts as mixing
 
@@ -145,10 +147,95 @@ def test_grouped_products_of_pytorch(tokens: int, k: int, count: int, activation
         if gate_up_bias is not None:
             options |= {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
         arrays = [*given, options.get("gate_up_bias"), options.get("down_bias")]
-        placed = [None if a is None else torch.from_numpy(a) for a in arrays]
-        placed = [a if a is None or not a.is_floating_point() else a.float() for a in placed]
+        there = [None if a is None else torch.from_numpy(a) for a in arrays]
+        placed: Any = [a if a is None or not a.is_floating_point() else a.float() for a in there]
         result = in_order_of_experts(*placed, activation, 1.2, 0.5)
         np.testing.assert_allclose(result.numpy(), naive(*given, **options), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """PyTorch, whose CPU counts as a card with a kernel for grouped products."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
+    from anydevice.engines.torch import experts
+
+    monkeypatch.setattr(experts, "_has_kernel", lambda device: True)
+    return torch
+
+
+def in_bfloat16(torch: Any) -> Any:
+    placed = map(torch.from_numpy, inputs(70, 2, 4, 8, 16))
+    return [a.bfloat16() if a.is_floating_point() else a for a in placed]
+
+
+def test_grouped_products_take_what_the_op_takes(grouped: Any) -> None:
+    given = in_bfloat16(grouped)
+    exact: Any = [a.double().numpy() if a.is_floating_point() else a.numpy() for a in given]
+    result = ops.experts(*given)
+    assert result.dtype == grouped.bfloat16
+    np.testing.assert_allclose(result.float().numpy(), naive(*exact), rtol=0.05, atol=0.5)
+    with grouped.inference_mode():
+        assert grouped.equal(ops.experts(*given), result)
+    for kind in (grouped.int8, grouped.int16, grouped.int32):
+        assert grouped.equal(ops.experts(*given[:3], given[3].to(kind), given[4]), result)
+    for kind in (grouped.uint8, grouped.uint16, grouped.uint32, grouped.uint64):
+        above = given[3].where(given[3] >= 0, 200).to(kind)
+        assert grouped.equal(ops.experts(*given[:3], above, given[4]), result)
+    far = grouped.full_like(given[3], 2**32 + 1)
+    assert not ops.experts(*given[:3], far, given[4]).any()
+    for rows in (0, 70):
+        for k in (0, 2):
+            part: Any = (given[0][:rows], *given[1:3], given[3][:rows, :k], given[4][:rows, :k])
+            assert ops.experts(*part).shape == (rows, 8)
+
+
+def test_grouped_products_leave_wrapped_tensors_to_others(grouped: Any) -> None:
+    """They have no addresses: this raised."""
+    x, gate_up, *others = in_bfloat16(grouped)
+
+    def total(x: Any, gate_up: Any) -> Any:
+        return ops.experts(x, gate_up, *others).float().sum()
+
+    found = grouped.func.grad(total, argnums=(0, 1))(x, gate_up)
+    inputs = [x.clone().requires_grad_(), gate_up.clone().requires_grad_()]
+    for a, b in zip(found, grouped.autograd.grad(total(*inputs), inputs), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a.float().numpy(), b.float().numpy(), rtol=0.1, atol=1.0)
+
+
+@pytest.mark.parametrize("library", ["torch", "grouped", "jax", "mlx"])
+@pytest.mark.parametrize(("tokens", "count"), [(1, 30), (7, 4), (140, 4)])
+def test_a_choice_of_none_has_no_gradient_whatever_its_weight(
+    tokens: int, count: int, library: str, request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As where a softmax over nothing gave NaN, and -1 says that it is not to count."""
+    if library == "grouped":
+        request.getfixturevalue("grouped")
+    else:
+        pytest.importorskip({"mlx": "mlx.core"}.get(library, library))
+        monkeypatch.setattr(mixing, "_where", lambda chosen: "device")
+    device = anydevice.device("cpu", engine=library.replace("grouped", "torch"))
+    given = [a.astype("f" if a.dtype.kind == "f" else "i") for a in inputs(tokens, 2, count, 8, 8)]
+    given[3][0] = -1, count - 1
+    found = []
+    for weight in (0.0, math.nan):
+        given[4][0, 0] = weight
+        x, gate_up, down, chosen, weights = anydevice.to_device(given, device, convert=True)
+        if library == "grouped":
+            x, gate_up, down, weights = (a.bfloat16() for a in (x, gate_up, down, weights))
+
+        def loss(tree: Any, others: Any = (chosen, weights)) -> Any:
+            return ops.sum(ops.experts(*tree, *others))
+
+        autodiff: Any = registry.load(device.engine).autodiff
+        value, gradients = autodiff.value_and_grad(loss)([x, gate_up, down])
+        wide = (ops.astype(each, "float32") for each in (value, *gradients))
+        found.append([anydevice.to_numpy(each) for each in wide])
+    for without, with_nan in zip(*found, strict=True):
+        np.testing.assert_array_equal(with_nan, without)
 
 
 @pytest.mark.parametrize("library", ["jax", "mlx"])

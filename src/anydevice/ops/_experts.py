@@ -60,9 +60,10 @@ def experts(
     Only chosen experts are computed, a product for each that any token uses. On an accelerator, up
     to 128 tokens wait for nothing: for a few choices the matrices are gathered, and for more, which
     use most of the experts anyway, every expert computes every token. More tokens wait for
-    `chosen`, to be sorted by expert. JAX and MLX never wait, nor does PyTorch in bfloat16 on
-    NVIDIA's cards from Hopper on, where it has grouped products. In code compiled by PyTorch every
-    expert computes every token, except for a few choices.
+    `chosen`, to be sorted by expert. JAX and MLX never wait, nor does PyTorch in bfloat16 on cards
+    such as NVIDIA's H100 and B200, where it has a kernel for grouped products of contiguous
+    matrices whose sizes are multiples of 8. In code compiled by PyTorch every expert computes every
+    token, except for a few choices.
 
     >>> import numpy
     >>> gate_up, down = numpy.ones((3, 2, 1)), numpy.array([[[1.0]], [[10.0]], [[100.0]]])
@@ -301,8 +302,10 @@ def _shared(xp: Primitives, found: Array, inside: Array, weights: Array) -> Arra
     """The sum of what the choices (tokens × k, hidden) give, each by its weight."""
     shape = (*weights.shape, 1)
     found = xp.reshape(found, (*weights.shape, found.shape[1]))
-    shared = xp.multiply(found, xp.reshape(weights, shape))
-    return xp.sum(xp.where(xp.reshape(inside, shape), shared, 0.0), 1)
+    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    own = xp.where(xp.reshape(inside, shape), found, 0.0)
+    shares = xp.reshape(xp.where(inside, weights, 0.0), shape)
+    return xp.sum(xp.multiply(own, shares), 1)
 
 
 def _all_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:

@@ -391,9 +391,10 @@ def _mixed(
         found = _each(stacks, numbers, jnp.repeat(x, k, 0)[:, None], between)
     else:
         found = _in_blocks(x, stacks, numbers, between)
-    found = found.reshape(tokens, k, -1)
-    shared = found * weights.astype(found.dtype)[..., None]
-    return jnp.where(inside[..., None], shared, 0).sum(1).astype(x.dtype)
+    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    own = jnp.where(inside[..., None], found.reshape(tokens, k, -1), 0)
+    shares = jnp.where(inside, weights.astype(found.dtype), 0)
+    return (own * shares[..., None]).sum(1).astype(x.dtype)
 
 
 def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:

@@ -148,8 +148,10 @@ def _experts(
         found = through(x[:, None, None, :], mx.where(inside, numbers, 0))[:, :, 0]
     else:
         found = _in_blocks(x, numbers.reshape(-1), count, through).reshape(tokens, k, -1)
-    shared = found * weights.astype(found.dtype)[..., None]
-    return mx.sum(mx.where(inside[..., None], shared, 0), axis=1).astype(x.dtype)
+    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    own = mx.where(inside[..., None], found, 0)
+    shares = mx.where(inside, weights.astype(found.dtype), 0)
+    return mx.sum(own * shares[..., None], axis=1).astype(x.dtype)
 
 
 def _in_blocks(x: Any, numbers: Any, count: int, through: Callable[..., Any]) -> Any:

@@ -172,11 +172,12 @@ class TorchEngine(BaseEngine):
                 f"a tensor of {x.dtype} with {x.layout} on {x.device} cannot be read as it is",
                 instead="make it a plain one first, with to_dense() or dequantize()",
             ).error()
-        tensor = x.detach().to("cpu", copy=True).resolve_conj().resolve_neg()
-        if x.dtype in _BY_NUMPY:
-            return tensor.numpy()
-        as_bits = getattr(torch, _AS_BITS[row.itemsize])
-        return tensor.view(as_bits).numpy().view(row.numpy())
+        with torch._C._DisableFuncTorch():  # inside of torch.func, no tensor would have memory
+            tensor = x.detach().to("cpu", copy=True).resolve_conj().resolve_neg()
+            if x.dtype in _BY_NUMPY:
+                return tensor.numpy()
+            as_bits = getattr(torch, _AS_BITS[row.itemsize])
+            return tensor.view(as_bits).numpy().view(row.numpy())
 
     def adopt(self, x: Any) -> Any:
         try:

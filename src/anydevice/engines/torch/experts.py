@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
 
+from anydevice.engines.torch.primitives import is_eager
+
 _grouped_product = getattr(F, "grouped_mm", None)
 """Releases of PyTorch before 2.10 have none."""
 _ALIGNED = 8
@@ -27,9 +29,11 @@ def experts(
     activation: str, alpha: float, limit: float,
 ) -> Any:  # fmt: skip
     """The op of that name, in bfloat16 on a card that has a kernel for grouped products."""
-    if not x.is_cuda or x.dtype is not torch.bfloat16 or not _has_kernel(x.device):
+    if x.dtype is not torch.bfloat16 or not _has_kernel(x.device):
         return NotImplemented
-    if torch.compiler.is_compiling() or not (_is_aligned(gate_up) and _is_aligned(down)):
+    if not is_eager(x, gate_up, down, chosen, weights):
+        return NotImplemented
+    if not (_is_aligned(gate_up) and _is_aligned(down)):
         return NotImplemented
     tokens, choices, count = len(x), chosen.numel(), len(gate_up)
     if not (choices and gate_up.numel() and down.numel()):
@@ -63,8 +67,10 @@ def in_order_of_experts(
     between = _GATED[activation](gate, up, alpha, limit).to(x.dtype)
     found = product(between, down, down_bias)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    shared = found[places].reshape(tokens, k, -1) * weights.float()[..., None]
-    return torch.where(inside[..., None], shared, 0).sum(1).to(x.dtype)
+    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    own = torch.where(inside[..., None], found[places].reshape(tokens, k, x.shape[1]), 0)
+    shares = torch.where(inside, weights.float(), 0)
+    return (own * shares[..., None]).sum(1).to(x.dtype)
 
 
 def _clipped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Any:
@@ -83,7 +89,7 @@ _GATED: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
 @lru_cache
 def _has_kernel(device: Any) -> bool:
     """Whether the product is one kernel there; elsewhere PyTorch waits, and goes by experts."""
-    if _grouped_product is None or torch.version.cuda is None:
+    if device.type != "cuda" or _grouped_product is None or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
 

@@ -242,12 +242,17 @@ def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tenso
     return safe == places, safe
 
 
-def is_eager_on_cpu(*tensors: Any) -> bool:
-    """Whether these can be looked at, at little cost: nobody traces or wraps them."""
+def is_eager(*tensors: Any) -> bool:
+    """Whether nobody traces or wraps these: they have addresses."""
     return not torch.compiler.is_compiling() and all(
-        type(x) in _PLAIN and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         for x in tensors
     )
+
+
+def is_eager_on_cpu(*tensors: Any) -> bool:
+    """Whether these can be looked at, at little cost: nobody traces or wraps them."""
+    return all(x.is_cpu for x in tensors) and is_eager(*tensors)
 
 
 def _starts(positions: list[list[int]], keys: int) -> list[int] | None:
