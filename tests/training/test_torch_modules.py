@@ -117,6 +117,15 @@ def test_parameters_that_are_nan_from_the_start_are_named() -> None:
         training.read()
 
 
+def test_a_loop_of_a_moment_ends_with_the_error_of_its_last_steps() -> None:
+    model = net()
+    training = nn.Training(model, sgd(model), [(X, Y), (X * torch.nan, Y)], LOSS, device="cpu")
+    with pytest.raises(VerificationError, match="step 2: the batch itself holds NaN"):  # noqa: PT012
+        for _ in training.epochs(1):
+            for batch in training:
+                training.step(batch)
+
+
 def test_a_loss_that_is_a_class_is_refused() -> None:
     model = net()
     with pytest.raises(ConfigurationError, match=r"the class CrossEntropyLoss; .*Loss\(\)"):

@@ -268,6 +268,7 @@ class Training:
             yield before
             if self.epoch == before:  # the loop took its batches from elsewhere
                 self.end_epoch()
+        self.read()  # a training shorter than a second fails as a longer one does
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the current epoch on the device, from its place in the data on."""
