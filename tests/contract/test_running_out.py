@@ -69,23 +69,26 @@ def test_the_process_goes_on(where: Where, short: Short) -> None:
     device, count = short
     small = numpy.arange(1024, dtype=numpy.float32).reshape(32, 32)
 
-    def fail() -> None:
+    # JAX says it where the result is read, after its allocator has waited for ten seconds.
+    waits = engine.name == "jax" and device.backend != "cpu"
+
+    def fail(*, computes: bool) -> None:
         if engine.name != "numpy":  # what is on the CPU already is not moved there
             with pytest.raises(OutOfMemoryError):
                 anydevice.to_device(large(count), device)
-        if not engine.shares_memory:  # such a library takes the process down when it computes it
+        if computes and not engine.shares_memory:  # such a library takes the process down at that
             one = anydevice.to_device(small[:1, :1], device)
-            with pytest.raises(OutOfMemoryError):  # on a card, JAX says it where the result is read
+            with pytest.raises(OutOfMemoryError):
                 anydevice.to_numpy(ops.add(ops.broadcast_to(one, (2**24, count // 2**24)), one))
         here = anydevice.to_device(small, device)
         assert numpy.array_equal(anydevice.to_numpy(ops.add(here, here)), small + small)
 
-    for _ in range(5):
-        fail()
+    for number in range(5):
+        fail(computes=not waits or number == 0)
     gc.collect()
     before, used = psutil.Process().memory_info().rss, engine.memory.use(where[1])
     for _ in range(IN_A_ROW):
-        fail()
+        fail(computes=not waits)
     gc.collect()
     after, now_used = psutil.Process().memory_info().rss, engine.memory.use(where[1])
     assert after - before < SLACK
