@@ -33,6 +33,8 @@ def experts(
         return NotImplemented
     if not is_eager(x, gate_up, down, chosen, weights):
         return NotImplemented
+    if torch.cuda.is_current_stream_capturing():  # not tried in a CUDA graph
+        return NotImplemented
     if not (_is_aligned(gate_up) and _is_aligned(down)):
         return NotImplemented
     tokens, choices, count = len(x), chosen.numel(), len(gate_up)
