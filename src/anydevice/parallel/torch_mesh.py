@@ -44,58 +44,63 @@ class Layout(Record):
 
     def gathered(self, part: Any) -> Any:
         """All numbers, of which this process has a part; gradients are sums over processes."""
-        return _Gathered.apply(part, self, True)
+        return self._whole(part, sums=True)
 
     def whole(self, part: Any) -> Any:
         """All numbers; the gradient of a part is that of its numbers here alone."""
-        return _Gathered.apply(part, self, False)
+        return self._whole(part, sums=False)
+
+    def _whole(self, part: Any, sums: bool) -> Any:
+        copies, parts = (grid_of(self.mesh).get_group(axis) for axis in (0, 1))
+        size = 1 if self.axis is None else self.shape[self.axis]
+        return _Gathered.apply(part, self.axis, size, parts, copies if sums else None)
 
 
 class _Gathered(torch.autograd.Function):  # type: ignore[misc]
-    """The parts of all processes, joined."""
+    """The parts of a group, joined along an axis, `None` where each process has all numbers.
+
+    Gradients are sums over that group and over `copies`, or else those of this process.
+    """
 
     @staticmethod
-    def forward(part: Any, layout: Layout, sums: bool) -> Any:
-        if layout.axis is None:
-            return part.clone()
-        group = grid_of(layout.mesh).get_group(1)
-        return _all_gathered(part, layout.axis, layout.shape[layout.axis], group)
+    def forward(part: Any, axis: int | None, size: int, parts: Any, copies: Any) -> Any:
+        return part.clone() if axis is None else _all_gathered(part, axis, size, parts)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, Layout, bool], output: Any) -> None:
-        _, ctx.layout, ctx.sums = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.axis, _, ctx.parts, ctx.copies = inputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None, None]:
-        [gradient], layout = gradients, ctx.layout
-        copies, parts = (grid_of(layout.mesh).get_group(axis) for axis in (0, 1))
-        if layout.axis is None:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None, None, None, None]:
+        [gradient], parts, copies = gradients, ctx.parts, ctx.copies
+        if ctx.axis is None:
             found = gradient.clone()
-            if ctx.sums:
+            if copies is not None:
                 distributed.all_reduce(found, group=parts)
         else:
-            rows = gradient.movedim(layout.axis, 0)
+            rows = gradient.movedim(ctx.axis, 0)
             each = -(-len(rows) // parts.size())
             start = min(each * parts.rank(), len(rows))
             stop = min(start + each, len(rows))
             found = rows[start:stop]
-            if ctx.sums:
+            if copies is not None:
                 found = rows.new_empty((each, *rows.shape[1:]))
                 padded = _padded(rows, each * parts.size())
                 _reduce_scatter(found, padded, group=parts)
-            found = found[: stop - start].movedim(0, layout.axis).contiguous()
-        if ctx.sums and copies.size() > 1:
+            found = found[: stop - start].movedim(0, ctx.axis).contiguous()
+        if copies is not None and copies.size() > 1:
             distributed.all_reduce(found, group=copies)
-        return found, None, None
+        return found, None, None, None, None
 
 
 def whole_of(x: Any) -> Any:
-    """All numbers of a `DTensor`."""
+    """All numbers of a `DTensor`; none in a process that has no part in it."""
     *others, last = x.placements
-    if type(last) is not Shard or any(type(each) is not Replicate for each in others):
+    is_plain = type(last) is Shard and all(type(each) is Replicate for each in others)
+    if not is_plain or x.device_mesh.get_coordinate() is None:
         return x.full_tensor()
     group = x.device_mesh.get_group(len(others))
-    return _all_gathered(x.to_local(), last.dim, x.shape[last.dim], group)
+    return _Gathered.apply(x.to_local(), last.dim, x.shape[last.dim], group, None)
 
 
 def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
@@ -104,7 +109,7 @@ def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
     By the plain call: what a `DTensor` calls ends a process whose group is one of gloo and whose
     tensors are on a card, as where several processes share one.
     """
-    rows = part.detach().movedim(axis, 0)
+    rows = part.movedim(axis, 0)
     each = -(-size // group.size())
     every = rows.new_empty((each * group.size(), *rows.shape[1:]))
     _all_gather(every, _padded(rows, each), group=group)
