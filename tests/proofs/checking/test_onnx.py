@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.proofs.checking.bounds import SoundNetwork
 from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError
 from anydevice.proofs.checking.operators import read_onnx
 from anydevice.proofs.files import read_model
@@ -163,6 +164,12 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "silu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 2)), (1, 5)),
     "product": (lambda: Of(nn.Linear(5, 6), lambda x: x[:, :3] * x[:, 3:]), (1, 5)),
     "square": (lambda: Of(nn.Linear(5, 6), lambda x: x**2), (1, 5)),
+    "quotient": (lambda: Of(nn.Linear(5, 6), lambda x: x[:, :3] / (x[:, 3:] ** 2 + 1)), (1, 5)),
+    "share of the sum": (
+        lambda: Of(nn.Linear(5, 6), lambda x: x / (x.abs().sum(1, keepdim=True) + 0.5)),
+        (1, 5),
+    ),
+    "number over a tensor": (lambda: Of(nn.Linear(5, 6), lambda x: 2.5 / (x**2 + 1)), (1, 5)),
     "matrix times vector": (lambda: Of(nn.Identity(), lambda x: numbers(x, 3, 5) @ x), (5,)),
     "vector times matrix": (lambda: Of(nn.Identity(), lambda x: x @ numbers(x, 5, 3)), (5,)),
     "matrix times matrix": (lambda: Of(nn.Identity(), lambda x: numbers(x, 3, 5) @ x), (5, 4)),
@@ -241,6 +248,16 @@ def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_onnx(exported(nn.Conv2d(1, 2, 3), (1, 1, 8, 8)))
 
 
+def test_matrices_too_large_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a chain of convolutions, each of which would be small enough."""
+    chain = exported(nn.Sequential(*(nn.Conv1d(1, 1, 3, padding=1) for _ in range(5))), (1, 1, 50))
+    monkeypatch.setattr("anydevice.proofs.checking.graph.LARGEST", 5 * 50 * 50 * 8)
+    assert len(read_onnx(chain)[0].nodes) == 5
+    monkeypatch.setattr("anydevice.proofs.checking.graph.LARGEST", 4 * 50 * 50 * 8)
+    with pytest.raises(NotSupportedError, match=r"50 x 50 is too large to be built: with .* GiB"):
+        read_onnx(chain)
+
+
 def test_weights_that_are_not_finite_are_refused() -> None:
     model = nn.Linear(5, 3)
     with torch.no_grad():
@@ -276,6 +293,22 @@ def test_every_operator_that_rounds_says_so() -> None:
         room = np.array([_room(network, each) for each in x])
         assert (np.abs(run - real) <= room).all(), name
         assert (run != real).any(), name
+
+
+@pytest.mark.parametrize("name", ["quotient", "share of the sum", "number over a tensor"])
+def test_bounds_of_quotients_contain_every_execution(name: str) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    network, _ = read_onnx(exported(model, shape))
+    x = np.random.default_rng(0).normal(0, 1, (200, *shape)).astype(np.float32)
+    with torch.no_grad():
+        run = np.array([model(torch.tensor(each)).numpy().reshape(-1) for each in x])
+    points = x.reshape(len(x), -1).astype(float)
+    found = SoundNetwork(network, "float32").bounds(points, points)
+    low, high = (each[len(network.nodes)] for each in (found.low, found.high))
+    assert ((low <= run) & (run <= high)).all()
+    assert (high - low < 0.01).all()
 
 
 def _room(network: Network, x: Any) -> Any:

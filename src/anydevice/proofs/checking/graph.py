@@ -24,8 +24,8 @@ from anydevice.proofs.checking.readers import (
     text,
 )
 
-LARGEST = 1 << 29
-"""A matrix of more bytes is not built."""
+LARGEST = 2 << 30
+"""The matrices of a network take at most so many bytes together."""
 ROUNDED = 2.0**-52
 """Bounds the relative error of a number that one or two operations of float64 gave."""
 
@@ -104,8 +104,13 @@ class Lowering:
         return own and self._in_order(value._replace(places=np.sort(value.places, axis=None)))
 
     def zeros(self, rows: int, columns: int) -> Array:
-        if rows * columns * 8 > LARGEST:
-            raise NotSupportedError(f"its matrix of {rows} x {columns} is too large to be built")
+        before = sum(weight.nbytes for node in self.nodes for weight in node.weights)
+        if rows * columns * 8 + before > LARGEST:
+            size, gib = f"{rows} x {columns}", 2.0**-30
+            raise NotSupportedError(
+                f"its matrix of {size} is too large to be built: with {before * gib:.2g} GiB of "
+                f"those before it, there would be more than {LARGEST * gib:.2g} GiB"
+            )
         return np.zeros((rows, columns))
 
     def add(

@@ -273,13 +273,15 @@ def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
 def _div(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
     if not isinstance(a, Value | Erf) and not isinstance(b, Value | Erf):
         return _constants(a // b)
-    if isinstance(b, Value | Erf) or not isinstance(a, Value):
-        raise NotSupportedError("it divides by something else than a constant")
+    if isinstance(a, Erf) or isinstance(b, Erf):
+        raise NotSupportedError("erf is known as a part of GELU alone")
+    if isinstance(b, Value):
+        return _mul(low, operator, a, low.copy(b, "reciprocal"))
     places, divisors = np.broadcast_arrays(a.places, b)
     if not divisors.all():
         raise FormatError("it divides by 0")
     factors = 1.0 / divisors.reshape(-1)
-    inexact = 0.0 if (np.frexp(divisors)[0] == 0.5).all() else ROUNDED
+    inexact = 0.0 if (np.abs(np.frexp(divisors)[0]) == 0.5).all() else ROUNDED
     value = a._replace(places=places)
     return low.add([(value, factors)], np.zeros(places.shape), roundings=2, inexact=inexact)
 
@@ -377,12 +379,12 @@ def _conv(low: Lowering, operator: Operator, x: Value, w: Array, b: Any = None) 
     if w.shape[1] != channels or channels * groups != x.shape[1] or outputs * groups != len(w):
         raise FormatError(f"shapes {x.shape} and {w.shape} do not fit together")
     places = windows.shape[2]
-    full = low.zeros(len(w) * places, x.places.size + 1).reshape(len(w), places, -1)
+    matrix = low.zeros(len(w) * places, x.places.size)
     for k in range(len(w)):
         group = k // outputs
         below = windows[group * channels : (group + 1) * channels].reshape(-1, places)
-        full[k, np.arange(places), below] = w[k].reshape(-1, 1)
-    matrix = full[:, :, :-1].reshape(len(w) * places, -1)
+        term, place = np.nonzero(below >= 0)
+        matrix[k * places + place, below[term, place]] = w[k].reshape(-1)[term]
     bias = np.zeros((len(w), places)) + (0.0 if b is None else b.reshape(-1, 1))
     terms = w[0].size
     return low.add(
@@ -397,10 +399,9 @@ def _average(low: Lowering, operator: Operator, x: Value) -> Value:
     inside = windows >= 0
     whole = operator.attributes.get("count_include_pad", 0)
     count = np.full((channels, places), terms) if whole else inside.sum(1)
-    full = low.zeros(channels * places, x.places.size + 1).reshape(channels, places, -1)
-    rows, columns = np.arange(channels)[:, None, None], np.arange(places)[None, None, :]
-    full[rows, columns, windows] = (1.0 / count)[:, None]
-    matrix = np.ascontiguousarray(full[:, :, :-1]).reshape(channels * places, -1)
+    matrix = low.zeros(channels * places, x.places.size)
+    channel, _, place = np.nonzero(inside)
+    matrix[channel * places + place, windows[inside]] = (1.0 / count)[channel, place]
     bias = np.zeros((1, channels, *sizes))
     return low.add([(x, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 
