@@ -21,7 +21,15 @@ from anydevice.proofs.checking.certificate import EACH_GROUP, LEAF, Tree, read_c
 from anydevice.proofs.checking.network import Network, Node, Query
 from anydevice.proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice.proofs.proving import Theorem
-from anydevice.proofs.search import Bounding, Found, Progress, Search, SearchLimits, rows_of
+from anydevice.proofs.search import (
+    Bounding,
+    Found,
+    OutOfTimeError,
+    Progress,
+    Search,
+    SearchLimits,
+    rows_of,
+)
 from tests.proofs import networks
 
 
@@ -189,6 +197,96 @@ def test_a_search_beyond_its_limits_is_undecided(limits: dict[str, Any], reason:
     result = proved(net, asked, **limits)
     assert isinstance(result, proofs.Undecided)
     assert result.reason == reason
+
+
+class Ticks:
+    """A clock that goes on by one whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def many(number: int, tail: tuple[Query, ...] = ()) -> tuple[Network, Theorem]:
+    """Queries about one network, small boxes that the first bound proves, and others behind."""
+    net, asked, _ = hard()
+    middles = np.linspace(-0.9, 0.9, number)
+    small = [
+        asked._replace(low=(Fraction(m),) * 3, high=(Fraction(m) + Fraction(1, 1000),) * 3)
+        for m in middles
+    ]
+    return net, Theorem(net, (*small, *tail), "float32", True)
+
+
+@pytest.mark.parametrize("until", [40, 250])
+def test_a_limit_of_time_is_kept_between_many_queries(until: int) -> None:
+    """In their first bounds, and where all are proved and the checker reads them again."""
+    _, theorem = many(100, (hard()[1],))
+    clock = Ticks()
+    limits = SearchLimits(until=until, clock=clock)
+    result = proving._proved([theorem], numpy_machine(), limits, 0.0, None, "")
+    assert isinstance(result, proofs.Undecided)
+    assert result.reason == "time"
+    assert 0.1 < result.proved_share < 1
+    assert clock.now < until + 10
+
+
+def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
+    _, theorem = many(50)
+    clock = Ticks()
+    assert proving._proved([theorem], numpy_machine(), SearchLimits(clock=clock), 0.0, None, "")
+    needed = clock.now
+    limits = SearchLimits(until=needed - 5, clock=Ticks())
+    result = proving._proved([theorem], numpy_machine(), limits, 0.0, None, "")
+    assert isinstance(result, proofs.Undecided)
+    assert (result.reason, result.proved_share) == ("time", 1.0)
+
+
+def test_a_limit_of_time_is_kept_in_the_midst_of_a_bound() -> None:
+    """Of a large network one bound may take minutes."""
+    net = networks.network(60, 700, 700, 2, seed=0)
+    asked = networks.query(net, [-1] * 60, [1] * 60, [[1, -1]], [1e6])
+    paused: list[int] = []
+
+    def late() -> None:
+        paused.append(1)
+        if len(paused) == 2:
+            raise OutOfTimeError
+
+    placed = prepare(net, "float32", numpy_machine())._replace(pause=late)
+    bounding = Bounding(placed, rows_of(asked))
+    search = Search(bounding, None, lambda _: None, SearchLimits())
+    found = search.run(-np.ones(60), np.ones(60))
+    assert (found.tree, found.reason, len(paused)) == (None, "time", 2)
+
+
+def test_queries_about_one_network_share_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[str] = []
+
+    def counted(network: Network, arithmetic: str, machine: BoundsMachine) -> Any:
+        prepared.append(machine.dtype)
+        return prepare(network, arithmetic, machine)
+
+    monkeypatch.setattr(proving, "prepare", counted)
+    _, theorem = many(20, (hard()[1],))
+    result = proving._proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    assert isinstance(result, proofs.Proof)
+    assert result.check() > 30
+    assert sorted(prepared) == ["float32", "float64"]
+
+
+def test_a_false_query_is_found_before_one_that_takes_long_is_searched() -> None:
+    net, asked, least = hard()
+    wrong = asked._replace(constants=(Fraction(-least - 0.05),))
+    theorem = Theorem(net, (asked, wrong), "float32", True)
+    told: list[Progress] = []
+    limits = SearchLimits(tell=told.append)
+    result = proving._proved([theorem], numpy_machine(), limits, 0.0, None, "")
+    assert isinstance(result, proofs.Counterexample)
+    assert 0 < told[-1].boxes <= 2
 
 
 def test_ctrl_c_gives_what_was_reached() -> None:

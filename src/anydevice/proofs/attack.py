@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import lcm
 from typing import Any, NamedTuple
@@ -45,10 +46,20 @@ class Violation(NamedTuple):
 
 
 class Attack:
-    """Looks for points of the box of a query at which the outputs are bad."""
+    """Looks for points of the box of a query at which the outputs are bad.
 
-    def __init__(self, network: Network, query: Query, low: Floats, high: Floats) -> None:
-        self.network, self.query = network, query
+    `pause` is called before each step, and may raise an error that ends it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        query: Query,
+        low: Floats,
+        high: Floats,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.network, self.query, self.pause = network, query, pause
         self.low, self.high = low, high
         self.coefficients = np.array([[float(c) for c in row] for row in query.coefficients])
         self.constants = np.array([float(d) for d in query.constants])
@@ -98,6 +109,7 @@ class Attack:
         wide = self.high - self.low
         goal = np.arange(len(points)) // 2 % self.groups if goal is None else goal
         for i in range(steps):
+            self.pause()
             margins, slopes = self._gradients(points, goal)
             found = self.refutes(points, margins)
             if found is not None:

@@ -13,7 +13,7 @@ network in float32 may add. A NaN anywhere makes a bound NaN, and a NaN proves n
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +61,8 @@ class PlacedNode(NamedTuple):
 class Prepared(NamedTuple):
     """A network on a machine; `linear` is the number of inputs of its forward functions.
 
-    `executed` is whether bounds are about every execution in float32.
+    `executed` is whether bounds are about every execution in float32. `pause` is called now and
+    then while bounds are computed, and may raise an error that ends it.
     """
 
     machine: BoundsMachine
@@ -69,6 +70,7 @@ class Prepared(NamedTuple):
     linear: int
     steps: tuple[PlacedNode, ...]
     executed: bool
+    pause: Callable[[], None] = lambda: None
 
     def gamma(self, count: int) -> float:
         return _SLACK * count * self.machine.unit
@@ -358,10 +360,11 @@ class Relaxed:
         self.pairs += len(box)
         if not len(box):
             return None
-        chunks = [
-            self._both_sides(number, step, box[start : start + rows], neuron[start : start + rows])
-            for start in range(0, len(box), rows)
-        ]
+        chunks = []
+        for start in range(0, len(box), rows):
+            self.net.pause()
+            some = box[start : start + rows], neuron[start : start + rows]
+            chunks.append(self._both_sides(number, step, *some))
         place = np.zeros(is_open.shape, np.int64)
         place[box, neuron] = np.arange(len(box))
         where, mask = machine.indices(place.ravel()), machine.place(is_open)

@@ -16,7 +16,7 @@ from anydevice.core.files import write_whole
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.proofs.attack import Attack, Violation
-from anydevice.proofs.bounds import prepare
+from anydevice.proofs.bounds import Prepared, prepare
 from anydevice.proofs.checking import checker, smooth
 from anydevice.proofs.checking.certificate import LEAF, Certificate, Tree
 from anydevice.proofs.checking.network import FormatError, Network, Query, RefusedError, outward
@@ -33,7 +33,15 @@ from anydevice.proofs.properties import (
     check_region,
     problems,
 )
-from anydevice.proofs.search import Bounding, Found, Progress, Search, SearchLimits, rows_of
+from anydevice.proofs.search import (
+    Bounding,
+    Found,
+    OutOfTimeError,
+    Progress,
+    Search,
+    SearchLimits,
+    rows_of,
+)
 from anydevice.rendering.page import save_page
 
 Floats = npt.NDArray[np.float64]
@@ -264,38 +272,110 @@ def _proved(
     shape: Shape | None,
     file_hash: str,
 ) -> Result:
-    trees: list[list[Tree]] = []
-    boxes = 0
-    whole = sum(len(each.queries) for each in theorems)
-    attacks = [[_attack(each.network, query) for query in each.queries] for each in theorems]
-    # What the first bound proves is never attacked; where there are several, one may be false.
-    for attack in (attack for each in attacks for attack in each if whole > 1):
-        if attack.search() is not None:
-            return _counterexample(attack.found, shape, begin)
-    for theorem, its in zip(theorems, attacks, strict=True):
-        trees.append([])
-        for query, attack in zip(theorem.queries, its, strict=True):
-            done = sum(len(each) for each in trees)
-            of_all = limits._replace(tell=partial(_tell, limits.tell, done, whole, boxes))
-            found = _searched(theorem, query, attack, machine, of_all)
-            boxes += found.progress.boxes
-            if attack.found is not None:
-                return _counterexample(attack.found, shape, begin)
-            if found.tree is None:
-                share = (done + found.progress.share) / whole
-                seconds = time.monotonic() - begin
-                return Undecided(found.reason, share, found.progress.worst, boxes, seconds)
-            trees[-1].append(found.tree)
+    works = [each for theorem in theorems for each in _works(theorem, limits)]
+    done = _Done(len(works))
+    try:
+        # What the first bound proves is never attacked; where there are several, one may be false.
+        for work in works if len(works) > 1 else ():
+            done.add(work, _searched(work, machine, done.limits(limits), is_first=True))
+            if work.attack.found is not None:
+                return _counterexample(work.attack.found, shape, begin)
+        for work in [each for each in works if each.tree is None]:
+            found = _searched(work, machine, done.limits(limits))
+            done.add(work, found)
+            if work.attack.found is not None:
+                return _counterexample(work.attack.found, shape, begin)
+            if work.tree is None:
+                return done.undecided(found.reason, begin)
+        proof = _proof(theorems, works, done.boxes, file_hash)
+        for certificate, (network, queries) in zip(proof.certificates, proof.theorems, strict=True):
+            checker.check(network, _Watched(queries, limits.keep), certificate)
+    except OutOfTimeError:
+        return done.undecided("time", begin)
+    except RefusedError:
+        return Undecided("refused", 0.0, -inf, done.boxes, time.monotonic() - begin)
+    return replace(proof, seconds=time.monotonic() - begin)
+
+
+class _Work:
+    """A query under way: how it is attacked, and its tree where it is proved.
+
+    `prepared` are the network's arrays by engine and dtype, which all queries about it share.
+    """
+
+    def __init__(self, theorem: Theorem, query: Query, attack: Attack, prepared: Any) -> None:
+        self.theorem, self.query, self.attack = theorem, query, attack
+        self.tree: Tree | None = None
+        self._prepared: dict[tuple[str, str], Prepared] = prepared
+
+    def on(self, machine: BoundsMachine, limits: SearchLimits) -> Prepared:
+        """The network on a machine, whose bounds keep the limit of time."""
+        key = machine.name, machine.dtype
+        if key not in self._prepared:
+            theorem = self.theorem
+            self._prepared[key] = prepare(theorem.network, theorem.arithmetic, machine)
+        return self._prepared[key]._replace(pause=limits.keep)
+
+
+def _works(theorem: Theorem, limits: SearchLimits) -> list[_Work]:
+    prepared: dict[tuple[str, str], Prepared] = {}
+    attacks = (_attack(theorem.network, query, limits.keep) for query in theorem.queries)
+    pairs = zip(theorem.queries, attacks, strict=True)
+    return [_Work(theorem, query, attack, prepared) for query, attack in pairs]
+
+
+class _Done:
+    """How far all queries are."""
+
+    def __init__(self, whole: int) -> None:
+        self.whole, self.proved, self.boxes = whole, 0, 0
+        self._rest, self._worst = 0.0, -inf  # of a query that is not proved
+
+    def limits(self, limits: SearchLimits) -> SearchLimits:
+        """The limits of the next search, which tells how far all queries are."""
+        proved, whole, boxes = self.proved, self.whole, self.boxes
+        return limits._replace(tell=partial(_tell, limits.tell, proved, whole, boxes))
+
+    def add(self, work: _Work, found: Found) -> None:
+        self.boxes += found.progress.boxes
+        work.tree = found.tree
+        self.proved += found.tree is not None
+        if found.tree is None:
+            self._rest, self._worst = found.progress.share, found.progress.worst
+
+    def undecided(self, reason: str, begin: float) -> Undecided:
+        rest, worst = (self._rest, self._worst) if self.proved < self.whole else (0.0, -inf)
+        share = (self.proved + rest) / self.whole
+        return Undecided(reason, share, worst, self.boxes, time.monotonic() - begin)
+
+
+class _Watched(Sequence[Any]):
+    """Queries that call a function whenever one is read, as the checker does before each."""
+
+    def __init__(self, queries: Sequence[Query], pause: Callable[[], None]) -> None:
+        self._queries, self._pause = queries, pause
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def __getitem__(self, number: Any) -> Any:
+        self._pause()
+        return self._queries[number]
+
+
+def _proof(
+    theorems: Sequence[Theorem], works: Sequence[_Work], boxes: int, file_hash: str
+) -> Proof:
     certificates = tuple(
-        _certificate(theorem, its, file_hash) for theorem, its in zip(theorems, trees, strict=True)
+        _certificate(
+            theorem,
+            [each.tree for each in works if each.theorem is theorem and each.tree is not None],
+            file_hash,
+        )
+        for theorem in theorems
     )
     about = tuple((each.network, each.queries) for each in theorems)
-    proof = Proof(certificates, about, theorems[0].arithmetic, boxes, 0.0)
-    try:
-        proof.check()
-    except VerificationError:
-        return Undecided("refused", 0.0, -inf, boxes, time.monotonic() - begin)
-    return replace(proof, seconds=time.monotonic() - begin)
+    return Proof(certificates, about, theorems[0].arithmetic, boxes, 0.0)
 
 
 def _tell(
@@ -305,27 +385,34 @@ def _tell(
     tell(now._replace(share=(done + now.share) / whole, boxes=boxes + now.boxes))
 
 
-def _attack(network: Network, query: Query) -> Attack:
+def _no_pause() -> None:
+    pass
+
+
+def _attack(network: Network, query: Query, pause: Callable[[], None] = _no_pause) -> Attack:
     try:
         checked(query, network)
     except FormatError as error:
         raise ConfigurationError(str(error), source="claim") from error
-    return Attack(network, query, *outward(query.low, query.high))
+    return Attack(network, query, *outward(query.low, query.high), pause)
 
 
 def _searched(
-    theorem: Theorem, query: Query, attack: Attack, machine: BoundsMachine, limits: SearchLimits
+    work: _Work, machine: BoundsMachine, limits: SearchLimits, is_first: bool = False
 ) -> Found:
-    """Search a query, on NumPy what is small or needs more digits than the machine has."""
-    network, arithmetic = theorem.network, theorem.arithmetic
-    rows = rows_of(query)._replace(held=_held(network, query, arithmetic))
-    cases = {node.function for node in network.nodes} - {""} == {"relu"}
-    optimising = prepare(network, arithmetic, machine.optimising()) if cases else None
-    bounding = Bounding(prepare(network, arithmetic, machine), rows, optimising)
+    """Search a query, on NumPy what is small or needs more digits than the machine has.
+
+    Where `is_first`, that is its first bound and, if it does not prove it, an attack.
+    """
+    network, arithmetic = work.theorem.network, work.theorem.arithmetic
+    rows = rows_of(work.query)._replace(held=_held(network, work.query, arithmetic))
+    cases = {node.function for node in network.nodes} - {""} == {"relu"} and not is_first
+    optimising = work.on(machine.optimising(), limits) if cases else None
+    bounding = Bounding(work.on(machine, limits), rows, optimising)
     finishing = small = None
     if machine.dtype != "float64" or machine.is_accelerator:
-        fast = prepare(network, arithmetic, numpy_machine("float32")) if cases else None
-        on_host = Bounding(prepare(network, arithmetic, numpy_machine()), rows, fast)
+        fast = work.on(numpy_machine("float32"), limits) if cases else None
+        on_host = Bounding(work.on(numpy_machine(), limits), rows, fast)
         finishing = on_host if machine.dtype != "float64" else None
         small = on_host if machine.is_accelerator else None
     if machine.is_accelerator:
@@ -333,12 +420,11 @@ def _searched(
 
     def sharpening(box: tuple[Floats, Floats]) -> Sharpening:
         """On NumPy: its batches are small."""
-        net = prepare(network, arithmetic, numpy_machine())
-        fast = prepare(network, arithmetic, numpy_machine("float32"))
+        net, fast = (work.on(numpy_machine(dtype), limits) for dtype in ("float64", "float32"))
         return Sharpening(net, fast, box, limits.memory)
 
-    search = Search(bounding, finishing, attack.near, limits, small, sharpening)
-    return search.run(attack.low, attack.high)
+    search = Search(bounding, finishing, work.attack.near, limits, small, sharpening)
+    return (search.first if is_first else search.run)(work.attack.low, work.attack.high)
 
 
 def _held(network: Network, query: Query, arithmetic: str) -> frozenset[int]:

@@ -33,6 +33,10 @@ _EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort
 """So many parts by cases are tried, and after each try neurons are bounded as well as this."""
 
 
+class OutOfTimeError(Exception):
+    """The time of a search is up, in the midst of bounds or of an attack."""
+
+
 class QueryRows(NamedTuple):
     """The rows of a query in float64: constants rounded downward.
 
@@ -289,9 +293,27 @@ class Search:
         self.point: Floats | None = None
         self.begin = limits.clock()
 
+    def first(self, low: Floats, high: Floats) -> Found:
+        """What the first bound says of a box; where it says nothing the box is attacked, no more.
+
+        The reason is "open" where it is neither proved nor refuted.
+        """
+        self.limits.keep()
+        boxes = _whole(low, high)
+        verdict = (self.small or self.bounding)(boxes.low, boxes.high)
+        self._in_hand = self.boxes = 1
+        if verdict.closed.all():
+            self._close(boxes, np.zeros(1, np.int64), verdict)
+        else:
+            self.worst = float(verdict.bound.min())
+            middle = (boxes.low + boxes.high) / 2
+            self.point = self.refutes(np.concatenate([verdict.points[0], middle]))
+        now, tree = self.progress(), None if self._in_hand else self.growing.tree()
+        self.limits.tell(now)
+        return Found(tree, self.point, "open" if self._in_hand else "", now)
+
     def run(self, low: Floats, high: Floats) -> Found:
-        first = np.zeros(1, np.int64)
-        self.stack.append(Boxes(first, first, low[None], high[None]))
+        self.stack.append(_whole(low, high))
         reason = ""
         try:
             while self.stack and not reason and self.point is None:
@@ -299,6 +321,8 @@ class Search:
                 self.limits.tell(self.progress())
         except KeyboardInterrupt:
             reason = "interrupted"
+        except OutOfTimeError:
+            reason = "time"
         proved = not self.stack and not reason and self.point is None
         return Found(self.growing.tree() if proved else None, self.point, reason, self.progress())
 
@@ -463,6 +487,17 @@ class SearchLimits(NamedTuple):
     undecided: int = 60
     tell: Callable[[Progress], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
+
+    def keep(self) -> None:
+        """Raise `OutOfTimeError` where the time is up."""
+        if self.clock() > self.until:
+            raise OutOfTimeError
+
+
+def _whole(low: Floats, high: Floats) -> Boxes:
+    """The box at the root of a tree."""
+    first = np.zeros(1, np.int64)
+    return Boxes(first, first, low[None], high[None])
 
 
 def _pop(stack: list[Boxes], most: int) -> Boxes:
