@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,43 @@ def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch)
     result = proved(net, asked)
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("refused", 0.0)
+
+
+def test_exact_outputs_of_sparse_layers_are_those_of_fractions() -> None:
+    """With rows that are all zero, and numbers that are far apart."""
+    random = np.random.default_rng(0)
+    first, second = (random.normal(size=size) * 10.0 ** random.integers(-9, 9, size)
+                     for size in ((7, 4), (3, 7)))  # fmt: skip
+    first[random.random(first.shape) < 0.5] = 0
+    first[2] = second[1] = 0
+    bias = random.normal(size=7)
+    nodes = (Node((0,), (first,), bias, "relu"), Node((1,), (second,), np.zeros(3)))
+    for x in random.normal(size=(20, 4)):
+        hidden = [
+            sum((Fraction(w) * Fraction(v) for w, v in zip(row, x, strict=True)), Fraction(b))
+            for row, b in zip(first, bias, strict=True)
+        ]
+        want = [
+            sum(Fraction(w) * max(h, Fraction(0)) for w, h in zip(row, hidden, strict=True))
+            for row in second
+        ]
+        assert list(exact_outputs(Network(4, nodes), tuple(map(Fraction, x)))) == want
+
+
+def test_exact_outputs_of_a_convolution_take_no_integer_for_each_zero() -> None:
+    """A matrix of zeros but for some would take 40 bytes for each of them."""
+    size = 1500
+    weight = np.eye(size) + np.eye(size, k=1)
+    net = Network(size, (Node((0,), (weight,), np.zeros(size), "relu"),))
+    x = (Fraction(1, 3),) * size
+    tracemalloc.start()
+    try:
+        y = exact_outputs(net, x)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert y[:2] == (Fraction(2, 3),) * 2
+    assert peak < 8 * size**2
 
 
 def test_a_false_theorem_gets_a_counterexample_that_is_exact() -> None:

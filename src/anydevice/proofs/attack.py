@@ -276,8 +276,7 @@ def exact_outputs(network: Network, x: Exact) -> Exact:
         parts = []
         for i, weight in zip(node.inputs, node.weights, strict=True):
             numbers, unit = values[i]
-            whole, scale = _whole(weight)
-            product = whole * numbers if weight.ndim == 1 else whole.dot(numbers)
+            product, scale = _exact_product(weight, numbers)
             parts.append((product, unit * scale))
         parts.append(_whole(node.bias))
         unit = Fraction(1)
@@ -287,6 +286,25 @@ def exact_outputs(network: Network, x: Exact) -> Exact:
         values.append(_function(node.function, total, unit))
     numbers, unit = values[-1]
     return tuple(int(each) * unit for each in numbers)
+
+
+def _exact_product(weight: Floats, numbers: Any) -> tuple[Any, Fraction]:
+    """A matrix, or the diagonal of one, times integers: integers, and their unit.
+
+    Most weights of a convolution are zero, and so are many values behind a ReLU.
+    """
+    if weight.ndim == 1:
+        whole, scale = _whole(weight)
+        return whole * numbers, scale
+    rows, columns = np.nonzero(weight)
+    used = (numbers != 0)[columns]
+    rows, columns = rows[used], columns[used]
+    whole, scale = _whole(weight[rows, columns])
+    total = np.zeros(len(weight), object)
+    if len(rows):
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        total[rows[starts]] = np.add.reduceat(whole * numbers[columns], starts)
+    return total, scale
 
 
 def _function(name: str, numbers: Any, unit: Fraction) -> tuple[Any, Fraction]:
@@ -317,5 +335,6 @@ def _whole(weight: Floats) -> tuple[Any, Fraction]:
 
 
 def _powers(exponents: Any) -> Any:
-    flat = [1 << int(max(each, 0)) for each in exponents.ravel()]
-    return np.array(flat, object).reshape(exponents.shape)
+    exponents = np.maximum(exponents, 0)
+    table = [1 << k for k in range(int(exponents.max(initial=0)) + 1)]
+    return np.array(table, object)[exponents]
