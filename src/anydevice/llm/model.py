@@ -540,8 +540,8 @@ def _planned(path: Path, device: Device, dtype: str | None, context: int, given:
         advice.append(f"device={str(elsewhere.device)!r}")
     then = f"; llm.load would fit with {' or '.join(advice)}" if advice else ""
     raise OutOfMemoryError(
-        f"{title_of(path)} does not fit on {device}: it needs {format_size(needed)} with a context of "
-        f"{context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
+        f"{title_of(path)} does not fit on {device}: it needs {format_size(needed)} with a context "
+        f"of {context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
         asked=needed,
         free=free,
         device=device,

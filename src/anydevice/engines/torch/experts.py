@@ -33,7 +33,7 @@ def experts(
         return NotImplemented
     if not is_eager(x, gate_up, down, chosen, weights):
         return NotImplemented
-    if torch.cuda.is_current_stream_capturing():  # not tried in a CUDA graph
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():  # not tried in a CUDA graph
         return NotImplemented
     if not (_is_aligned(gate_up) and _is_aligned(down)):
         return NotImplemented
