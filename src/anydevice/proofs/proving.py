@@ -297,7 +297,7 @@ def _proved(
     return replace(proof, seconds=time.monotonic() - begin)
 
 
-class _Work:
+class _QueryWork:
     """A query under way: how it is attacked, and its tree where it is proved.
 
     `prepared` are the network's arrays by engine and dtype, which all queries about it share.
@@ -317,11 +317,11 @@ class _Work:
         return self._prepared[key]._replace(pause=limits.keep)
 
 
-def _works(theorem: Theorem, limits: SearchLimits) -> list[_Work]:
+def _works(theorem: Theorem, limits: SearchLimits) -> list[_QueryWork]:
     prepared: dict[tuple[str, str], Prepared] = {}
     attacks = (_attack(theorem.network, query, limits.keep) for query in theorem.queries)
     pairs = zip(theorem.queries, attacks, strict=True)
-    return [_Work(theorem, query, attack, prepared) for query, attack in pairs]
+    return [_QueryWork(theorem, query, attack, prepared) for query, attack in pairs]
 
 
 class _Done:
@@ -336,7 +336,7 @@ class _Done:
         proved, whole, boxes = self.proved, self.whole, self.boxes
         return limits._replace(tell=partial(_tell, limits.tell, proved, whole, boxes))
 
-    def add(self, work: _Work, found: Found) -> None:
+    def add(self, work: _QueryWork, found: Found) -> None:
         self.boxes += found.progress.boxes
         work.tree = found.tree
         self.proved += found.tree is not None
@@ -364,7 +364,7 @@ class _Watched(Sequence[Any]):
 
 
 def _proof(
-    theorems: Sequence[Theorem], works: Sequence[_Work], boxes: int, file_hash: str
+    theorems: Sequence[Theorem], works: Sequence[_QueryWork], boxes: int, file_hash: str
 ) -> Proof:
     certificates = tuple(
         _certificate(
@@ -398,7 +398,7 @@ def _attack(network: Network, query: Query, pause: Callable[[], None] = _no_paus
 
 
 def _searched(
-    work: _Work, machine: BoundsMachine, limits: SearchLimits, is_first: bool = False
+    work: _QueryWork, machine: BoundsMachine, limits: SearchLimits, is_first: bool = False
 ) -> Found:
     """Search a query, on NumPy what is small or needs more digits than the machine has.
 

@@ -393,8 +393,7 @@ def _mixed(
         found = _in_blocks(x, stacks, numbers, between)
     # Left out before they are multiplied: 0 × NaN would be a gradient.
     own = jnp.where(inside[..., None], found.reshape(tokens, k, -1), 0)
-    shares = jnp.where(inside, weights.astype(found.dtype), 0)
-    return (own * shares[..., None]).sum(1).astype(x.dtype)
+    return (own * jnp.where(inside, weights, 0)[..., None]).sum(1).astype(x.dtype)
 
 
 def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
