@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,18 @@ def test_beside_a_thread_processes_are_started_anew_and_it_says_why(tmp_path: Pa
     done = run(SPAWNED, tmp_path)
     assert done.stdout.strip() == "[0, 1, 4]", done.stderr
     assert "not by a fork: another thread of Python is running" in done.stderr
+
+
+def test_a_function_that_cannot_be_sent_to_new_processes_is_said_so() -> None:
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)  # beside which no process is forked
+    other.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"cannot be sent to new ones.*lambda"):
+            parallel.launch(lambda: 1, processes=2)
+    finally:
+        end.set()
+        other.join()
 
 
 def test_an_error_ends_the_program_with_its_traceback_last(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def launch(
     check_engine(engine)
     why = unsafe_to_fork()
     if why is not None:
+        _check_sendable(function, arguments, why)
         print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
     context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
     port = _free_port()
@@ -98,6 +99,18 @@ def launch(
             return _results(running)
         finally:
             _end([process for process, _ in running.values()])
+
+
+def _check_sendable(function: Callable[..., Any], arguments: tuple[Any, ...], why: str) -> None:
+    try:
+        ForkingPickler.dumps((function, arguments))
+    except Exception as error:
+        raise ConfigurationError(
+            f"processes cannot be forked here, since {why}, and what they are to call cannot be "
+            f"sent to new ones ({error}); give a function that a module or the script defines, and "
+            "arguments that can be pickled, or call launch before anything computes",
+            source="function",
+        ) from error
 
 
 def unsafe_to_fork() -> str | None:

@@ -191,8 +191,9 @@ def _sizes(count: int, replicate: int | None, shard: int | None) -> tuple[int, i
         shard = count // replicate
     if replicate * shard != count:
         raise ConfigurationError(
-            f"replicate={replicate} times shard={shard} is {replicate * shard}, and there are "
-            f"{count} devices",
+            f"replicate={replicate} times shard={shard} is {replicate * shard}, and the number of "
+            f"devices is {count}, those of other processes included; give one of the two numbers, "
+            "and the other follows",
             source="replicate" if shard == 1 else "shard",
         )
     return replicate, shard
