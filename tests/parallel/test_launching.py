@@ -111,6 +111,21 @@ def slow_to_leave():
 parallel.launch(slow_to_leave, processes=3)
 assert open("leaving.txt").read() == ""
 
+import socket
+other = socket.create_server(("", 0))  # another program, such as a second job with the same port
+
+def too_late():
+    os.environ["MASTER_PORT"] = str(other.getsockname()[1])
+    if os.environ["RANK"] == "0":
+        parallel.initialize("cpu")
+
+try:
+    parallel.launch(too_late, processes=2)
+    raise SystemExit("nothing was raised")
+except anydevice.AnyDeviceError as error:
+    assert "errors.ConfigurationError: another program has port" in str(error), error
+other.close()
+
 def fails():
     mesh = parallel.initialize("cpu")
     if mesh.rank == 1:

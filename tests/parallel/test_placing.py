@@ -59,7 +59,7 @@ def test_several_devices_in_one_process_need_an_engine_that_can() -> None:
 
 
 def test_wrong_meshes_say_what_is_wrong() -> None:
-    with pytest.raises(ConfigurationError, match=r"replicate=2 times shard=3 is 6, .* devices is 1, "):
+    with pytest.raises(ConfigurationError, match=r"2 times shard=3 is 6, .* devices is 1, "):
         parallel.Mesh("cpu:0", replicate=2, shard=3)
     with pytest.raises(ConfigurationError, match="shard must be an integer of 1 or more"):
         parallel.Mesh("cpu:0", shard=0)

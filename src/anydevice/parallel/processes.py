@@ -397,11 +397,29 @@ def _joined(found: Launched, device: Device) -> Group:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         place = f"tcp://{found.address}:{found.port}"
         _await_first(found)
-    distributed.init_process_group(
-        backend, init_method=place, rank=found.rank, world_size=found.size
-    )
+    try:
+        distributed.init_process_group(
+            backend, init_method=place, rank=found.rank, world_size=found.size
+        )
+    except distributed.DistNetworkError as error:
+        if found.rank or not _is_taken(found.port):
+            raise
+        raise ConfigurationError(
+            f"another program has port {found.port} of this machine, at which the first process is "
+            "to be found; set MASTER_PORT to another one in all processes",
+            source="MASTER_PORT",
+        ) from error
     atexit.register(leave)
     return Group(found.rank, found.size)
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as own:
+        try:
+            own.bind(("", port))
+        except OSError:
+            return True
+    return False
 
 
 def _await_first(found: Launched) -> None:
