@@ -191,6 +191,26 @@ def test_grouped_products_take_what_the_op_takes(grouped: Any) -> None:
             assert ops.experts(*part).shape == (rows, 8)
 
 
+def test_grouped_products_go_by_blocks_of_tokens(
+    grouped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.engines.torch import experts as on_cards
+
+    given, seen = in_bfloat16(grouped), []
+    whole, product = ops.experts(*given), on_cards._grouped_product
+
+    def watched(rows: Any, *others: Any, **options: Any) -> Any:
+        seen.append(len(rows))
+        return product(rows, *others, **options)
+
+    monkeypatch.setattr(on_cards, "_grouped_product", watched)
+    monkeypatch.setattr(on_cards, "_MOST_BETWEEN", 1)
+    assert grouped.equal(ops.experts(*given), whole)
+    tokens, k = given[3].shape
+    assert max(seen) == 64 * k < tokens * k
+    assert sum(seen) == 2 * tokens * k
+
+
 def test_grouped_products_leave_wrapped_tensors_to_others(grouped: Any) -> None:
     """They have no addresses: this raised."""
     x, gate_up, *others = in_bfloat16(grouped)

@@ -22,6 +22,8 @@ _ALIGNED = 8
 
 _FEW_TOKENS = 64
 """On an H200, so many pass all experts in less time where most of these are chosen anyway."""
+_MOST_BETWEEN = 2**26
+"""So many numbers may lie between the products: tokens beyond go through them after the others."""
 
 
 def experts(
@@ -42,9 +44,15 @@ def experts(
         return NotImplemented
     if tokens <= _FEW_TOKENS and choices >= 2 * count:
         return NotImplemented
-    return in_order_of_experts(
-        x, gate_up, down, chosen, weights, gate_up_bias, down_bias, activation, alpha, limit
-    )
+    block = max(_FEW_TOKENS, _MOST_BETWEEN * tokens // (choices * gate_up.shape[1]))
+    parts = [
+        in_order_of_experts(
+            x[start : start + block], gate_up, down, chosen[start : start + block],
+            weights[start : start + block], gate_up_bias, down_bias, activation, alpha, limit,
+        )
+        for start in range(0, tokens, block)
+    ]  # fmt: skip
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def in_order_of_experts(
