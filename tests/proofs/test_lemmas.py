@@ -149,3 +149,16 @@ def test_what_cases_alone_leave_open_is_proved_with_lemmas(monkeypatch: Any) -> 
     assert result.check() == tree.leaves
     net = NETWORKS["chain"]
     assert refused(net, claim(net, 0.35), tree._replace(lemmas=()), "float32")
+
+
+def test_large_networks_try_more_cases_before_lemmas(monkeypatch: Any) -> None:
+    """Better bounds of all their neurons would take minutes."""
+    monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
+    weights = sum(w.size for node in NETWORKS["chain"].nodes for w in node.weights)
+    trees = []
+    for large in (weights, weights - 1):
+        monkeypatch.setattr(search, "_LARGE", large)
+        result = asked(0.35)
+        assert isinstance(result, proofs.Proof)
+        trees.append(result.certificates[0].trees[0])
+    assert [bool(tree.lemmas) for tree in trees] == [True, False]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,12 @@ class Prepared(NamedTuple):
 
     def gamma(self, count: int) -> float:
         return _SLACK * count * self.machine.unit
+
+    @property
+    def weights(self) -> int:
+        """How many there are, zeros included."""
+        shapes = (weight.shape for step in self.steps for weight in step.weights)
+        return sum(prod(shape) for shape in shapes)
 
     @property
     def terms(self) -> float:

@@ -32,6 +32,9 @@ _PARTS = (1_000, 4_000, 16_000, 16_000, 16_000, 1 << 40)
 _EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort(240, 16))
 """So many parts by cases are tried, and after each try neurons are bounded as well as this."""
 
+_LARGE, _PARTS_OF_LARGE = 1 << 21, 16_000
+"""With more weights, better bounds of all neurons take minutes: more cases are tried before."""
+
 
 class OutOfTimeError(Exception):
     """The time of a search is up, in the midst of bounds or of an attack."""
@@ -409,7 +412,9 @@ class Search:
         if bounding.net.linear or self.sharpening is None:
             return self._split_neurons(bounding, boxes, open_, verdict)
         sharpening = self.sharpening(outward(boxes.low, boxes.high, "float64"))
+        least = _PARTS_OF_LARGE if bounding.net.weights > _LARGE else 0
         for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
+            parts = max(parts, least)
             open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
             if effort is None or not len(open_) or self.point is not None or self._stopped():
                 break
