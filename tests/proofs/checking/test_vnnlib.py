@@ -148,3 +148,18 @@ def test_errors_of_files_name_them(tmp_path: Path) -> None:
     file.write_bytes(b"(assert \xff")
     with pytest.raises(ConfigurationError, match=r"p\.vnnlib"):
         read_queries(file)
+
+
+def test_a_list_of_boxes_may_be_as_long_as_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no product of alternatives that would be longer than what was written."""
+    number = 100
+    monkeypatch.setattr("anydevice.proofs.checking.readers.MOST_CASES", number - 1)
+    boxes = " ".join(
+        f"(and (>= X_0 {k}) (<= X_0 {k}.5) (>= X_1 0) (<= X_1 1) (<= Y_0 {k}e-3))"
+        for k in range(number)
+    )
+    _, _, found = read_vnnlib(DECLARED + f"(assert (or {boxes}))")
+    assert len(found) == number
+    assert (found[-1].low[0], found[-1].constants[0]) == (number - 1, Fraction(1 - number, 1000))
+    with pytest.raises(NotSupportedError, match="more than 99 cases"):
+        read_vnnlib(DECLARED + f"(assert (or {boxes})) (assert (or (<= Y_1 0) (<= Y_2 0)))")

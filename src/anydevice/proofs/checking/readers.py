@@ -170,7 +170,7 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
 
 
 def _both(a: list[list[Row]], b: list[list[Row]]) -> list[list[Row]]:
-    if len(a) * len(b) > MOST_CASES:
+    if len(a) * len(b) > MOST_CASES and min(len(a), len(b)) > 1:  # more than stand in the file
         raise NotSupportedError(f"there are more than {MOST_CASES} cases")
     return [[*one, *other] for one, other in product(a, b)]
 
