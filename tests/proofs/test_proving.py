@@ -327,6 +327,26 @@ def test_a_false_query_is_found_before_one_that_takes_long_is_searched() -> None
     assert 0 < told[-1].boxes <= 2
 
 
+def test_many_inputs_are_divided_where_few_of_them_vary() -> None:
+    """A smooth network has no cases of neurons; with all inputs open, dividing them is hopeless."""
+    net = networks.network(60, 12, 2, seed=0)
+    first, last = net.nodes
+    first = first._replace(function="tanh")
+    low, high = np.full(60, 0.25), np.full(60, 0.25)
+    low[:2], high[:2] = -1.0, 1.0
+    net = net._replace(nodes=(first, last))
+    x = low + (high - low) * np.random.default_rng(0).random((20000, 60))
+    y = np.tanh(x @ first.weights[0].T + first.bias) @ last.weights[0].T + last.bias
+    margin = 0.3 - float((y[:, 0] - y[:, 1]).min())
+    asked = networks.query(net, low, high, [[1, -1]], [margin])
+    result = proved(net, asked)
+    assert isinstance(result, proofs.Proof)
+    assert result.check() > 2
+    bounding = Bounding(prepare(net, "float32", numpy_machine()), rows_of(asked))
+    search = Search(bounding, None, lambda _: None, SearchLimits())
+    assert search.run(-np.ones(60), np.ones(60)).reason == "resolution"
+
+
 def test_ctrl_c_gives_what_was_reached() -> None:
     net, asked, _ = hard()
     told: list[Progress] = []

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice.proofs.bounds import Known, Lowered, Prepared, Relaxed, outward, padded
+from anydevice.proofs.bounds import (
+    FORWARD_INPUTS,
+    Known,
+    Lowered,
+    Prepared,
+    Relaxed,
+    outward,
+    padded,
+)
 from anydevice.proofs.checking.certificate import Tree
 from anydevice.proofs.checking.network import Query
 from anydevice.proofs.lemmas import Effort, Sharpening
@@ -293,6 +301,7 @@ class Search:
         self._in_hand = 0  # boxes of the batch that is being decided, which are open as well
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
         self._under_way: Neurons | Sharpening | None = None
+        self._divides_inputs = False  # of many, where few are no numbers and no case can be tried
         self.point: Floats | None = None
         self.begin = limits.clock()
 
@@ -317,6 +326,8 @@ class Search:
 
     def run(self, low: Floats, high: Floats) -> Found:
         self.stack.append(_whole(low, high))
+        few = np.count_nonzero(high > low) <= FORWARD_INPUTS
+        self._divides_inputs = bool(few and self.bounding.fast is None)
         reason = ""
         try:
             while self.stack and not reason and self.point is None:
@@ -368,7 +379,7 @@ class Search:
         open_, scores = self._settle(self.small if few and self.small else self.bounding, boxes)
         if self.point is not None or not len(open_.ids):
             return ""
-        if self.bounding.net.linear == 0:
+        if self.bounding.net.linear == 0 and not self._divides_inputs:
             return self._stopped() or "resolution"
         halves = _halve(open_, scores, self.growing)
         if halves is None:
