@@ -301,7 +301,7 @@ class Search:
         self._in_hand = 0  # boxes of the batch that is being decided, which are open as well
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
         self._under_way: Neurons | Sharpening | None = None
-        self._divides_inputs = False  # of many, where few are no numbers and no case can be tried
+        self._divides_inputs = False  # of many, where few vary and no cases of neurons can be tried
         self.point: Floats | None = None
         self.begin = limits.clock()
 
