@@ -377,6 +377,23 @@ def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) ->
     assert (result.reason, result.proved_share) == ("interrupted", 0)
 
 
+def test_ctrl_c_among_many_claims_keeps_what_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = networks.network(2, 4, 2, seed=0)
+    claims = [networks.query(net, [0, 0], [1, 1], [[1, -1]], [100.0 + n]) for n in range(6)]
+    searched, calls = proving._searched, iter(range(100))
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return searched(*given, **options)
+
+    monkeypatch.setattr(proving, "_searched", interrupted)
+    theorem = Theorem(net, tuple(claims), "float32", True)
+    result = proving._proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    assert isinstance(result, proofs.Undecided)
+    assert (result.reason, result.proved_share) == ("interrupted", 3 / 6)
+
+
 def test_what_holds_with_equality_is_proved() -> None:
     """A ReLU is at least 0 and reaches it: no bound that is rounded shows that."""
     model = nn.build(nn.Dense(3, 8), "relu", nn.Dense(8, 2), "relu", device="cpu", seed=0)

@@ -292,6 +292,8 @@ def _proved(
             checker.check(network, _Watched(queries, limits.keep), certificate)
     except OutOfTimeError:
         return done.undecided("time", begin)
+    except KeyboardInterrupt:
+        return done.undecided("interrupted", begin)
     except RefusedError:
         return Undecided("refused", 0.0, -inf, done.boxes, time.monotonic() - begin)
     return replace(proof, seconds=time.monotonic() - begin)
