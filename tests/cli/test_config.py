@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from argparse import Namespace
 from collections.abc import Callable
@@ -25,6 +26,13 @@ def rows(text: str) -> dict[str, list[str]]:
     parts = [line.split("  ") for line in block.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in parts]
     return {row[0]: row[1:] for row in cells}
+
+
+@pytest.fixture(autouse=True)
+def _without_variables_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in os.environ if each.startswith("ANYDEVICE_")]:
+        if name not in ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME"):
+            monkeypatch.delenv(name)
 
 
 def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> None:
@@ -170,10 +178,12 @@ def test_a_variable_that_nothing_reads_is_named(
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVCE", "cpu")
     monkeypatch.setenv("ANYDEVICE_LAUNCHER", "1")
+    monkeypatch.setenv("ANYDEVICE_TEST_ENGINES", "numpy")
     code, out, _ = anydevice("config")
     [line] = [line for line in out.splitlines() if "ANYDEVICE_DEVCE" in line]
     assert code == 0
     assert line.endswith(" is not a setting; did you mean ANYDEVICE_DEVICE?")
+    assert "ANYDEVICE_TEST_ENGINES is not" in out
     assert "ANYDEVICE_LAUNCHER" not in out
     assert "ANYDEVICE_DEVCE" in json.loads(anydevice("config", "--json")[1])["unknown_variables"]
 

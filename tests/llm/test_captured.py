@@ -143,10 +143,10 @@ def test_experts_of_a_step_read_nothing_on_the_host(
     assert registry.load("torch").fused  # what is imported there reads numbers
     with FakeTensorMode():
         layer = mapped(lambda x: torch.empty(x.shape), numbers[at])
-        for rows in (1, 2, 5, 33, 64):
+        for rows in (1, 2, 5, 33, 64, _experts.FEW_TOKENS):
             x = torch.empty((rows, 1, made.description.hidden))
             assert decoder._transformed(made.description, kind, layer, x).shape == x.shape
-        x = torch.empty((1, 65, made.description.hidden))
+        x = torch.empty((1, _experts.FEW_TOKENS + 1, made.description.hidden))
         with pytest.raises(UnsupportedError, match="cannot be read"):  # what is read, is seen
             decoder._transformed(made.description, kind, layer, x)
 

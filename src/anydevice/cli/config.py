@@ -141,7 +141,8 @@ def _show_places(output: Output) -> None:
     for variable in _unknown():
         near = get_close_matches(variable, _VARIABLES, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        output.say(f"  {printable(variable):<18}{output.paint('is not a setting' + meant, 'bad')}")
+        said = output.paint(f"is not a setting{meant}", "bad")
+        output.say(f"  {printable(variable):<17} {said}")
     for name, path in (
         ("project file", project_file()),
         ("user file", user_file()),
