@@ -62,6 +62,8 @@ def test_an_array_in_another_order_has_no_address() -> None:
     turned = layout.Format(layout.Layout(major_to_minor=(1, 0)), place)
     numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
     x = jax.device_put(numbers, turned)
+    if x.format.layout.major_to_minor != (1, 0):
+        pytest.skip(f"JAX {jax.__version__} forgets the order where its cache has the program")
     assert engine.address(x) is None
     np.testing.assert_array_equal(engine.to_host(x), numbers)
 
