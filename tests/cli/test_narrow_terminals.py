@@ -63,9 +63,15 @@ def shown(words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str
     return [line.rpartition("\r")[2] for line in lines]
 
 
+UNITS = {"s", "ms", "µs", "ns", "min", "B", "KiB", "MiB", "GiB", "TiB"}
+UNITS |= {f"{prefix}{unit}/s" for prefix in ("", "k", "M", "G", "T") for unit in ("B", "FLOP")}
+
+
 def words_of(lines: list[str]) -> set[str]:
-    """Without what differs from run to run: times, sizes and counts."""
-    return {word for word in " ".join(lines).split() if not re.search(r"[\d…━╸█░%]", word)}
+    """Without what differs from run to run: times, sizes and counts, and their units."""
+    words = " ".join(lines).split()
+    said = {word for word in words if not re.search(r"[\d…━╸█░%]", word)}
+    return {word for word in said if word.strip("(),;:.") not in UNITS}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command or "summary")
