@@ -33,6 +33,8 @@ from anydevice.proofs.search import (
 )
 from tests.proofs import networks
 
+NO_LIMITS = SearchLimits()
+
 
 def proved(
     net: Network,
@@ -77,7 +79,7 @@ def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> No
     first = Node((0,), (np.ones((1, 1)),), np.array([large]), "relu")
     net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-large - 0.75]))))
     asked = networks.query(net, [0], [1], [[1]], [0])
-    attack = proving._attack(net, asked)
+    attack = proving._attack(net, asked, NO_LIMITS.keep)
     found = attack.search()
     assert found is not None
     assert Fraction(0) <= found.x[0] <= Fraction(3, 4)
@@ -89,7 +91,8 @@ def test_what_float32_puts_just_above_zero_is_looked_at_exactly() -> None:
     """The outputs are bad at 0 alone, where float32 computes 2**-31 instead of -2**-31."""
     first = Node((0,), (np.ones((1, 1)),), np.array([1 - 2.0**-30]), "relu")
     net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-1.0]))))
-    attack = proving._attack(net, networks.query(net, [0], [1], [[1]], [2.0**-31]))
+    asked = networks.query(net, [0], [1], [[1]], [2.0**-31])
+    attack = proving._attack(net, asked, NO_LIMITS.keep)
     found = attack.search()
     assert attack._values(np.zeros((1, 1)))[-1].dtype == np.float32
     assert found is not None
@@ -101,7 +104,8 @@ def test_points_with_the_least_margin_go_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("anydevice.proofs.attack._FEW", 2)
     first = Node((0,), (-np.ones((1, 1)),), np.zeros(1), "relu")
     net = Network(1, (first, Node((1,), (-np.ones((1, 1)),), np.array([0.5]))))
-    attack = proving._attack(net, networks.query(net, [-1], [1], [[1]], [0]))
+    asked = networks.query(net, [-1], [1], [[1]], [0])
+    attack = proving._attack(net, asked, NO_LIMITS.keep)
     found = attack._descend(np.array([[0.2], [0.4], [-0.2], [0.6]]), 6, 0.1)
     assert found is not None
     assert found[0] <= -0.5

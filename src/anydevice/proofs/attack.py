@@ -57,7 +57,7 @@ class Attack:
         query: Query,
         low: Floats,
         high: Floats,
-        pause: Callable[[], None] = lambda: None,
+        pause: Callable[[], None],
     ) -> None:
         self.network, self.query, self.pause = network, query, pause
         self.low, self.high = low, high

@@ -387,11 +387,7 @@ def _tell(
     tell(now._replace(share=(done + now.share) / whole, boxes=boxes + now.boxes))
 
 
-def _no_pause() -> None:
-    pass
-
-
-def _attack(network: Network, query: Query, pause: Callable[[], None] = _no_pause) -> Attack:
+def _attack(network: Network, query: Query, pause: Callable[[], None]) -> Attack:
     try:
         checked(query, network)
     except FormatError as error:
