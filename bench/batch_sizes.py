@@ -17,11 +17,11 @@ from typing import Any
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import anydevice
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine
-from anydevice.core.text import format_size
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Engine
+from anydevice._core.text import format_size
+from anydevice._machine.engines import registry
 
 Row = tuple[str, str, bool]
 

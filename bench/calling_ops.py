@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from anydevice import ops
-from anydevice.ops import dispatch
+from anydevice._ops import dispatch
 
 BAR = 2e-6
 LOOKUP_BAR = 0.5e-6

@@ -24,7 +24,7 @@ import numpy as np
 
 import anydevice
 from anydevice import nn
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
 
 Row = tuple[str, str, bool]
 ENGINES = ("torch", "jax")

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import decoders_by_hand
 
 from anydevice import device
-from anydevice.core.trees import mapped
-from anydevice.engines import registry
-from anydevice.llm import decoder
-from anydevice.llm.description import describe
-from anydevice.llm.weights import random_parameters
-from anydevice.planning.config import as_config
+from anydevice._core.trees import mapped
+from anydevice._llm import decoder
+from anydevice._llm.description import describe
+from anydevice._llm.weights import random_parameters
+from anydevice._machine.engines import registry
+from anydevice._plan.config import as_config
 
 DECODER = describe(
     as_config(

@@ -1,4 +1,4 @@
-"""The decoder of `anydevice.llm.decoder` as one would write it in each library alone.
+"""The decoder of `anydevice._llm.decoder` as one would write it in each library alone.
 
 Each function takes a description, and gives `forward(parameters, ids, start, count, cache)` over
 the same tree of weights, with the library's own attention and normalization where it has them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anydevice.llm.description import Description
+from anydevice._llm.description import Description
 
 Forward = Callable[..., tuple[Any, Any]]
 

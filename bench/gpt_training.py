@@ -21,12 +21,12 @@ from torch.nn import functional
 
 import anydevice
 from anydevice import nn
-from anydevice.core.record import Record, replace
-from anydevice.core.trees import leaves
-from anydevice.engines import registry
-from anydevice.models.precision import policy_of
-from anydevice.training.function_steps import stepper_for
-from anydevice.training.steps import StepConfig, StepState
+from anydevice._core.record import Record, replace
+from anydevice._core.trees import leaves
+from anydevice._libraries.precision import policy_of
+from anydevice._machine.engines import registry
+from anydevice._train.stepper import stepper_for
+from anydevice._train.steps import StepConfig, StepState
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

@@ -28,17 +28,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anydevice.check import trials
-from anydevice.check.cases_decoding import DECODER_LAYER
-from anydevice.core.device import Device
-from anydevice.core.engine import LayerNumbers
-from anydevice.core.record import replace
-from anydevice.engines import registry
-from anydevice.engines.torch.captured import CapturedStep
-from anydevice.engines.torch.triton import decode_attention, decode_products, fused
-from anydevice.engines.torch.triton.decoder_layer import decoder_layer
-from anydevice.llm import decoder
-from anydevice.llm.description import Description, LayerDescription, Rope
+from anydevice._check import checks as trials
+from anydevice._check.cases.decoding import DECODER_LAYER
+from anydevice._core.device import Device
+from anydevice._core.engine import LayerNumbers
+from anydevice._core.record import replace
+from anydevice._engines.torch.captured import CapturedStep
+from anydevice._engines.torch.triton import decode_attention, decode_products, fused
+from anydevice._engines.torch.triton.decoder_layer import decoder_layer
+from anydevice._llm import decoder
+from anydevice._llm.description import Description, LayerDescription, Rope
+from anydevice._machine.engines import registry
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if PLACE == "cuda" else torch.float16

@@ -24,12 +24,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import anydevice
 from anydevice import ops
-from anydevice.core.engine import Absent
-from anydevice.engines import registry, trust
-from anydevice.llm import decoder
-from anydevice.llm.description import describe
-from anydevice.llm.weights import random_parameters
-from anydevice.planning.config import as_config
+from anydevice._core.engine import Absent
+from anydevice._engines import trust
+from anydevice._llm import decoder
+from anydevice._llm.description import describe
+from anydevice._llm.weights import random_parameters
+from anydevice._machine.engines import registry
+from anydevice._plan.config import as_config
 
 Row = tuple[str, str, bool]
 Call = Callable[[], Any]

@@ -16,14 +16,16 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from anydevice import ops
-from anydevice.engines.torch.experts import in_order_of_experts
-from anydevice.ops import _experts
-from anydevice.ops.dispatch import primitives
+from anydevice._engines.torch.experts import in_order_of_experts
+from anydevice._ops.dispatch import primitives
+
+_experts = import_module("anydevice._ops.experts")  # the op has the same name
 
 SHAPES = {
     "8 experts, 2 chosen": (8, 2, 4096, 14336),

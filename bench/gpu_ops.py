@@ -26,10 +26,10 @@ import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
-from anydevice.engines.torch.triton import attention as triton_attention
-from anydevice.engines.torch.triton import linear as triton_linear
-from anydevice.engines.torch.triton import rope as triton_rope
-from anydevice.engines.torch.triton import rows as triton_rows
+from anydevice._engines.torch.triton import attention as triton_attention
+from anydevice._engines.torch.triton import linear as triton_linear
+from anydevice._engines.torch.triton import rope as triton_rope
+from anydevice._engines.torch.triton import rows as triton_rows
 
 HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, WORDS = 4096, 14336, 32, 8, 128, 32000
 HALF = torch.bfloat16

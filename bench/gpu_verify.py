@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Any
 
-from anydevice.check.cases import TABLE
-from anydevice.check.verdicts import FAILED, STATES
+from anydevice._check.cases import TABLE
+from anydevice._check.verdicts import FAILED, STATES
 
 COMMAND = [sys.executable, "-m", "anydevice", "verify", "--json"]
 PLACES = {"torch": ("cuda", 1), "jax": ("cuda", 6), "cupy": ("cuda", 1), "opencl": ("opencl", 8)}

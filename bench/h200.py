@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "bench")]
 import discovery as discovery_bench  # noqa: E402
 
 import anydevice  # noqa: E402
-from anydevice.discovery.check import engines_to_check  # noqa: E402
+from anydevice._machine.discovery.check import engines_to_check  # noqa: E402
 
 Row = tuple[str, str, bool]
 

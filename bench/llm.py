@@ -28,14 +28,14 @@ from typing import Any
 
 import anydevice
 from anydevice import llm
+from anydevice._llm.chunks import slots_for
+from anydevice._llm.description import describe
+from anydevice._llm.generate import runner_for
+from anydevice._llm.sampling import sampling
+from anydevice._llm.weights import parameters_of, random_parameters
+from anydevice._plan.config import as_config
+from anydevice._plan.plan import LARGEST_PIECE
 from anydevice.errors import AnyDeviceError
-from anydevice.llm.description import describe
-from anydevice.llm.generation import runner_for
-from anydevice.llm.pieces import slots_for
-from anydevice.llm.sampling import sampling
-from anydevice.llm.weights import parameters_of, random_parameters
-from anydevice.planning.config import as_config
-from anydevice.planning.plan import LARGEST_PIECE
 
 ROOT = Path(__file__).parents[1]
 SMOLLM2 = ROOT / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from anydevice.planning.estimates import ForwardPass, MemoryEstimate, estimate_inference, moments
-from anydevice.planning.overheads import CONTEXT
-from anydevice.planning.training import estimate_training
+from anydevice._plan.estimates import ForwardPass, MemoryEstimate, estimate_inference, moments
+from anydevice._plan.overheads import CONTEXT
+from anydevice._plan.training import estimate_training
 
 Row = tuple[str, str, bool]
 MIB = 2**20

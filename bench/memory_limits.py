@@ -39,8 +39,8 @@ NEAR = 0.03
 def fill(engine: Any, device: Any, fraction: float) -> Row:
     """Make arrays until one fails, and see how far that is from the limit."""
     from anydevice import OutOfMemoryError
-    from anydevice.core.dtypes import as_dtype
-    from anydevice.memory.out_of_memory import explaining
+    from anydevice._arrays.memory.out_of_memory import explaining
+    from anydevice._core.dtypes import as_dtype
 
     kind = as_dtype("float32")
     limit = int(fraction * (device.facts.usable_memory or device.facts.total_memory))
@@ -68,8 +68,8 @@ def fail(engine: Any, device: Any, by_itself: bool = False) -> Row:
     import numpy as np
 
     from anydevice import OutOfMemoryError
-    from anydevice.core.dtypes import as_dtype
-    from anydevice.memory.out_of_memory import explaining
+    from anydevice._arrays.memory.out_of_memory import explaining
+    from anydevice._core.dtypes import as_dtype
 
     kind = as_dtype("float32")
     kept = engine.empty(PIECE, kind, device)
@@ -103,7 +103,7 @@ def fail(engine: Any, device: Any, by_itself: bool = False) -> Row:
 def in_this_process(name: str, fractions: list[float]) -> list[Row]:
     """All rows of one library; JAX takes one share only, before it starts."""
     import anydevice
-    from anydevice.engines import registry
+    from anydevice._machine.engines import registry
 
     cards = [device for device in anydevice.devices(ENGINES[name]) if device.kind == "gpu"]
     if not cards:

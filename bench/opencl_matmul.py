@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.core.device import Device
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._machine.engines import registry
 
 BAR = 0.3
 
@@ -35,7 +35,7 @@ def in_turn(calls: list[Callable[[], Any]], runs: int) -> list[float]:
 
 
 def products(engine: Any, device: Any, size: int, runs: int) -> bool:
-    from anydevice.engines.opencl.primitives import PRIMITIVES
+    from anydevice._engines.opencl.primitives import PRIMITIVES
 
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal((size, size), dtype=np.float32) for _ in range(2))
@@ -57,9 +57,9 @@ def products(engine: Any, device: Any, size: int, runs: int) -> bool:
 
 
 def rows(engine: Any, device: Any, runs: int) -> None:
-    from anydevice.engines.opencl.fused import KERNELS
-    from anydevice.engines.opencl.kernels.elementwise import copy
-    from anydevice.engines.opencl.kernels.programs import limits
+    from anydevice._engines.opencl.fused import KERNELS
+    from anydevice._engines.opencl.kernels.elementwise import copy
+    from anydevice._engines.opencl.kernels.programs import limits
 
     some = engine.place(np.ones(1, np.float32), device)
     tall, wide = (512 if limits(some.context).is_cpu else 16384, 4096)

@@ -17,8 +17,8 @@ import time
 from typing import Any
 
 import anydevice
-from anydevice.core.record import as_dict
-from anydevice.planning.estimates import PARTS, estimate_inference
+from anydevice._core.record import as_dict
+from anydevice._plan.estimates import PARTS, estimate_inference
 
 Row = tuple[str, str, bool]
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import anydevice
-from anydevice.core.device import Device
-from anydevice.transfer.moving import synchronize, to_device
-from anydevice.transfer.prefetching import prefetch
+from anydevice._arrays.move import synchronize, to_device
+from anydevice._arrays.prefetch import prefetch
+from anydevice._core.device import Device
 
 Step = Callable[[], object]
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anydevice import AnyDeviceError, proofs
-from anydevice.proofs import proving
-from anydevice.proofs.machines import numpy_machine
-from anydevice.proofs.search import SearchLimits
+from anydevice._proofs import prove as proving
+from anydevice._proofs.machines import numpy_machine
+from anydevice._proofs.search import SearchLimits
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("ANYDEVICE_DATA", ROOT.parent / "shared" / "data"))

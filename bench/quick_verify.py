@@ -15,7 +15,7 @@ import sys
 import time
 from tempfile import TemporaryDirectory
 
-from anydevice.discovery._discover import discover
+from anydevice._machine.discovery.discover import discover
 
 COMMAND = [sys.executable, "-m", "anydevice", "verify", "--quick", "--engine"]
 CACHES = ("POCL_CACHE_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "TRITON_CACHE_DIR")

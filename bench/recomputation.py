@@ -29,9 +29,9 @@ import numpy as np
 
 import anydevice
 from anydevice import nn
-from anydevice.core.engine import Absent
-from anydevice.core.trees import leaves
-from anydevice.engines import registry
+from anydevice._core.engine import Absent
+from anydevice._core.trees import leaves
+from anydevice._machine.engines import registry
 
 Row = tuple[str, str, bool]
 SAVED, APART, SLOWER = 0.4, 1e-6, 1.5

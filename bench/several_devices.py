@@ -22,8 +22,8 @@ import numpy as np
 
 import anydevice
 from anydevice import nn, parallel
-from anydevice.core.trees import leaves
-from anydevice.saving.files import read
+from anydevice._core.trees import leaves
+from anydevice._formats.model import read
 
 DEVICES = {"jax": 8, "processes": 4, "ring": 1, "files": 8}
 Line = tuple[str, float, float]
@@ -94,7 +94,7 @@ def apart(a: list[float], b: list[float]) -> float:
 
 
 def on_eight() -> Iterator[Line]:
-    from anydevice.parallel.jax_mesh import bytes_a_device
+    from anydevice._parallel.jax_mesh import bytes_a_device
 
     alone = losses(trained(small(), device=one()))
     both = parallel.Mesh("cpu", replicate=2, shard=4)

@@ -19,9 +19,9 @@ import numpy as np
 
 import anydevice
 from anydevice import nn
-from anydevice.models.precision import policy_of
-from anydevice.training.function_steps import stepper_for
-from anydevice.training.steps import StepConfig, StepState
+from anydevice._libraries.precision import policy_of
+from anydevice._train.stepper import stepper_for
+from anydevice._train.steps import StepConfig, StepState
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

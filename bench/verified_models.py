@@ -38,7 +38,7 @@ def numbers(*shape: int) -> Any:
 
 
 def families(*precisions: str) -> Iterator[Case]:
-    from tests.compiling.test_mutants import FAMILIES, example_of, tiny
+    from tests.compile.test_mutants import FAMILIES, example_of, tiny
 
     for family in FAMILIES:
         for precision in precisions:
@@ -133,7 +133,7 @@ def jax_models() -> Iterator[Case]:
 
 
 def mutants() -> Iterator[Case]:
-    from tests.compiling.mutants import MUTANTS, Mutant, X
+    from tests.compile.mutants import MUTANTS, Mutant, X
 
     class There(Mutant):
         def forward(self, x: Any) -> Any:

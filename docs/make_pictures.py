@@ -38,11 +38,11 @@ from terminal_picture import Cell, drawn, screen_of, text_of
 
 import anydevice
 from anydevice import nn, testing
-from anydevice.bench.page import page
-from anydevice.bench.results import Results, read_results
+from anydevice._bench.page import page
+from anydevice._bench.results import Results, read_results
 from anydevice.cli.main import main as command_line
 from anydevice.cli.printing import Output
-from anydevice.core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import Facts, Reason, Seen, Sighting
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/pictures"
@@ -212,8 +212,8 @@ def doctor_shows() -> str:
 
 def _explanations() -> Iterator[str]:
     """What the picture of doctor explains, in words that are the same on every machine."""
-    from anydevice.engines import diagnosis, installed
-    from anydevice.rendering.diagnosis import CAUSES
+    from anydevice._machine.engines import diagnosis, installed
+    from anydevice._report.diagnosis import CAUSES
 
     for library in ("torch", "jax"):
         build = installed.Build(library, library, "1.0")
@@ -232,7 +232,7 @@ def plan_shows() -> str:
 def watch_shows() -> str:
     """A frame of fixed readings."""
     from anydevice.cli.watch import DeviceUsage, frame
-    from anydevice.hardware.readers import DeviceProcess, Readings
+    from anydevice._machine.hardware.readers import DeviceProcess, Readings
 
     readings = Readings(free_memory=3 * 2**30, load=0.5)
     process = DeviceProcess(1, "python", 2**30, None)
@@ -246,7 +246,7 @@ def chat_shows() -> str:
 
     from anydevice.cli.chat import Chat, Dialogue, described
     from anydevice.cli.loading import Loaded
-    from anydevice.planning.estimates import PARTS
+    from anydevice._plan.estimates import PARTS
 
     estimate = Stub(parameters=10**8, total=2**30, **dict.fromkeys(PARTS, 2**20))
     place = anydevice.Device("cpu", engine="numpy")
@@ -358,7 +358,7 @@ def training_picture(metadata: str) -> str:
 
 def training_shows() -> str:
     """The kept losses, drawn, at a size of its own for pages that give none."""
-    from anydevice.training.history import Epoch, History
+    from anydevice._train.history import Epoch, History
 
     epochs = json.loads((FOLDER / "training.json").read_text("utf-8"))
     with tempfile.TemporaryDirectory() as place:
@@ -461,7 +461,7 @@ SIMULATED = """
 import sys
 from anydevice import testing
 from anydevice.cli.main import main
-from anydevice.discovery._discover import look_everywhere
+from anydevice._machine.discovery.discover import look_everywhere
 from make_pictures import CARD
 others = [each for each in look_everywhere(5.0) if each.backend not in ("cuda", "opencl")]
 with testing.fake_machine(sightings=[*others, CARD]):

@@ -13,7 +13,7 @@ import numpy as np
 
 import anydevice
 from anydevice import nn, proofs
-from anydevice.proofs.checking.certificate import LEAF
+from anydevice._proofs.checking.certificate import LEAF
 
 SIZE, DOTS, SHADES, LEGEND = 420, 42, 12, 46
 REGION = proofs.box([-1.0, -1.0], [1.0, 1.0])

@@ -86,7 +86,7 @@ def _devices(wanted: Sequence[str] | None, *, is_required: bool) -> Iterator[Any
     As names, because devices are equal where only their engines differ.
     """
     from anydevice import devices
-    from anydevice.engines import registry
+    from anydevice._machine.engines import registry
 
     usable: dict[str, Device] = {}  # by backend
     for device in devices():
@@ -105,7 +105,7 @@ def _devices(wanted: Sequence[str] | None, *, is_required: bool) -> Iterator[Any
 
 def _why_not(row: Any) -> str:
     from anydevice import Reason, discover
-    from anydevice.engines import registry
+    from anydevice._machine.engines import registry
 
     if not registry.version_of(row.name):
         return Reason("", "it is not installed", f"pip install {row.libraries[0]}").with_fix

@@ -254,8 +254,8 @@ def build_library(tmp_path: Path) -> BuildLibrary:
 @pytest.fixture(autouse=True)
 def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No settings, variables or choices of the person who runs the tests, nor of another test."""
-    from anydevice.choose import scope
-    from anydevice.settings import config as settings
+    from anydevice._machine.choose import scope
+    from anydevice._machine.settings import config as settings
 
     for name in [name for name in os.environ if name.startswith(("ANYDEVICE_", "LOCAL_RANK"))]:
         if name != "ANYDEVICE_TEST_ENGINES":

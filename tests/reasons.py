@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from anydevice.core.finding import Reason
+from anydevice._core.finding import Reason
 
 
 class Stopped(Protocol):

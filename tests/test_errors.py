@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from anydevice import errors
-from anydevice.core.engine import Absent
-from anydevice.core.finding import Reason
-from anydevice.rendering.diagnosis import CAUSES
+from anydevice._core.engine import Absent
+from anydevice._core.finding import Reason
+from anydevice._report.diagnosis import CAUSES
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
 
 pytest_plugins = ["pytester"]
 

@@ -274,7 +274,7 @@ def test_a_limit_holds_on_a_fake_card() -> None:
 
 def test_engines_that_drive_no_fake_card_do_not_show_the_computer_s_own() -> None:
     pytest.importorskip("pyopencl")
-    from anydevice.engines import registry
+    from anydevice._machine.engines import registry
 
     gc.collect()  # garbage of earlier tests is no part of what is counted
     own = registry.load("opencl").devices()
@@ -302,9 +302,9 @@ def test_settings_made_in_the_block_are_undone() -> None:
 
 
 def test_everything_is_as_before_after_an_error(library: str) -> None:
-    from anydevice.core import hooks
-    from anydevice.engines import registry
-    from anydevice.engines.registry import owner_of
+    from anydevice._core import hooks
+    from anydevice._machine.engines import registry
+    from anydevice._machine.engines.registry import owner_of
 
     x = device("cpu", engine=library)(np.ones(3, np.float32))
     engine, hook = registry.load(library), hooks.free_memory.function

@@ -12,8 +12,8 @@ import os, signal, sys, time, warnings
 import numpy as np, torch, torch._dynamo, torch.distributed, torch.distributed.fsdp
 import anydevice
 from anydevice import nn, parallel
-from anydevice.core.trees import leaves
-from anydevice.training import by_rows, sharding, spreading
+from anydevice._core.trees import leaves
+from anydevice._train import data_parallel as by_rows, sharding, strategy as spreading
 
 nn.train, nn.AdamW, nn.Dense, nn.Batches  # loaded once, for all that fork from here
 

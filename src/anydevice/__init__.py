@@ -10,7 +10,7 @@ is first used.
 
 from __future__ import annotations
 
-from anydevice.core.lazy import lazy_names as _lazy_names
+from anydevice._core.lazy import lazy_names as _lazy_names
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -21,21 +21,41 @@ if TYPE_CHECKING:
     from anydevice import parallel as parallel
     from anydevice import proofs as proofs
     from anydevice import testing as testing
-    from anydevice.bench.functions import benchmark as benchmark
-    from anydevice.check.verifying import verify as verify
-    from anydevice.check.verifying import warm_up as warm_up
-    from anydevice.choose.limits import configure as configure
-    from anydevice.choose.scope import device as device
-    from anydevice.choose.scope import set_device as set_device
-    from anydevice.choose.scope import use_device as use_device
-    from anydevice.compiling._compile import Compiled as Compiled
-    from anydevice.compiling._compile import compile as compile  # noqa: A004  as its name is public
-    from anydevice.core.device import Device as Device
-    from anydevice.core.finding import Finding as Finding
-    from anydevice.core.finding import Reason as Reason
-    from anydevice.discovery._discover import Report as Report
-    from anydevice.discovery._discover import devices as devices
-    from anydevice.discovery._discover import discover as discover
+    from anydevice._arrays.memory.stats import MemoryStats as MemoryStats
+    from anydevice._arrays.memory.stats import memory_stats as memory_stats
+    from anydevice._arrays.memory.stats import release as release
+    from anydevice._arrays.move import device_of as device_of
+    from anydevice._arrays.move import synchronize as synchronize
+    from anydevice._arrays.move import to_device as to_device
+    from anydevice._arrays.move import to_numpy as to_numpy
+    from anydevice._arrays.prefetch import prefetch as prefetch
+    from anydevice._arrays.random.generator import rng as rng
+    from anydevice._arrays.trees.containers import register_type as register_type
+    from anydevice._bench.functions import benchmark as benchmark
+    from anydevice._check.verify import verify as verify
+    from anydevice._check.verify import warm_up as warm_up
+    from anydevice._compile.compile import Compiled as Compiled
+    from anydevice._compile.compile import compile as compile  # noqa: A004  as its name is public
+    from anydevice._core.device import Device as Device
+    from anydevice._core.finding import Finding as Finding
+    from anydevice._core.finding import Reason as Reason
+    from anydevice._formats.load import load_weights as load_weights
+    from anydevice._machine.choose.limits import configure as configure
+    from anydevice._machine.choose.scope import device as device
+    from anydevice._machine.choose.scope import set_device as set_device
+    from anydevice._machine.choose.scope import use_device as use_device
+    from anydevice._machine.discovery.discover import Report as Report
+    from anydevice._machine.discovery.discover import devices as devices
+    from anydevice._machine.discovery.discover import discover as discover
+    from anydevice._machine.settings.config import Config as Config
+    from anydevice._machine.settings.preferences import prefer as prefer
+    from anydevice._plan.batch_size import find_batch_size as find_batch_size
+    from anydevice._plan.cpu_fallback import cpu_fallback as cpu_fallback
+    from anydevice._plan.estimates import MemoryEstimate as MemoryEstimate
+    from anydevice._plan.estimates import estimate_inference as estimate_inference
+    from anydevice._plan.plan import plan_inference as plan_inference
+    from anydevice._plan.training import estimate_training as estimate_training
+    from anydevice._plan.training_plan import plan_training as plan_training
     from anydevice.errors import AnyDeviceError as AnyDeviceError
     from anydevice.errors import ConfigurationError as ConfigurationError
     from anydevice.errors import DeviceMismatchError as DeviceMismatchError
@@ -44,54 +64,34 @@ if TYPE_CHECKING:
     from anydevice.errors import TransferError as TransferError
     from anydevice.errors import UnsupportedError as UnsupportedError
     from anydevice.errors import VerificationError as VerificationError
-    from anydevice.memory.stats import MemoryStats as MemoryStats
-    from anydevice.memory.stats import memory_stats as memory_stats
-    from anydevice.memory.stats import release as release
-    from anydevice.planning.batch_size import find_batch_size as find_batch_size
-    from anydevice.planning.cpu_fallback import cpu_fallback as cpu_fallback
-    from anydevice.planning.estimates import MemoryEstimate as MemoryEstimate
-    from anydevice.planning.estimates import estimate_inference as estimate_inference
-    from anydevice.planning.plan import plan_inference as plan_inference
-    from anydevice.planning.training import estimate_training as estimate_training
-    from anydevice.planning.training_plan import plan_training as plan_training
-    from anydevice.settings.config import Config as Config
-    from anydevice.settings.preferences import prefer as prefer
-    from anydevice.transfer.moving import device_of as device_of
-    from anydevice.transfer.moving import synchronize as synchronize
-    from anydevice.transfer.moving import to_device as to_device
-    from anydevice.transfer.moving import to_numpy as to_numpy
-    from anydevice.transfer.prefetching import prefetch as prefetch
-    from anydevice.transfer.random.generator import rng as rng
-    from anydevice.transfer.trees.containers import register_type as register_type
-    from anydevice.transfer.weights.loading import load_weights as load_weights
 
 __version__ = "0.2.0"
 
 _MODULES = {
-    "bench.functions": "benchmark",
-    "check.verifying": "verify warm_up",
-    "choose.limits": "configure",
-    "choose.scope": "device set_device use_device",
-    "compiling._compile": "Compiled compile",
-    "core.device": "Device",
-    "core.finding": "Finding Reason",
-    "discovery._discover": "Report devices discover",
+    "_bench.functions": "benchmark",
+    "_check.verify": "verify warm_up",
+    "_machine.choose.limits": "configure",
+    "_machine.choose.scope": "device set_device use_device",
+    "_compile.compile": "Compiled compile",
+    "_core.device": "Device",
+    "_core.finding": "Finding Reason",
+    "_machine.discovery.discover": "Report devices discover",
     "errors": "AnyDeviceError ConfigurationError DeviceMismatchError DeviceNotFoundError "
     "OutOfMemoryError TransferError UnsupportedError VerificationError",
-    "memory.stats": "MemoryStats memory_stats release",
-    "planning.batch_size": "find_batch_size",
-    "planning.cpu_fallback": "cpu_fallback",
-    "planning.estimates": "MemoryEstimate estimate_inference",
-    "planning.plan": "plan_inference",
-    "planning.training": "estimate_training",
-    "planning.training_plan": "plan_training",
-    "settings.config": "Config",
-    "settings.preferences": "prefer",
-    "transfer.moving": "device_of synchronize to_device to_numpy",
-    "transfer.prefetching": "prefetch",
-    "transfer.random.generator": "rng",
-    "transfer.trees.containers": "register_type",
-    "transfer.weights.loading": "load_weights",
+    "_arrays.memory.stats": "MemoryStats memory_stats release",
+    "_plan.batch_size": "find_batch_size",
+    "_plan.cpu_fallback": "cpu_fallback",
+    "_plan.estimates": "MemoryEstimate estimate_inference",
+    "_plan.plan": "plan_inference",
+    "_plan.training": "estimate_training",
+    "_plan.training_plan": "plan_training",
+    "_machine.settings.config": "Config",
+    "_machine.settings.preferences": "prefer",
+    "_arrays.move": "device_of synchronize to_device to_numpy",
+    "_arrays.prefetch": "prefetch",
+    "_arrays.random.generator": "rng",
+    "_arrays.trees.containers": "register_type",
+    "_formats.load": "load_weights",
 }
 """The public names by the module that has them."""
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from anydevice.core.device import Device
-    from anydevice.core.engine import Absent
-    from anydevice.core.finding import Finding, Reason
+    from anydevice._core.device import Device
+    from anydevice._core.engine import Absent
+    from anydevice._core.finding import Finding, Reason
 
 
 class AnyDeviceError(Exception):
@@ -34,7 +34,7 @@ class AnyDeviceError(Exception):
     _code = "failed"
 
     def __str__(self) -> str:
-        from anydevice.core.text import printable
+        from anydevice._core.text import printable
 
         # A message may name a file or repeat what a driver said.
         return printable(super().__str__(), lines=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.discovery import _discover as discovery
+from anydevice._machine.discovery import discover as discovery
 
 
 @pytest.fixture(autouse=True)

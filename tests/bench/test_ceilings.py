@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.bench.ceilings import Raised, ceiling_of, judge, raise_ceilings
-from anydevice.bench.results import Ceiling, Measurement
-from anydevice.core.record import replace
+from anydevice._bench.ceilings import Raised, ceiling_of, judge, raise_ceilings
+from anydevice._bench.results import Ceiling, Measurement
+from anydevice._core.record import replace
 
 from .tiny import CEILINGS, measurement
 

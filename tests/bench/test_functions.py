@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from anydevice import Device, ops, testing
-from anydevice.bench.functions import DeviceTiming, Timings, benchmark
+from anydevice._bench.functions import DeviceTiming, Timings, benchmark
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceNotFoundError
 
 
@@ -166,7 +166,7 @@ def test_an_option_of_the_function_is_pointed_to_named() -> None:
 
 
 def test_the_cpu_is_not_tried_again_through_opencl() -> None:
-    from anydevice.core.finding import Facts, Seen, Sighting
+    from anydevice._core.finding import Facts, Seen, Sighting
 
     pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
     with testing.fake_machine(sightings=[pocl]):
@@ -194,7 +194,7 @@ def ten_more(x: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ["numpy", "torch", "mlx", "opencl"])
 def test_what_a_function_writes_does_not_reach_the_arrays_of_the_caller(engine: str) -> None:
-    from anydevice.engines import registry
+    from anydevice._machine.engines import registry
 
     try:
         library = registry.load(engine)

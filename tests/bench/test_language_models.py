@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anydevice import device, llm
-from anydevice.bench import ceilings, language_models
-from anydevice.bench.language_models import (
+from anydevice._bench import ceilings, language_models
+from anydevice._bench.language_models import (
     TextSpeed,
     TextSpeeds,
     bench_text,
@@ -18,16 +18,16 @@ from anydevice.bench.language_models import (
     operations_of,
     text_lines,
 )
-from anydevice.bench.page import text_page
-from anydevice.bench.results import Ceiling
+from anydevice._bench.page import text_page
+from anydevice._bench.results import Ceiling
+from anydevice._core.text import format_size, format_time
+from anydevice._plan.estimates import PARTS
+from anydevice._plan.model import shape_of
 from anydevice.cli.main import main
-from anydevice.core.text import format_size, format_time
 from anydevice.errors import ConfigurationError
-from anydevice.planning.estimates import PARTS
-from anydevice.planning.model import shape_of
 from tests.llm.conftest import data
-from tests.rendering.pages import EVIL, checked, figure, rows
-from tests.rendering.pages import said as said_on
+from tests.report.pages import EVIL, checked, figure, rows
+from tests.report.pages import said as said_on
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anydevice.bench.page import page
-from anydevice.bench.results import Ceiling, Results
-from anydevice.rendering.svg import Axis, Dot, Line, dot_plot, legend, roofline
-from tests.rendering.pages import checked, parsed
+from anydevice._bench.page import page
+from anydevice._bench.results import Ceiling, Results
+from anydevice._report.svg import Axis, Dot, Line, dot_plot, legend, roofline
+from tests.report.pages import checked, parsed
 
 from .tiny import CEILINGS, machine, measurement, results
 

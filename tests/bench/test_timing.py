@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from anydevice.bench.timing import MOST_SAMPLES, time_calls
+from anydevice._bench.timing import MOST_SAMPLES, time_calls
 
 
 def test_the_median_is_near_what_the_call_takes_and_the_first_is_apart() -> None:
@@ -76,7 +76,7 @@ def test_whatever_the_call_raises_is_raised() -> None:
 def test_a_first_call_that_takes_too_long_stands_for_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from anydevice.bench import timing
+    from anydevice._bench import timing
 
     calls: list[int] = []
     monkeypatch.setattr(timing, "PATIENCE", 0.01)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice.bench.ceilings import WorkloadSizes
-from anydevice.bench.results import Ceiling, MeasuredDevice, Measurement, Results
-from anydevice.check.case import Call, Draw, Make, Row, call, per_element
+from anydevice._bench.ceilings import WorkloadSizes
+from anydevice._bench.results import Ceiling, MeasuredDevice, Measurement, Results
+from anydevice._check.cases.case import Call, Draw, Make, Row, call, per_element
 
 SIZES = WorkloadSizes((2**16,), 2**16, (16,))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.ops import dispatch
+from anydevice._ops import dispatch
 
 Replace = Callable[..., None]
 

@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.check import trials
-from anydevice.check.case import FLOATS, LARGE, LARGE_KERNELS, SMALLEST_NORMAL, Call, Draw, Row
-from anydevice.check.cases import TABLE, row_of
-from anydevice.check.comparing import ROUNDING_UNIT, compare
-from anydevice.core.dtypes import DTYPES
+from anydevice._check import checks as trials
+from anydevice._check.cases import TABLE, row_of
+from anydevice._check.cases.case import (
+    FLOATS,
+    LARGE,
+    LARGE_KERNELS,
+    SMALLEST_NORMAL,
+    Call,
+    Draw,
+    Row,
+)
+from anydevice._check.compare import ROUNDING_UNIT, compare
+from anydevice._core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError
 
 ROWS = list(TABLE.values())

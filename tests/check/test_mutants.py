@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anydevice import ops
-from anydevice.check.verifying import verify
+from anydevice._check.verify import verify
 
 from .mutants import KERNEL_MUTANTS, MUTANTS, KernelMutant, Mutant
 
@@ -38,7 +38,7 @@ def test_it_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_kernels() -> None:
     """Have every OpenCL kernel compiled anew from its text."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("anydevice.engines.opencl"):
+        if name.startswith("anydevice._engines.opencl"):
             for value in vars(module).values():
                 getattr(value, "cache_clear", lambda: None)()
 
@@ -46,7 +46,7 @@ def forget_kernels() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", KERNEL_MUTANTS, ids=str)
 def test_a_kernel_is_caught(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs: Any = pytest.importorskip("anydevice.engines.opencl.kernels.programs")
+    programs: Any = pytest.importorskip("anydevice._engines.opencl.kernels.programs")
     text = programs.text
     assert text(mutant.file).count(mutant.right) >= 1
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from anydevice.check import reference
-from anydevice.check.cases_attention import DYNAMIC, LLAMA3, LONGROPE, YARN
-from anydevice.check.reference import frequencies
+from anydevice._check import reference
+from anydevice._check.cases.attention import DYNAMIC, LLAMA3, LONGROPE, YARN
+from anydevice._check.reference import frequencies
 from anydevice.errors import ConfigurationError
 
 Array = Any

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from anydevice import testing
-from anydevice.check.verifying import warm_up
-from anydevice.discovery._discover import discover
-from anydevice.engines import registry, trust
+from anydevice._check.verify import warm_up
+from anydevice._engines import trust
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.engines import registry
+from anydevice._ops import trusted_kernels
 from anydevice.errors import AnyDeviceError, ConfigurationError
-from anydevice.ops import trusted_kernels
 
 CARD = "opencl:0"
 
@@ -81,7 +82,7 @@ def made_up_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_usual_sizes_are_compiled_ahead_on_the_place_of_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch_cuda = pytest.importorskip("anydevice.engines.torch.triton.fused", reason="Triton")
+    torch_cuda = pytest.importorskip("anydevice._engines.torch.triton.fused", reason="Triton")
     calls: list[tuple[str, tuple[str, ...]]] = []
     real = torch_cuda.warm_up
 

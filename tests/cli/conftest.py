@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.choose import scope
+from anydevice._machine.choose import scope
+from anydevice._machine.discovery import discover as discovery
+from anydevice._machine.settings import config as settings
 from anydevice.cli.main import main
-from anydevice.discovery import _discover as discovery
-from anydevice.settings import config as settings
 
 Result = tuple[int, str, str]
 Anydevice = Callable[..., Result]

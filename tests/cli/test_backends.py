@@ -11,11 +11,11 @@ from collections.abc import Callable
 import pytest
 
 from anydevice import testing
+from anydevice._core.backends import BACKENDS
+from anydevice._core.finding import Reason, Sighting
+from anydevice._machine.engines.registry import BUILT_IN
 from anydevice.cli import backends
 from anydevice.cli.printing import Output
-from anydevice.core.backends import BACKENDS
-from anydevice.core.finding import Reason, Sighting
-from anydevice.engines.registry import BUILT_IN
 
 Anydevice = Callable[..., tuple[int, str, str]]
 

@@ -22,8 +22,8 @@ SHORT = ("--quick", "--engine", "numpy", "--limit", "0.001")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings of a few kilobytes, in this process: what they are is not asked here."""
-    from anydevice.bench import ceilings
-    from anydevice.bench.measuring import bench
+    from anydevice._bench import ceilings
+    from anydevice._bench.measure import bench
 
     def here(*arguments: Any, isolated: bool, **named: Any) -> Any:
         assert isolated, "a crash must not end the command"

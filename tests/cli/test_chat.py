@@ -325,10 +325,10 @@ def test_a_cpu_is_left_to_numpy_only_for_small_models_or_where_it_is_asked_for(
     stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert llm.load(stories, "cpu").device.engine == "numpy"
-    monkeypatch.setattr("anydevice.llm.model.SMALL", 2**20 - 2**16)
+    monkeypatch.setattr("anydevice._llm.model.SMALL", 2**20 - 2**16)
     assert llm.load(stories, device("cpu", engine="numpy")).device.engine == "numpy"
     for fast, serves in (("torch", "torch"), ("cupy", "numpy")):
-        monkeypatch.setattr("anydevice.llm.model.CPU_ENGINES", (fast,))
+        monkeypatch.setattr("anydevice._llm.model.CPU_ENGINES", (fast,))
         found = llm.load(stories, "cpu").device
         assert (found.engine, found.engine_is_free) == (serves, True)
 
@@ -349,7 +349,7 @@ def test_a_reader_that_leaves_is_no_error(talker: Path) -> None:
 BUSY = """
 import hashlib, sys
 from anydevice.cli.main import main
-from anydevice.llm.generation import Programs
+from anydevice._llm.generate import Programs
 
 def passed(*arguments, **options):
     print("busy", file=sys.stderr, flush=True)

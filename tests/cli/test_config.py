@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
+from anydevice._core.finding import Facts, Reason, Seen, Sighting
 from anydevice.cli import config as command
 from anydevice.cli.printing import Output
-from anydevice.core.finding import Facts, Reason, Seen, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts, Finding, Reason, Refusal, Seen, Sighting, Standing
+from anydevice._machine.discovery.discover import Report
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
-from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Reason, Refusal, Seen, Sighting, Standing
-from anydevice.discovery._discover import Report
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from anydevice import testing
+from anydevice._core.child.parent import Outcome
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts, Reason, Seen, Sighting, Verdict
+from anydevice._machine.discovery import check as checking
+from anydevice._machine.discovery import doctor as examination
 from anydevice.cli import doctor
 from anydevice.cli.printing import Output
-from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
-from anydevice.discovery import check as checking
-from anydevice.discovery import examination
 from anydevice.errors import DeviceNotFoundError
-from anydevice.hardware.driver_process.parent import Outcome
 
 Anydevice = Callable[..., tuple[int, str, str]]
 

@@ -13,10 +13,10 @@ import pytest
 
 import anydevice as package
 from anydevice import testing
+from anydevice._report.diagnosis import CAUSES
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
 from anydevice.errors import OutOfMemoryError
-from anydevice.rendering.diagnosis import CAUSES
 
 Anydevice = Callable[..., tuple[int, str, str]]
 COMMANDS = list(command_line.COMMANDS)

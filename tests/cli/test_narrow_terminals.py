@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from anydevice.bench import ceilings
+from anydevice._bench import ceilings
 from anydevice.cli.main import main
 from anydevice.cli.printing import Output, fitted
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rich.progress import Progress
 
+from anydevice._core.progress import ProgressBar
 from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output
-from anydevice.core.progress import ProgressBar
 
 if sys.platform != "win32":
     import pty

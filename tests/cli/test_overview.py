@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from anydevice import device, testing
-from anydevice.choose.scope import why
+from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.record import replace
+from anydevice._machine.choose.scope import why
 from anydevice.cli.overview import NEXT
-from anydevice.core.finding import Facts, Reason, Seen, Sighting
-from anydevice.core.record import replace
 from anydevice.errors import AnyDeviceWarning
 
 Anydevice = Callable[..., tuple[int, str, str]]

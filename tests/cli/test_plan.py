@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from anydevice import testing
+from anydevice._plan.estimates import estimate_inference
+from anydevice._plan.plan import plan_inference, plan_lines
 from anydevice.cli import plan
 from anydevice.cli.main import main
 from anydevice.cli.printing import Output
-from anydevice.planning.estimates import estimate_inference
-from anydevice.planning.plan import plan_inference, plan_lines
 
 Anydevice = Callable[..., tuple[int, str, str]]
 Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -399,7 +399,7 @@ def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
     def unwanted(*_: object, **__: object) -> None:
         raise AssertionError("it was planned before")
 
-    monkeypatch.setattr("anydevice.planning.plan.plan_inference", unwanted)
+    monkeypatch.setattr("anydevice._plan.plan.plan_inference", unwanted)
     kept = Path("kept.html")
     kept.write_text("kept")
     kept.chmod(0o444)

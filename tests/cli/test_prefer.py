@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice.core.finding import Reason, Sighting
+from anydevice._core.finding import Reason, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 NO_DRIVER = Sighting(

@@ -140,7 +140,7 @@ def test_nothing_heavy_is_imported_for_a_list_of_devices() -> None:
     code = (
         "import sys; from anydevice.cli.main import main; main(['devices', '--json']); "
         "print(sorted({'numpy', 'torch', 'jax', 'rich', 'tomlkit', 'platformdirs', "
-        "'anydevice.rendering.summary'} & set(sys.modules)), file=sys.stderr)"
+        "'anydevice._report.summary'} & set(sys.modules)), file=sys.stderr)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, timeout=400, check=True

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.proofs.checking.certificate import read_certificate
+from anydevice._proofs.checking.certificate import read_certificate
 from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, query
 from tests.proofs.checking.written import onnx_of, vnnlib_of
-from tests.rendering.pages import checked, facts, figure
-from tests.rendering.pages import said as said_on
+from tests.report.pages import checked, facts, figure
+from tests.report.pages import said as said_on
 
 Anydevice = Callable[..., tuple[int, str, str]]
 Process = Callable[..., Any]
@@ -215,7 +215,7 @@ def test_a_page_that_cannot_be_written_is_said_before_the_search(
     def unwanted(*_: object, **__: object) -> None:
         raise AssertionError("it was searched before")
 
-    monkeypatch.setattr("anydevice.proofs.proving.prove", unwanted)
+    monkeypatch.setattr("anydevice._proofs.prove.prove", unwanted)
     Path("is.html").mkdir()
     for path, why in (("is.html", "Is a directory"), ("no/such.html", "there is no folder no")):
         for option in ("--html", "--certificate", "--results"):
@@ -232,7 +232,7 @@ def test_a_page_that_cannot_be_written_is_said_before_the_search(
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
     """A folder in which nothing can be written once a search is over."""
-    from anydevice.proofs import proving
+    from anydevice._proofs import prove as proving
 
     search, folder = proving.prove, Path("lost")
 
@@ -294,7 +294,7 @@ def test_every_file_that_can_be_written_is(anydevice: Anydevice, lost: Callable[
 def test_one_json_text_where_the_result_of_a_check_cannot_be_written(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.proofs import files
+    from anydevice._proofs import files
 
     anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", "p.proof")
     folder, check = Path("lost"), files.check

@@ -18,11 +18,11 @@ from contextlib import suppress
 
 import pytest
 
+from anydevice._machine.hardware.readers import DeviceProcess, Readings
 from anydevice.cli import terminal, watch
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import TerminalEvents
 from anydevice.cli.watch import DeviceUsage, line
-from anydevice.hardware.readers import DeviceProcess, Readings
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from anydevice import testing
+from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._machine.hardware.readers import Readings
 from anydevice.cli.watch import DeviceUsage, cards_among, usage_of
-from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.hardware.readers import Readings
 
 MIB, GIB = 2**20, 2**30
 

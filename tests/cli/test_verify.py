@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from anydevice.check.verdicts import Cell, Kept, State, Verdicts
+from anydevice._check.verdicts import Cell, Kept, State, Verdicts
 from anydevice.cli import verify
 from anydevice.cli.printing import Output
 from anydevice.errors import UnsupportedError
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_named_and_is_a_failure(
 ) -> None:
     import numpy
 
-    from anydevice.ops import dispatch
+    from anydevice._ops import dispatch
 
     def broken(x: Any) -> Any:
         return x * x.dtype.type(1.01)
@@ -211,7 +211,7 @@ def test_saving_says_what_is_used_from_now_on(
 def test_an_engine_that_cannot_be_loaded_is_unsupported(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.engines import registry
+    from anydevice._machine.engines import registry
 
     def fail(name: str) -> Any:
         raise UnsupportedError("it is damaged; reinstall it")

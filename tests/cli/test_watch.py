@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from anydevice import testing
+from anydevice._machine.hardware.readers import DeviceProcess, Readings
 from anydevice.cli.printing import Output
 from anydevice.cli.watch import DeviceUsage, frame, line
-from anydevice.hardware.readers import DeviceProcess, Readings
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._machine.discovery import discover as discovery
+from anydevice._machine.engines import library_settings as effects
+from anydevice._machine.settings import config as settings
 from anydevice.compat import artifex
-from anydevice.core.finding import Facts, Seen, Sighting
-from anydevice.discovery import _discover as discovery
-from anydevice.engines import library_settings as effects
-from anydevice.settings import config as settings
 
 # Several CPU devices in JAX, so that each fake GPU has one to stand in for it.
 os.environ["XLA_FLAGS"] = effects.merge_flags(

@@ -23,6 +23,12 @@ from anydevice import (
     discover,
     nn,
 )
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.record import replace
+from anydevice._machine.discovery.discover import machine_from
+from anydevice._machine.engines import registry
+from anydevice._report.diagnosis import explain
 from anydevice.compat.artifex import (
     MLP,
     CUDADetector,
@@ -40,12 +46,6 @@ from anydevice.compat.artifex import (
     has_gpu,
     print_device_info,
 )
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.finding import Facts, Reason, Seen, Sighting
-from anydevice.core.record import replace
-from anydevice.discovery._discover import machine_from
-from anydevice.engines import registry
-from anydevice.rendering.diagnosis import explain
 from anydevice.testing import fake_backend, fake_machine
 
 JAX = ("jax", "numpy")
@@ -595,7 +595,7 @@ def test_a_probe_by_entry_point_counts_for_every_choice(
     (metadata / "entry_points.txt").write_text("[anydevice.probes]\nnpu = my_npu_probe:look\n")
     (tmp_path / "my_npu_probe.py").write_text(
         "from anydevice.testing import fake_backend\n"
-        "from anydevice.core.record import replace\n"
+        "from anydevice._core.record import replace\n"
         "def look(limit):\n"
         "    made = fake_backend('cuda', 1, engines=('jax',))\n"
         "    return replace(made, backend='npu')\n"

@@ -22,6 +22,8 @@ from anydevice import (
     ops,
     set_device,
 )
+from anydevice._core.finding import Reason, Sighting
+from anydevice._machine.engines import registry
 from anydevice.compat.axiom import (
     Adam,
     CPUBackend,
@@ -54,8 +56,6 @@ from anydevice.compat.axiom import (
     warm_up,
     with_backend,
 )
-from anydevice.core.finding import Reason, Sighting
-from anydevice.engines import registry
 from anydevice.testing import fake_machine
 from tests.optional import torch
 from tests.rounding import rounding

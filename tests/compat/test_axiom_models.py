@@ -11,6 +11,7 @@ import torch
 
 import anydevice
 from anydevice import ConfigurationError, VerificationError, nn, proofs
+from anydevice._train import training
 from anydevice.compat import axiom
 from anydevice.compat.axiom import (
     Adam,
@@ -32,7 +33,6 @@ from anydevice.compat.axiom import (
     warm_up,
 )
 from anydevice.testing import fake_machine
-from anydevice.training import _training as training
 from tests.peaks import measured
 from tests.rounding import rounding
 

@@ -22,6 +22,8 @@ from anydevice import (
     prefer,
     use_device,
 )
+from anydevice._core.finding import Sighting
+from anydevice._machine.discovery.discover import machine_from
 from anydevice.compat.lux import (
     AbstractLuxGPUDevice,
     DeviceIterator,
@@ -41,8 +43,6 @@ from anydevice.compat.lux import (
     reset_gpu_device,
     supported_gpu_backends,
 )
-from anydevice.core.finding import Sighting
-from anydevice.discovery._discover import machine_from
 from anydevice.testing import fake_backend, fake_machine
 from tests.optional import torch
 

@@ -111,7 +111,7 @@ one = nn.train(model, data, Adam(0.01), "cross_entropy", epochs=2, progress=Fals
 several = train_data_parallel(model, data, Adam(0.01), gpus=four, epochs=2, progress=False)
 apart = model_parallel(model, four[:2])
 parted = train(apart, data, Adam(0.01), epochs=2, progress=False)
-places = [{str(anydevice.device_of(x)) for x in anydevice.core.trees.leaves(stage)}
+places = [{str(anydevice.device_of(x)) for x in anydevice._core.trees.leaves(stage)}
           for stage in apart.parameters]
 assert len(set.union(*places)) == 2, places
 expected = np.asarray(one(rows))

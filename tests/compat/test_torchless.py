@@ -25,7 +25,9 @@ from anydevice import (
     prefer,
     to_numpy,
 )
-from anydevice.check import reference
+from anydevice._check import reference
+from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._machine.engines import registry
 from anydevice.compat.torchless import (
     Backend,
     BackendPreference,
@@ -37,8 +39,6 @@ from anydevice.compat.torchless import (
     measure_performance,
     print_backend_summary,
 )
-from anydevice.core.finding import Facts, Reason, Seen, Sighting
-from anydevice.engines import registry
 from anydevice.testing import fake_machine
 from tests.llm.conftest import data
 from tests.optional import torch

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.core.dtypes import DTYPES, DType
-from anydevice.engines.host import NARROWER, forget_warning
+from anydevice._core.dtypes import DTYPES, DType
+from anydevice._engines.host import NARROWER, forget_warning
 from anydevice.errors import UnsupportedError
 
 Array = np.ndarray[Any, Any]

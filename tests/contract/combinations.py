@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anydevice.engines import host
+from anydevice._engines import host
 
 Test = Callable[..., None]
 

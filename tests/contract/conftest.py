@@ -12,10 +12,11 @@ from functools import cache
 
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import host, registry
-from anydevice.engines import library_settings as effects
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._engines import host
+from anydevice._machine.engines import library_settings as effects
+from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError
 
 # Several devices to move between, on a machine that has only a CPU: the first, one that is neither,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from anydevice import ops, to_numpy
-from anydevice.check import trials
-from anydevice.check.case import LARGE
-from anydevice.check.cases import TABLE
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import trust
+from anydevice._check import checks as trials
+from anydevice._check.cases import TABLE
+from anydevice._check.cases.case import LARGE
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._engines import trust
 from anydevice.errors import UnsupportedError
 
 from .homes import home, homes

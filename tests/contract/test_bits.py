@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES, DType
-from anydevice.core.engine import Engine
-from anydevice.engines.host import NARROWER
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.engine import Engine
+from anydevice._engines.host import NARROWER
 from anydevice.errors import UnsupportedError
 
 from .bits import EXACT_EVERYWHERE, ROWS, assert_same, moved, patterns, small_numbers

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice.choose import limits
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine, MemoryUse
-from anydevice.settings import config as settings
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Engine, MemoryUse
+from anydevice._machine.choose import limits
+from anydevice._machine.settings import config as settings
 
 FLOAT32 = DTYPES["float32"]
 MIB = 2**20

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES, DType
-from anydevice.core.engine import Engine
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.engine import Engine
 from anydevice.errors import UnsupportedError
 
 from .bits import EXACT_EVERYWHERE, ROWS, moved, small_numbers

@@ -10,8 +10,8 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
 from anydevice.errors import DeviceMismatchError
 
 from .combinations import each

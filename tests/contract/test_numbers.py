@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.device import Device
-from anydevice.core.engine import Absent, Engine
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent, Engine
 from anydevice.errors import ConfigurationError
 
 from .combinations import each

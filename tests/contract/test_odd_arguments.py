@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.check import reference
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import trust
+from anydevice._check import reference
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._engines import trust
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 from .combinations import each

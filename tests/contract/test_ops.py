@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.check import reference
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Absent, Engine
-from anydevice.core.primitives import Autodiff
+from anydevice._check import reference
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.primitives import Autodiff
 from anydevice.errors import UnsupportedError
 
 from .combinations import each

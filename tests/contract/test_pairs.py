@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice.core.dtypes import DTYPES
+from anydevice._core.dtypes import DTYPES
 from anydevice.errors import UnsupportedError
 
 from .bits import EXACT_EVERYWHERE, ROWS, assert_same, moved, patterns, small_numbers

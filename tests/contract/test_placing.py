@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from anydevice import device_of, ops
-from anydevice.core.backends import BACKENDS
-from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
-from anydevice.core.engine import Engine
-from anydevice.engines import registry
+from anydevice._core.backends import BACKENDS
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.engine import Engine
+from anydevice._machine.engines import registry
 from anydevice.errors import DeviceNotFoundError
 
 from .combinations import each

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES, as_dtype
-from anydevice.core.engine import Engine
-from anydevice.core.primitives import Primitives
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES, as_dtype
+from anydevice._core.engine import Engine
+from anydevice._core.primitives import Primitives
 from anydevice.errors import UnsupportedError
 
 from .combinations import each

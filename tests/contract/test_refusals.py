@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
 
 from .combinations import each

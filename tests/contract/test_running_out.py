@@ -13,9 +13,9 @@ import pytest
 
 import anydevice
 from anydevice import ops
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Engine
 from anydevice.errors import OutOfMemoryError
 
 from .homes import home, homes

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines.registry import owner_of
-from anydevice.transfer.trees.tree import flatten
+from anydevice._arrays.trees.tree import flatten
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._machine.engines.registry import owner_of
 
 
 class Pair(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.choice import (
+from anydevice._core.choice import (
     Choice,
     Request,
     Wish,
@@ -12,8 +12,8 @@ from anydevice.core.choice import (
     choose,
     pick_engine,
 )
-from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Reason, Refusal, Standing
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts, Finding, Reason, Refusal, Standing
 
 GIB = 2**30
 

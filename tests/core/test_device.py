@@ -9,7 +9,7 @@ import pytest
 
 import anydevice
 from anydevice import Device, testing
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import Facts, Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 
@@ -161,7 +161,7 @@ def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:
 
 
 def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.hardware.cpu import usage as cpu
+    from anydevice._machine.hardware.cpu import usage as cpu
 
     device = Device("cpu")
     monkeypatch.setattr(cpu, "free_memory", lambda index, facts: 12345)

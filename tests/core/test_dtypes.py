@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import safetensors
 
-from anydevice.core import dtypes
-from anydevice.core.dtypes import BY_CODE, DTYPES, DType, as_dtype
+from anydevice._core import dtypes
+from anydevice._core.dtypes import BY_CODE, DTYPES, DType, as_dtype
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}

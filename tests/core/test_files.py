@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from anydevice.core import files
+from anydevice._core import files
 from anydevice.errors import TransferError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions and links as POSIX has them")
@@ -108,7 +108,7 @@ def test_what_cannot_be_written_is_said_before_and_then(tmp_path: Path) -> None:
 ENDLESS = """
 import sys
 from pathlib import Path
-from anydevice.core.files import write_whole
+from anydevice._core.files import write_whole
 path = Path(sys.argv[1])
 print("writing", flush=True)
 while True:

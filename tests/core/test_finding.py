@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.finding import Facts, same_card
+from anydevice._core.finding import Facts, same_card
 
 CARD = "GPU-4f2a6b1c-0d3e-8f57-91aa-b2c3d4e5f607"
 OTHER = "GPU-00112233-4455-6677-8899-aabbccddeeff"

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from anydevice.core.hooks import Hook, load
+from anydevice._core.hooks import Hook, load
 
 
 def test_a_registered_function_is_called() -> None:
-    hook: Hook[[int, int], int] = Hook("anydevice.core.device")
+    hook: Hook[[int, int], int] = Hook("anydevice._core.device")
     hook.register(lambda one, two: one + two)
     assert hook(1, 2) == 3
 
@@ -25,17 +25,17 @@ def test_a_home_that_registers_nothing_is_named() -> None:
 def test_the_home_is_imported_by_the_first_call() -> None:
     code = """
 import sys
-from anydevice.core.device import Device
-above = ("anydevice.discovery", "anydevice.choose", "anydevice.transfer", "anydevice.engines")
+from anydevice._core.device import Device
+above = ("anydevice._machine", "anydevice._arrays", "anydevice._engines")
 assert not any(name.startswith(above) for name in sys.modules)
 place = Device("cpu")
 assert place.kind == "cpu" and str(place) == "cpu"
 assert not any(name.startswith(above) for name in sys.modules)
 assert place.usable
-assert "anydevice.discovery._discover" in sys.modules
-assert "anydevice.transfer.moving" not in sys.modules
+assert "anydevice._machine.discovery.discover" in sys.modules
+assert "anydevice._arrays.move" not in sys.modules
 assert place([1]) == [1]
-assert "anydevice.transfer.moving" in sys.modules
+assert "anydevice._arrays.move" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 

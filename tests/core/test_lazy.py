@@ -32,4 +32,4 @@ def test_a_name_is_looked_up_once() -> None:
     package = import_module("anydevice.nn")
     vars(package).pop("Dense", None)
     dense = package.Dense
-    assert vars(package)["Dense"] is dense is sys.modules["anydevice.nn.layers"].Dense
+    assert vars(package)["Dense"] is dense is sys.modules["anydevice._nn.layers"].Dense

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.core import files, locks
-from anydevice.core.locks import ForkSafeLock, made_once
+from anydevice._core import files, locks
+from anydevice._core.locks import ForkSafeLock, made_once
 
 COPIES = """
 import os, signal, sys, threading, warnings
@@ -60,7 +60,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_copy_can_take_what_another_thread_held(reentrant: bool) -> None:
     said = run(f"""
-from anydevice.core.locks import ForkSafeLock
+from anydevice._core.locks import ForkSafeLock
 lock = ForkSafeLock(reentrant={reentrant})
 held_elsewhere(lock.native)
 def take():
@@ -74,7 +74,7 @@ print(in_a_copy(take), lock.native.acquire(blocking=False))
 @needs_fork
 def test_who_forks_in_a_block_leaves_it_in_both_processes() -> None:
     said = run("""
-from anydevice.core.locks import ForkSafeLock
+from anydevice._core.locks import ForkSafeLock
 for reentrant in (False, True):
     lock = ForkSafeLock(reentrant=reentrant)
     with lock.native:
@@ -92,15 +92,15 @@ for reentrant in (False, True):
 @pytest.mark.parametrize(
     ("module", "lock", "work"),
     [
-        ("anydevice.hardware.cpu.usage", "_meter._lock", "_meter.read()"),
-        ("anydevice.hardware.cpu.usage", "_process_meter._lock", "_process_meter.read()"),
-        ("anydevice.hardware.cuda.usage", "_lock", "_answers()"),
-        ("anydevice.discovery._discover", "_lock", "forget_report()"),
-        ("anydevice.settings.config", "_lock", "configure(time_limit=4)"),
-        ("anydevice.choose.limits", "_lock", "set_limit(None)"),
-        ("anydevice.ops.trusted_kernels", "_lock", "load_trusted()"),
+        ("anydevice._machine.hardware.cpu.usage", "_meter._lock", "_meter.read()"),
+        ("anydevice._machine.hardware.cpu.usage", "_process_meter._lock", "_process_meter.read()"),
+        ("anydevice._machine.hardware.cuda.usage", "_lock", "_answers()"),
+        ("anydevice._machine.discovery.discover", "_lock", "forget_report()"),
+        ("anydevice._machine.settings.config", "_lock", "configure(time_limit=4)"),
+        ("anydevice._machine.choose.limits", "_lock", "set_limit(None)"),
+        ("anydevice._ops.trusted_kernels", "_lock", "load_trusted()"),
         ("anydevice.compat.artifex", "_lock", "get_device_manager()"),
-        ("anydevice.check.verifying", "_judging", "verify('gelu', 'cpu', 'numpy', isolated=False)"),
+        ("anydevice._check.verify", "_judging", "verify('gelu', 'cpu', 'numpy', isolated=False)"),
     ],
 )
 def test_a_copy_goes_on_whatever_other_threads_were_doing(
@@ -130,7 +130,7 @@ print(in_a_copy(lambda: shared.normal(3)))
 def test_what_another_thread_had_changed_at_the_fork_is_not_used() -> None:
     said = run("""
 import anydevice
-from anydevice.core.locks import ForkSafeLock
+from anydevice._core.locks import ForkSafeLock
 lock = ForkSafeLock(reentrant=True, leaves="the weights of a model")
 def take(expected):
     try:
@@ -171,7 +171,7 @@ def test_whichever_lock_is_held_at_a_fork_the_copy_can_take_them_all() -> None:
 import importlib
 from pathlib import Path
 import anydevice
-from anydevice.core import locks
+from anydevice._core import locks
 package = Path(anydevice.__file__).parent
 for path in package.rglob("*.py"):
     if "ForkSafeLock(" in (text := path.read_text("utf-8")) or "made_once" in text:
@@ -202,8 +202,8 @@ FORK_IN_A_BLOCK = """
 import sys, time
 from pathlib import Path
 import anydevice
-from anydevice.core.files import writing
-from anydevice.settings.files import user_file
+from anydevice._core.files import writing
+from anydevice._machine.settings.files import user_file
 inside, forked = threading.Event(), threading.Event()
 def write():
     with writing(user_file()) as save:

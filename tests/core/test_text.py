@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.text import format_rate, format_time, joined, parse_size, percent, times
+from anydevice._core.text import format_rate, format_time, joined, parse_size, percent, times
 from anydevice.errors import ConfigurationError
 
 

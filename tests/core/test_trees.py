@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from anydevice.core.trees import difference, first_leaf, leaf_paths, leaves, mapped, refilled
+from anydevice._core.trees import difference, first_leaf, leaf_paths, leaves, mapped, refilled
 
 
 class Pair(NamedTuple):

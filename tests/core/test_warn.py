@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.core.text import warn
+from anydevice._core.text import warn
 from anydevice.testing import fake_machine
 
 SOURCE = Path(__file__).parents[2] / "src" / "anydevice"
@@ -34,4 +34,4 @@ def test_nobody_else_counts_frames(path: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.keyword) and node.arg == "stacklevel"
     ]
-    assert len(found) == (path == SOURCE / "core" / "text.py")
+    assert len(found) == (path == SOURCE / "_core" / "text.py")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from anydevice import benchmark, ops, verify, warm_up
-from anydevice.core.device import Device
-from anydevice.core.primitives import Primitives
-from anydevice.engines.registry import BUILT_IN
-from anydevice.llm import decoder
-from anydevice.ops import dispatch
-from anydevice.ops.trusted_kernels import kernels_of
+from anydevice._core.device import Device
+from anydevice._core.primitives import Primitives
+from anydevice._machine.engines.registry import BUILT_IN
+from anydevice._llm import decoder
+from anydevice._ops import dispatch
+from anydevice._ops.trusted_kernels import kernels_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "computing.md").read_text("utf-8")
@@ -80,7 +80,7 @@ def test_a_wrong_softmax_is_told_as_on_the_page(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_decoder_that_it_points_to_is_there() -> None:
-    assert "`anydevice.llm.decoder`" in PAGE
+    assert "`anydevice._llm.decoder`" in PAGE
     assert inspect.getdoc(decoder.forward)
 
 

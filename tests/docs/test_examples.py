@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.sessions import Sessions
-from tests.planning.configs import LLAMA_8B
+from tests.plan.configs import LLAMA_8B
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"

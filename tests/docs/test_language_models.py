@@ -10,7 +10,7 @@ import pytest
 
 from anydevice import llm
 from anydevice.cli import chat
-from anydevice.planning.architectures import ARCHITECTURES
+from anydevice._plan.families import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/language-models.md").read_text("utf-8")
@@ -50,7 +50,7 @@ def test_every_reason_for_which_a_reply_ends_is_there() -> None:
 
 
 def test_the_order_of_sampling_is_that_of_the_code() -> None:
-    from anydevice.llm import sampling
+    from anydevice._llm import sampling
 
     order = (sampling.__doc__ or "").partition("The order is")[2].partition("then a")[0]
     steps = re.findall(r"^\d\. `?(\w+)`?", PAGE, re.MULTILINE)[:5]
@@ -68,4 +68,4 @@ def test_every_public_name_is_in_the_reference() -> None:
     reference = (ROOT / "docs/reference.md").read_text("utf-8")
     section = reference.partition("\n## Language models\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^::: (\S+)$", section, re.MULTILINE)
-    assert sorted(listed) == sorted(f"anydevice.llm.model.{name}" for name in llm.__all__)
+    assert sorted(listed) == sorted(f"anydevice._llm.model.{name}" for name in llm.__all__)

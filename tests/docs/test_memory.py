@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.engines.registry import BUILT_IN
-from anydevice.memory.stats import pressure_of
-from anydevice.planning.cards import CARDS
-from anydevice.planning.estimates import PARTS
-from anydevice.planning.training import OPTIMIZERS
-from anydevice.settings.config import STRATEGIES
+from anydevice._machine.engines.registry import BUILT_IN
+from anydevice._arrays.memory.stats import pressure_of
+from anydevice._plan.cards import CARDS
+from anydevice._plan.estimates import PARTS
+from anydevice._plan.training import OPTIMIZERS
+from anydevice._machine.settings.config import STRATEGIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "memory.md").read_text("utf-8")

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anydevice.core.finding import Reason
-from anydevice.rendering.diagnosis import CAUSES, Cause
+from anydevice._core.finding import Reason
+from anydevice._report.diagnosis import CAUSES, Cause
 
 pytest.importorskip("pty", reason="the pictures are made in a terminal of Unix")
 
@@ -84,14 +84,14 @@ def test_a_picture_is_small_and_needs_nothing_else(maker: ModuleType, name: str)
     [
         ("overview", "anydevice.cli.overview.NEXT", "Go on with: anydevice doctor"),
         ("doctor", "anydevice.cli.doctor.USABLE", "OK"),
-        ("doctor", "anydevice.engines.diagnosis.why_not", lambda *_: Reason("failed", "no")),
-        ("doctor", "anydevice.rendering.diagnosis.CAUSES", CAUSES | {"cpu_only_build": OTHER}),
-        ("plan", "anydevice.planning.plan.format_size", str),
+        ("doctor", "anydevice._machine.engines.diagnosis.why_not", lambda *_: Reason("failed", "no")),
+        ("doctor", "anydevice._report.diagnosis.CAUSES", CAUSES | {"cpu_only_build": OTHER}),
+        ("plan", "anydevice._plan.plan.format_size", str),
         ("watch", "anydevice.cli.watch._GAP", "   "),
         ("chat", "anydevice.cli.chat.described", lambda reply: "fast"),
         ("prove", "anydevice.cli.prove._words", lambda found: "yes"),
-        ("training", "anydevice.training.history.History.plot", "other"),
-        ("bench", "anydevice.bench.page.format_rate", lambda *_: "fast"),
+        ("training", "anydevice._train.history.History.plot", "other"),
+        ("bench", "anydevice._bench.page.format_rate", lambda *_: "fast"),
         ("boxes", "proof_boxes.MARGIN", 0.02),
     ],
 )

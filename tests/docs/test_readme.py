@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from anydevice import __version__
-from anydevice.choose.scope import _LOCAL_RANKS
-from anydevice.core.backends import BACKENDS
-from anydevice.core.engine import Engine
-from anydevice.engines.registry import BUILT_IN
-from anydevice.settings.preferences import SETTINGS
+from anydevice._machine.choose.scope import _LOCAL_RANKS
+from anydevice._core.backends import BACKENDS
+from anydevice._core.engine import Engine
+from anydevice._machine.engines.registry import BUILT_IN
+from anydevice._machine.settings.preferences import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -189,7 +189,7 @@ def test_the_demo_says_what_it_leaves_out_and_goes_on() -> None:
 def test_the_demo_ends_with_1_on_a_device_that_does_not_compute() -> None:
     ended = story(
         "from anydevice import testing",
-        "from anydevice.core.finding import Facts, Seen, Sighting",
+        "from anydevice._core.finding import Facts, Seen, Sighting",
         "seen = Seen(0, 'gpu', Facts('a card', uuid='GPU-1'))",
         "card = Sighting('cuda', True, (seen,), engines=('numpy',))",
         "with testing.fake_machine(sightings=[card]):",  # NumPy in the child knows no cuda:0

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.engines.host import known_dtype
-from anydevice.engines.numpy.primitives import PRIMITIVES
+from anydevice._engines.host import known_dtype
+from anydevice._engines.numpy.primitives import PRIMITIVES
 
 
 class Array:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.engines import registry
-from anydevice.engines.base import BaseEngine, amount_asked
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._engines.base import BaseEngine, amount_asked
+from anydevice._machine.engines import registry
 
 GIB = 2**30
 

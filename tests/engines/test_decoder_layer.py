@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice.check.case import Case, Draw
-from anydevice.check.cases_decoding import DECODER_LAYER
-from anydevice.core.dtypes import DTYPES
-from anydevice.engines import registry
+from anydevice._check.cases.case import Case, Draw
+from anydevice._check.cases.decoding import DECODER_LAYER
+from anydevice._core.dtypes import DTYPES
+from anydevice._machine.engines import registry
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "mlx"])

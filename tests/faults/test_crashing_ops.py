@@ -15,25 +15,25 @@ from typing import Any
 
 import pytest
 
-from anydevice.bench.ceilings import WorkloadSizes
-from anydevice.bench.measuring import bench
-from anydevice.check import verifying
-from anydevice.check.verdicts import Cell
-from anydevice.check.verifying import verify, warm_up
-from anydevice.choose.scope import device
+from anydevice._bench.ceilings import WorkloadSizes
+from anydevice._bench.measure import bench
+from anydevice._check import verify as verifying
+from anydevice._check.verdicts import Cell
+from anydevice._check.verify import verify, warm_up
+from anydevice._machine.choose.scope import device
+from anydevice._machine.discovery import discover as discovery
+from anydevice._machine.engines import registry
+from anydevice._ops import trusted_kernels
 from anydevice.cli.main import main
-from anydevice.discovery import _discover as discovery
-from anydevice.engines import registry
-from anydevice.ops import trusted_kernels
 
 TINYLIB = Path(__file__).parents[1] / "docs" / "tinylib.py"
 
 ENGINE = """
 import os, signal, time
 import tinylib
-from anydevice.core.device import Device
-from anydevice.engines.base import BaseEngine
-from anydevice.engines.host import known_dtype, private
+from anydevice._core.device import Device
+from anydevice._engines.base import BaseEngine
+from anydevice._engines.host import known_dtype, private
 
 CPU = Device("cpu")
 
@@ -71,7 +71,7 @@ ENGINE = Planted()
 """
 
 ROW = """
-from anydevice.engines.registry import EngineRow
+from anydevice._machine.engines.registry import EngineRow
 ROW = EngineRow("planted", "Planted", "tinylib", "planted.arrays:ENGINE", ("planted",), ("cpu",),
                 kernels="planted.fused", kernel_backends=("cpu",))
 """

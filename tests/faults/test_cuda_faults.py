@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.core.finding import Sighting
-from anydevice.discovery.libraries import findings_of
-from anydevice.hardware.cuda import reader as cuda
-from anydevice.hardware.cuda.diagnosis import cuda_fault, nvml_fault
+from anydevice._core.finding import Sighting
+from anydevice._machine.discovery.libraries import findings_of
+from anydevice._machine.hardware.cuda import reader as cuda
+from anydevice._machine.hardware.cuda.diagnosis import cuda_fault, nvml_fault
 from tests.reasons import fix_of, text_of
 
 pytestmark = pytest.mark.skipif(

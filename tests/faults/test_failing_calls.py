@@ -153,10 +153,10 @@ from pathlib import Path
 import numpy as np
 import anydevice
 from anydevice import nn
-from anydevice.core.trees import leaves, mapped
+from anydevice._core.trees import leaves, mapped
 from anydevice.errors import AnyDeviceError
-from anydevice.settings.files import user_file
-from anydevice.settings.preferences import forget_files
+from anydevice._machine.settings.files import user_file
+from anydevice._machine.settings.preferences import forget_files
 
 what, folder = sys.argv[1], Path(sys.argv[2])
 every, each_allocation, least, strict = map(int, sys.argv[3:])

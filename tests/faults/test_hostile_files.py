@@ -24,16 +24,16 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.choose import measurements
-from anydevice.core.device import Device
-from anydevice.discovery.check import read_verdicts
+from anydevice._core.device import Device
+from anydevice._formats import model as tensor_files
+from anydevice._machine.choose import measurements
+from anydevice._machine.discovery.check import read_verdicts
+from anydevice._machine.settings.files import measurements_file, user_file, verdicts_file
+from anydevice._machine.settings.preferences import forget_files
+from anydevice._ops import trusted_kernels
+from anydevice._train.checkpoint import read_checkpoint, settings_of
+from anydevice._train.steps import StepConfig
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
-from anydevice.ops import trusted_kernels
-from anydevice.saving import files as tensor_files
-from anydevice.settings.files import measurements_file, user_file, verdicts_file
-from anydevice.settings.preferences import forget_files
-from anydevice.training.checkpoints import read_checkpoint, settings_of
-from anydevice.training.steps import StepConfig
 from tests.faults.damage import at_random, by_meaning
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices as POSIX has them")
@@ -352,7 +352,7 @@ def kinds(folder: Path) -> Iterator[Kind]:
 
 
 def anydevice_policy() -> Any:
-    from anydevice.models.precision import policy_of
+    from anydevice._libraries.precision import policy_of
 
     return policy_of("float32", CPU)
 

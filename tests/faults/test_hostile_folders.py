@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.choose import measurements
-from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
-from anydevice.discovery import _discover
-from anydevice.discovery.check import keep_verdict, read_verdicts
-from anydevice.ops import trusted_kernels
-from anydevice.ops.trusted_kernels import kernels_file
-from anydevice.settings import files
-from anydevice.settings.files import user_file
-from anydevice.settings.preferences import forget_files
+from anydevice._core.finding import Facts, Reason, Seen, Sighting, Verdict
+from anydevice._machine.choose import measurements
+from anydevice._machine.discovery import discover as _discover
+from anydevice._machine.discovery.check import keep_verdict, read_verdicts
+from anydevice._machine.settings import files
+from anydevice._machine.settings.files import user_file
+from anydevice._machine.settings.preferences import forget_files
+from anydevice._ops import trusted_kernels
+from anydevice._ops.trusted_kernels import kernels_file
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and rights as POSIX has them")
 
@@ -81,7 +81,7 @@ def test_a_library_that_a_project_names_does_not_run(
 
 
 SHOW = (
-    "import os, anydevice; from anydevice.hardware.driver_process.parent import ask\n"
+    "import os, anydevice; from anydevice._core.child.parent import ask\n"
     "anydevice.device('cpu')\n"
     "there = ask(os.environ['QUESTION'], {}).answer\n"
     "for name in ('OMP_NUM_THREADS', 'XLA_FLAGS', 'MINE'):\n"
@@ -424,7 +424,7 @@ WITHOUT_A_HOME = """
 import os, sys, warnings
 import anydevice
 from anydevice.cli.main import main
-from anydevice.settings.files import compiled_folder
+from anydevice._machine.settings.files import compiled_folder
 def everything():
     for words in ([], ["devices"], ["config"], ["plan", "nobody/none"], ["prefer", "cpu"]):
         print(words, main(words), file=sys.stderr)

@@ -22,12 +22,12 @@ import pytest
 from safetensors.numpy import load
 
 from anydevice import device
+from anydevice._llm import decoder
+from anydevice._llm.description import describe
+from anydevice._llm.gguf import tokenizer_of
+from anydevice._llm.weights import load_parameters, parameters_of, random_parameters
+from anydevice._plan.config import as_config, read_config
 from anydevice.errors import AnyDeviceError
-from anydevice.llm import decoder
-from anydevice.llm.description import describe
-from anydevice.llm.gguf import tokenizer_of
-from anydevice.llm.weights import load_parameters, parameters_of, random_parameters
-from anydevice.planning.config import as_config, read_config
 from tests.faults.damage import (
     at_random,
     by_length,

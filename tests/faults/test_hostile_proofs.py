@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice._proofs.checking.certificate import LEAF, Tree
+from anydevice._proofs.files import ModelFile, check, read_certificate, read_model, read_queries
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
-from anydevice.proofs.checking.certificate import LEAF, Tree
-from anydevice.proofs.files import ModelFile, check, read_certificate, read_model, read_queries
 from tests.faults.damage import at_random, by_meaning
 from tests.proofs.checking.theorems import certificate, dense, executed, query
 from tests.proofs.checking.written import (

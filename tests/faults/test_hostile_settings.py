@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.bench.results import read_results
-from anydevice.choose import measurements
-from anydevice.discovery.check import read_verdicts
-from anydevice.ops import trusted_kernels
-from anydevice.settings.files import user_file
-from anydevice.settings.preferences import forget_files
+from anydevice._bench.results import read_results
+from anydevice._machine.choose import measurements
+from anydevice._machine.discovery.check import read_verdicts
+from anydevice._machine.settings.files import user_file
+from anydevice._machine.settings.preferences import forget_files
+from anydevice._ops import trusted_kernels
 
 LONGEST = 5.0
 """Seconds that one file may take."""

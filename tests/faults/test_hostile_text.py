@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from anydevice._llm.text import TextStream
+from anydevice._llm.tokenizer import Tokenizer
 from anydevice.errors import AnyDeviceError, UnsupportedError
-from anydevice.llm.text import TextStream
-from anydevice.llm.tokenizer import Tokenizer
 from tests.faults.damage import at_random, by_meaning
 from tests.llm.conversations import CONVERSATIONS
-from tests.llm.test_chat_template import FEATURES, REAL
+from tests.llm.test_template import FEATURES, REAL
 from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.core.finding import Sighting
-from anydevice.hardware.opencl import reader as opencl
-from anydevice.hardware.opencl.facts import find_loaders, pyopencl_folder, this_machine
+from anydevice._core.finding import Sighting
+from anydevice._machine.hardware.opencl import reader as opencl
+from anydevice._machine.hardware.opencl.facts import find_loaders, pyopencl_folder, this_machine
 from tests.reasons import fix_of, text_of
 
 pytestmark = pytest.mark.skipif(

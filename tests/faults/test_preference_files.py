@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import anydevice
+from anydevice._machine.settings import files
+from anydevice._machine.settings.files import project_file, user_file
 from anydevice.errors import ConfigurationError
-from anydevice.settings import files
-from anydevice.settings.files import project_file, user_file
 
 GARBAGE = {
     "not TOML": ("device = = cuda\n", "line 1"),
@@ -140,9 +140,9 @@ def as_nobody(code: str, home: Path) -> str:
         if place.stat().st_uid == 0:
             place.chmod(place.stat().st_mode | 0o055)
     before = (
-        "import os, warnings, tomllib, tomlkit, anydevice, anydevice.choose.scope\n"
-        "from anydevice.settings.preferences import prefer, read_files\n"
-        "from anydevice.settings.files import user_file\n"
+        "import os, warnings, tomllib, tomlkit, anydevice, anydevice._machine.choose.scope\n"
+        "from anydevice._machine.settings.preferences import prefer, read_files\n"
+        "from anydevice._machine.settings.files import user_file\n"
         "from anydevice.errors import ConfigurationError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     )

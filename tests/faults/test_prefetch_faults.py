@@ -15,7 +15,7 @@ import pytest
 
 BEGIN = """
 import os, sys, threading, time
-from anydevice.transfer.prefetching import prefetch
+from anydevice._arrays.prefetch import prefetch
 
 def forever():
     yield 0
@@ -87,7 +87,7 @@ def count():  # registered before the module's own, so it runs after it
     names = [thread.name for thread in threading.enumerate()]
     print(names.count("anydevice prefetch"))
 
-import anydevice.transfer.prefetching as prefetching
+import anydevice._arrays.prefetch as prefetching
 atexit.unregister(prefetching._end_all)
 atexit.register(count)
 atexit.register(prefetching._end_all)

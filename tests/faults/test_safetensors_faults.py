@@ -22,11 +22,11 @@ import pytest
 import safetensors
 from safetensors.numpy import save_file
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import BY_CODE
+from anydevice._core.device import Device
+from anydevice._core.dtypes import BY_CODE
+from anydevice._formats.load import load_weights
+from anydevice._formats.safetensors import read_header
 from anydevice.errors import OutOfMemoryError, TransferError
-from anydevice.transfer.weights.loading import load_weights
-from anydevice.transfer.weights.safetensors import read_header
 from tests.faults.damage import (
     by_length,
     by_offset,
@@ -279,7 +279,7 @@ READ_WITHIN_LIMITS = """
 import resource, sys, time
 from pathlib import Path
 from anydevice.errors import TransferError
-from anydevice.transfer.weights.safetensors import read_header
+from anydevice._formats.safetensors import read_header
 began = time.process_time()  # others may keep the machine busy
 try:
     read_header(Path(sys.argv[1]))

@@ -18,9 +18,9 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.core.device import Device
-from anydevice.core.locks import FileLock
-from anydevice.core.trees import leaves, mapped
+from anydevice._core.device import Device
+from anydevice._core.locks import FileLock
+from anydevice._core.trees import leaves, mapped
 from anydevice.errors import ConfigurationError
 
 if os.name == "posix":

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.core.record import Record
-from anydevice.llm.description import Description, describe
-from anydevice.llm.weights import load_parameters
-from anydevice.planning.config import ModelConfig, read_config
+from anydevice._core.record import Record
+from anydevice._llm.description import Description, describe
+from anydevice._llm.weights import load_parameters
+from anydevice._plan.config import ModelConfig, read_config
 
 TOKENS = 21
 BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

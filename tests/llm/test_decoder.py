@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from anydevice import device, ops
-from anydevice.core.record import replace
-from anydevice.core.trees import leaves, mapped, refilled
-from anydevice.engines import registry
+from anydevice._core.record import replace
+from anydevice._core.trees import leaves, mapped, refilled
+from anydevice._llm import decoder
+from anydevice._llm.description import Description, describe
+from anydevice._llm.weights import load_parameters, random_parameters
+from anydevice._machine.engines import registry
+from anydevice._plan.config import as_config, read_config
 from anydevice.errors import AnyDeviceError, ConfigurationError
-from anydevice.llm import decoder
-from anydevice.llm.description import Description, describe
-from anydevice.llm.weights import load_parameters, random_parameters
-from anydevice.planning.config import as_config, read_config
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48}

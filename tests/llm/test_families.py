@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 
 from anydevice import device, ops
-from anydevice.core.record import replace
-from anydevice.core.trees import leaves, mapped, refilled
-from anydevice.engines import registry
+from anydevice._core.record import replace
+from anydevice._core.trees import leaves, mapped, refilled
+from anydevice._llm import chunks as pieces
+from anydevice._llm import decoder
+from anydevice._llm import generate as generation
+from anydevice._llm.description import Description, LayerDescription, Rope, Routing, describe
+from anydevice._llm.weights import load_parameters
+from anydevice._machine.engines import registry
+from anydevice._plan.config import as_config, read_config
+from anydevice._plan.encoder_families import ENCODERS
+from anydevice._plan.families import ARCHITECTURES
+from anydevice._plan.model import shape_of
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
-from anydevice.llm import decoder, generation, pieces
-from anydevice.llm.description import Description, LayerDescription, Rope, Routing, describe
-from anydevice.llm.weights import load_parameters
-from anydevice.planning.architectures import ARCHITECTURES
-from anydevice.planning.config import as_config, read_config
-from anydevice.planning.encoder_families import ENCODERS
-from anydevice.planning.model import shape_of
 from tests.llm.families import BASE, CASES, LLAMA3, TOKENS, Reference, reference
 
 CLOSE = 1e-4

@@ -14,17 +14,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from anydevice import device, to_numpy
-from anydevice.core.record import replace
-from anydevice.core.trees import leaves
+from anydevice._core.record import replace
+from anydevice._core.trees import leaves
+from anydevice._formats import join as joining
+from anydevice._formats.gguf import read_gguf
+from anydevice._llm import decoder
+from anydevice._llm.description import describe
+from anydevice._llm.gguf import SPLITTINGS, tokenizer_of
+from anydevice._llm.weights import load_parameters
+from anydevice._plan.config import read_config
+from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
-from anydevice.llm import decoder
-from anydevice.llm.description import describe
-from anydevice.llm.gguf import SPLITTINGS, tokenizer_of
-from anydevice.llm.weights import load_parameters
-from anydevice.planning.config import read_config
-from anydevice.planning.model import shape_of
-from anydevice.transfer.weights import joining
-from anydevice.transfer.weights.gguf import read_gguf
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.gguf_files import add, write  # noqa: E402
@@ -213,7 +213,7 @@ def test_without_the_package_packed_files_are_refused_and_others_are_read(
 
 def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from anydevice.core.rope_scaling import frequencies
+    from anydevice._core.rope_scaling import frequencies
 
     scaling: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0}
     scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

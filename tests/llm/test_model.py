@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from anydevice import device, llm, testing
+from anydevice._llm.description import describe
+from anydevice._llm.weights import random_parameters
+from anydevice._plan.config import as_config
+from anydevice._plan.plan import plan_inference
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.llm.description import describe
-from anydevice.llm.weights import random_parameters
-from anydevice.planning.config import as_config
-from anydevice.planning.plan import plan_inference
 
 
 def changed(stories: Path, folder: Path, name: str, **values: Any) -> Path:

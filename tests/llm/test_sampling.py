@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice.core.device import Device
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._llm import sampling as samples
+from anydevice._llm.sampling import Sampling, choose, gumbel, row_seeds, sampling
+from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.llm import sampling as samples
-from anydevice.llm.sampling import Sampling, choose, gumbel, row_seeds, sampling
 
 NUMPY = anydevice.device("cpu", engine="numpy")
 

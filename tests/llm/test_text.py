@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anydevice import llm
+from anydevice._llm.text import TextStream
+from anydevice._llm.tokenizer import Tokenizer
 from anydevice.errors import ConfigurationError
-from anydevice.llm.text import TextStream
-from anydevice.llm.tokenizer import Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anydevice._llm import splitting
+from anydevice._llm.text import TextStream
+from anydevice._llm.tokenizer import Tokenizer
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.llm import splitting
-from anydevice.llm.text import TextStream
-from anydevice.llm.tokenizer import Tokenizer
 from tests.llm.test_text import cut, streamed
 from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS, Values, changed
 
@@ -366,7 +366,7 @@ def test_without_tokenizers_the_error_says_what_to_install(
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     code = (
-        "import sys, anydevice.llm.tokenizer, anydevice.llm.text\n"
+        "import sys, anydevice._llm.tokenizer, anydevice._llm.text\n"
         "print({'tokenizers', 'jinja2', 'torch', 'jax', 'mlx'} & set(sys.modules))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -438,7 +438,7 @@ def test_a_conversation_is_the_tokens_that_transformers_finds(tmp_path: Path) ->
 
 @lru_cache
 def _smollm() -> Tokenizer:
-    from anydevice.llm.gguf import tokenizer_of
+    from anydevice._llm.gguf import tokenizer_of
 
     file = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     if not file.exists():

@@ -15,17 +15,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from anydevice import device
-from anydevice.core.device import Device
-from anydevice.core.record import replace
-from anydevice.core.trees import leaves
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.record import replace
+from anydevice._core.trees import leaves
+from anydevice._formats.gguf import GgufTensor
+from anydevice._formats.join import SafeTensor
+from anydevice._llm import decoder
+from anydevice._llm.description import Description, describe
+from anydevice._llm.weights import load_parameters, parameters_of, random_parameters
+from anydevice._machine.engines import registry
+from anydevice._plan.config import as_config, read_config
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
-from anydevice.llm import decoder
-from anydevice.llm.description import Description, describe
-from anydevice.llm.weights import load_parameters, parameters_of, random_parameters
-from anydevice.planning.config import as_config, read_config
-from anydevice.transfer.weights.gguf import GgufTensor
-from anydevice.transfer.weights.joining import SafeTensor
 from tests.llm.families import BASE, CASES
 
 

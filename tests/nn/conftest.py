@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import anydevice
-from anydevice.core.device import Device
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._machine.engines import registry
 
 TRAINING = ("torch", "jax", "mlx")
 ALL = ("numpy", *TRAINING)

@@ -10,13 +10,13 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.core.device import Device
-from anydevice.core.record import replace
-from anydevice.core.trees import leaf_names
+from anydevice._core.device import Device
+from anydevice._core.record import replace
+from anydevice._core.trees import leaf_names
+from anydevice._formats import model as tensor_files
+from anydevice._nn.layer import Updates
+from anydevice._nn.model import still_layers, trained_leaves
 from anydevice.errors import ConfigurationError, TransferError
-from anydevice.nn.layer import Updates
-from anydevice.nn.model import still_layers, trained_leaves
-from anydevice.saving import files as tensor_files
 
 BLOCKS = nn.Chain(nn.Embedding(9, 8), nn.TransformerBlock(8, 2), nn.Dense(8, 2, bias=False))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anydevice import nn
-from anydevice.core.trees import difference, leaves
+from anydevice._core.trees import difference, leaves
+from anydevice._nn.model import built_for
 from anydevice.errors import ConfigurationError
-from anydevice.nn.model import built_for
 
 OPEN = nn.Chain(
     nn.Conv2d(None, 4, 3, padding=1),

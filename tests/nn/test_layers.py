@@ -9,10 +9,10 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.core.device import Device
-from anydevice.core.trees import leaves, mapped
+from anydevice._core.device import Device
+from anydevice._core.trees import leaves, mapped
+from anydevice._nn.layer import Layer
 from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Layer
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]
@@ -394,7 +394,7 @@ def test_a_layer_is_a_value(name: str) -> None:
 )
 def test_a_layer_computes_in_the_type_of_its_parameters(name: str, dtype: str, cpu: Device) -> None:
     """What mixed precision needs: 16 bits in, 16 bits out, also with dropout in training."""
-    from anydevice.core.dtypes import DTYPES
+    from anydevice._core.dtypes import DTYPES
 
     layer, shape = LAYERS[name]
     kind = DTYPES[dtype].numpy()

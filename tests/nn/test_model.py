@@ -7,11 +7,11 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.core.device import Device
-from anydevice.core.trees import difference, leaves, refilled
+from anydevice._core.device import Device
+from anydevice._core.trees import difference, leaves, refilled
+from anydevice._nn import model as binding
+from anydevice._nn.initializers import INITIALIZERS, Initializer
 from anydevice.errors import ConfigurationError
-from anydevice.nn import model as binding
-from anydevice.nn.initializers import INITIALIZERS, Initializer
 
 GPT = nn.Chain(
     nn.Embedding(20, 8),

@@ -11,14 +11,14 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.core.device import Device
-from anydevice.core.engine import Absent, consuming
-from anydevice.core.trees import leaves
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent, consuming
+from anydevice._core.trees import leaves
+from anydevice._machine.engines import registry
+from anydevice._nn.optimizers import Optimizer
+from anydevice._nn.saving import from_json, to_json
+from anydevice._train.checkpoint import fingerprint, setting_difference
 from anydevice.errors import ConfigurationError
-from anydevice.nn.optimizers import Optimizer
-from anydevice.saving.models import from_json, to_json
-from anydevice.training.checkpoints import fingerprint, setting_difference
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anydevice import nn
-from anydevice.nn.layer import Run
+from anydevice._nn.layer import Run
 
 
 @pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 40), (7, 2, 5), (50, 4), (6, 3, 3, 2)])

@@ -9,9 +9,9 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.core.device import Device
-from anydevice.engines import registry
-from anydevice.nn.layer import Layer
+from anydevice._core.device import Device
+from anydevice._machine.engines import registry
+from anydevice._nn.layer import Layer
 from tests.nn.test_layers import CLOSE, example, parameters_of
 
 Array = np.ndarray[Any, Any]

@@ -11,10 +11,10 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.core.device import Device
-from anydevice.core.trees import leaves
-from anydevice.engines import registry
-from anydevice.nn.layer import Layer, Updates, state_places
+from anydevice._core.device import Device
+from anydevice._core.trees import leaves
+from anydevice._machine.engines import registry
+from anydevice._nn.layer import Layer, Updates, state_places
 from tests.nn.test_layers import CLOSE, LAYERS, example, parameters_of, wide
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +91,7 @@ def test_gradients_of_batch_norm_are_those_of_torch(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_state_is_float32_whatever_is_computed_in(dtype: str, cpu: Device) -> None:
-    from anydevice.core.dtypes import DTYPES
+    from anydevice._core.dtypes import DTYPES
 
     layer, parameters, x = batch_norm((6, 4, 3))
     kind = DTYPES[dtype].numpy()

@@ -10,13 +10,13 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.core.device import Device
-from anydevice.core.trees import leaves
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.trees import leaves
+from anydevice._machine.engines import registry
+from anydevice._nn.losses import LOSSES, loss_of, remark_on
+from anydevice._nn.recompute import Recomputed
+from anydevice._train import training
 from anydevice.errors import ConfigurationError
-from anydevice.nn._recompute import Recomputed
-from anydevice.nn.losses import LOSSES, loss_of, remark_on
-from anydevice.training import _training as training
 from tests.peaks import measured
 from tests.rounding import rounding
 

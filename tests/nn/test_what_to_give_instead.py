@@ -11,11 +11,11 @@ from ast import literal_eval
 import pytest
 
 from anydevice import nn
+from anydevice._nn.layer import Layer
+from anydevice._nn.layers import ACTIVATIONS
 from anydevice.errors import ConfigurationError
 from anydevice.nn import _ACTIVATIONS as NAMED
 from anydevice.nn import _ELSEWHERE
-from anydevice.nn.layer import Layer
-from anydevice.nn.layers import ACTIVATIONS
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_names_that_are_proposed_are_there() -> None:
 
 
 def test_a_name_that_nobody_reads_about_costs_nothing() -> None:
-    asked = "import sys; from anydevice import nn; from anydevice.nn import layers; "
+    asked = "import sys; from anydevice import nn; from anydevice._nn import layers; "
     ended = subprocess.run(
         [sys.executable, "-c", f"{asked}print('difflib' in sys.modules, hasattr(nn, 'Linear'))"],
         capture_output=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anydevice.ops import dispatch
+from anydevice._ops import dispatch
 
 
 @pytest.fixture(params=["as dispatched", "by definition"])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
+from anydevice._ops import dispatch
 from anydevice.errors import ConfigurationError, DeviceMismatchError, UnsupportedError
-from anydevice.ops import dispatch
 
 
 @pytest.fixture

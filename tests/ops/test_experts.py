@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 
 import anydevice
 from anydevice import ops
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.ops import _experts as mixing
+
+mixing = import_module("anydevice._ops.experts")  # the op has the same name
 
 Array = np.ndarray[Any, Any]
 
@@ -137,7 +139,7 @@ def test_grouped_products_of_pytorch(tokens: int, k: int, count: int, activation
     torch = pytest.importorskip("torch")
     if not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
-    from anydevice.engines.torch.experts import in_order_of_experts
+    from anydevice._engines.torch.experts import in_order_of_experts
 
     given = inputs(tokens, k, count, 8, 16)
     rng = np.random.default_rng(1)
@@ -159,7 +161,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch = pytest.importorskip("torch")
     if not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip(f"PyTorch {torch.__version__} has no grouped product")
-    from anydevice.engines.torch import experts
+    from anydevice._engines.torch import experts
 
     monkeypatch.setattr(experts, "_has_kernel", lambda device: True)
     return torch
@@ -194,7 +196,7 @@ def test_grouped_products_take_what_the_op_takes(grouped: Any) -> None:
 def test_grouped_products_go_by_blocks_of_tokens(
     grouped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.engines.torch import experts as on_cards
+    from anydevice._engines.torch import experts as on_cards
 
     given, seen = in_bfloat16(grouped), []
     whole, product = ops.experts(*given), on_cards._grouped_product

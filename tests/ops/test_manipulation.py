@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.dtypes import DTYPES
+from anydevice._core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 X = np.arange(24.0).reshape(2, 3, 4)

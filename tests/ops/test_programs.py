@@ -10,10 +10,10 @@ import pytest
 
 import anydevice
 from anydevice import ops
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
+from anydevice._ops import dispatch
+from anydevice._ops.dispatch import compiled
 from anydevice.errors import ConfigurationError
-from anydevice.ops import dispatch
-from anydevice.ops.dispatch import compiled
 from tests.rounding import rounding
 
 jax = pytest.importorskip("jax")

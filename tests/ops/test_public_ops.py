@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.check import trials
-from anydevice.check.case import LARGE, LARGE_KERNELS
-from anydevice.check.cases import TABLE
-from anydevice.core.device import Device
-from anydevice.engines import registry
-from anydevice.engines.numpy.fused import FUSED
+from anydevice._check import checks as trials
+from anydevice._check.cases import TABLE
+from anydevice._check.cases.case import LARGE, LARGE_KERNELS
+from anydevice._core.device import Device
+from anydevice._engines.numpy.fused import FUSED
+from anydevice._machine.engines import registry
+from anydevice._ops import dispatch
 from anydevice.errors import ConfigurationError, OutOfMemoryError
-from anydevice.ops import dispatch
 
 
 @pytest.mark.parametrize("name", ops.__all__)

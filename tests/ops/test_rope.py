@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.rope_scaling import freeze, frequencies, thaw
+from anydevice._core.rope_scaling import freeze, frequencies, thaw
 from anydevice.errors import ConfigurationError
 
 Array = np.ndarray[Any, Any]

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from anydevice.check.verdicts import Cell, Of, State, Verdicts, refuse_wrong, save
-from anydevice.check.verifying import verify
-from anydevice.core.device import Device
-from anydevice.core.record import replace
-from anydevice.discovery._discover import discover
-from anydevice.engines import registry, trust
+from anydevice._check.verdicts import Cell, Of, State, Verdicts, refuse_wrong, save
+from anydevice._check.verify import verify
+from anydevice._core.device import Device
+from anydevice._core.record import replace
+from anydevice._engines import trust
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.engines import registry
+from anydevice._ops import trusted_kernels
 from anydevice.errors import AnyDeviceError, ConfigurationError
-from anydevice.ops import trusted_kernels
 
 CARD = "opencl:0"
 KEPT = ("kernel 7", "float32", CARD)
@@ -240,7 +241,7 @@ def test_a_kernel_is_verified_beside_the_definition_and_then_used(home: Path) ->
 
 
 def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.ops import dispatch
+    from anydevice._ops import dispatch
 
     engine, device = opencl()
 

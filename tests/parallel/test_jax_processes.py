@@ -15,7 +15,7 @@ SET_UP = """
 import os, sys
 import numpy as np, anydevice
 from anydevice import nn, parallel
-from anydevice.core.trees import leaves
+from anydevice._core.trees import leaves
 
 ROWS, EPOCHS = int(os.environ.get("ROWS", "116")), int(os.environ.get("EPOCHS", "1"))
 numbers = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def apart(a, b):
 
 TOGETHER = """
 from program import *
-from anydevice.parallel.jax_mesh import bytes_a_device
+from anydevice._parallel.jax_mesh import bytes_a_device
 
 STRATEGIES = ("replicate", "shard") if EPOCHS > 1 else ("shard",)  # the long form has both
 

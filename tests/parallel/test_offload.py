@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice.core.dtypes import as_dtype
-from anydevice.core.engine import Engine
-from anydevice.engines import registry
-from anydevice.engines.cuda_driver import CudaDriver
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.engine import Engine
+from anydevice._engines.cuda_driver import CudaDriver
+from anydevice._machine.engines import registry
+from anydevice._parallel import offload
+from anydevice._parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
-from anydevice.parallel import offload
-from anydevice.parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
 
 
 def _parts(count: int, size: int = 1000) -> list[list[Any]]:

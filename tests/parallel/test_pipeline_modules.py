@@ -12,9 +12,9 @@ import pytest
 
 import anydevice
 from anydevice import nn, parallel, testing
-from anydevice.core.record import replace
+from anydevice._core.record import replace
+from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError, UnsupportedError
-from anydevice.parallel.pipeline_modules import pipeline_of
 
 torch = pytest.importorskip("torch")
 CARDS = ["cuda:0", "cuda:1", "cuda:2"]
@@ -156,7 +156,10 @@ def test_trainings_of_modules_have_the_losses_of_one_device() -> None:
             assert abs(a.loss - b.loss) <= 1e-6
         return found.report
 
-    with testing.fake_machine(cuda=3), anydevice.engines.registry.load("torch").serial_scope():
+    with (
+        testing.fake_machine(cuda=3),
+        anydevice._machine.engines.registry.load("torch").serial_scope(),
+    ):
         assert "3 devices" in same(_module(), devices=CARDS, strategy="pipeline").spread
         same(parallel.pipeline(_module(), CARDS, microbatches=3))
         assert "in host memory" in same(parallel.pipeline(_module(), ["cuda:0", "cpu"])).spread

@@ -81,7 +81,7 @@ def test_the_module_imports_no_array_library() -> None:
 SHARDED = """
 import numpy as np, anydevice
 from anydevice import nn, parallel
-from anydevice.parallel.jax_mesh import bytes_a_device
+from anydevice._parallel.jax_mesh import bytes_a_device
 
 mesh = parallel.Mesh("cpu", shard=8)
 assert (mesh.size, mesh.rank, mesh.replicate, mesh.shard) == (8, 0, 1, 8)
@@ -96,7 +96,7 @@ assert max(bytes.values()) <= 1.05 * ideal, (bytes, ideal)
 
 back = parallel.gather(tree)
 assert str(anydevice.device_of(back)) == "cpu"
-for a, b in zip(anydevice.core.trees.leaves(back), anydevice.core.trees.leaves(model.parameters)):
+for a, b in zip(anydevice._core.trees.leaves(back), anydevice._core.trees.leaves(model.parameters)):
     np.testing.assert_array_equal(np.asarray(a), b)
 
 # Two groups of four: half as many bytes are saved, and everything is there twice.

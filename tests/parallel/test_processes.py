@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from anydevice import device, parallel, testing
+from anydevice._parallel.processes import Launched, _take_own_cards, launched
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.parallel.processes import Launched, _take_own_cards, launched
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

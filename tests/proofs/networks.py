@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.proofs.attack import exact_outputs
-from anydevice.proofs.checking.network import Network, Node, Query
+from anydevice._proofs.attack import exact_outputs
+from anydevice._proofs.checking.network import Network, Node, Query
 
 
 def network(*sizes: int, seed: int = 0, residual: bool = False, bias: float = 1.0) -> Network:

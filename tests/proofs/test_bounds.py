@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.proofs import bounds, curves
-from anydevice.proofs.attack import exact_outputs
-from anydevice.proofs.bounds import Prepared, Relaxed, outward, prepare
-from anydevice.proofs.checking.network import Network, Node
-from anydevice.proofs.machines import numpy_machine
-from anydevice.proofs.search import rows_of
+from anydevice._proofs import bounds, curves
+from anydevice._proofs.attack import exact_outputs
+from anydevice._proofs.bounds import Prepared, Relaxed, outward, prepare
+from anydevice._proofs.checking.network import Network, Node
+from anydevice._proofs.machines import numpy_machine
+from anydevice._proofs.search import rows_of
 from tests.proofs import networks
 
 

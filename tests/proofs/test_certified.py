@@ -9,9 +9,9 @@ import pytest
 
 import anydevice
 from anydevice import nn
+from anydevice._nn.layer import Run
+from anydevice._proofs.certified import Around, _through, certified
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.nn.layer import Run
-from anydevice.proofs._certified import Around, _through, certified
 
 CPU = anydevice.device("cpu", engine="numpy")
 

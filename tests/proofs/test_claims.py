@@ -10,13 +10,13 @@ import pytest
 
 import anydevice
 from anydevice import nn, proofs
-from anydevice.compiling.properties import check_claims
-from anydevice.core.trees import mapped
+from anydevice._compile.properties import check_claims
+from anydevice._core.trees import mapped
+from anydevice._formats import model as files
+from anydevice._libraries.native import NativeAdapter
+from anydevice._libraries.precision import policy_of
+from anydevice._nn.saving import to_json
 from anydevice.errors import ConfigurationError, TransferError, VerificationError
-from anydevice.models.native import NativeAdapter
-from anydevice.models.precision import policy_of
-from anydevice.saving import files
-from anydevice.saving.models import to_json
 
 CPU = anydevice.device("cpu", engine="numpy")
 UNIT = proofs.box(-1.0, 1.0)

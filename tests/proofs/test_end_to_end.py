@@ -12,7 +12,7 @@ import pytest
 
 import anydevice
 from anydevice import nn, proofs
-from anydevice.core.trees import mapped
+from anydevice._core.trees import mapped
 
 CPU = anydevice.device("cpu", engine="numpy")
 ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "gelu_tanh", "softmax")
@@ -118,8 +118,8 @@ def module_of(library: str) -> Any:
 
 @pytest.mark.parametrize("library", ["torch", "nnx", "equinox", "mlx"])
 def test_modules_of_every_library_are_proved_and_refuted(library: str) -> None:
-    from anydevice.models.detect import adapter_of
-    from anydevice.proofs.lowering import caller
+    from anydevice._libraries.detect import adapter_of
+    from anydevice._proofs.lowering import caller
 
     module = module_of(library)
     call = caller(adapter_of(module), (3,))

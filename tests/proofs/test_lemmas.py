@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from anydevice import proofs
-from anydevice.proofs import search
-from anydevice.proofs.bounds import Prepared, Relaxed, outward, prepare
-from anydevice.proofs.checking.checker import refused
-from anydevice.proofs.checking.network import Network
-from anydevice.proofs.lemmas import Effort, Sharpened, Sharpening
-from anydevice.proofs.machines import numpy_machine
-from anydevice.proofs.proving import Theorem, _proved
-from anydevice.proofs.search import SearchLimits
+from anydevice._proofs import search
+from anydevice._proofs.bounds import Prepared, Relaxed, outward, prepare
+from anydevice._proofs.checking.checker import refused
+from anydevice._proofs.checking.network import Network
+from anydevice._proofs.lemmas import Effort, Sharpened, Sharpening
+from anydevice._proofs.machines import numpy_machine
+from anydevice._proofs.prove import Theorem, _proved
+from anydevice._proofs.search import SearchLimits
 from tests.proofs.networks import exact_arguments, executed, network, query
 
 INPUTS, WIDE = 60, 0.06

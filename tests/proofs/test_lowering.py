@@ -10,12 +10,12 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.core.trees import mapped
+from anydevice._core.trees import mapped
+from anydevice._proofs import graph as graphs
+from anydevice._proofs.evaluation import evaluate
+from anydevice._proofs.graph import Builder
+from anydevice._proofs.lowering import lower
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.proofs import graph as graphs
-from anydevice.proofs.evaluation import evaluate
-from anydevice.proofs.graph import Builder
-from anydevice.proofs.lowering import lower
 
 CPU = anydevice.device("cpu", engine="numpy")
 ROUNDING = 1e-12

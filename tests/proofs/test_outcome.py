@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from anydevice import nn, proofs
-from anydevice.proofs.outcome import Course, CourseRecorder, violated
-from anydevice.proofs.search import Progress
+from anydevice._proofs.outcome import Course, CourseRecorder, violated
+from anydevice._proofs.search import Progress
 from tests.proofs.checking.theorems import query
-from tests.rendering.pages import checked, facts, figure, said
+from tests.report.pages import checked, facts, figure, said
 
 
 def test_a_long_course_is_thinned_and_keeps_its_end() -> None:

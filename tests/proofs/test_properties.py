@@ -11,12 +11,12 @@ import pytest
 
 import anydevice
 from anydevice import nn
+from anydevice._proofs import properties as p
+from anydevice._proofs.checking.network import Query
+from anydevice._proofs.derivative import absolute_sums, derivative
+from anydevice._proofs.evaluation import evaluate
+from anydevice._proofs.lowering import lower
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.proofs import properties as p
-from anydevice.proofs.checking.network import Query
-from anydevice.proofs.derivative import absolute_sums, derivative
-from anydevice.proofs.evaluation import evaluate
-from anydevice.proofs.lowering import lower
 
 CPU = anydevice.device("cpu", engine="numpy")
 MODEL = nn.build(nn.Dense(3, 6), "tanh", nn.Dense(6, 4), device=CPU)

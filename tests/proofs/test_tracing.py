@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice._libraries.detect import adapter_of
+from anydevice._proofs import tracing
+from anydevice._proofs.evaluation import evaluate
+from anydevice._proofs.lowering import caller, lower
+from anydevice._proofs.properties import box
+from anydevice._proofs.tracing import Trace
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
-from anydevice.models.detect import adapter_of
-from anydevice.proofs import tracing
-from anydevice.proofs.evaluation import evaluate
-from anydevice.proofs.lowering import caller, lower
-from anydevice.proofs.properties import box
-from anydevice.proofs.tracing import Trace
 
 Case = tuple[Any, tuple[int, ...]]
 

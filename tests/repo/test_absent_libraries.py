@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = """
 import importlib
 import pytest
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
 
 @pytest.mark.needs("cupy")
 def test_marked():

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from anydevice.core.backends import BACKENDS
-from anydevice.engines.registry import BUILT_IN
+from anydevice._core.backends import BACKENDS
+from anydevice._machine.engines.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 

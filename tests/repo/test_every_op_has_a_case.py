@@ -7,8 +7,8 @@ import inspect
 import pytest
 
 from anydevice import ops
-from anydevice.check.cases import TABLE
-from anydevice.check.reference import REFERENCES
+from anydevice._check.cases import TABLE
+from anydevice._check.reference import REFERENCES
 
 PUBLIC = sorted(ops.__all__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.core import hooks
+from anydevice._core import hooks
 
 SOURCE = Path(__file__).parents[2] / "src" / "anydevice"
 
@@ -24,25 +24,25 @@ IMPORTING = {
 """Functions that import a module by its name."""
 
 ALLOWED = {
-    "core/hooks.py": {"import_module"},
+    "_core/hooks.py": {"import_module"},
     # The public names load on first use.
-    "core/lazy.py": {"import_module"},
+    "_core/lazy.py": {"import_module"},
     # A script of its own, in a child process that does not have the package on its path.
-    "hardware/driver_process/entry.py": {"__import__"},
+    "_core/child/entry.py": {"__import__"},
     # The same child, for a function of the package whose name its parent gives.
-    "hardware/driver_process/function.py": {"import_module"},
+    "_core/child/function.py": {"import_module"},
     # The same child, which does not have the installed packages on its path either.
-    "hardware/driver_process/nvml.py": {"exec_module", "spec_from_file_location"},
+    "_core/child/nvml.py": {"exec_module", "spec_from_file_location"},
 }
 
 LOADING = {
     # The rows of the engines, those that other packages add, and the files of an engine's folder.
-    "engines/registry.py",
-    "engines/base.py",
+    "_machine/engines/registry.py",
+    "_engines/base.py",
     # The kernels that an engine's row names.
-    "ops/trusted_kernels.py",
+    "_ops/trusted_kernels.py",
     # Probes that other packages add.
-    "discovery/_discover.py",
+    "_machine/discovery/discover.py",
 }
 """The modules that may use `hooks.load`."""
 
@@ -76,7 +76,7 @@ def test_only_rows_and_entry_points_are_loaded_by_a_text() -> None:
         path.relative_to(SOURCE).as_posix()
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if (isinstance(node, ast.ImportFrom) and node.module == "anydevice.core.hooks")
+        if (isinstance(node, ast.ImportFrom) and node.module == "anydevice._core.hooks")
         or (
             isinstance(node, ast.Attribute)
             and node.attr == "load"
@@ -120,7 +120,7 @@ def test_only_a_device_calls_hooks() -> None:
         and node.func.value.id == "hooks"
         and isinstance(getattr(hooks, node.func.attr, None), hooks.Hook)
     }
-    assert calling == {"core/device.py"}
+    assert calling == {"_core/device.py"}
 
 
 def test_every_hook_is_registered_by_its_home() -> None:

@@ -45,7 +45,7 @@ def engines_contract() -> str:
 
 
 def test_every_engine_is_in_the_contract_of_independence() -> None:
-    from anydevice.engines.registry import BUILT_IN
+    from anydevice._machine.engines.registry import BUILT_IN
 
     first = engines_contract().split("\n")[1]
     assert sorted(first.replace("|", " ").split()) == sorted(BUILT_IN)
@@ -54,9 +54,9 @@ def test_every_engine_is_in_the_contract_of_independence() -> None:
 @pytest.mark.parametrize(
     ("file", "planted", "found"),
     [
-        ("opencl/kernels/rows.py", "from anydevice.engines.torch.triton import fused", "-> "),
-        ("numpy/primitives.py", "import anydevice.engines.jax.memory", "-> "),
-        ("base.py", "from anydevice.engines.mlx.arrays import ENGINE", "-> "),
+        ("opencl/kernels/rows.py", "from anydevice._engines.torch.triton import fused", "-> "),
+        ("numpy/primitives.py", "import anydevice._engines.jax.memory", "-> "),
+        ("base.py", "from anydevice._engines.mlx.arrays import ENGINE", "-> "),
         ("tinylib/arrays.py", "import anydevice", "tinylib"),
     ],
     ids=["a kernel", "a primitive", "the base", "an engine that is not named"],
@@ -66,7 +66,7 @@ def test_an_import_between_engines_breaks_the_contract(
 ) -> None:
     copytree(ROOT / "src", tmp_path / "src", ignore=ignore_patterns("__pycache__"))
     copy(ROOT / ".importlinter", tmp_path)
-    path = tmp_path / "src/anydevice/engines" / file
+    path = tmp_path / "src/anydevice/_engines" / file
     path.parent.mkdir(exist_ok=True)
     (path.parent / "__init__.py").touch()
     with path.open("a", encoding="utf-8") as text:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from anydevice._core.backends import BACKENDS, Backend
+from anydevice._core.finding import Detail, Facts, Finding
+from anydevice._core.record import as_dict
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, drawn, wrapped
+from anydevice._machine.discovery.discover import Report, discover
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import EngineRow
 from anydevice.cli.printing import Output
-from anydevice.core.backends import BACKENDS, Backend
-from anydevice.core.finding import Detail, Facts, Finding
-from anydevice.core.record import as_dict
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, drawn, wrapped
-from anydevice.discovery._discover import Report, discover
-from anydevice.engines import registry
-from anydevice.engines.registry import EngineRow
 
 EXAMPLE = "anydevice backends"
 

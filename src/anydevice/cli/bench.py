@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 
-from anydevice.bench.language_models import WRITTEN, bench_text, text_lines
-from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
-from anydevice.bench.page import page, text_page
-from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
-from anydevice.bench.results import Results, compare_runs, read_results
-from anydevice.choose.measurements import measured_engines
+from anydevice._bench.language_models import WRITTEN, bench_text, text_lines
+from anydevice._bench.measure import LIMIT, QUICK_LIMIT, bench, save
+from anydevice._bench.page import page, text_page
+from anydevice._bench.printing import comparison_lines, measurement_lines, summary_lines
+from anydevice._bench.results import Results, compare_runs, read_results
+from anydevice._machine.choose.measurements import measured_engines
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.settings.files import measurements_file
+from anydevice._plan.config import locate
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import add_filters, count, progress_on, seconds
 from anydevice.cli.printing import Output, check_file, check_page, complain, write_file
-from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
-from anydevice.planning.config import locate
-from anydevice.settings.files import measurements_file
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
 

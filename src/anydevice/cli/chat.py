@@ -20,12 +20,12 @@ from contextlib import suppress
 from errno import ENOENT
 from typing import TYPE_CHECKING, Any, Self
 
+from anydevice._core.files import expanded, write_whole
+from anydevice._core.text import format_time
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import INTERRUPTED
 from anydevice.cli.options import add_filters, count
 from anydevice.cli.printing import Output, complain, output_on
-from anydevice.core.files import expanded, write_whole
-from anydevice.core.text import format_time
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises for those that are wrong, before a model is loaded for them.
     """
-    from anydevice.llm.sampling import sampling
-    from anydevice.llm.text import stop_strings
+    from anydevice._llm.sampling import sampling
+    from anydevice._llm.text import stop_strings
 
     names = [name[2:].replace("-", "_") for name, *_ in _SAMPLING]
     given = {name: getattr(arguments, name) for name in (*names, "max_tokens", "stop")}

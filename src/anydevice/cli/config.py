@@ -7,17 +7,22 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-from anydevice.choose.scope import make_request, why
+from anydevice._core.choice import Choice, Request
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, percent, printable, wrapped
+from anydevice._machine.choose.scope import make_request, why
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.settings.config import Config, current
+from anydevice._machine.settings.files import (
+    measurements_file,
+    project_file,
+    user_file,
+    verdicts_file,
+)
+from anydevice._ops.trusted_kernels import kernels_file
+from anydevice._report.choice import because
 from anydevice.cli.main import NOT_DONE
 from anydevice.cli.printing import Output, error_in_json
-from anydevice.core.choice import Choice, Request
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, percent, printable, wrapped
-from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
-from anydevice.ops.trusted_kernels import kernels_file
-from anydevice.rendering.choice_text import because
-from anydevice.settings.config import Config, current
-from anydevice.settings.files import measurements_file, project_file, user_file, verdicts_file
 
 EXAMPLE = "anydevice config --why"
 

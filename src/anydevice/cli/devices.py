@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
+from anydevice._core.backends import BACKENDS
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts, Finding, Standing
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_size
+from anydevice._machine.discovery.discover import Report, discover
+from anydevice._machine.engines import registry
+from anydevice._machine.settings.config import current
 from anydevice.cli.main import NOT_DONE
 from anydevice.cli.printing import Output, error_in_json, problem_of
-from anydevice.core.backends import BACKENDS
-from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Standing
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_size
-from anydevice.discovery._discover import Report, discover
-from anydevice.engines import registry
-from anydevice.settings.config import current
 
 EXAMPLE = "anydevice devices --json"
 

@@ -6,16 +6,16 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from anydevice.choose.scope import why
+from anydevice._core.finding import Verdict
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_time, wrapped
+from anydevice._machine.choose.scope import why
+from anydevice._machine.discovery.check import check
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.discovery.doctor import Conclusion, Examination, conclude, prepare
+from anydevice._machine.engines import registry
+from anydevice._report.diagnosis import Explanation
 from anydevice.cli.options import progress_on, seconds
 from anydevice.cli.printing import Output, error_in_json, problem_of
-from anydevice.core.finding import Verdict
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_time, wrapped
-from anydevice.discovery._discover import discover
-from anydevice.discovery.check import check
-from anydevice.discovery.examination import Conclusion, Examination, conclude, prepare
-from anydevice.engines import registry
-from anydevice.rendering.diagnosis import Explanation
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
 

@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 
+from anydevice._parallel.launch import run_script
+from anydevice._parallel.processes import TOGETHER
 from anydevice.cli.printing import Output
-from anydevice.parallel.launching import run_script
-from anydevice.parallel.processes import TOGETHER
 
 EXAMPLE = "anydevice launch -n 4 train.py --epochs 3"
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    command = [sys.executable, "-u", "-m", "anydevice.parallel"]
+    command = [sys.executable, "-u", "-m", "anydevice._parallel"]
     command += [arguments.script, *arguments.arguments]
     return run_script(command, arguments.processes, arguments.restarts, arguments.engine)
 

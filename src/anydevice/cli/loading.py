@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from anydevice.choose.scope import device, why
+from anydevice._core.record import Record
+from anydevice._core.text import format_count, format_size
+from anydevice._machine.choose.scope import device, why
+from anydevice._machine.discovery.discover import discover
+from anydevice._plan.config import locate
+from anydevice._plan.estimates import PARTS
+from anydevice._report.choice import because, unmet_wishes
 from anydevice.cli.options import check_place
-from anydevice.core.record import Record
-from anydevice.core.text import format_count, format_size
-from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceWarning
-from anydevice.planning.config import locate
-from anydevice.planning.estimates import PARTS
-from anydevice.rendering.choice_text import because, unmet_wishes
 
 if TYPE_CHECKING:
     from anydevice.llm import LanguageModel

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, nan
 
+from anydevice._core.progress import ProgressBar
+from anydevice._core.text import parse_count
 from anydevice.cli.printing import Output
-from anydevice.core.progress import ProgressBar
-from anydevice.core.text import parse_count
 from anydevice.errors import ConfigurationError
 
 _FILTERS = {
@@ -53,7 +53,7 @@ def check_place(devices: Sequence[str] | None, engine: str | None) -> None:
     anydevice.errors.ConfigurationError: --device: there is no backend 'quantum'; \
 the backends are cuda, rocm, metal, tpu, opencl, cpu
     """
-    from anydevice.settings.preferences import check_engine, check_wish
+    from anydevice._machine.settings.preferences import check_engine, check_wish
 
     for name in devices or ():
         check_wish(name.strip().lower(), "--device")

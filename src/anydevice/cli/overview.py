@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from anydevice.choose.scope import why
+from anydevice._core.choice import Choice
+from anydevice._machine.choose.scope import why
+from anydevice._machine.discovery.discover import discover
+from anydevice._report.choice import because
+from anydevice._report.summary import names_doctor, text
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.printing import Output, error_in_json
-from anydevice.core.choice import Choice
-from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
-from anydevice.rendering.choice_text import because
-from anydevice.rendering.summary import names_doctor, text
 
 EXAMPLE = "anydevice"
 

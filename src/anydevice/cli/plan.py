@@ -11,16 +11,16 @@ from contextlib import contextmanager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from anydevice._core.locks import started
+from anydevice._plan.available import look_ahead
+from anydevice._plan.config import is_gguf_path, locate
 from anydevice.cli.options import add_filters, count
 from anydevice.cli.printing import Output, check_page
-from anydevice.core.locks import started
 from anydevice.errors import ConfigurationError
-from anydevice.planning.available import look_ahead
-from anydevice.planning.config import is_gguf_path, locate
 
 if TYPE_CHECKING:
-    from anydevice.planning.plan import Plan
-    from anydevice.planning.training_plan import TrainingPlan
+    from anydevice._plan.plan import Plan
+    from anydevice._plan.training_plan import TrainingPlan
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
 
@@ -120,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
-    from anydevice.planning.training_plan import plan_training, training_lines
+    from anydevice._plan.training_plan import plan_training, training_lines
 
     asked = {name: getattr(arguments, name) for name in (*_ONLY_TRAINING, "context", "batch")}
     given = {name: value for name, value in asked.items() if value is not None}
@@ -129,8 +129,8 @@ def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
 
 def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
     with _looking_ahead() if not arguments.on else nullcontext():
-        from anydevice.planning.cards import cluster_of
-        from anydevice.planning.plan import plan_inference, plan_lines, plan_loading
+        from anydevice._plan.cards import cluster_of
+        from anydevice._plan.plan import plan_inference, plan_lines, plan_loading
 
         # What runs a GGUF file here is llm.load, and for cards elsewhere nobody knows.
         loaded = is_gguf_path(locate(arguments.model)) and not arguments.on

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from anydevice.choose.scope import why
+from anydevice._core.choice import Choice
+from anydevice._core.text import UNUSABLE, USABLE
+from anydevice._machine.choose.scope import why
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.settings.preferences import prefer
+from anydevice._report.choice import because
 from anydevice.cli.printing import Output
-from anydevice.core.choice import Choice
-from anydevice.core.text import UNUSABLE, USABLE
-from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
-from anydevice.rendering.choice_text import because
-from anydevice.settings.preferences import prefer
 
 EXAMPLE = "anydevice prefer cuda --engine torch"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from anydevice.core.files import check_folder, check_writable, expanded, write_whole
-from anydevice.core.progress import columns_of
-from anydevice.core.record import Record
-from anydevice.core.text import printable
+from anydevice._core.files import check_folder, check_writable, expanded, write_whole
+from anydevice._core.progress import columns_of
+from anydevice._core.record import Record
+from anydevice._core.text import printable
 from anydevice.errors import AnyDeviceError, TransferError
 
 _COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "fix": "36"}
@@ -219,7 +219,7 @@ def check_page(path: str | None, *inputs: str | Path | None) -> None:
     """
     if path is None:
         return
-    from anydevice.rendering.page import page_file  # other commands go without it
+    from anydevice._report.page import page_file  # other commands go without it
 
     page_file(path)
     check_file(path, *(each for each in inputs if each and not os.path.isdir(expanded(each))))

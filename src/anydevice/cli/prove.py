@@ -81,7 +81,7 @@ def _prove(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.device is not None or arguments.engine is not None:
         named = None if arguments.device is None else [arguments.device]
         check_place(named, arguments.engine)
-    from anydevice.proofs.proving import prove
+    from anydevice._proofs.prove import prove
 
     with progress_on(output, silent=arguments.json) as bar:
 
@@ -107,7 +107,7 @@ def _read(arguments: argparse.Namespace) -> tuple[str | None, ...]:
 
 def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
     """Print what was found, whether or not the files of it can be written."""
-    from anydevice.proofs.outcome import outcome_data
+    from anydevice._proofs.outcome import outcome_data
 
     found = outcome_data(result)
     kind = found["result"]
@@ -125,8 +125,8 @@ def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _violated(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
-    from anydevice.proofs.files import read_queries
-    from anydevice.proofs.outcome import violated
+    from anydevice._proofs.files import read_queries
+    from anydevice._proofs.outcome import violated
 
     try:
         return {"violated": violated(read_queries(path), found["x"], found["y"])}
@@ -163,7 +163,7 @@ def _problems_in_json(problems: Sequence[AnyDeviceError]) -> dict[str, object]:
 
 
 def _words(found: dict[str, Any]) -> str:
-    from anydevice.proofs.outcome import counterexample_text, outcome_text
+    from anydevice._proofs.outcome import counterexample_text, outcome_text
 
     lines = [outcome_text(found)]
     why = "only a proof has one"
@@ -191,8 +191,8 @@ def _write_result(path: str | None, text: str) -> None:
 
 
 def _check(arguments: argparse.Namespace, output: Output) -> int:
-    from anydevice.proofs.files import check, read_certificate, read_model, read_queries
-    from anydevice.proofs.outcome import in_parts
+    from anydevice._proofs.files import check, read_certificate, read_model, read_queries
+    from anydevice._proofs.outcome import in_parts
 
     if arguments.certificate:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from anydevice.check.cases import TABLE
-from anydevice.check.verdicts import (
+from anydevice._check.cases import TABLE
+from anydevice._check.verdicts import (
     FAILED,
     IN_WORDS,
     Cell,
@@ -17,11 +17,11 @@ from anydevice.check.verdicts import (
     in_words,
     save,
 )
-from anydevice.check.verifying import verify
+from anydevice._check.verify import verify
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
 from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output, complain
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
 

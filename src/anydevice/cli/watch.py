@@ -12,17 +12,17 @@ from functools import partial
 
 from rich.cells import cell_len
 
+from anydevice._arrays.memory.stats import Pressure, pressure_of
+from anydevice._core.device import Device
+from anydevice._core.record import Record
+from anydevice._core.text import bar, format_part, format_size, percent, printable
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.discovery.doctor import prepare
+from anydevice._machine.hardware.readers import DeviceProcess, Readings, processes, readings
+from anydevice._machine.settings.preferences import check_wish
 from anydevice.cli.options import add_filters, seconds
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Event, Screen, TerminalEvents, shows_live_views
-from anydevice.core.device import Device
-from anydevice.core.record import Record
-from anydevice.core.text import bar, format_part, format_size, percent, printable
-from anydevice.discovery._discover import discover
-from anydevice.discovery.examination import prepare
-from anydevice.hardware.readers import DeviceProcess, Readings, processes, readings
-from anydevice.memory.stats import Pressure, pressure_of
-from anydevice.settings.preferences import check_wish
 
 EXAMPLE = "anydevice watch --device cuda --interval 0.25"
 

@@ -15,14 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import anydevice
 from anydevice import ConfigurationError, DeviceNotFoundError, parallel
-from anydevice.choose.limits import told_to_jax
-from anydevice.choose.scope import why
-from anydevice.core.choice import accelerators_passed_over
-from anydevice.core.finding import compare_versions
-from anydevice.core.locks import ForkSafeLock
-from anydevice.core.text import warn
-from anydevice.engines.registry import version_of
-from anydevice.settings.config import STRATEGIES, change
+from anydevice._core.choice import accelerators_passed_over
+from anydevice._core.finding import compare_versions
+from anydevice._core.locks import ForkSafeLock
+from anydevice._core.text import warn
+from anydevice._machine.choose.limits import told_to_jax
+from anydevice._machine.choose.scope import why
+from anydevice._machine.engines.registry import version_of
+from anydevice._machine.settings.config import STRATEGIES, change
 
 MemoryStrategy = StrEnum("MemoryStrategy", ["CONSERVATIVE", "BALANCED", "AGGRESSIVE", "CUSTOM"])
 DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])

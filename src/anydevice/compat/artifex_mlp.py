@@ -11,7 +11,7 @@ import jax
 
 import anydevice
 from anydevice import ConfigurationError, nn
-from anydevice.core.engine import Absent
+from anydevice._core.engine import Absent
 
 try:
     from flax import nnx

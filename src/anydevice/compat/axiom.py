@@ -29,15 +29,15 @@ from anydevice import (
     parallel,
     use_device,
 )
-from anydevice.bench.functions import DeviceTiming
-from anydevice.choose.scope import block_device, why
-from anydevice.core.choice import accelerators_passed_over
-from anydevice.core.text import warn
-from anydevice.nn.losses import Loss
-from anydevice.nn.model import bound, parameters_device
+from anydevice._bench.functions import DeviceTiming
+from anydevice._core.choice import accelerators_passed_over
+from anydevice._core.text import warn
+from anydevice._machine.choose.scope import block_device, why
+from anydevice._nn.losses import Loss
+from anydevice._nn.model import bound, parameters_device
 
 if TYPE_CHECKING:
-    from anydevice.proofs.properties import Property, Region
+    from anydevice._proofs.properties import Property, Region
 
 
 class AbstractBackend(Device):
@@ -396,7 +396,7 @@ def ensure(
     ...     len(share().properties)
     1
     """
-    from anydevice.proofs.claims import claim
+    from anydevice._proofs.claims import claim
 
     stated = claim(property, over)
 
@@ -434,7 +434,7 @@ def prove(
     >>> prove(proofs.box(-1.0, 1.0), model, proofs.within(0, 1)).check() > 0
     True
     """
-    from anydevice.proofs.properties import Region as Set
+    from anydevice._proofs.properties import Region as Set
 
     if isinstance(inputs, Set):
         return _proved(inputs, holds, property, options)
@@ -447,8 +447,8 @@ def prove(
 
 
 def _proved(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> Any:
-    from anydevice.proofs.proving import Counterexample, Undecided
-    from anydevice.proofs.proving import prove as search
+    from anydevice._proofs.prove import Counterexample, Undecided
+    from anydevice._proofs.prove import prove as search
 
     if stated is None:
         raise ConfigurationError(

@@ -20,19 +20,19 @@ from typing import Any, ClassVar, TypeVar
 
 import anydevice
 from anydevice import ConfigurationError, Device, DeviceNotFoundError, nn, parallel
-from anydevice.choose.scope import forget, make_request, why
-from anydevice.core.backends import BACKENDS
-from anydevice.core.choice import Wish, accelerators_passed_over, choose
-from anydevice.core.finding import Tier
-from anydevice.core.record import Record, replace
-from anydevice.core.text import warn
-from anydevice.core.trees import leaves, refilled
-from anydevice.discovery._discover import free_memory
-from anydevice.engines import registry
-from anydevice.parallel.mesh import Mesh
-from anydevice.parallel.placing import row_ranges
-from anydevice.transfer.prefetching import Prefetch
-from anydevice.transfer.random.generator import Random
+from anydevice._arrays.prefetch import Prefetch
+from anydevice._arrays.random.generator import Random
+from anydevice._core.backends import BACKENDS
+from anydevice._core.choice import Wish, accelerators_passed_over, choose
+from anydevice._core.finding import Tier
+from anydevice._core.record import Record, replace
+from anydevice._core.text import warn
+from anydevice._core.trees import leaves, refilled
+from anydevice._machine.choose.scope import forget, make_request, why
+from anydevice._machine.discovery.discover import free_memory
+from anydevice._machine.engines import registry
+from anydevice._parallel.mesh import Mesh
+from anydevice._parallel.placing import row_ranges
 
 T = TypeVar("T", bound="AbstractLuxDistributedBackend")
 

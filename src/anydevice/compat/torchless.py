@@ -25,14 +25,14 @@ from anydevice import (
     llm,
     ops,
 )
-from anydevice.bench.language_models import bench_text
-from anydevice.choose.scope import make_request
-from anydevice.core.backends import BACKENDS
-from anydevice.core.choice import Choice, choose
-from anydevice.core.record import Record, replace
-from anydevice.core.text import format_size, warn
-from anydevice.discovery._discover import free_memory
-from anydevice.transfer.moving import is_array
+from anydevice._arrays.move import is_array
+from anydevice._bench.language_models import bench_text
+from anydevice._core.backends import BACKENDS
+from anydevice._core.choice import Choice, choose
+from anydevice._core.record import Record, replace
+from anydevice._core.text import format_size, warn
+from anydevice._machine.choose.scope import make_request
+from anydevice._machine.discovery.discover import free_memory
 
 if TYPE_CHECKING:
     from anydevice.llm import LanguageModel

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anydevice.core.device import Device
+from anydevice._core.device import Device
 
 GIB = 2**30
 CARD = Device("cuda", 0)
@@ -31,13 +31,13 @@ def test_the_limit_of_cupy_is_that_of_before_when_it_is_lifted(
     pool = Pool()
     library: Any = ModuleType("cupy")
     library.get_default_memory_pool = lambda: pool
-    engine: Any = ModuleType("anydevice.engines.cupy.arrays")
+    engine: Any = ModuleType("anydevice._engines.cupy.arrays")
     engine.ENGINE = SimpleNamespace(native=lambda device: nullcontext())
     monkeypatch.setitem(sys.modules, "cupy", library)
-    monkeypatch.setitem(sys.modules, "anydevice.engines.cupy.arrays", engine)
-    monkeypatch.delitem(sys.modules, "anydevice.engines.cupy.memory", raising=False)
-    memory = import_module("anydevice.engines.cupy.memory").CupyMemory()
-    del sys.modules["anydevice.engines.cupy.memory"]  # it must not be there after the test
+    monkeypatch.setitem(sys.modules, "anydevice._engines.cupy.arrays", engine)
+    monkeypatch.delitem(sys.modules, "anydevice._engines.cupy.memory", raising=False)
+    memory = import_module("anydevice._engines.cupy.memory").CupyMemory()
+    del sys.modules["anydevice._engines.cupy.memory"]  # it must not be there after the test
     memory.set_limit(CARD, None)
     assert pool.limit == 7 * GIB
     for limit in (60 * GIB, 40 * GIB):

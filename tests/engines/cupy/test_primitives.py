@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._machine.engines import registry
+from anydevice._ops import elementwise as _elementwise
 from anydevice.errors import AnyDeviceError, UnsupportedError
-from anydevice.ops import _elementwise
 
 try:
     engine = registry.load("cupy")
@@ -24,8 +24,8 @@ if not engine.devices():
 
 import cupy
 
-from anydevice.engines.cupy.fused import FUSED
-from anydevice.engines.cupy.primitives import PRIMITIVES as XP
+from anydevice._engines.cupy.fused import FUSED
+from anydevice._engines.cupy.primitives import PRIMITIVES as XP
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

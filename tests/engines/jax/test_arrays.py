@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
-from anydevice.core.hooks import load
-from anydevice.engines import host, registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.hooks import load
+from anydevice._engines import host
+from anydevice._libraries.base import float64_scope
+from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
-from anydevice.models.base import float64_scope
 
 jax = pytest.importorskip("jax")
 engine = registry.load("jax")
@@ -145,7 +146,7 @@ def test_what_is_more_than_jax_may_ever_hold_is_refused_at_once() -> None:
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_limit": 2**31}
 
-    refuse = load("anydevice.engines.jax.arrays:_refuse_impossible")
+    refuse = load("anydevice._engines.jax.arrays:_refuse_impossible")
     refuse(2**31, Card())
     with pytest.raises(MemoryError, match=f"tried to allocate {2**31 + 1} bytes") as refused:
         refuse(2**31 + 1, Card())

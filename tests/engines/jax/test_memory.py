@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine, MemoryUse
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine, MemoryUse
+from anydevice._machine.engines import registry
 
 GIB = 2**30
 CARD = Device("cuda", 0)
@@ -28,7 +28,7 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    from anydevice.engines.jax import memory as facet
+    from anydevice._engines.jax import memory as facet
 
     def engine_with(**counted: int) -> Engine:
         engine = registry.load("jax")

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.dtypes import DTYPES
+from anydevice._core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from anydevice.engines.jax.autodiff import AUTODIFF
-from anydevice.engines.jax.compiler import COMPILER
-from anydevice.engines.jax.fused import FUSED
-from anydevice.engines.jax.primitives import PRIMITIVES as xp  # noqa: N811
+from anydevice._engines.jax.autodiff import AUTODIFF
+from anydevice._engines.jax.compiler import COMPILER
+from anydevice._engines.jax.fused import FUSED
+from anydevice._engines.jax.primitives import PRIMITIVES as xp  # noqa: N811
 from tests.rounding import rounding
 
 FLOAT64, INT32 = DTYPES["float64"], DTYPES["int32"]
@@ -303,7 +303,7 @@ def test_attention_with_too_many_scores_is_handed_over() -> None:
 
 
 def test_a_new_rate_or_step_compiles_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.engines.jax import fused
+    from anydevice._engines.jax import fused
 
     traced, grown = list[float](), fused._grown
 

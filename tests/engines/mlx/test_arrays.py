@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
 
 mx = pytest.importorskip("mlx.core")

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
-from anydevice.core.finding import Facts, Seen, Sighting
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._machine.engines import registry
 
 MIB = 2**20
 
@@ -23,8 +23,8 @@ CPU_OF_UNKNOWN_SIZE = Sighting("cpu", True, (Seen(0, "cpu", Facts("a processor")
 def test_what_mlx_can_have_is_what_its_container_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.engines.mlx import arrays
-    from anydevice.hardware.cpu import reader
+    from anydevice._engines.mlx import arrays
+    from anydevice._machine.hardware.cpu import reader
 
     for name, text in {
         "proc/meminfo": f"MemTotal: {2**26} kB\nMemAvailable: {2**26} kB\n",
@@ -50,9 +50,9 @@ def test_what_mlx_can_have_is_what_its_container_can(
 
 BEYOND_THE_MACHINE = """
 import numpy as np
-from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._machine.engines import registry
 
 engine, cpu = registry.load("mlx"), Device("cpu")
 for _ in range(3):

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
-from anydevice.core.dtypes import DTYPES
+from anydevice._core.dtypes import DTYPES
+from anydevice._ops import norm as _norm
+from anydevice._ops.dispatch import version_for_mixed_dtypes
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.ops import _attention, _norm
-from anydevice.ops.dispatch import version_for_mixed_dtypes
 
 mx = pytest.importorskip("mlx.core")
 
-from anydevice.engines.mlx import primitives
-from anydevice.engines.mlx.autodiff import AUTODIFF
-from anydevice.engines.mlx.compiler import COMPILER
-from anydevice.engines.mlx.fused import FUSED
-from anydevice.engines.mlx.primitives import PRIMITIVES as XP
+from anydevice._engines.mlx import primitives
+from anydevice._engines.mlx.autodiff import AUTODIFF
+from anydevice._engines.mlx.compiler import COMPILER
+from anydevice._engines.mlx.fused import FUSED
+from anydevice._engines.mlx.primitives import PRIMITIVES as XP
+
+_attention = import_module("anydevice._ops.attention")  # the op has the same name
 
 HALF = ("float16", "bfloat16")
 ROUNDING = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -228,7 +231,7 @@ def test_what_is_left_to_the_definitions(monkeypatch: pytest.MonkeyPatch) -> Non
     assert attention(*first_sees_nothing, True, None, None, None, None) is NotImplemented
     for name, arguments in {"softmax": (-1,), "rmsnorm": (drawn(8), 1e-6)}.items():
         assert FUSED[name](mx.zeros((0, 8)), *arguments) is NotImplemented
-    monkeypatch.setattr("anydevice.engines.mlx.fused._SCORES_AT_ONCE", 71)
+    monkeypatch.setattr("anydevice._engines.mlx.fused._SCORES_AT_ONCE", 71)
     assert attention(*queries_keys_values(3, 3), *plain) is NotImplemented
 
 

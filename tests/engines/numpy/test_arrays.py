@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anydevice.core.engine import Storage
-from anydevice.engines import registry
+from anydevice._core.engine import Storage
+from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
 
 engine = registry.load("numpy")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.engines.numpy.fused import FUSED
-from anydevice.ops import _elementwise, _norm
+from anydevice._engines.numpy.fused import FUSED
+from anydevice._ops import elementwise as _elementwise
+from anydevice._ops import norm as _norm
 from tests.rounding import rounding
 
 LARGE = (3, 70, 401)

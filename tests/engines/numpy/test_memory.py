@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anydevice.engines import registry
+from anydevice._machine.engines import registry
 
 
 def test_numpy_says_what_was_to_be_made() -> None:

@@ -1,4 +1,4 @@
-"""NumPy's primitives keep the promises of `core/primitives.py`."""
+"""NumPy's primitives keep the promises of `_core/primitives.py`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.primitives import Primitives
-from anydevice.engines.numpy.primitives import PRIMITIVES as XP
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.primitives import Primitives
+from anydevice._engines.numpy.primitives import PRIMITIVES as XP
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = [np.dtype(np.float16), BFLOAT16]

@@ -23,7 +23,7 @@ def pytest_runtest_call() -> Iterator[None]:
 @pytest.fixture
 def assume() -> Iterator[Callable[..., None]]:
     """Have the kernels assume this of every device: `assume(is_cpu=False)`."""
-    from anydevice.engines.opencl.kernels import (
+    from anydevice._engines.opencl.kernels import (
         attention,
         elementwise,
         products,

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
 
 cl = pytest.importorskip("pyopencl")
@@ -74,7 +74,9 @@ def test_numbers_that_it_does_not_multiply_are_refused(engine: Engine, one: str,
 def test_without_a_driver_it_sees_no_device(tmp_path) -> None:
     driver = tmp_path / "none.icd"
     driver.write_text("/no/such/driver.so")
-    program = "from anydevice.engines import registry; print(registry.load('opencl').devices())"
+    program = (
+        "from anydevice._machine.engines import registry; print(registry.load('opencl').devices())"
+    )
     said = subprocess.run(
         [sys.executable, "-c", program],
         env={"OCL_ICD_VENDORS": str(driver), "PATH": ""},

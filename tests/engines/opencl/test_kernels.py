@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from scipy import special
 
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine
-from anydevice.engines import registry, trust
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Engine
+from anydevice._engines import trust
+from anydevice._machine.engines import registry
 
 pytest.importorskip("pyopencl")
 
-from anydevice.engines.opencl.fused import FUSED, KERNELS
-from anydevice.engines.opencl.kernels import attention
-from anydevice.engines.opencl.primitives import PRIMITIVES
+from anydevice._engines.opencl.fused import FUSED, KERNELS
+from anydevice._engines.opencl.kernels import attention
+from anydevice._engines.opencl.primitives import PRIMITIVES
 from tests.rounding import rounding
 
 HERE = Device("opencl")

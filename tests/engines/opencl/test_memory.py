@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
-from anydevice.core.engine import Engine
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.engine import Engine
+from anydevice._machine.engines import registry
 
 FLOAT32 = as_dtype("float32")
 MIB = 2**20
@@ -134,7 +134,7 @@ def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(opencl: Engine, here: D
 def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(opencl: Engine, here: Device) -> None:
     import pyopencl as cl
 
-    from anydevice.engines.opencl.buffers import pool
+    from anydevice._engines.opencl.buffers import pool
 
     other = pool(cl.Context([opencl.native(here)]))
     held = other.allocate(4 * MIB)
@@ -153,8 +153,8 @@ FIRST_USE = """
 import threading
 import numpy as np
 from anydevice import ops, to_device
-from anydevice.engines import registry
-from anydevice.engines.opencl import buffers
+from anydevice._machine.engines import registry
+from anydevice._engines.opencl import buffers
 
 registry.load("opencl")
 together, placed, wrong = threading.Barrier(4), [], []
@@ -191,7 +191,7 @@ def test_a_context_that_is_slow_to_make_is_made_once(
 ) -> None:
     import pyopencl as cl
 
-    from anydevice.engines.opencl import buffers
+    from anydevice._engines.opencl import buffers
 
     def slowly(*arguments: Any, make: Any = buffers.Pool) -> Any:
         time.sleep(0.05)

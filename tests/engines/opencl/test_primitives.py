@@ -15,21 +15,21 @@ import pytest
 from scipy import special
 
 from anydevice import ops
-from anydevice.core.device import Device
-from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Absent, Engine
-from anydevice.core.primitives import Primitives
-from anydevice.discovery._discover import discover
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.primitives import Primitives
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.engines import registry
+from anydevice._machine.hardware.opencl.diagnosis import POCL
 from anydevice.errors import UnsupportedError
-from anydevice.hardware.opencl.diagnosis import POCL
 
 cl = pytest.importorskip("pyopencl")
 
-from anydevice.engines.opencl import buffers
-from anydevice.engines.opencl.fused import KERNELS
-from anydevice.engines.opencl.kernels import elementwise, products, programs
-from anydevice.engines.opencl.primitives import PRIMITIVES
+from anydevice._engines.opencl import buffers
+from anydevice._engines.opencl.fused import KERNELS
+from anydevice._engines.opencl.kernels import elementwise, products, programs
+from anydevice._engines.opencl.primitives import PRIMITIVES
 
 HERE = Device("opencl")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -677,9 +677,9 @@ def test_a_group_that_a_kernel_has_no_room_for_is_halved(
 def test_programs_are_kept_for_later_processes(tmp_path) -> None:
     program = (
         "import time, numpy as np\n"
-        "from anydevice.core.device import Device\n"
-        "from anydevice.engines import registry\n"
-        "from anydevice.engines.opencl.primitives import PRIMITIVES as xp\n"
+        "from anydevice._core.device import Device\n"
+        "from anydevice._machine.engines import registry\n"
+        "from anydevice._engines.opencl.primitives import PRIMITIVES as xp\n"
         "engine = registry.load('opencl')\n"
         "x = engine.place(np.ones((40, 40), np.float32), Device('opencl'))\n"
         "began = time.process_time()\n"

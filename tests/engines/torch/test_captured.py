@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-captured = pytest.importorskip("anydevice.engines.torch.captured")
+captured = pytest.importorskip("anydevice._engines.torch.captured")
 
 GPU = torch.cuda.is_available()
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="no CUDA GPU"))]

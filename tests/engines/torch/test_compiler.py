@@ -15,7 +15,7 @@ pytest.importorskip("torch._inductor.custom_graph_pass")
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from anydevice.engines.torch import compiler
+from anydevice._engines.torch import compiler
 
 TABLE = torch.arange(40.0).reshape(10, 4)
 IDS = torch.tensor([3, 0, 9, 9, 4])

@@ -17,21 +17,17 @@ from typing import Any
 import pytest
 
 from anydevice import ops
-from anydevice.check import trials
-from anydevice.check.case import Row
-from anydevice.check.cases import TABLE
-from anydevice.check.cases_decoding import (
-    DECODER_LAYER,
-    DRAW_TOKEN,
-    FINAL_LOGITS,
-    PROMPT_LAYER,
-)
-from anydevice.core.device import Device
-from anydevice.core.record import replace
-from anydevice.engines import registry, trust
+from anydevice._check import checks as trials
+from anydevice._check.cases import TABLE
+from anydevice._check.cases.case import Row
+from anydevice._check.cases.decoding import DECODER_LAYER, DRAW_TOKEN, FINAL_LOGITS, PROMPT_LAYER
+from anydevice._core.device import Device
+from anydevice._core.record import replace
+from anydevice._engines import trust
+from anydevice._machine.engines import registry
 
 torch = pytest.importorskip("torch")
-fused = pytest.importorskip("anydevice.engines.torch.triton.fused")
+fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
 
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -58,8 +54,8 @@ class Card:
     get_current_stream = lambda self, device=0: 0
 
 driver.set_active(Card())
-from anydevice.core.engine import LayerNumbers
-from anydevice.engines.torch.triton import decode_attention, decode_products, decoder_layer
+from anydevice._core.engine import LayerNumbers
+from anydevice._engines.torch.triton import decode_attention, decode_products, decoder_layer
 
 def compiled(kernel, grid, device, *arguments, **options):
     code = kernel.warmup(*arguments, grid=grid, **options).asm["ptx"]
@@ -140,7 +136,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def modules() -> tuple[Any, Any, Any]:
     """Those that import Triton."""
-    from anydevice.engines.torch.triton import decode_attention, decode_products, decoder_layer
+    from anydevice._engines.torch.triton import decode_attention, decode_products, decoder_layer
 
     return decode_products, decode_attention, decoder_layer
 
@@ -288,7 +284,7 @@ def test_a_prompt_layer_is_right(dtype: str, cases: int | None, place: str) -> N
 def test_a_wrong_prompt_layer_is_caught(
     wrong: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.engines.torch.triton import prompt_layer
+    from anydevice._engines.torch.triton import prompt_layer
 
     right = prompt_layer.turned
 
@@ -443,9 +439,10 @@ def test_steps_of_a_decoder(
     family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several tokens one by one through the kernels, and through the ops in float32."""
-    from anydevice.llm import decoder, generation
-    from anydevice.llm.description import describe
-    from anydevice.planning.config import as_config
+    from anydevice._llm import decoder
+    from anydevice._llm import generate as generation
+    from anydevice._llm.description import describe
+    from anydevice._plan.config import as_config
 
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 50}

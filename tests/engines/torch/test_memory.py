@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from anydevice.core.device import Device
-from anydevice.core.engine import Engine, MemoryUse
-from anydevice.engines import registry
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine, MemoryUse
+from anydevice._machine.engines import registry
 
 GIB = 2**30
 CARD = Device("cuda", 0)
@@ -56,7 +56,7 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """PyTorch with a card and Metal, as far as our file for it knows."""
     import torch
 
-    from anydevice.engines.torch import memory as facet
+    from anydevice._engines.torch import memory as facet
 
     engine = registry.load("torch")
     kinds = {"cuda": torch.device("cuda", 0), "metal": torch.device("mps")}

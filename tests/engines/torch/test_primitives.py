@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.core.dtypes import DTYPES
+from anydevice._core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 
-from anydevice.engines.torch import fused
-from anydevice.engines.torch.autodiff import AUTODIFF
-from anydevice.engines.torch.compiler import COMPILER
-from anydevice.engines.torch.primitives import PRIMITIVES as xp  # noqa: N811
+from anydevice._engines.torch import fused
+from anydevice._engines.torch.autodiff import AUTODIFF
+from anydevice._engines.torch.compiler import COMPILER
+from anydevice._engines.torch.primitives import PRIMITIVES as xp  # noqa: N811
 
 FLOAT32, INT32 = DTYPES["float32"], DTYPES["int32"]
 

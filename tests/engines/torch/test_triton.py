@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from anydevice.core.rope_scaling import frequencies as scaled_frequencies
-from anydevice.engines import trust
+from anydevice._core.rope_scaling import frequencies as scaled_frequencies
+from anydevice._engines import trust
 
 torch = pytest.importorskip("torch")
-fused = pytest.importorskip("anydevice.engines.torch.triton.fused")
+fused = pytest.importorskip("anydevice._engines.torch.triton.fused")
 
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

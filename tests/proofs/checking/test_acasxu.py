@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anydevice.proofs.checking.certificate import LEAF
-from anydevice.proofs.checking.checker import check, refused
-from anydevice.proofs.checking.network import RefusedError
-from anydevice.proofs.files import check as check_file
-from anydevice.proofs.files import read_certificate, read_model, read_queries
+from anydevice._proofs.checking.certificate import LEAF
+from anydevice._proofs.checking.checker import check, refused
+from anydevice._proofs.checking.network import RefusedError
+from anydevice._proofs.files import check as check_file
+from anydevice._proofs.files import read_certificate, read_model, read_queries
 from tests.proofs.checking.theorems import certificate, leaf_tree
 
 
@@ -89,7 +89,7 @@ def test_no_leaf_with_a_counterexample_is_ever_closed() -> None:
 @pytest.mark.parametrize("precision", ["float32", "real"])
 def test_all_139_certificates_are_small_and_checked_quickly(precision: str, tmp_path: Path) -> None:
     """From files to files: at most 1 MB together, and 130 seconds of CPU, of which 20 are used."""
-    from anydevice.proofs.proving import Proof, prove
+    from anydevice._proofs.prove import Proof, prove
 
     count, size, seconds = 0, 0, 0.0
     for number, name in instances("unsat"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anydevice.proofs import checking
+from anydevice._proofs import checking
 from tests.proofs.checking.theorems import certificate, dense, executed, proved, query
 from tests.proofs.checking.written import onnx_of, vnnlib_of
 
@@ -20,21 +20,21 @@ FOLDER = Path(checking.__file__).parent
 PROGRAM = """
 import sys
 
-ALLOWED = ("anydevice", "anydevice.core", "anydevice.core.lazy")
-ALLOWED += ("anydevice.proofs", "anydevice.proofs.checking")
+ALLOWED = ("anydevice", "anydevice._core", "anydevice._core.lazy")
+ALLOWED += ("anydevice._proofs", "anydevice._proofs.checking")
 
 class Wall:
     def find_spec(self, name, path=None, target=None):
         root = name.split(".")[0]
-        ours = name in ALLOWED or name.startswith("anydevice.proofs.checking.")
+        ours = name in ALLOWED or name.startswith("anydevice._proofs.checking.")
         if root != "numpy" and not ours and root not in sys.stdlib_module_names:
             raise ImportError(f"{name} must not be imported")
 
 sys.meta_path.insert(0, Wall())
-from anydevice.proofs.checking.certificate import read_certificate
-from anydevice.proofs.checking.checker import check
-from anydevice.proofs.checking.operators import read_onnx
-from anydevice.proofs.checking.readers import read_vnnlib
+from anydevice._proofs.checking.certificate import read_certificate
+from anydevice._proofs.checking.checker import check
+from anydevice._proofs.checking.operators import read_onnx
+from anydevice._proofs.checking.readers import read_vnnlib
 
 folder = sys.argv[1]
 network, _ = read_onnx(open(f"{folder}/net.onnx", "rb").read())
@@ -78,7 +78,7 @@ def test_no_file_imports_anything_else() -> None:
     for file in FOLDER.glob("*.py"):
         for name in imports(file):
             root = name.split(".")[0]
-            ours = name.startswith("anydevice.proofs.checking")
+            ours = name.startswith("anydevice._proofs.checking")
             assert root == "numpy" or root in sys.stdlib_module_names or ours, (file.name, name)
 
 

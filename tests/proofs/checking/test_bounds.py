@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.proofs.checking import bounds as module
-from anydevice.proofs.checking import smooth
-from anydevice.proofs.checking.bounds import SoundNetwork
-from anydevice.proofs.checking.certificate import LEAF, Tree, first_neurons
-from anydevice.proofs.checking.checker import verdicts
-from anydevice.proofs.checking.network import Network, Node
+from anydevice._proofs.checking import bounds as module
+from anydevice._proofs.checking import smooth
+from anydevice._proofs.checking.bounds import SoundNetwork
+from anydevice._proofs.checking.certificate import LEAF, Tree, first_neurons
+from anydevice._proofs.checking.checker import verdicts
+from anydevice._proofs.checking.network import Network, Node
 from tests.proofs.checking.theorems import (
     dense,
     exactly,
@@ -134,7 +134,7 @@ def test_faults_in_the_bounds_are_found_by_rationals(
 ) -> None:
     monkeypatch.setattr(SoundNetwork, *PLANTED[fault])
     if fault == "no room for rounding":
-        monkeypatch.setattr("anydevice.proofs.checking.checker.U64", 0.0)
+        monkeypatch.setattr("anydevice._proofs.checking.checker.U64", 0.0)
     above, _ = below_the_exact(150, seed=0)
     assert above > 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.proofs.checking.certificate import (
+from anydevice._proofs.checking.certificate import (
     EACH_GROUP,
     LEAF,
     Certificate,
@@ -17,8 +17,8 @@ from anydevice.proofs.checking.certificate import (
     preorder,
     read_certificate,
 )
-from anydevice.proofs.checking.checker import check, refused
-from anydevice.proofs.checking.network import FormatError, Network, Node, Query, RefusedError
+from anydevice._proofs.checking.checker import check, refused
+from anydevice._proofs.checking.network import FormatError, Network, Node, Query, RefusedError
 from tests.proofs.checking.theorems import (
     certificate,
     dense,

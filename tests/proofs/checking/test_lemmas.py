@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice.proofs.checking.bounds import SoundNetwork
-from anydevice.proofs.checking.certificate import LEAF, Lemma, Tree, read_certificate
-from anydevice.proofs.checking.checker import check, refused, verdicts
-from anydevice.proofs.checking.network import FormatError, Network, Node, RefusedError
+from anydevice._proofs.checking.bounds import SoundNetwork
+from anydevice._proofs.checking.certificate import LEAF, Lemma, Tree, read_certificate
+from anydevice._proofs.checking.checker import check, refused, verdicts
+from anydevice._proofs.checking.network import FormatError, Network, Node, RefusedError
 from tests.proofs.checking.theorems import (
     certificate,
     dense,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anydevice.proofs.checking.network import FormatError, NotSupportedError
-from anydevice.proofs.checking.operators import read_onnx
+from anydevice._proofs.checking.network import FormatError, NotSupportedError
+from anydevice._proofs.checking.operators import read_onnx
 from tests.proofs.checking.written import described, field, operator, tensor
 
 

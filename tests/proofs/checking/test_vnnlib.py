@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from anydevice._proofs.checking.network import FormatError, NotSupportedError, Query
+from anydevice._proofs.checking.readers import read_vnnlib
+from anydevice._proofs.files import ModelFile, read_queries
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.proofs.checking.network import FormatError, NotSupportedError, Query
-from anydevice.proofs.checking.readers import read_vnnlib
-from anydevice.proofs.files import ModelFile, read_queries
 from tests.proofs.checking.theorems import dense, query
 from tests.proofs.checking.written import vnnlib_of
 
@@ -153,7 +153,7 @@ def test_errors_of_files_name_them(tmp_path: Path) -> None:
 def test_a_list_of_boxes_may_be_as_long_as_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no product of alternatives that would be longer than what was written."""
     number = 100
-    monkeypatch.setattr("anydevice.proofs.checking.readers.MOST_CASES", number - 1)
+    monkeypatch.setattr("anydevice._proofs.checking.readers.MOST_CASES", number - 1)
     boxes = " ".join(
         f"(and (>= X_0 {k}) (<= X_0 {k}.5) (>= X_1 0) (<= X_1 1) (<= Y_0 {k}e-3))"
         for k in range(number)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.proofs.checking import smooth
-from anydevice.proofs.checking.certificate import LEAF, Certificate, Tree
-from anydevice.proofs.checking.checker import refused
-from anydevice.proofs.checking.network import Network, Node, Query
+from anydevice._proofs.checking import smooth
+from anydevice._proofs.checking.certificate import LEAF, Certificate, Tree
+from anydevice._proofs.checking.checker import refused
+from anydevice._proofs.checking.network import Network, Node, Query
 
 Points = np.ndarray[Any, Any]
 

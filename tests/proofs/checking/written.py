@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from anydevice.proofs.checking.network import Network, Query
+from anydevice._proofs.checking.network import Network, Query
 
 
 def field(number: int, content: bytes | str | int) -> bytes:

@@ -1,0 +1,444 @@
+"""Out of memory: every library's own error becomes an `OutOfMemoryError`, which says what to do.
+
+Nothing here costs anything before an error has happened. Then it must not make things worse:
+whatever cannot be found out with no memory left is left out, and the memory that the failed call
+held is freed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine, MemoryUse
+from anydevice._core.finding import Facts, same_card
+from anydevice._core.record import Record
+from anydevice._core.text import format_size
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice._machine.hardware.readers import processes
+from anydevice.errors import AnyDeviceError, OutOfMemoryError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_RESUMABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+_SMALLER_BATCH = "a smaller batch; anydevice.find_batch_size(fn, start) finds the largest that fits"
+_HIGHER_LIMIT = "a higher limit, with anydevice.configure(memory=…)"
+_SMALLER_DTYPE = "a smaller dtype, such as bfloat16, and checkpointing where you train"
+_HOST_ERROR = re.compile(
+    r"DefaultCPUAllocator|alloc_cpu|^std::bad_alloc$|\bCPU\b|\b[Hh]ost memory\b"
+)
+_CARD_ERROR = re.compile(r"\bGPU (\d+)\b")
+_AMBIGUOUS = "OUT_OF_RESOURCES"
+_LEAST_TO_TELL = 2**20
+_MOST_PROCESSES = 4
+
+
+class RanOut(Record):
+    """An out-of-memory error and the engine whose library raised it.
+
+    `engine` is `None` if it was Python itself, or unknown.
+    """
+
+    error: BaseException
+    engine: Engine | None
+
+
+def ran_out(error: BaseException) -> RanOut | None:
+    """The out-of-memory error that this is, or was raised from; `None` if it is another error.
+
+    A group counts only where each of its errors does: no other error may be hidden.
+
+    >>> ran_out(MemoryError()) is None, ran_out(ValueError()) is None
+    (False, True)
+    """
+    return _ran_out(error, frozenset())
+
+
+def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | None:
+    if error is None or id(error) in above:  # causes may go round
+        return None
+    above |= {id(error)}
+    if isinstance(error, OutOfMemoryError):
+        behind = _ran_out(error.__cause__, above)
+        return RanOut(error, behind.engine if behind else None)
+    if type(error) is MemoryError:
+        return RanOut(error, None)
+    for engine in _imported_engines(error):
+        if engine.memory.ran_out(error):
+            return RanOut(error, engine)
+    if isinstance(error, MemoryError):
+        return RanOut(error, None)
+    if isinstance(error, BaseExceptionGroup):
+        inside = [_ran_out(each, above) for each in error.exceptions]
+        if all(inside):
+            return inside[0]
+    return _ran_out(error.__cause__, above)
+
+
+def explained(
+    error: BaseException, device: Device | None = None, *, what: str = "", smaller: bool = True
+) -> OutOfMemoryError | None:
+    """Our error for a library's out-of-memory error; `None` if it is not one.
+
+    It says what was asked for and where, what is free there, who else uses the device and what to
+    try. The library's error is its cause. `device` is where the library was told to work, if that
+    is known; `what` names what did not fit; `smaller` is whether to advise a smaller batch. An
+    `OutOfMemoryError` is returned as it is, with that name before it.
+
+    The frames that the error came through are cleared, so that keeping the error does not keep
+    the memory. Frames that are still running, such as the caller's, cannot be cleared.
+
+    >>> print(explained(MemoryError()))  # doctest: +ELLIPSIS
+    cpu is out of memory: ...
+    >>> explained(ValueError("something else")) is None
+    True
+    """
+    found = ran_out(error)
+    if found is None:
+        return None
+    let_go(error)
+    if isinstance(error, OutOfMemoryError):
+        if what:
+            error.args = (f"{what}: {error}",)
+        return error
+    ours = _ours(found, device, what, smaller)
+    ours.__cause__ = error
+    return ours
+
+
+def refuse(
+    error: BaseException,
+    device: Device | None = None,
+    *,
+    what: str = "",
+    among: tuple[Any, ...] = (),
+    smaller: bool = True,
+) -> None:
+    """Raise our error in place of a library's out-of-memory error; return for any other error.
+
+    `among` are the arguments of the call that failed: where `device` is not known, it is that of
+    the first array among them. `smaller` is whether to advise a smaller batch.
+    """
+    if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
+        return
+    place = device or _known(partial(_first_place, among))
+    ours = explained(error, place, what=what, smaller=smaller)
+    if ours is None:
+        return
+    try:
+        raise ours
+    finally:
+        del ours, error, among  # else the error would hold this frame, and this frame the error
+
+
+def in_a_line(error: BaseException, device: Device | None = None) -> str:
+    """An error in one line, with its class; an out-of-memory error as an `OutOfMemoryError`.
+
+    >>> in_a_line(ValueError("no such thing"))
+    'ValueError: no such thing'
+    """
+    said = explained(error, device) or error
+    first = (str(said).strip() or "no message").splitlines()[0]
+    return f"{type(said).__name__}: {first}"
+
+
+class explaining:  # noqa: N801 - it is used like a function
+    """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
+
+    For code that calls a library by itself; all of anydevice does so already.
+
+    >>> import numpy
+    >>> with explaining("cpu"):
+    ...     numpy.ones(2**50)
+    Traceback (most recent call last):
+    ...
+    anydevice.errors.OutOfMemoryError: cpu is out of memory: 8192.0 TiB were asked for, ...
+
+    Any other error passes through untouched.
+    """
+
+    def __init__(self, device: Device | str | None = None, *, what: str = "") -> None:
+        self._device = Device(device) if isinstance(device, str) else device
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            try:
+                refuse(error, self._device, what=self._what)
+            finally:
+                del error, where
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def within(*arguments: P.args, **named: P.kwargs) -> T:
+            with self:
+                return function(*arguments, **named)
+
+        return within
+
+
+def let_go(error: BaseException) -> None:
+    """Clear the frames that an error, and those behind it, came through.
+
+    Their variables would keep the arrays of the failed call alive as long as the error lives. A
+    frame that is still running is left alone, and so is that of a generator or a coroutine that
+    caught the error and goes on later.
+    """
+    frames = [
+        frame for each in _behind(error) for frame, _ in traceback.walk_tb(each.__traceback__)
+    ]
+    unfinished = _unfinished(frames)
+    for frame in frames:
+        if frame not in unfinished:
+            try:
+                frame.clear()
+            except RuntimeError:  # it is running
+                continue
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """The error, those that it was raised from or after, and those of a group."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [each.__cause__, each.__context__]
+        waiting += getattr(each, "exceptions", ())
+
+
+def _unfinished(frames: list[FrameType]) -> set[FrameType | None]:
+    """The frames of generators and coroutines that have not ended.
+
+    Before Python 3.13, clearing such a frame ends its generator. A frame does not tell its owner,
+    but only an owner that has not ended refers to it.
+    """
+    resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
+    found: set[FrameType | None] = set()
+    for owner in gc.get_referrers(*resumable) if resumable else ():
+        if isinstance(owner, GeneratorType):
+            found.add(owner.gi_frame)
+        elif isinstance(owner, CoroutineType):
+            found.add(owner.cr_frame)
+        elif isinstance(owner, AsyncGeneratorType):
+            found.add(owner.ag_frame)
+    return found
+
+
+def _imported_engines(error: BaseException) -> Iterator[Engine]:
+    """The engines whose library is imported; the one that defines the error's class comes first.
+
+    They know their errors by a few words, which another library's errors may have in them too.
+    """
+    made_in = type(error).__module__
+    rows = [row for row in registry.rows().values() if row.module in sys.modules]
+    for row in sorted(rows, key=lambda row: not made_in.startswith(_packages(row))):
+        try:
+            yield registry.load(row.name)
+        except Exception:  # half imported, or damaged: then the error cannot be its own
+            continue
+
+
+def _packages(row: registry.EngineRow) -> tuple[str, str]:
+    """The packages that define an engine's errors: the library's, and ours."""
+    return row.module.partition(".")[0], f"anydevice._engines.{row.name}"
+
+
+def _first_place(arguments: tuple[Any, ...]) -> Device | None:
+    for value in arguments:
+        inside = value if isinstance(value, list | tuple) else (value,)
+        for x in inside:
+            owner = owner_of(x)
+            places = owner.devices_of(x) if owner is not None else ()
+            if places:
+                return places[0]
+    return None
+
+
+def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> OutOfMemoryError:
+    engine, error = found.engine, found.error
+    if isinstance(error, OutOfMemoryError):
+        return _again(error, what)
+    asked = _known(lambda: engine.memory.asked(error)) if engine else None
+    place = _known(lambda: place_of_error(error, engine, device))
+    facts = _known(lambda: place.facts) if place else None
+    held = _known(lambda: engine.memory.use(place)) if engine and place else None
+    lines = [headline(place, asked, facts)]
+    if engine and held:
+        lines.append(holding(engine, held))
+    lines += _all_known(lambda: doubts(error))
+    if place:
+        lines += _all_known(lambda: own_limit(place))
+    if place and facts:
+        lines += _all_known(lambda: others(place, facts))
+    advice = [*(giving_back(held) if held else ())]
+    if smaller:
+        advice.append(_SMALLER_BATCH)
+    if held and held.limit is not None:
+        advice.append(_HIGHER_LIMIT)
+    advice += [_SMALLER_DTYPE, *_all_known(lambda: elsewhere(place, asked, facts))]
+    lines += [f"try {tip}" for tip in advice]
+    said = "\n  ".join(lines)
+    return OutOfMemoryError(
+        f"{what}: {said}" if what else said,
+        asked=asked,
+        free=facts.free_memory if facts else None,
+        total=facts.total_memory if facts else None,
+        device=place,
+        advice=advice,
+    )
+
+
+def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
+    """A copy, for an error of somebody else that was raised from ours and becomes its cause."""
+    return OutOfMemoryError(
+        f"{what}: {error}" if what else str(error),
+        asked=error.asked,
+        free=error.free,
+        total=error.total,
+        device=error.device,
+        advice=error.advice,
+    )
+
+
+def _known(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except Exception:  # with no memory left anything may fail, and the error itself matters more
+        return None
+
+
+def _all_known(ask: Callable[[], Iterable[str]]) -> list[str]:
+    return _known(lambda: list(ask())) or []
+
+
+def place_of_error(
+    error: BaseException, engine: Engine | None, device: Device | None
+) -> Device | None:
+    """The device whose memory ran out: as the error tells, else where the library was to work.
+
+    Placing on a card can fail because the host is out of memory, and the other way round.
+
+    >>> place_of_error(MemoryError(), None, Device("cuda:0"))
+    Device("cpu")
+    """
+    if engine is None:
+        return Device("cpu")
+    text = str(error)
+    if _HOST_ERROR.search(text):
+        return Device("cpu")
+    card, seen = _CARD_ERROR.search(text), engine.devices()
+    for each in seen:
+        if card is not None and each.kind != "cpu" and each.index == int(card[1]):
+            return each
+    if device in seen:
+        return device
+    return seen[0] if len({each.backend for each in seen}) == 1 else device
+
+
+def headline(place: Device | None, asked: int | None, facts: Facts | None) -> str:
+    """The first line: whose memory, how much was asked for, how much is free.
+
+    >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
+    'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
+    """
+    parts = [f"{format_size(asked)} were asked for"] if asked is not None else []
+    if facts is not None and facts.free_memory is not None:
+        of = f" of {format_size(facts.total_memory)}" if facts.total_memory is not None else ""
+        parts.append(f"{format_size(facts.free_memory)}{of} are free")
+    elif facts is not None and facts.total_memory is not None:
+        parts.append(f"it has {format_size(facts.total_memory)} in all")
+    where = str(place) if place is not None else "the device"
+    return f"{where} is out of memory" + (f": {', '.join(parts)}" if parts else "")
+
+
+def holding(engine: Engine, held: MemoryUse) -> str:
+    """How much the library that failed holds already."""
+    limit = f", and may hold {format_size(held.limit)}" if held.limit is not None else ""
+    ahead = ", taken at its start before any array needed it" if held.preallocated else ""
+    return (
+        f"{engine.name} holds {format_size(held.reserved)} in this process{ahead}, "
+        f"{format_size(held.in_use)} of it in arrays{limit}"
+    )
+
+
+def doubts(error: BaseException) -> Iterator[str]:
+    """Another cause, where the error has several meanings."""
+    if _AMBIGUOUS in str(error):
+        yield (
+            f"or a kernel failed: drivers say {_AMBIGUOUS} of one that reads beyond its arrays, "
+            "or needs more registers or local memory than there are, too"
+        )
+
+
+def others(place: Device, facts: Facts) -> Iterator[str]:
+    """The other processes that hold most memory there, where the driver tells."""
+    least = max(_LEAST_TO_TELL, (facts.total_memory or 0) // 100)
+    using = [
+        each
+        for each in processes(place.backend, place.index, facts)
+        if each.pid != os.getpid() and (each.memory or 0) >= least
+    ]
+    if using:
+        named = [f"{p.name} (pid {p.pid}) {format_size(p.memory)}" for p in using]
+        more = len(named) - _MOST_PROCESSES
+        last = [f"and {more} more"] if more > 0 else []
+        yield f"others hold memory there: {', '.join(named[:_MOST_PROCESSES] + last)}"
+
+
+def own_limit(place: Device) -> Iterator[str]:
+    """The limit of this process's address space, where it has one."""
+    if place.backend == "cpu" and sys.platform != "win32":
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield f"the address space of this process ends at {format_size(limit)} (ulimit -v)"
+
+
+def giving_back(held: MemoryUse) -> Iterator[str]:
+    """Advice to release memory, where there is some that no array uses."""
+    unused = 0 if held.preallocated else held.reserved - held.in_use
+    if unused >= _LEAST_TO_TELL:
+        yield f"anydevice.release(), which gives {format_size(unused)} back that no array uses"
+
+
+def elsewhere(place: Device | None, asked: int | None, facts: Facts | None) -> Iterator[str]:
+    """Advice to use the device with most free memory, where that is more than was asked for."""
+    free: dict[Device, int] = {}
+    for device in discover().devices if asked is not None else ():
+        if device == place or not device.usable or (device.kind == "cpu") > (device.index == 0):
+            continue
+        there = device.facts
+        shared = facts is not None and (
+            same_card(facts, there) or facts.memory_kind == there.memory_kind != "dedicated"
+        )
+        if not shared and (there.free_memory or 0) > (asked or 0):
+            free[device] = there.free_memory or 0
+    if free:
+        best = max(free, key=lambda device: (device.kind != "cpu", free[device]))
+        alone = "; anydevice.cpu_fallback(fn) goes there by itself" if best.kind == "cpu" else ""
+        yield f"{best}, which has {format_size(free[best])} free{alone}"

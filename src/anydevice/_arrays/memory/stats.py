@@ -1,0 +1,209 @@
+"""Memory of a device: its size, what is free, what this process holds, and releasing it.
+
+A library caches memory that its arrays no longer need, and JAX preallocates most of a card. All of
+that is `reserved` and missing from `free`, but available to this process at once. So pressure
+depends on what is available: free memory, and reserved memory that is not in use.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+from anydevice._core.device import Device
+from anydevice._core.engine import MemoryUse
+from anydevice._core.record import NOTHING, Record
+from anydevice._core.text import format_size
+from anydevice._machine.choose.scope import one_device
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.engines import registry
+from anydevice._machine.hardware.linux import own_memory
+from anydevice.errors import DeviceNotFoundError
+
+Pressure = Literal["low", "medium", "high", "critical"]
+
+_on_release: list[Callable[[Device], None]] = []
+
+_BELOW: dict[Pressure, float] = {"low": 0.6, "medium": 0.8, "high": 0.95}
+
+
+class MemoryStats(Record):
+    """The memory of one device at one moment, in bytes; `None` if unknown.
+
+    `total` is the memory of the device, `usable` the part that a process may use, `free` is
+    unallocated memory. `in_use`, `reserved` and `peak` are those of this process: the memory of its
+    arrays, all memory held by its libraries, and the highest `in_use`. With several libraries they
+    are sums, so `peak` is an upper bound. On the CPU all three are those of the whole process, as
+    the system counts it.
+
+    `preallocated` means that a library allocated memory before any array needed it, as JAX does:
+    `reserved` then says nothing about what is needed. `engines` has the numbers of each library.
+
+    `pressure` says how much of `usable` is not `available`: "low" below 60 %, "medium" below
+    80 %, "high" below 95 %, "critical" above.
+    """
+
+    device: str
+    total: int | None
+    usable: int | None
+    free: int | None
+    in_use: int | None
+    reserved: int | None
+    peak: int | None
+    preallocated: bool = False
+    engines: Mapping[str, MemoryUse] = NOTHING
+
+    @property
+    def available(self) -> int | None:
+        """Memory that this process can still use: free memory and its own cached memory.
+
+        If the driver does not report free memory, all memory that is not known to be in use.
+        """
+        idle = max(0, (self.reserved or 0) - (self.in_use or 0))
+        if self.free is not None:
+            held = self.free + idle
+            return held if self.usable is None else min(held, self.usable)
+        return None if self.usable is None else max(0, self.usable - (self.in_use or 0))
+
+    @property
+    def pressure(self) -> Pressure | None:
+        """How full the device is for this process, in a word; `None` if its size is unknown."""
+        return pressure_of(self.usable, self.available)
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {**super().to_dict(), "available": self.available, "pressure": self.pressure}
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.free, self.in_use, self.reserved))
+
+    def __str__(self) -> str:
+        of = f"{format_size(self.usable)} usable"
+        parts = [of if self.free is None else f"{format_size(self.free)} free of {of}"]
+        if self.in_use is not None:
+            parts.append(f"{format_size(self.in_use)} in use by this process")
+        if self.reserved != self.in_use:
+            ahead = ", taken ahead of need" if self.preallocated else ""
+            parts.append(f"{format_size(self.reserved)} reserved{ahead}")
+        if self.peak is not None:
+            parts.append(f"peak {format_size(self.peak)}")
+        if self.pressure is not None:
+            parts.append(f"pressure {self.pressure}")
+        return f"{self.device}: {', '.join(parts)}"
+
+
+def memory_stats(device: Device | str | None = None) -> MemoryStats:
+    """The memory of a device: its size, what is free, and what this process holds.
+
+    Without a device, that of `device()`. Free memory is read again at each call. Only libraries
+    that this process has imported are asked, and none is started for it.
+
+    >>> stats = memory_stats("cpu")
+    >>> stats.in_use <= stats.peak, stats.pressure in ("low", "medium", "high", "critical")
+    (True, True)
+
+    Raises `DeviceNotFoundError` if this machine has no such device, or if a name is given and that
+    device is not usable.
+    """
+    target = device if isinstance(device, Device) else one_device(device)
+    facts = target.facts
+    engines = dict(_holders(target))
+    if target.backend == "cpu":
+        in_use, peak = own_memory()
+        reserved = in_use
+    else:
+        in_use = sum(use.in_use for use in engines.values())
+        reserved = sum(use.reserved for use in engines.values())
+        peak = sum(use.in_use if use.peak is None else use.peak for use in engines.values())
+    free = facts.free_memory
+    return MemoryStats(
+        device=str(target),
+        total=facts.total_memory,
+        usable=facts.obtainable_memory,
+        free=_free_through_another_backend(target) if free is None else free,
+        in_use=in_use,
+        reserved=reserved,
+        peak=peak,
+        preallocated=any(use.preallocated for use in engines.values()),
+        engines=engines,
+    )
+
+
+def on_release(give_back: Callable[[Device], None]) -> Callable[[Device], None]:
+    """Also call a function whenever a device's memory is released; used as a decorator."""
+    _on_release.append(give_back)
+    return give_back
+
+
+def release(device: Device | str | None = None) -> None:
+    """Release cached memory of a device, or of all devices.
+
+    Array libraries cache the memory of deleted arrays, and copies to a CUDA device cache pinned
+    host memory. Other libraries and programs cannot use either until it is released. Memory in use
+    stays, and so does what JAX preallocated: it keeps that until its process ends. Later
+    allocations and copies have to allocate again, so call this when memory is short, and not in a
+    loop.
+
+    >>> import anydevice
+    >>> anydevice.release("cpu")
+
+    No library is imported or started for it. Raises `DeviceNotFoundError` if the given device is
+    not usable.
+    """
+    place = None if device is None else one_device(device)
+    for engine in registry.started_engines():
+        for each in engine.devices():
+            if place is None or each == place:
+                for give_back in _on_release:
+                    give_back(each)
+                engine.memory.release(each)
+
+
+def free_what_failed() -> None:
+    """Collect and release the memory of a call that ran out of memory.
+
+    The frames of the error have to be cleared first: see `out_of_memory.let_go`.
+    """
+    gc.collect()
+    release()
+
+
+def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
+    """How full a device is, in a word.
+
+    >>> pressure_of(100, 50), pressure_of(100, 40), pressure_of(100, 20), pressure_of(100, 5)
+    ('low', 'medium', 'high', 'critical')
+    """
+    if not usable or available is None:
+        return None
+    taken = (usable - available) / usable
+    return next((name for name, most in _BELOW.items() if taken < most), "critical")
+
+
+def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
+    """The memory that each imported library holds on the device, if it counts that."""
+    started = {engine.name: engine for engine in registry.started_engines()}
+    standing = device.standing
+    driving = standing.engines if standing else ()  # of a backend that only a probe knows
+    for name in dict.fromkeys((*driving, *registry.engines_for(device.backend))):
+        if name not in started:
+            continue
+        try:
+            use = started[name].memory.use(device)
+        except DeviceNotFoundError:  # it is a build without this backend
+            continue
+        if use is not None:
+            yield name, use
+
+
+def _free_through_another_backend(device: Device) -> int | None:
+    """The free memory of the same card as another backend tells it: OpenCL cannot."""
+    known = (
+        other.facts.free_memory
+        for card in discover().cards
+        if device in card
+        for other in card
+        if other != device
+    )
+    return next((free for free in known if free is not None), None)

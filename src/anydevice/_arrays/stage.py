@@ -1,0 +1,344 @@
+"""Copies between ordinary memory and a device, through a ring of pinned buffers.
+
+A device reads pinned memory by itself at the speed of the bus, but ordinary memory only through
+the CPU. Several lanes, each a thread with its own stream and two pinned buffers, fill one buffer
+while the other is in flight: copying by the CPU and by the bus overlap, and many cores share the
+first. Each device has one ring, made on the first large copy and freed by `release`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from anydevice._arrays.memory.stats import on_release
+from anydevice._core.device import Device
+from anydevice._core.locks import ForkSafeLock
+from anydevice._core.record import Record
+from anydevice._engines.cuda_driver import driver_of
+from anydevice._machine.engines.registry import place_of
+
+CHUNK = 4 * 2**20
+MOST_LANES = 12
+WORTH_STAGING = 2**20
+"""Bytes below which the library's own copy is as quick."""
+
+_BUFFERS = 2
+_MOST_AT_ONCE = 1024  # arrays in one call, a limit of the system
+
+Fill = Callable[[int, "Piece"], None]
+"""Puts the bytes of a piece into the pinned memory at an address."""
+
+
+class Copier(Protocol):
+    """The functions of a device's driver that staging uses."""
+
+    def enter(self) -> None:
+        """Make the device the current one of the calling thread."""
+
+    def pinned(self, size: int) -> int:
+        """The address of memory that the device can read by itself."""
+
+    def file_of(self, address: int) -> int | None:
+        """The descriptor of the file that this pinned memory maps; `None` if it maps none."""
+
+    def is_pinned(self, address: int, size: int) -> bool:
+        """Whether the device can read that much host memory by itself."""
+
+    def give_back(self, address: int) -> None:
+        """Free what `pinned` allocated."""
+
+    def stream(self) -> Any:
+        """A queue of copies that waits for no other."""
+
+    def event(self) -> Any:
+        """A mark that can be put into a stream."""
+
+    def destroy(self, stream: Any, *events: Any) -> None:
+        """Free a stream and marks."""
+
+    def copy_in(self, target: int, source: int, size: int, stream: Any) -> None:
+        """Start a copy from pinned memory to the device."""
+
+    def copy_out(self, target: int, source: int, size: int, stream: Any) -> None:
+        """Start a copy from the device to pinned memory."""
+
+    def mark(self, event: Any, stream: Any) -> None:
+        """Put the mark behind everything in the stream."""
+
+    def wait(self, event: Any) -> None:
+        """Wait until the mark has been reached."""
+
+
+class Piece(Record):
+    """One part of a copy: where it is on both sides, and its size in bytes.
+
+    On the host that is an address, or any other position that the filling function knows.
+    """
+
+    host: int
+    device: int
+    size: int
+
+
+def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
+    """The same copies in pieces of at most `chunk` bytes.
+
+    >>> [piece.size for piece in cut([Piece(0, 0, 10)], 4)]
+    [4, 4, 2]
+    """
+    for piece in pieces:
+        for start in range(0, piece.size, chunk):
+            size = min(chunk, piece.size - start)
+            yield Piece(piece.host + start, piece.device + start, size)
+
+
+class _Lane:
+    """A stream with its pinned buffers; used by one thread at a time."""
+
+    def __init__(self, copier: Copier, chunk: int) -> None:
+        self.copier = copier
+        self.stream = copier.stream()
+        self.buffers = [copier.pinned(chunk) for _ in range(_BUFFERS)]
+        self.events = [copier.event() for _ in range(_BUFFERS)]
+
+    def upload(self, pieces: Iterator[Piece], fill: Fill | None) -> None:
+        self.begin(pieces, fill)
+        self.finish()
+
+    def begin(self, pieces: Iterator[Piece], fill: Fill | None) -> None:
+        """Start copies; the last ones are in flight when it returns."""
+        turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
+        for piece, (buffer, event) in zip(pieces, turns, strict=False):
+            self.copier.wait(event)
+            source = self._filled(buffer, piece, fill)
+            self.copier.copy_in(piece.device, source, piece.size, self.stream)
+            self.copier.mark(event, self.stream)
+
+    def _filled(self, buffer: int, piece: Piece, fill: Fill | None) -> int:
+        """The address of pinned memory with the piece: the buffer, or the piece's own memory."""
+        if fill is not None:
+            fill(buffer, piece)
+        elif self.copier.is_pinned(piece.host, piece.size):
+            return piece.host
+        else:
+            ctypes.memmove(buffer, piece.host, piece.size)
+        return buffer
+
+    def download(self, pieces: Iterator[Piece]) -> None:
+        turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
+        waiting: list[tuple[Piece, int, Any]] = []
+        for piece, (buffer, event) in zip(pieces, turns, strict=False):
+            if len(waiting) == _BUFFERS:
+                self._empty(*waiting.pop(0))
+            self.copier.copy_out(buffer, piece.device, piece.size, self.stream)
+            self.copier.mark(event, self.stream)
+            waiting.append((piece, buffer, event))
+        for each in waiting:
+            self._empty(*each)
+
+    def finish(self) -> None:
+        for event in self.events:
+            self.copier.wait(event)
+
+    def _empty(self, piece: Piece, buffer: int, event: Any) -> None:
+        self.copier.wait(event)
+        ctypes.memmove(piece.host, buffer, piece.size)
+
+    def close(self) -> None:
+        self.finish()
+        for buffer in self.buffers:
+            self.copier.give_back(buffer)
+        self.copier.destroy(self.stream, *self.events)
+
+
+class NoThreadsError(Exception):
+    """The system gives this process no further thread."""
+
+
+def _started_threads(count: int, copier: Copier) -> ThreadPoolExecutor:
+    """Threads that all run already, so that handing them work cannot fail."""
+    threads = ThreadPoolExecutor(
+        count, thread_name_prefix="anydevice copy", initializer=copier.enter
+    )
+    go_on = threading.Event()
+    try:
+        for _ in range(count):  # each waits, so the next needs a thread of its own
+            threads.submit(go_on.wait)
+    except RuntimeError:
+        go_on.set()
+        threads.shutdown()
+        raise NoThreadsError from None
+    go_on.set()
+    return threads
+
+
+class Ring:
+    """The lanes of one device: bounded, reused from copy to copy, freed by `close`.
+
+    Raises `NoThreadsError` if the system does not give a thread for each.
+    """
+
+    def __init__(self, copier: Copier, lanes: int, chunk: int = CHUNK) -> None:
+        self._copier = copier
+        self._chunk = chunk
+        self._threads = _started_threads(lanes, copier)
+        self._turn = ForkSafeLock()
+        self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
+
+    def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
+        """Copy every piece from the host to the device; returns when all have arrived.
+
+        `fill` brings the bytes of a piece into pinned memory, and is called by several threads;
+        without it they are copied from the piece's address, where the device cannot read them
+        there by itself.
+        """
+        self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
+
+    def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
+        """The same, but it returns when all copies are under way: each lane reaches its mark then.
+
+        So the next pieces fill buffers while these are in flight. `marks` are `events()`.
+        """
+
+        def start(lane: _Lane, shared: Iterator[Piece]) -> None:
+            lane.begin(shared, fill)
+            lane.copier.mark(marks[self._lanes.index(lane)], lane.stream)
+
+        self._run(start, pieces)
+
+    def events(self) -> list[Any]:
+        """A mark for each lane."""
+        found: list[Any] = self._aside(lambda: [self._copier.event() for _ in self._lanes])
+        return found
+
+    def wait(self, marks: Sequence[Any]) -> None:
+        """Wait for all that was begun with these marks."""
+        for mark in marks:
+            self._copier.wait(mark)
+
+    def upload_rows(self, rows: Sequence[Any], address: int) -> None:
+        """Copy NumPy arrays of one dtype and shape, contiguously, to a device's address.
+
+        They have at least one axis, and each fits into a buffer.
+        """
+        size = rows[0].nbytes
+        some = max(1, self._chunk // size)
+
+        def fill(buffer: int, piece: Piece) -> None:
+            start = piece.host // size
+            packed = rows[start : start + piece.size // size]
+            if not _written(packed, piece.size, self._copier.file_of(buffer)):
+                _concatenate(packed, buffer, piece.size)
+
+        self.upload(
+            [
+                Piece(start * size, address + start * size, min(some, len(rows) - start) * size)
+                for start in range(0, len(rows), some)
+            ],
+            fill,
+        )
+
+    def download(self, pieces: Sequence[Piece]) -> None:
+        """Copy every piece from the device to the host; returns when all have arrived."""
+        self._run(_Lane.download, pieces)
+
+    def close(self) -> None:
+        """Give the pinned memory and the threads back."""
+        with self._turn.native:
+            self._aside(lambda: [lane.close() for lane in self._lanes])
+            self._lanes = []
+            self._threads.shutdown()
+
+    def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Run it in a thread of the ring, so that the caller's current device stays the same."""
+        return self._threads.submit(work, *arguments).result()
+
+    def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
+        with self._turn.native:
+            shared = _Shared(cut(pieces, self._chunk))
+            needed = sum(-(-piece.size // self._chunk) for piece in pieces)
+            lanes = self._lanes[:needed]
+            running = [self._threads.submit(work, lane, shared) for lane in lanes]
+            wait(running)  # all of them, also where one failed: they use memory of the caller
+            if any(each.exception() for each in running):  # and so does what is in flight
+                wait([self._threads.submit(lane.finish) for lane in lanes])
+            for each in running:
+                each.result()
+
+
+def _written(rows: Sequence[Any], size: int, file: int | None) -> bool:
+    """Pack arrays contiguously by writing them to the file that the buffer maps.
+
+    That is one call for many arrays, during which other threads may run Python. `False` where
+    there is no such file, or an array's bytes are not just what has to be copied.
+    """
+    if file is None or not rows[0].dtype.isnative:
+        return False
+    try:
+        done = 0
+        for start in range(0, len(rows), _MOST_AT_ONCE):
+            done += os.pwritev(file, rows[start : start + _MOST_AT_ONCE], done)
+    except (BufferError, OSError, TypeError, ValueError):
+        return False  # it has gaps, or a type that has no such bytes for Python
+    return done == size
+
+
+def _concatenate(rows: Sequence[Any], buffer: int, size: int) -> None:
+    memory = (ctypes.c_uint8 * size).from_address(buffer)
+    packed = np.frombuffer(memoryview(memory), rows[0].dtype.newbyteorder("="))
+    np.concatenate(rows, out=packed.reshape(-1, *rows[0].shape[1:]))
+
+
+class _Shared(Iterator[Piece]):
+    """One iterator that several threads draw from."""
+
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
+        self._lock = ForkSafeLock()
+
+    def __next__(self) -> Piece:
+        with self._lock.native:
+            return next(self._pieces)
+
+
+_rings: dict[tuple[int, int], Ring] = {}
+_making = ForkSafeLock()
+
+
+def ring_of(device: Device) -> Ring | None:
+    """The ring for copies to and from a device; `None` if copies are not staged."""
+    if device.backend != "cuda" or place_of(device) != device:  # what is elsewhere is a fake
+        return None
+    key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
+    with _making.native:
+        if key not in _rings:
+            lanes = max(1, min(MOST_LANES, usable_cores()))
+            try:
+                _rings[key] = Ring(driver_of(device.index), lanes)
+            except NoThreadsError:
+                return None
+        return _rings[key]
+
+
+@on_release
+def release_ring(device: Device) -> None:
+    """Give a ring's pinned memory and threads back; the next large copy makes a new one."""
+    with _making.native:
+        ring = _rings.pop((os.getpid(), device.index), None) if device.backend == "cuda" else None
+    if ring is not None:
+        ring.close()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and its container's quota."""
+    standing = Device("cpu").standing
+    usable = standing.facts.details.get("usable_cores") if standing else None
+    return int(usable) if isinstance(usable, int | float) else os.cpu_count() or 1

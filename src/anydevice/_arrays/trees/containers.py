@@ -1,0 +1,184 @@
+"""The table of rules for containers, and the types that users register.
+
+Looked up in this order: registered types; types that are never containers; classes of libraries,
+by name along the method resolution order, so that no library is imported; containers of the
+standard library and their subclasses; dataclasses and attrs classes; and trees that JAX knows.
+
+Left alone on purpose are sets, SciPy's sparse matrices (SciPy has them only on the host), random
+generators (they belong to their device; make one there with `rng`), Flax Linen modules (they
+describe a model and hold none of its arrays), and classes that nobody registered.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import ChainMap, UserDict, UserList
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+from anydevice._arrays.trees import libraries, rules
+from anydevice._arrays.trees.rules import ATOM, Parts, Rule, kind_name
+from anydevice.errors import ConfigurationError
+
+T = TypeVar("T")
+
+ATOMS: frozenset[type] = frozenset(
+    (
+        *(bool, int, float, complex, str, bytes, bytearray, range, slice, set, frozenset, type),
+        *(types.NoneType, types.EllipsisType, types.ModuleType),
+        *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    )
+)
+"""Types whose values are never arrays and never hold one that could be moved."""
+
+_ATOMIC_BASES = (int, float, complex, str, bytes, bytearray, set, frozenset, type, Enum)
+
+_BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
+    "torch.nn.modules.module.Module": libraries.ModuleRule(),
+    "torch.optim.optimizer.Optimizer": libraries.OptimizerRule(),
+    "torch.nn.utils.rnn.PackedSequence": libraries.PackedSequenceRule(),
+    "torch.storage.UntypedStorage": libraries.StorageRule(),
+    "mlx.nn.layers.base.Module": libraries.MlxModuleRule(),
+    "mlx.optimizers.optimizers.Optimizer": libraries.MlxOptimizerRule(),
+    "flax.nnx.variablelib.Variable": libraries.VariableRule(),
+    "flax.nnx.statelib.State": libraries.nnx_state_rule,
+    "flax.nnx.pytreelib.Pytree": libraries.nnx_object_rule,
+    "flax.nnx.object.Object": libraries.nnx_object_rule,  # its name in earlier versions
+    **dict.fromkeys(
+        (
+            *("pandas.DataFrame", "pandas.core.frame.DataFrame"),  # the second in earlier versions
+            *("pandas.Series", "pandas.core.series.Series"),
+            *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
+            "polars.series.series.Series",
+        ),
+        libraries.TableRule(),
+    ),
+    "flax.linen.module.Module": ATOM,
+    "scipy.sparse._base._spbase": ATOM,
+}
+"""Classes of libraries, by the name of the class in the module that defines it."""
+
+_UNKNOWN = libraries.RegisteredTreeRule()
+_MOST = 4096  # programs that make classes without end must not grow this table without end
+_registered: dict[type, _UserRule] = {}
+known: dict[type, Rule] = {}
+"""The rules that `rule_of` has found already; the walk looks here first, to save a call."""
+
+
+def rule_of(kind: type) -> Rule:
+    """The rule for values of a type, looked up once; every type has one.
+
+    >>> rule_of(dict) is rule_of(dict), rule_of(str) is ATOM
+    (True, True)
+    """
+    rule = known.get(kind)
+    if rule is None:
+        if len(known) >= _MOST:
+            known.clear()
+        rule = known[kind] = _find(kind)
+    return rule
+
+
+def without_tables(x: Any) -> Any:
+    """The rows of a DataFrame or a Series as one NumPy array; anything else as it is.
+
+    Raises `ConfigurationError`, with the column, where that holds anything but numbers.
+    """
+    rule = rule_of(type(x))
+    return rule.array(x) if isinstance(rule, libraries.TableRule) else x
+
+
+def register_type(
+    cls: type[T],
+    flatten: Callable[[T], Mapping[str, Any]],
+    rebuild: Callable[[T, dict[str, Any]], T],
+) -> None:
+    """Tell anydevice how to move objects of a class, and of its subclasses.
+
+    `flatten(object)` returns the object's parts by name: arrays, or anything that holds arrays.
+    `rebuild(object, parts)` returns the object after the move, from the moved parts by the same
+    names; it gets the old object too, for everything that is not a part.
+
+    >>> import anydevice, numpy
+    >>> class Points:
+    ...     def __init__(self, positions, label):
+    ...         self.positions, self.label = positions, label
+    >>> register_type(
+    ...     Points,
+    ...     flatten=lambda points: {"positions": points.positions},
+    ...     rebuild=lambda points, parts: Points(parts["positions"], points.label),
+    ... )
+    >>> anydevice.to_device(Points(numpy.zeros((2, 3)), "corners"), "cpu").label
+    'corners'
+
+    A registered type overrides anydevice's own rules. Raises `ConfigurationError` for a built-in
+    type, for arguments that are not a class and functions, and for a class that is registered
+    already with other functions.
+    """
+    if not isinstance(cls, type):
+        raise ConfigurationError(f"register_type takes a class, not {cls!r}")
+    name = kind_name(cls)
+    if cls.__module__ == "builtins":
+        raise ConfigurationError(
+            f"{name} is a built-in type, which anydevice treats itself; register a subclass of it"
+        )
+    for role, function in (("flatten", flatten), ("rebuild", rebuild)):
+        if not callable(function):
+            raise ConfigurationError(
+                f"register_type({name}): {role} must be a function, not {function!r}"
+            )
+    earlier = _registered.get(cls)
+    if earlier is not None and (earlier.flatten, earlier.remake) != (flatten, rebuild):
+        raise ConfigurationError(
+            f"{name} is registered already, with other functions; register a class only once"
+        )
+    _registered[cls] = _UserRule(name, flatten, rebuild)
+    known.clear()
+
+
+class _UserRule(Rule):
+    """The rule of a type that a user registered."""
+
+    def __init__(self, name: str, flatten: Callable[..., Any], remake: Callable[..., Any]) -> None:
+        self.flatten, self.remake, self._name = flatten, remake, name
+
+    def take_apart(self, container: Any) -> Parts:
+        parts = self.flatten(container)
+        if not isinstance(parts, Mapping):
+            raise TypeError(
+                f"the flatten function that was registered for {self._name} returned a "
+                f"{kind_name(type(parts))}; it must return a dict of the parts by name"
+            )
+        return list(parts), list(parts.values())
+
+    def step(self, key: Any) -> str:
+        return rules.attribute_step(key)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return self.remake(container, dict(zip(keys, parts, strict=True)))
+
+
+def _find(kind: type) -> Rule:
+    for base in kind.__mro__:
+        if base in _registered:
+            return _registered[base]
+    if kind in ATOMS or issubclass(kind, _ATOMIC_BASES):
+        return ATOM
+    for base in kind.__mro__:
+        found = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found if isinstance(found, Rule) else found(kind)
+    if standard := rules.standard_rule(kind):
+        return standard
+    if issubclass(kind, UserDict | UserList):
+        return rules.AttributeRule(kind, hidden=("data",))
+    if issubclass(kind, ChainMap):
+        return rules.AttributeRule(kind)
+    if issubclass(kind, types.SimpleNamespace):
+        return rules.AttributeRule(kind, base=types.SimpleNamespace)
+    if hasattr(kind, "__dataclass_fields__"):
+        return rules.dataclass_rule(kind)
+    if hasattr(kind, "__attrs_attrs__"):
+        return rules.attrs_rule(kind)
+    return _UNKNOWN

@@ -1,0 +1,381 @@
+"""The measured peak bandwidth and compute rate of a device.
+
+They are measured, not taken from a data sheet, as the best of several workloads, sizes and engines:
+what an op can be held against on this machine, today. An op that is measured later and does more
+again and again raises the ceiling. `judge` says which ceiling binds an op and how near to it the
+op came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anydevice import _ops as ops
+from anydevice._arrays.move import to_device, to_numpy
+from anydevice._bench.results import FEW, UNITS, Bound, Ceiling, Measurement, What
+from anydevice._bench.timing import size_of, time_calls
+from anydevice._check.runners import Progress, Runner
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.record import Record, replace
+from anydevice._core.text import format_rate, format_size, percent
+
+MIB = 2**20
+
+HOPELESS = 8
+"""A workload that would take this many times the limit, judging by a smaller one, is skipped."""
+
+_WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
+"""Engines whose arrays `a[...] = b` writes to: a copy without any memory to be made for it."""
+
+TOO_FAST = 2.0
+"""What only rearranges, this many times as fast as memory is, moved nothing: it gave a view."""
+
+MOSTLY_READ = 0.1
+"""Where results are a smaller part than this of the bytes moved, reading is what takes the time."""
+
+BUSY = 1.2
+"""More than this many times a ceiling is not noise: the machine was busy when it was measured."""
+
+
+class WorkloadSizes(Record):
+    """Bytes of an array to copy or read, of one that crosses the bus, and edges of matrices."""
+
+    memory: tuple[int, ...]
+    bus: int
+    edges: tuple[int, ...]
+
+
+SIZES = {
+    ("gpu", False): WorkloadSizes((256 * MIB, 1024 * MIB), 512 * MIB, (4096, 8192)),
+    ("gpu", True): WorkloadSizes((256 * MIB,), 128 * MIB, (4096,)),
+    ("cpu", False): WorkloadSizes((64 * MIB, 256 * MIB), 0, (1024, 2048)),
+    ("cpu", True): WorkloadSizes((64 * MIB,), 0, (512, 1024)),
+}
+"""By the size of the device, and whether it is a quick run. All are larger than caches are."""
+
+Make = Callable[[Runner], Callable[[], Any]]
+
+
+class Tried(Record):
+    """What is tried for ceilings: the dtypes whose matmul is timed, and the sizes."""
+
+    dtypes: tuple[str, ...]
+    sizes: WorkloadSizes
+
+
+class Workload(Record):
+    """One way to reach a ceiling: a call, and the bytes or operations that it does."""
+
+    what: What
+    name: str
+    work: int
+    make: Make
+    dtype: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What tells it from the others of an engine."""
+        return self.name, self.dtype
+
+
+RateOf = Callable[[Runner, Tried, tuple[str, str | None], float], float | str]
+"""Gives what `time_workload` does."""
+
+
+class Raised(Record):
+    """Measurements in which views move nothing, the ceilings, and a note for each raised one."""
+
+    measurements: tuple[Measurement, ...]
+    ceilings: tuple[Ceiling, ...]
+    notes: tuple[str, ...]
+
+
+def measure_ceilings(
+    runners: Sequence[Runner],
+    dtypes: Sequence[str],
+    *,
+    limit: float,
+    quick: bool = False,
+    sizes: WorkloadSizes | None = None,
+    progress: Progress | None = None,
+    rate_of: RateOf | None = None,
+) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
+    """The ceilings of each device, and a note for every one that nothing could reach.
+
+    `dtypes` are those whose matmul is timed; `sizes` replaces the usual ones. `rate_of` times a
+    workload of an engine; unless it is given, that is done in this process.
+    """
+    time_one = rate_of or time_workload
+    tries = [
+        (runner, tried, load)
+        for runner in runners
+        for tried in [Tried(tuple(dtypes), sizes or SIZES[size_of(runner.device), quick])]
+        for load in workloads(runner, tried)
+    ]
+    best: dict[tuple[str, str, str | None], Ceiling] = {}
+    failed: dict[tuple[str, str, str | None], str] = {}
+    slow: dict[tuple[str, str | None, str], float] = {}
+    for number, (runner, tried, load) in enumerate(tries):
+        if progress is not None:
+            progress(number, len(tries), f"ceiling of {runner}: {load.name}")
+        key = (str(runner.device), load.what, load.dtype)
+        same = (str(runner), load.dtype, load.what)
+        # At a larger size it will hardly be faster, and may take minutes.
+        if same in slow and load.work / slow[same] > HOPELESS * limit:
+            continue
+        rate = time_one(runner, tried, load.key, limit)
+        if isinstance(rate, str):  # another workload or engine may do it; the note says if none
+            failed.setdefault(key, f"{runner.engine}: {rate}")
+            continue
+        slow[same] = rate
+        if key not in best or rate > best[key].rate:
+            best[key] = Ceiling(key[0], load.what, rate, runner.engine, load.name, load.dtype)
+    notes = tuple(
+        f"no {' '.join(filter(None, (what, dtype)))} ceiling of {device}: {reason}"
+        for (device, what, dtype), reason in failed.items()
+        if (device, what, dtype) not in best
+    )
+    return tuple(best.values()), notes
+
+
+def workloads(runner: Runner, tried: Tried) -> Iterator[Workload]:
+    """Everything that is tried with one engine on one device."""
+    sizes = tried.sizes
+    for size in sizes.memory:
+        shown, count = format_size(size), size // 4
+        if runner.engine in _WRITTEN_IN_PLACE:
+            yield Workload("copy", f"copy of {shown}", 2 * size, _applied(count, _copy, 2))
+        yield Workload("copy", f"negative of {shown}", 2 * size, _applied(count, ops.negative))
+        yield Workload("copy", f"add of {shown}", 3 * size, _applied(count, ops.add, 2))
+        yield Workload("read", f"sum of {shown}", size, _applied(count, ops.sum))
+        yield Workload("read", f"max of {shown}", size, _applied(count, ops.max))
+        vector = partial(_row_times_matrix, count)
+        yield Workload("read", f"matrix–vector of {shown}", size, vector)
+    for dtype in tried.dtypes:
+        for edge in sizes.edges:
+            product = partial(_square, edge, dtype)
+            yield Workload("matmul", f"matmul of {edge}³", 2 * edge**3, product, dtype)
+    if runner.device.kind != "cpu" and sizes.bus:
+        shown, size = format_size(sizes.bus), sizes.bus
+        yield Workload("to device", f"to_device of {shown}", size, partial(_sent, size))
+        yield Workload("to host", f"to_numpy of {shown}", size, partial(_fetched, size))
+
+
+def time_workload(
+    runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
+) -> float | str:
+    """What an engine does of a workload a second, or why it does not do it."""
+    [load] = [each for each in workloads(runner, tried) if each.key == key]
+    try:
+        return _rate(runner, load, limit)
+    except Exception as error:  # an engine fails in any way it likes
+        return f"{type(error).__name__}: {error}"
+
+
+def _rate(runner: Runner, load: Workload, limit: float) -> float:
+    engine = runner.load()
+    with runner.scope():
+        call = load.make(runner)
+        engine.synchronize(runner.place)
+
+        def finish(results: list[Any]) -> None:
+            engine.finish([each for each in results if engine.owns(each)])
+
+        # The fastest sample: what the device can do, not what others left of it meanwhile.
+        timing = time_calls(lambda _: call(), finish, limit=limit, most_calls=4)
+    return load.work / timing.fastest
+
+
+def _placed(runner: Runner, count: int) -> Any:
+    return runner.load().place(np.ones(count, np.float32), runner.place)
+
+
+def _copy(target: Any, source: Any) -> Any:
+    target[...] = source
+    return target
+
+
+def _applied(count: int, op: Callable[..., Any], arrays: int = 1) -> Make:
+    return lambda runner: partial(op, *(_placed(runner, count) for _ in range(arrays)))
+
+
+def _row_times_matrix(count: int, runner: Runner) -> Callable[[], Any]:
+    width = min(4096, count)
+    weight = ops.reshape(_placed(runner, count // width * width), (count // width, width))
+    return partial(ops.linear, ops.reshape(_placed(runner, width), (1, width)), weight)
+
+
+def _square(edge: int, dtype: str, runner: Runner) -> Callable[[], Any]:
+    drawn = np.random.default_rng(0).standard_normal((2, edge, edge), np.float32)
+    rounded = (x.astype(DTYPES[dtype].numpy()) for x in drawn)
+    return partial(ops.matmul, *(runner.load().place(x, runner.place) for x in rounded))
+
+
+def _sent(size: int, runner: Runner) -> Callable[[], Any]:
+    device = runner.device.served_by(runner.engine)
+    return partial(to_device, np.ones(size, np.uint8), device)
+
+
+def _fetched(size: int, runner: Runner) -> Callable[[], Any]:
+    return partial(to_numpy, _sent(size, runner)())
+
+
+def ceiling_of(
+    ceilings: Sequence[Ceiling], device: str, what: What, dtype: str | None = None
+) -> Ceiling | None:
+    """The ceiling of a device; for a matmul, that of the dtype."""
+    wanted = (device, what, dtype)
+    return next((c for c in ceilings if (c.device, c.what, c.dtype) == wanted), None)
+
+
+def judge(
+    measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
+) -> tuple[Measurement, ...]:
+    """The measurements with bound, fraction of the ceiling and speed-up over the CPU.
+
+    `written` has the bytes of each one's results.
+    """
+    moving = without_views(measurements, ceilings, written)
+    bounded = [
+        _bounded(measurement, ceilings, results)
+        for measurement, results in zip(moving, written, strict=True)
+    ]
+    on_cpu = [m for m in bounded if m.device == "cpu" and m.state == "measured"]
+    return tuple(_compared(measurement, on_cpu) for measurement in bounded)
+
+
+def without_views(
+    measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
+) -> tuple[Measurement, ...]:
+    """The measurements, with nothing moved by those that are too fast to have moved anything."""
+    return tuple(
+        replace(each, moved=0) if _is_too_fast(each, ceilings, results) else each
+        for each, results in zip(measurements, written, strict=True)
+    )
+
+
+def _is_too_fast(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> bool:
+    memory = memory_ceiling(measurement, ceilings, results)
+    if memory is None or measurement.operations or not measurement.seconds:
+        return False
+    return measurement.moved / measurement.seconds > TOO_FAST * memory.rate
+
+
+def memory_ceiling(
+    measurement: Measurement, ceilings: Sequence[Ceiling], results: int
+) -> Ceiling | None:
+    """What its moving of bytes is held against: reading where it mostly reads, else copying."""
+    reads = measurement.moved and results < MOSTLY_READ * measurement.moved
+    reading = ceiling_of(ceilings, measurement.device, "read") if reads else None
+    return reading or ceiling_of(ceilings, measurement.device, "copy")
+
+
+def _bounded(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> Measurement:
+    """The measurement with the ceiling that it came nearest to, which is the one that binds it."""
+    reached = [(rate / c.rate, c) for c, rate in _reached(measurement, ceilings, results) if rate]
+    if not reached:
+        return measurement
+    fraction, nearest = max(reached, key=lambda each: each[0])
+    bound: Bound = "compute" if nearest.what == "matmul" else "memory"
+    return replace(measurement, bound=bound, fraction=fraction)
+
+
+def _compared(measurement: Measurement, on_cpu: Sequence[Measurement]) -> Measurement:
+    if measurement.state != "measured" or not measurement.seconds:
+        return measurement
+    of_op = [m for m in on_cpu if m.op == measurement.op]
+    same = [m for m in of_op if (m.case, m.dtype) == (measurement.case, measurement.dtype)]
+    if same:
+        rival = next((m for m in same if m.engine == "numpy"), None)
+        rival = rival or min(same, key=lambda m: m.seconds)
+        return _against(measurement, rival, rival.seconds / measurement.seconds)
+    return _against_other_size(measurement, of_op)
+
+
+def _against_other_size(measurement: Measurement, of_op: list[Measurement]) -> Measurement:
+    """An accelerator's case is too large for the CPU: each one's work a second is compared."""
+    working = [m for m in of_op if _work(m)]
+    alike = [m for m in working if m.bound == measurement.bound] or working
+    alike = [m for m in alike if m.dtype == measurement.dtype] or alike
+    if not alike or not _work(measurement):
+        return measurement
+    rival = max(alike, key=lambda m: _work(m) / m.seconds)
+    speed_up = (_work(measurement) / measurement.seconds) / (_work(rival) / rival.seconds)
+    return _against(measurement, rival, speed_up)
+
+
+def _work(measurement: Measurement) -> int:
+    """Operations, which count elements whatever their size; bytes where there are none."""
+    return measurement.operations or measurement.moved
+
+
+def _against(measurement: Measurement, rival: Measurement, speed_up: float) -> Measurement:
+    return replace(measurement, speed_up=speed_up, over=f"{rival.device} with {rival.engine}")
+
+
+def raise_ceilings(
+    measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
+) -> Raised:
+    """The ceilings, each at least as high as what any op that is not a view did repeatedly.
+
+    That is what three quarters of its samples reached: a few that were lucky raise nothing.
+    `written` has the bytes of each measurement's results.
+    """
+    # What computes is no view. Held against what it reached, less is mistaken for one.
+    computing = [each if each.operations else replace(each, moved=0) for each in measurements]
+    sure = _highest(computing, ceilings, written)
+    moving = without_views(measurements, sure, written)
+    best = _highest(moving, sure, written)
+    notes = tuple(
+        _note(old, new) for old, new in zip(ceilings, best, strict=True) if new.rate > old.rate
+    )
+    return Raised(moving, best, notes)
+
+
+def _highest(
+    measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
+) -> tuple[Ceiling, ...]:
+    best = {_key(ceiling): ceiling for ceiling in ceilings}
+    for each, results in zip(measurements, written, strict=True):
+        if each.samples < FEW:
+            continue
+        for ceiling, rate in _reached(replace(each, seconds=each.high), ceilings, results):
+            if rate > best[_key(ceiling)].rate:
+                best[_key(ceiling)] = replace(
+                    ceiling, rate=rate, engine=each.engine, kernel=f"{each.op}, {each.case}"
+                )
+    return tuple(best.values())
+
+
+def _reached(
+    measurement: Measurement, ceilings: Sequence[Ceiling], results: int
+) -> Iterator[tuple[Ceiling, float]]:
+    """What a measurement is held against, and what it did of that a second."""
+    # A view computes nothing either.
+    if not measurement.seconds or not measurement.moved:
+        return
+    memory = memory_ceiling(measurement, ceilings, results)
+    if memory:
+        yield memory, measurement.moved / measurement.seconds
+    compute = ceiling_of(ceilings, measurement.device, "matmul", measurement.dtype)
+    if compute:
+        yield compute, measurement.operations / measurement.seconds
+
+
+def _key(ceiling: Ceiling) -> tuple[str, str, str | None]:
+    return ceiling.device, ceiling.what, ceiling.dtype
+
+
+def _note(old: Ceiling, new: Ceiling) -> str:
+    before = format_rate(old.rate, UNITS[old.what])
+    above = percent(new.rate / old.rate - 1)
+    note = (
+        f"{old.name} ceiling of {old.device} raised by {above}: {new.engine} did more in "
+        f"{new.kernel} than the {before} of {old.engine}, {old.kernel}"
+    )
+    busy = new.rate > BUSY * old.rate
+    return f"{note}; busy machine, repeat it, unless a cache is large" if busy else note

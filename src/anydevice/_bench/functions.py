@@ -1,0 +1,319 @@
+"""`benchmark`: a user's own function or model, timed on every device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from anydevice._arrays.memory.out_of_memory import in_a_line
+from anydevice._arrays.move import device_of, is_array, to_device
+from anydevice._arrays.trees.tree import flatten
+from anydevice._bench.timing import Timing, seconds_of, time_calls
+from anydevice._core.device import Device
+from anydevice._core.record import NOTHING, Record, replace
+from anydevice._core.text import format_time, percent, table, times
+from anydevice._machine.choose.scope import device as choose_device
+from anydevice._machine.discovery.discover import devices as usable_devices
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice._report import notebook
+from anydevice.errors import ConfigurationError, DeviceMismatchError
+
+NOISY = 0.5
+"""Above this spread a timing is noisy."""
+
+_HEAD = ("device", "engine", "time", "spread", "first call", "speed-up")
+_NUMBERS = (2, 3, 4, 5)
+"""The columns of numbers."""
+
+
+class DeviceTiming(Record):
+    """The seconds of one call on one device: the median, the quartiles, and the first call.
+
+    `speed_up` is relative to the first row of the CPU, or to the first row if the CPU was not
+    measured. If it could not be run, `reason` says why and there are no times.
+    """
+
+    device: str
+    engine: str | None
+    seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    first: float | None = None
+    samples: int = 0
+    speed_up: float | None = None
+    reason: str | None = None
+
+    @property
+    def spread(self) -> float | None:
+        """Half the distance between the quartiles, as a fraction of the median."""
+        if not self.seconds or self.low is None or self.high is None or self.samples < 2:
+            return None
+        return (self.high - self.low) / 2 / self.seconds
+
+
+class Timings(Record):
+    """The result of `benchmark`, one row for each device and engine; print it, or use its `rows`.
+
+    `timings["cpu"]` is the row of a device. If a device was measured with several engines, its rows
+    are named by both: `timings["cpu with torch"]`.
+    """
+
+    function: str
+    rows: tuple[DeviceTiming, ...]
+
+    def __iter__(self) -> Iterator[DeviceTiming]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> DeviceTiming:
+        named = self._named()
+        if name in named:
+            return named[name]
+        several = any(row.device == name for row in self.rows)
+        problem = "was measured with several engines" if several else "was not measured"
+        raise ConfigurationError(
+            f"{name!r} {problem}; the rows are: {', '.join(named)}", repr(name)
+        )
+
+    @property
+    def speed_ups(self) -> dict[str, float]:
+        """The speed-up of each row over the CPU, by its name in `timings[…]`."""
+        named = self._named().items()
+        return {name: row.speed_up for name, row in named if row.speed_up is not None}
+
+    def _named(self) -> dict[str, DeviceTiming]:
+        devices = Counter(row.device for row in self.rows)
+        return {
+            row.device if devices[row.device] == 1 else f"{row.device} with {row.engine}": row
+            for row in self.rows
+        }
+
+    def __str__(self) -> str:
+        lines = table(_HEAD, [_cells(row) for row in self.rows], _NUMBERS)
+        return "\n".join((self.function, *lines, *self._remarks()))
+
+    def _repr_html_(self) -> str:
+        return notebook.block(
+            notebook.line(self.function, "strong"),
+            notebook.table(_HEAD, [_cells(row) for row in self.rows], _NUMBERS),
+            *(notebook.line(remark, "soft") for remark in self._remarks()),
+        )
+
+    def _remarks(self) -> list[str]:
+        below = [f"{name}: {row.reason}" for name, row in self._named().items() if row.reason]
+        if any((row.spread or 0) > NOISY for row in self.rows):
+            below.append(
+                f"noisy: calls differ by more than ± {percent(NOISY)}; repeat it while nothing "
+                "else runs, or with a longer limit"
+            )
+        return below
+
+
+def benchmark(
+    function: Callable[..., Any],
+    *arguments: Any,
+    devices: Device | str | Sequence[Device | str] | None = None,
+    named: Mapping[str, Any] = NOTHING,
+    limit: float = 1.0,
+    **unknown: Any,
+) -> Timings:
+    """Time your own function or model with these arguments on each device.
+
+    The arguments, those in `named` (by name) and the model itself are moved to the device with
+    `to_device`. Each call is synchronized, the first one is reported separately, and measuring
+    takes `limit` seconds per device. Arrays stay in their library if it can use the device. Models,
+    which are moved in place, are moved back afterwards. Without `devices`, every usable one is
+    tried, the CPU first (and not again through OpenCL); a device on which it fails is a row with
+    the reason. A device with an engine is measured with that engine, so several engines of one
+    device can be compared.
+
+    A function may write into its arguments: it gets copies, and the arrays that you passed are not
+    changed, except tensors that require gradients. Its own state, such as that of a model, may
+    change.
+
+    >>> import numpy
+    >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
+    >>> timings["cpu"].speed_up
+    1.0
+
+    Raises `DeviceNotFoundError` if a given device is not usable, and `ConfigurationError` for an
+    unknown option (your function's own go into `named`), an invalid limit, or an empty list of
+    devices.
+    """
+    if unknown:
+        inside = ", ".join(f"{name!r}: …" for name in unknown)
+        raise ConfigurationError(
+            f"benchmark() has no option {', '.join(map(repr, unknown))}; pass what your function "
+            f"takes by name as named={{{inside}}}",
+            ", ".join(unknown),
+        )
+    if not callable(function):
+        raise ConfigurationError(
+            f"benchmark() takes a function or a model, not a {type(function).__name__}", "function"
+        )
+    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
+        raise ConfigurationError(
+            f"named is a mapping from names to arguments, such as {{'x': x}}, not {named!r:.80}",
+            "named",
+        )
+    limit = seconds_of(limit)
+    tree = (function, arguments, dict(named))
+    library = _library(tree)
+    places = list(dict.fromkeys(_places(devices, library)))
+    if not places:
+        raise ConfigurationError(
+            "benchmark() was given no devices; leave them out for all", "devices"
+        )
+    homes = [(part, _home(part)) for part in (function, *arguments, *named.values())]
+    rows = []
+    try:
+        for place, engine in places:
+            rows.append(_row(tree, place.served_by(engine), limit))
+    finally:
+        for part, home in homes:
+            if home is not None:
+                to_device(part, home)  # only what is moved in place has to move
+    name = str(getattr(function, "__name__", None) or type(function).__name__)
+    return Timings(name, _with_speed_ups(rows))
+
+
+def _home(part: Any) -> Device | None:
+    """Where something is; `None` if that is nowhere, or not one place."""
+    try:
+        return device_of(part)
+    except DeviceMismatchError:
+        return None
+
+
+def _places(
+    devices: Device | str | Sequence[Device | str] | None, library: str | None
+) -> Iterator[tuple[Device, str | None]]:
+    """Each device with the engine that was asked for there, or that suits the arrays."""
+    if devices is None:
+        for device in _default_devices():
+            yield device, _engine(device, library)
+        return
+    for each in [devices] if isinstance(devices, Device | str) else devices:
+        asked = each.engine_asked if isinstance(each, Device) else None
+        device = choose_device(each)
+        yield device, asked or _engine(device, library)
+
+
+def _default_devices() -> list[Device]:
+    """Every usable device once; the CPU is not measured again through OpenCL or as several."""
+    every = [
+        device
+        for device in usable_devices()
+        if device.kind != "cpu" or (device.backend, device.index) == ("cpu", 0)
+    ]
+    return sorted(every, key=lambda device: device.kind != "cpu")
+
+
+def _library(tree: Any) -> str | None:
+    """The library that the arrays are of, NumPy aside."""
+    leaves, _ = flatten(tree, is_array)
+    owners = (owner_of(value) for value in leaves.values)
+    return next((owner.name for owner in owners if owner and owner.name != "numpy"), None)
+
+
+def _engine(device: Device, library: str | None) -> str | None:
+    standing = device.standing
+    return library if standing and library in standing.engines else device.engine
+
+
+def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTiming:
+    try:
+        timing = _timed(tree, device, limit)
+    except Exception as error:  # whatever the function raises there is its result there
+        reason = in_a_line(error, device)
+        return DeviceTiming(str(device), device.engine, reason=reason)
+    return DeviceTiming(str(device), device.engine, **timing.figures)
+
+
+def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
+    function, *given = to_device(tree, device)
+    arguments, named = _with_copies(tuple(given), of=tree[1:])
+    engine = registry.load(device.engine or "numpy")
+
+    def finish(results: list[Any]) -> None:
+        groups: dict[str, list[Any]] = {}
+        for value in _arrays(results):
+            owner = owner_of(value)
+            assert owner is not None
+            groups.setdefault(owner.name, []).append(value)
+        for name, values in groups.items():
+            registry.load(name).finish(values)
+        if not groups:  # it gives no arrays: wait for all that it started
+            engine.synchronize(device)
+
+    return time_calls(lambda _: function(*arguments, **named), finish, limit=limit, most_calls=100)
+
+
+def _arrays(tree: Any) -> Iterator[Any]:
+    """The arrays of a result; usual trees are taken apart at once, since this is timed too."""
+    if isinstance(tree, list | tuple):
+        for each in tree:
+            yield from _arrays(each)
+    elif isinstance(tree, dict):
+        yield from _arrays(list(tree.values()))
+    elif is_array(tree):
+        yield tree
+    else:
+        yield from flatten(tree, is_array)[0].values
+
+
+def _with_speed_ups(rows: Sequence[DeviceTiming]) -> tuple[DeviceTiming, ...]:
+    timed = [row for row in rows if row.seconds]
+    base = next((row for row in timed if row.device == "cpu"), next(iter(timed), None))
+    if base is None or base.seconds is None:
+        return tuple(rows)
+    return tuple(
+        replace(row, speed_up=base.seconds / row.seconds) if row.seconds else row for row in rows
+    )
+
+
+def _cells(row: DeviceTiming) -> tuple[str, ...]:
+    place = (row.device, row.engine or "–")
+    if row.seconds is None:
+        return (*place, "–", "–", "–", "–")
+    spread = "–" if row.spread is None else f"± {percent(row.spread)}"
+    if row.spread is not None and row.spread > NOISY:
+        spread = "noisy"
+    speed_up = times(row.speed_up) if row.speed_up else "–"
+    return (*place, format_time(row.seconds), spread, format_time(row.first or 0.0), speed_up)
+
+
+def _with_copies(tree: Any, *, of: Any) -> Any:
+    """The tree with a copy in place of each array that is also in `of`: the caller's own arrays.
+
+    Arrays of a model that is changed in place stay its own: what it does to them is its state. So
+    do those that a gradient flows through, since it would not flow through a copy.
+
+    >>> import numpy
+    >>> given = numpy.ones(2)
+    >>> _with_copies([given], of=[given])[0] is given
+    False
+    """
+    theirs = set(map(id, flatten(of, is_array)[0].values))
+    leaves, rebuild = flatten(tree, is_array)
+    values = list(leaves.values)
+    for position, value in enumerate(values):
+        if id(value) in theirs and not leaves[position].kept:
+            values[position] = _copied(value)
+    return rebuild(values)
+
+
+def _copied(value: Any) -> Any:
+    if getattr(value, "requires_grad", False):
+        return value
+    try:
+        return deepcopy(value)  # which keeps the order of its elements in memory
+    except Exception:  # a library without such copies says so in its own way
+        owner = owner_of(value)
+        assert owner is not None
+        return owner.place(owner.to_host(value), owner.devices_of(value)[0])

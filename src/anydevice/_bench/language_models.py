@@ -1,0 +1,234 @@
+"""How fast a language model reads and writes on its device, beside what the device could do.
+
+To write a token, every weight that it passes and the keys and values before it are read once: the
+measured bandwidth over these bytes is the most that can be expected. A prompt is read at the rate
+of matrix products.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from anydevice import __version__
+from anydevice._arrays.memory.stats import memory_stats
+from anydevice._bench.ceilings import ceiling_of, measure_ceilings
+from anydevice._bench.results import UNITS, Ceiling
+from anydevice._check.runners import Progress, runner
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.record import Record
+from anydevice._core.text import format_rate, format_size, format_time, percent, table
+from anydevice._llm.sampling import Sampling
+from anydevice._machine.engines import registry
+from anydevice._plan.families import ModelShape
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice.llm import LanguageModel
+
+CEILING_LIMIT = 0.1
+"""Seconds for one workload of a ceiling."""
+WRITTEN = 32
+"""Tokens that are written after each prompt."""
+_STEP = 7919
+"""A prime: the tokens of a prompt are so far apart."""
+
+
+class TextSpeed(Record):
+    """How fast a prompt of `context` tokens was read, and `written` tokens were written after it.
+
+    `prefill` and `decode` are tokens a second, `first_token` are seconds until the first token was
+    there. The limits are what the ceilings of the device allow; `None` where they are unknown.
+    """
+
+    context: int
+    written: int
+    prefill: float
+    first_token: float
+    decode: float
+    prefill_limit: float | None
+    decode_limit: float | None
+
+
+class TextSpeeds(Record):
+    """What `bench_text` found: the ceilings of the device, and a speed for each context.
+
+    `peak` is the most memory of the device that was in use while the model ran; on a CPU that of
+    the whole process, and `None` where nobody counts it.
+    """
+
+    version: str
+    ceilings: tuple[Ceiling, ...]
+    speeds: tuple[TextSpeed, ...]
+    peak: int | None = None
+
+
+def bench_text(
+    model: LanguageModel,
+    contexts: Sequence[int],
+    *,
+    written: int = WRITTEN,
+    repeats: int = 3,
+    ceilings: Sequence[Ceiling] | None = None,
+    progress: Progress | None = None,
+) -> TextSpeeds:
+    """Measure a model that is loaded, with prompts of these lengths; each figure is a median.
+
+    The first run of each length compiles and does not count. `ceilings` are those of the device,
+    measured unless they are given; without any, there are no limits.
+
+    Raises `ConfigurationError` for a length that leaves no room in the context for what is written.
+    """
+    if written < 2:
+        raise ConfigurationError(
+            f"measuring the speed of generation takes at least 2 tokens, not {written}",
+            "written",
+        )
+    for length in contexts:
+        if not 0 < length <= model.context - written:
+            raise ConfigurationError(
+                f"a prompt of {length} tokens and a reply of {written} do not fit into the model's "
+                f"context of {model.context}; load it with a larger one",
+                "context",
+            )
+    tell = progress or (lambda done, total, doing: None)
+    steps = len(contexts) * (repeats + 1) + 1
+    assert model.device.engine is not None
+    registry.load(model.device.engine).memory.reset_peak(model.device)
+    runs = []
+    for number, length in enumerate(contexts):
+        for repeat in range(repeats + 1):
+            tell(number * (repeats + 1) + repeat, steps, f"a prompt of {length:,} tokens")
+            runs.append(_run(model, length, written))
+    peak = memory_stats(model.device).peak
+    if ceilings is None:
+        tell(steps - 1, steps, "ceilings")
+        ceilings = _ceilings(model)
+    speeds = []
+    for number, length in enumerate(contexts):
+        first = number * (repeats + 1) + 1
+        speeds.append(_speed(model, length, written, runs[first : first + repeats], ceilings))
+    return TextSpeeds(__version__, tuple(ceilings), tuple(speeds), peak)
+
+
+def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:
+    assert model.device.engine is not None
+    here = runner(model.device, model.device.engine)
+    return measure_ceilings([here], [model.dtype], limit=CEILING_LIMIT, quick=True)[0]
+
+
+def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]:
+    """The seconds to the first token, and to each one after it. No token ends it early."""
+    prompts = [prompt_of(length, model.description.vocabulary)]
+    began = time.perf_counter()
+    steps = model.steps(prompts, Sampling(), written)
+    next(steps)
+    first = time.perf_counter()
+    for _ in steps:
+        pass
+    last = time.perf_counter()
+    return first - began, (last - first) / (written - 1)
+
+
+def prompt_of(length: int, vocabulary: int) -> list[int]:
+    """Tokens that are not repeated early: copies of one would all choose the same experts.
+
+    >>> prompt_of(4, 1000)
+    [0, 919, 838, 757]
+    """
+    return [number * _STEP % vocabulary for number in range(length)]
+
+
+def _speed(
+    model: LanguageModel,
+    length: int,
+    written: int,
+    runs: Sequence[tuple[float, float]],
+    ceilings: Sequence[Ceiling],
+) -> TextSpeed:
+    first, each = (median(times) for times in zip(*runs, strict=True))
+    shape, device = model.plan.estimate.shape, str(model.device)
+    assert shape is not None
+    read = ceiling_of(ceilings, device, "read")
+    product = ceiling_of(ceilings, device, "matmul", model.dtype)
+    middle = length + written // 2
+    return TextSpeed(
+        context=length,
+        written=written,
+        prefill=length / first,
+        first_token=first,
+        decode=1 / each,
+        prefill_limit=product.rate * length / operations_of(shape, length) if product else None,
+        decode_limit=read.rate / bytes_of(shape, middle, model.dtype) if read else None,
+    )
+
+
+def bytes_of(shape: ModelShape, context: int, dtype: str) -> int:
+    """The bytes that are read to write one token: weights that it passes, keys and values.
+
+    Of an embedding of its own, only a row is; of experts, only those that are chosen.
+    """
+    size = as_dtype(dtype).itemsize
+    return _passed(shape) * size + sum(shape.kv_bytes(context, dtype=dtype))
+
+
+def operations_of(shape: ModelShape, length: int) -> int:
+    """The operations of products that reading a prompt takes: those of weights and of attention.
+
+    The head is computed for one token alone.
+    """
+    head = shape.vocabulary * shape.hidden
+    seen = sum(
+        length * (length if window is None else min(window, length)) for window in shape.windows
+    )
+    scores = seen // 2 * shape.heads * shape.head_size * 2
+    return 2 * ((_passed(shape) - head) * length + head + scores)
+
+
+def _passed(shape: ModelShape) -> int:
+    """The parameters that one token passes."""
+    unread = 0 if shape.tied_embeddings else shape.embedding_parameters
+    if shape.experts is not None:
+        idle = shape.experts.count - shape.experts.per_token
+        matrices = 3 if shape.build.gated else 2
+        each = matrices * shape.hidden * shape.experts.intermediate
+        unread += len(shape.experts.layers) * idle * each
+    return shape.parameters - unread
+
+
+def text_lines(found: TextSpeeds) -> Iterator[str]:
+    """The ceilings of the device, and the speeds as a table."""
+    for each in found.ceilings:
+        if each.what in ("read", "matmul"):
+            yield f"  {each.name:<18}{format_rate(each.rate, UNITS[each.what]):>14}   {each.kernel}"
+    if found.peak is not None:
+        yield f"  {'memory':<18}{format_size(found.peak):>14}   at the peak of this process"
+    yield ""
+    yield from table(TEXT_HEAD, [text_cells(each) for each in found.speeds], range(len(TEXT_HEAD)))
+
+
+TEXT_HEAD = ("context", "prefill", "of limit", "first token", "decode", "of limit", "limit")
+
+
+def text_cells(each: TextSpeed) -> list[str]:
+    """One speed as the cells of a table."""
+    return [
+        f"{each.context:,}",
+        token_rate(each.prefill),
+        _share(each.prefill, each.prefill_limit),
+        format_time(each.first_token),
+        token_rate(each.decode),
+        _share(each.decode, each.decode_limit),
+        "–" if each.decode_limit is None else token_rate(each.decode_limit),
+    ]
+
+
+def token_rate(rate: float) -> str:
+    """Tokens a second."""
+    return f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.1f} tok/s"
+
+
+def _share(rate: float, limit: float | None) -> str:
+    return "–" if not limit else percent(rate / limit)

@@ -1,0 +1,272 @@
+"""Measures every op that has a benchmark, on every device and engine."""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+from anydevice import __version__
+from anydevice._arrays.memory.out_of_memory import in_a_line
+from anydevice._bench.ceilings import (
+    Tried,
+    WorkloadSizes,
+    judge,
+    measure_ceilings,
+    raise_ceilings,
+    time_workload,
+)
+from anydevice._bench.results import MeasuredDevice, Measurement, Results
+from anydevice._bench.timing import seconds_of, size_of, time_op
+from anydevice._check.cases import one_or_more, row_of, select
+from anydevice._check.cases.case import Benchmark, Call, Row
+from anydevice._check.runners import Asked, Progress, Runner, find_runners, in_a_child, runner_of
+from anydevice._core.child.parent import Outcome
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.record import Record, replace
+from anydevice._machine.choose.measurements import keep_measurements
+from anydevice._machine.discovery.check import key_of
+from anydevice._machine.discovery.discover import discover, forget_report
+from anydevice._machine.engines.registry import version_of
+from anydevice._ops.trusted_kernels import load_trusted
+from anydevice.errors import UnsupportedError
+
+LIMIT, QUICK_LIMIT = 0.5, 0.1
+"""Seconds that one op may take in one case and dtype, with one engine on one device."""
+
+PATIENCE = 300.0
+"""Seconds without an answer after which an op or a workload of an isolated engine has failed."""
+
+CEILING_LIMIT = 0.25
+"""Seconds for one workload of a ceiling: they all go for the same few figures."""
+
+DTYPES = {"gpu": ("bfloat16", "float32"), "cpu": ("float32",)}
+"""The dtypes that are measured unasked."""
+
+
+class _Job(Record):
+    """One op in one case and dtype, with every engine and device that it is timed on."""
+
+    row: Row
+    benchmark: Benchmark
+    dtype: str
+    runners: tuple[Runner, ...]
+
+
+def bench(
+    ops: str | Sequence[str] | None = None,
+    devices: str | Sequence[str] | None = None,
+    engines: str | Sequence[str] | None = None,
+    dtypes: str | Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    limit: float | None = None,
+    rows: Sequence[Row] | None = None,
+    sizes: WorkloadSizes | None = None,
+    isolated: bool = False,
+    progress: Progress | None = None,
+) -> Results:
+    """Measure the ceilings of this machine, then every op on every device and engine.
+
+    The first four arguments, a name or several each, narrow what is measured; unasked, the dtype is
+    float32, and on accelerators bfloat16 too. `quick` takes one case of each op and less time;
+    `limit` is the seconds for one op with one engine on one device. `rows` and `sizes` replace the
+    table of cases and the sizes of the ceilings. Whatever an engine raises is in the results. With
+    `isolated`, each engine works on its device in a child process, and so are crashes; the rows are
+    those of the table then.
+
+    Raises `ConfigurationError` for an unknown name, a limit that is not a time above 0, or where
+    nothing is left to measure, and `DeviceNotFoundError` if this machine lacks what was asked
+    for.
+    """
+    began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    chosen, kinds = select(ops, dtypes, rows)
+    runners = find_runners(one_or_more(devices) or (), one_or_more(engines))
+    # What others are compared with is measured first, so that a stopped run has it.
+    runners = sorted(dict.fromkeys(runners), key=lambda each: each.device.backend != "cpu")
+    seconds = seconds_of((QUICK_LIMIT if quick else LIMIT) if limit is None else limit)
+    load_trusted()
+    jobs = list(_jobs(chosen, runners, kinds, quick=quick))
+    floats = [job.dtype for job in jobs if as_dtype(job.dtype).kind == "float"]
+    with closing(_InChildren() if isolated else _InProcess()) as timers:
+        ceilings, notes = measure_ceilings(
+            runners,
+            list(dict.fromkeys(floats)),
+            limit=min(seconds, CEILING_LIMIT),
+            quick=quick,
+            sizes=sizes,
+            progress=progress,
+            rate_of=timers.rate_of,
+        )
+        found = list(_measured(jobs, seconds, progress, timers))
+    written = [results for _, results in found]
+    raised = raise_ceilings([each for each, _ in found], ceilings, written)
+    return Results(
+        __version__,
+        made,
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        tuple(_devices(runners)),
+        raised.ceilings,
+        judge(raised.measurements, raised.ceilings, written),
+        (*notes, *raised.notes),
+        quick,
+        seconds,
+        round(time.perf_counter() - began, 3),
+    )
+
+
+def _jobs(
+    rows: Sequence[Row], runners: Sequence[Runner], kinds: Sequence[str] | None, *, quick: bool
+) -> Iterator[_Job]:
+    for size in ("cpu", "gpu"):
+        there = tuple(each for each in runners if size_of(each.device) == size)
+        for row in rows if there else ():
+            unasked = [d for d in DTYPES[size] if d in row.dtypes] or row.dtypes[:1]
+            asked = unasked if kinds is None else [d for d in kinds if d in row.dtypes]
+            cases = [each for each in row.benchmarks if each.place == size]
+            for case in cases[:1] if quick else cases:
+                for dtype in asked:
+                    yield _Job(row, case, dtype, there)
+
+
+def _devices(runners: Sequence[Runner]) -> Iterator[MeasuredDevice]:
+    """Each of the devices, with the versions of the engines that are measured there."""
+    for device in dict.fromkeys(each.device for each in runners):
+        facts = device.facts
+        engines = [each.engine for each in runners if each.device == device]
+        yield MeasuredDevice(
+            str(device),
+            device.kind,
+            facts.name,
+            facts.uuid,
+            facts.driver_version,
+            {engine: version_of(engine) or "" for engine in engines},
+        )
+
+
+def _measured(
+    jobs: Sequence[_Job], limit: float, progress: Progress | None, timers: _InProcess
+) -> Iterator[tuple[Measurement, int]]:
+    """The measurements, each with the bytes of its results."""
+    done, total = 0, sum(len(job.runners) for job in jobs)
+    for job in jobs:
+        for runner in job.runners:
+            if progress is not None:
+                progress(done, total, f"{job.row.op} in {job.dtype} on {runner}")
+            done += 1
+            yield timers.measurement(job, runner, limit)
+
+
+class _InProcess:
+    """Times workloads and ops in this process."""
+
+    rate_of = staticmethod(time_workload)
+
+    def __init__(self) -> None:
+        self._drawn: tuple[_Job | None, Any] = (None, None)
+
+    def measurement(self, job: _Job, runner: Runner, limit: float) -> tuple[Measurement, int]:
+        """The measurement of an op with one engine, and the bytes of its results."""
+        if self._drawn[0] is not job:
+            self._drawn = (job, job.row.draw(job.benchmark, job.dtype))
+        return _one(job, self._drawn[1], runner, limit)
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+class _InChildren(_InProcess):
+    """Times them in a child process of each engine on its device.
+
+    All of them stay until the end, so that what is compared is measured at about the same time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: dict[Runner, Asked] = {}
+
+    def _ask(self, runner: Runner, *question: Any) -> Outcome:
+        if runner not in self._of:
+            self._of[runner] = in_a_child(runner, answering)
+        return self._of[runner].ask(question, limit=PATIENCE)
+
+    def rate_of(
+        self, runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
+    ) -> float | str:
+        sizes = [list(tried.sizes.memory), tried.sizes.bus, list(tried.sizes.edges)]
+        outcome = self._ask(runner, "ceiling", list(tried.dtypes), sizes, key, limit)
+        rate: float | str = outcome.answer if outcome.how == "answered" else outcome.sentence
+        return rate
+
+    def measurement(self, job: _Job, runner: Runner, limit: float) -> tuple[Measurement, int]:
+        case = (job.row.op, job.benchmark.name, job.dtype)
+        outcome = self._ask(runner, "op", *case, job.benchmark.place, limit)
+        if outcome.how != "answered":
+            where = (*case, str(runner.device), runner.engine)
+            return Measurement(*where, "failed", replace(outcome, step=None).sentence), 0
+        fields, written = outcome.answer
+        return Measurement(**fields), written
+
+    def close(self) -> None:
+        for child in self._of.values():
+            child.close()
+
+
+def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
+    """The child's side: answers with a rate, or a measurement and the bytes of its results."""
+    runner = runner_of(arguments)
+    load_trusted()
+
+    def answer(question: Any) -> Any:
+        tell(f"{question[0]} {question[1]}")
+        if question[0] == "ceiling":
+            _, dtypes, (memory, bus, edges), key, limit = question
+            sizes = WorkloadSizes(tuple(memory), bus, tuple(edges))
+            return time_workload(runner, Tried(tuple(dtypes), sizes), tuple(key), limit)
+        _, op, name, dtype, place, limit = question
+        row = row_of(op)
+        [case] = [each for each in row.benchmarks if (each.name, each.place) == (name, place)]
+        job = _Job(row, case, dtype, (runner,))
+        found, written = _one(job, row.draw(case, dtype), runner, limit)
+        return found.to_dict(), written
+
+    return answer
+
+
+def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measurement, int]:
+    where = (job.row.op, job.benchmark.name, job.dtype, str(runner.device), runner.engine)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numbers may overflow; that is not asked here
+            timed = time_op(job.row, made, runner, limit=limit)
+    except UnsupportedError as error:
+        return Measurement(*where, "unsupported", str(error)), 0
+    except Exception as error:  # an engine fails in any way it likes: that is a result
+        return Measurement(*where, "failed", in_a_line(error, runner.place)), 0
+    figures = timed.timing.figures
+    measurement = Measurement(*where, moved=timed.moved, operations=timed.operations, **figures)
+    return measurement, timed.written
+
+
+def save(results: Results) -> str | None:
+    """Keep the times, so that `device()` takes the fastest engine from now on.
+
+    They count for this device, driver and version of each library. Where they cannot be kept, a
+    sentence says why.
+    """
+    known = {str(device): device for device in discover().devices}
+    kept: dict[str, dict[str, float]] = {}
+    for each in results.measured:
+        device = known.get(each.device)
+        standing = device.standing if device else None
+        if device is None or standing is None or not each.seconds:
+            continue
+        key = key_of(device.backend, device.index, standing.facts, each.engine)
+        kept.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
+    problem = keep_measurements(kept)
+    forget_report()  # what remembers who serves a device goes by the report
+    return problem

@@ -1,0 +1,312 @@
+"""Benchmark results: ceilings, measurements, their machine, and the comparison of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from anydevice._core.files import parse_json, read_small
+from anydevice._core.record import Record
+from anydevice.errors import ConfigurationError
+
+FORMAT = 1
+LARGEST_FILE = 2**25
+"""Bytes; all ops on ten devices take less than a tenth of it."""
+
+Bound = Literal["memory", "compute"]
+State = Literal["measured", "unsupported", "failed"]
+What = Literal["copy", "read", "matmul", "to device", "to host"]
+
+UNITS: Mapping[What, str] = {
+    "copy": "B/s",
+    "read": "B/s",
+    "matmul": "FLOP/s",
+    "to device": "B/s",
+    "to host": "B/s",
+}
+"""What the rate of each ceiling counts."""
+
+
+MARGIN = 1.05
+"""Quartiles must lie apart by this factor: runs differ by more than the spread of each tells."""
+
+FEW, UNSURE = 3, 1.25
+"""With fewer samples than that, quartiles say little, and are taken to be so much wider."""
+
+_NAMED = 3
+"""So many cases are named in a sentence; more are counted."""
+
+
+class Ceiling(Record):
+    """The most that a device was seen to do: bytes a second, operations a second for a matmul.
+
+    `engine` and `kernel` say with what it was reached.
+    """
+
+    device: str
+    what: What
+    rate: float
+    engine: str
+    kernel: str
+    dtype: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is the ceiling of, such as "matmul float32"."""
+        return " ".join(filter(None, (self.what, self.dtype)))
+
+
+class Measurement(Record):
+    """One op in one case and dtype, on one device, through one engine.
+
+    `seconds` is the median, `low` and `high` are the quartiles, `first` is the first call. `moved`
+    counts the bytes that must pass to and from memory, 0 if the result is a view, `operations`
+    the floating operations. `bound` says which of the two takes longer at the device's ceilings,
+    and `fraction` how near the op came to that ceiling. `speed_up` is over `over`, a CPU. Where it
+    could not be measured, `reason` says why.
+    """
+
+    op: str
+    case: str
+    dtype: str
+    device: str
+    engine: str
+    state: State = "measured"
+    reason: str | None = None
+    seconds: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    first: float = 0.0
+    samples: int = 0
+    moved: int = 0
+    operations: int = 0
+    bound: Bound | None = None
+    fraction: float | None = None
+    speed_up: float | None = None
+    over: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What makes it the same measurement in two runs."""
+        return self.device, self.engine, self.op, self.case, self.dtype
+
+    @property
+    def rate(self) -> float | None:
+        """Operations a second where computing binds, else bytes a second; `None` if neither."""
+        work = self.operations if self.bound == "compute" else self.moved
+        return work / self.seconds if work and self.seconds else None
+
+    @property
+    def spread(self) -> float:
+        """Half the way from quartile to quartile, as a part of the median."""
+        return (self.high - self.low) / 2 / self.seconds if self.seconds else 0.0
+
+
+class MeasuredDevice(Record):
+    """One device as it was when it was measured: its card, its driver, its libraries' versions."""
+
+    device: str
+    kind: str
+    name: str
+    uuid: str | None
+    driver: str | None
+    engines: Mapping[str, str]
+
+    @property
+    def libraries(self) -> str:
+        """The engines with their versions, in one line."""
+        return ", ".join(f"{name} {version}".strip() for name, version in self.engines.items())
+
+
+class Results(Record):
+    """All that one run found.
+
+    >>> Results("0.1.0", "2030-01-01T00:00:00+00:00", "Linux, Python 3.12").measured
+    ()
+    """
+
+    version: str
+    made: str
+    system: str
+    devices: tuple[MeasuredDevice, ...] = ()
+    ceilings: tuple[Ceiling, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    notes: tuple[str, ...] = ()
+    quick: bool = False
+    limit: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """What has a time."""
+        return tuple(each for each in self.measurements if each.state == "measured")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, ready for JSON."""
+        return {"format": FORMAT, **super().to_dict()}
+
+
+def from_dict(data: Any) -> Results:
+    """Results from plain data; raises `ValueError` if it is something else."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"it has no {FORMAT!r} under 'format'")
+    try:
+        fields = {name: value for name, value in data.items() if name != "format"}
+        results = Results(
+            **{
+                **fields,
+                "devices": tuple(MeasuredDevice(**each) for each in data["devices"]),
+                "ceilings": tuple(Ceiling(**each) for each in data["ceilings"]),
+                "measurements": tuple(Measurement(**each) for each in data["measurements"]),
+                "notes": tuple(map(str, data["notes"])),
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    for each in results.measurements:
+        if not all(_is_number(n) for n in (each.seconds, each.low, each.high)):
+            raise ValueError(f"the times of {each.op} are not times in seconds")
+    return results
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def read_results(path: str) -> Results:
+    """The results that `anydevice bench --json FILE` wrote.
+
+    Raises `ConfigurationError` if there is no such file or it is something else.
+    """
+    try:
+        return from_dict(parse_json(read_small(path, most=LARGEST_FILE), finite=False))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", path) from error
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path} is not what `anydevice bench --json FILE` writes: {error}", path
+        ) from error
+
+
+class Change(Record):
+    """One measurement in both runs. `factor` is how many times as long it takes now."""
+
+    old: Measurement
+    new: Measurement
+    factor: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, ready for JSON."""
+        times = {"before": self.old.seconds, "now": self.new.seconds, "factor": self.factor}
+        return {**_names(self.new), **times}
+
+
+class Comparison(Record):
+    """What changed between two runs; true where they can be compared and nothing got worse.
+
+    `lost` was measured before and cannot be measured any more. `alike` counts what differs by no
+    more than the noise, `only_before` and `only_now` what one of the runs left out. `elsewhere`
+    has a sentence for each thing that makes the two runs of different machines or versions.
+    Where the runs have nothing in common, `apart` says what each of them has.
+    """
+
+    slower: tuple[Change, ...]
+    faster: tuple[Change, ...]
+    lost: tuple[Measurement, ...]
+    alike: int
+    only_before: int
+    only_now: int
+    elsewhere: tuple[str, ...] = ()
+    apart: str | None = None
+
+    def __bool__(self) -> bool:
+        return not self.slower and not self.lost and self.apart is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, ready for JSON."""
+        lost = [{**_names(each), "reason": each.reason} for each in self.lost]
+        return {**super().to_dict(), "lost": lost}
+
+
+def _names(each: Measurement) -> dict[str, str]:
+    return {name: getattr(each, name) for name in ("op", "case", "dtype", "device", "engine")}
+
+
+def compare_runs(old: Results, new: Results) -> Comparison:
+    """Compare what both runs measured, the largest change first.
+
+    Something is slower where the upper quartile of before and the lower quartile of now are more
+    than 5 % apart, and faster the other way round.
+    """
+    before = {each.key: each for each in old.measured}
+    now = {each.key: each for each in new.measured}
+    changes = [
+        Change(before[key], each, each.seconds / before[key].seconds)
+        for key, each in now.items()
+        if key in before and before[key].seconds
+    ]
+    slower = [change for change in changes if _is_above(change.new, change.old)]
+    faster = [change for change in changes if _is_above(change.old, change.new)]
+    lost = [each for each in new.measurements if each.key in before and each.key not in now]
+    return Comparison(
+        tuple(sorted(slower, key=lambda change: -change.factor)),
+        tuple(sorted(faster, key=lambda change: change.factor)),
+        tuple(lost),
+        len(changes) - len(slower) - len(faster),
+        len(before.keys() - now.keys()) - len(lost),
+        len(now.keys() - before.keys()),
+        tuple(_differences(old, new)),
+        _apart(old, new),
+    )
+
+
+def _apart(old: Results, new: Results) -> str | None:
+    if {each.key for each in old.measurements} & {each.key for each in new.measurements}:
+        return None
+    before, now = (_in_words(run.measured) for run in (old, new))
+    return f"nothing in common: that run has {before}, this one {now}"
+
+
+def _in_words(measured: Sequence[Measurement]) -> str:
+    """Which ops were measured in which dtypes and where."""
+    if not measured:
+        return "nothing"
+    ops = list(dict.fromkeys(f"{each.op} of {each.case}" for each in measured))
+    named = ", ".join(ops) if len(ops) <= _NAMED else f"{len(ops)} cases"
+    dtypes = ", ".join(dict.fromkeys(each.dtype for each in measured))
+    places = ", ".join(dict.fromkeys(f"{each.engine} on {each.device}" for each in measured))
+    return f"{named} in {dtypes} with {places}"
+
+
+def _is_above(one: Measurement, other: Measurement) -> bool:
+    """Whether one took longer than another, beyond the noise of both."""
+    return one.low / _unsure(one) > MARGIN * other.high * _unsure(other)
+
+
+def _unsure(each: Measurement) -> float:
+    return UNSURE if each.samples < FEW else 1.0
+
+
+def _differences(old: Results, new: Results) -> Iterator[str]:
+    """A sentence for everything besides the code under test that may explain a change."""
+    if old.version != new.version:
+        yield f"anydevice was {old.version}, and is {new.version}"
+    if old.system != new.system:
+        yield f"the system was {old.system}, and is {new.system}"
+    if old.quick != new.quick:
+        yield f"{'the earlier' if old.quick else 'this'} run was a quick one"
+    earlier = {device.device: device for device in old.devices}
+    for device in new.devices:
+        before = earlier.get(device.device)
+        if before is None:
+            continue
+        if before.name != device.name:
+            yield f"another machine: {device.device} was {before.name}, and is {device.name}"
+        elif before.uuid != device.uuid:
+            yield f"{device.device} is another card of the same name"
+        if before.driver != device.driver:
+            yield f"the driver of {device.device} was {before.driver}, and is {device.driver}"
+        for engine, version in device.engines.items():
+            was = before.engines.get(engine, version)
+            if was != version:
+                yield f"{engine} on {device.device} was {was}, and is {version}"

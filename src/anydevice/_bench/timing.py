@@ -1,0 +1,209 @@
+"""Timing of calls: warmed up, synchronized and repeated, with their spread.
+
+The arguments of an op are placed several times over and taken in turn, so that caches do not help.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import ceil, inf
+from numbers import Real
+from statistics import median, quantiles
+from typing import Any, Literal
+
+import numpy as np
+
+from anydevice import _ops as ops
+from anydevice._check.cases.case import Call, Row
+from anydevice._check.checks import mapped, place
+from anydevice._check.compare import leaves
+from anydevice._check.runners import Runner
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._core.record import Record
+from anydevice.errors import ConfigurationError
+
+SHORTEST = 2e-3
+"""Seconds that a sample should take: the waiting at its end must not be a part of the figure."""
+
+MOST_SAMPLES = 200
+FEWEST_SAMPLES = 5
+MOST_CALLS = 1000
+
+PATIENCE = 10.0
+"""A first call that takes longer than so many seconds is not repeated, and stands for itself."""
+
+COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
+"""Arguments are placed several times over, up to so many bytes: more than caches hold."""
+
+MOST_SETS = 64
+MOST_RESULTS = {"cpu": 2**29, "gpu": 2**32}
+"""Bytes of results that are held at a time: calls are waited for together, as many as fit."""
+
+_KEPT = ("seconds", "low", "high", "first", "samples")
+
+CONSUMING = frozenset({"cache_write"})
+"""Ops whose first argument must not be used again: their result takes its place."""
+
+
+class Timing(Record):
+    """The seconds of one call: the median of the samples, their quartiles, and the first call.
+
+    The first call is apart: it compiles, allocates and starts what later ones reuse. Each sample is
+    the mean of `calls` calls that were started without waiting in between. `fastest` is the least
+    of the samples.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    first: float
+    samples: int
+    calls: int
+    fastest: float
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The fields that results keep, by name."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+
+def seconds_of(limit: Any) -> float:
+    """A limit as seconds.
+
+    Raises `ConfigurationError` for anything but a number of seconds above 0.
+
+    >>> seconds_of(1)
+    1.0
+    """
+    number = isinstance(limit, Real) and not isinstance(limit, bool)
+    if not number or not 0 < limit < inf:
+        raise ConfigurationError(f"limit is a number of seconds above 0, not {limit!r}", "limit")
+    return float(limit)
+
+
+def time_calls(
+    call: Callable[[int], Any],
+    finish: Callable[[list[Any]], None],
+    *,
+    limit: float,
+    most_calls: int = MOST_CALLS,
+    first: float | None = None,
+) -> Timing:
+    """Time `call`, which is given 0, 1, 2, … so that it can take other arguments each time.
+
+    `finish` waits until all of the results are complete. Nothing is started any more after `limit`
+    seconds, except that a second call is made if the first took less than 10 seconds, and that
+    one that is running is waited for. At most `most_calls` results are held at a time. `first` is
+    how long the first call took, where it was made before.
+
+    >>> time_calls(lambda number: number * 2, lambda results: None, limit=0.01).samples > 1
+    True
+    """
+    number = 0
+
+    def sample(count: int) -> float:
+        nonlocal number
+        began = time.perf_counter()
+        finish([call(number + each) for each in range(count)])
+        number += count
+        return (time.perf_counter() - began) / count
+
+    if first is None:
+        first = sample(1)
+    if first > PATIENCE:
+        return Timing(first, first, first, first, 1, 1, first)
+    second = sample(1)
+    if second >= limit:
+        return Timing(second, second, second, first, 1, 1, second)
+    ends = time.perf_counter() + limit
+    calls = max(1, min(ceil(SHORTEST / max(second, 1e-9)), most_calls))
+    if calls > 1:  # the second call was no good guide if it still had something to set up
+        calls = max(1, min(ceil(SHORTEST / max(sample(calls), 1e-9)), most_calls))
+    taken: list[float] = []
+    while len(taken) < MOST_SAMPLES and (time.perf_counter() < ends or len(taken) < FEWEST_SAMPLES):
+        taken.append(sample(calls))
+        if time.perf_counter() > ends + 2 * limit:  # slower than it looked: few must do
+            break
+    low, high = _quartiles(taken)
+    return Timing(median(taken), low, high, first, len(taken), calls, min(taken))
+
+
+def _quartiles(samples: list[float]) -> tuple[float, float]:
+    if len(samples) < 2:
+        return samples[0], samples[0]
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return low, high
+
+
+def size_of(device: Device) -> Literal["gpu", "cpu"]:
+    """For which of the two the benchmarks of a device are made."""
+    return "cpu" if device.kind == "cpu" else "gpu"
+
+
+class TimedOp(Record):
+    """How long an op took, the bytes that it moved and wrote, and the operations that it did.
+
+    Where its result is a view of an argument nothing was moved.
+    """
+
+    timing: Timing
+    moved: int
+    written: int
+    operations: int
+
+
+def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
+    """Time one call of an op; whatever its engine raises is raised."""
+    engine, device = runner.load(), runner.device
+    consuming = row.op in CONSUMING
+    size = sum(int(array.nbytes) for array in made.arrays())
+    count = max(1, min(MOST_SETS, COLD[size_of(device)] // max(size, 1)))
+    placed = (mapped(made, lambda x: place(x, engine, runner.place)) for _ in range(count))
+    sets = [(list(each.arguments), each.options) for each in placed]
+    op = getattr(ops, row.op)
+
+    def call(number: int) -> Any:
+        by_position, by_name = sets[number % count]
+        result = op(*by_position, **by_name)
+        if consuming:
+            by_position[0] = result
+        return result
+
+    def arrays(number: int) -> list[Any]:
+        by_position, by_name = sets[number]
+        return [x for x in leaves([*by_position, *by_name.values()]) if engine.owns(x)]
+
+    def finish(results: Any) -> None:
+        engine.finish(list(leaves(results)))
+
+    with runner.scope():
+        finish([arrays(number) for number in range(count)])
+        began = time.perf_counter()
+        result = call(0)
+        finish(result)
+        first = time.perf_counter() - began
+        written = sum(
+            int(np.prod(array.shape)) * engine.dtype_of(array).itemsize for array in leaves(result)
+        )
+        viewed = not consuming and _is_view(result, arrays(0), engine)
+        del result
+        most = 1 if consuming else _most_calls(device, written)
+        timing = time_calls(call, finish, limit=limit, most_calls=most, first=first)
+    moved = 0 if viewed else row.moved(made, written)
+    return TimedOp(timing, moved, written, row.operations(made))
+
+
+def _most_calls(device: Device, written: int) -> int:
+    """How many results may be held: no more than a quarter of what is free."""
+    free, most = device.facts.free_memory, MOST_RESULTS[size_of(device)]
+    room = most if free is None else min(most, free // 4)
+    return max(1, min(MOST_CALLS, room // max(written, 1)))
+
+
+def _is_view(result: Any, arguments: list[Any], engine: Engine) -> bool:
+    """Whether the results lie in the memory of the arguments, as far as the library tells."""
+    stored = [engine.storage(array) for array in leaves(result)]
+    theirs = {each.allocation for x in arguments if (each := engine.storage(x)) is not None}
+    return bool(stored) and all(each is not None and each.allocation in theirs for each in stored)

@@ -1,0 +1,474 @@
+"""Cases of the ops that work element by element.
+
+Every op is checked in every dtype with one plain shape and all special numbers. How arrays of odd
+shapes are walked through does not depend on the op and the dtype together: that is checked for each
+op in one dtype, and in every dtype for one op of each kind (`thorough`). A million elements, in odd
+sizes, are more than any block that a kernel takes at a time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anydevice._check import budgets
+from anydevice._check.budgets import Budget
+from anydevice._check.cases.case import (
+    EVERYTHING,
+    FLOATS,
+    INTEGERS,
+    LARGE,
+    LARGE_KERNELS,
+    NUMBERS,
+    Call,
+    Case,
+    Draw,
+    Gives,
+    Make,
+    Row,
+    call,
+    condition,
+    per_element,
+    same,
+)
+from anydevice._core.record import replace
+
+_SHORT = ("float32", "bfloat16", "float64")
+"""The dtypes whose denormal numbers an engine may flush."""
+
+ONE_DTYPE = ("float32",)
+
+
+def _one(*shape: int, **how: float) -> Make:
+    return lambda draw: call(draw.normal(*shape, **how))
+
+
+def _special(draw: Draw) -> Call:
+    return call(draw.special())
+
+
+_SHAPES = (
+    ("two rows of 4096", (2, 4096)),
+    ("odd width", (3, 5, 77)),
+    ("one element", (1,)),
+    ("no axis", ()),
+    ("empty", (0, 7)),
+    ("five axes", (2, 3, 2, 5, 3)),
+    ("a million, odd", (1031, 1033)),
+)
+_FLUSHED = Case("denormals", lambda draw: call(draw.denormal(65)), _SHORT, denormal=True)
+_ONE_TIMED: dict[str, Any] = {
+    "gpu": {"16,384 rows of 4096": _one(16384, 4096)},
+    "cpu": {"512 rows of 4096": _one(512, 4096)},
+}
+
+
+def _of_all_magnitudes(draw: Draw) -> Call:
+    return call(draw.large(7, 129))
+
+
+def _of_all_sizes(draw: Draw) -> Call:
+    return call(np.abs(draw.large(7, 129)))
+
+
+def _up_to_eighty(draw: Draw) -> Call:
+    return call(draw.uniform(-80, 80, 7, 129))
+
+
+def _of_all_digits(draw: Draw) -> Call:
+    return call(draw.digits(7, 129))
+
+
+def _around_integers(draw: Draw) -> Call:
+    return call(draw.listed([-2.5, -2.0, -0.5, -0.25, -0.0, 0.0, 0.25, 0.5, 2.0, 2.5, 1023.5]))
+
+
+def _unary(
+    op: str,
+    budget: Budget = budgets.exact,
+    *,
+    dtypes: tuple[str, ...] = FLOATS,
+    positive: bool = False,
+    special: Make = _special,
+    spread: Make = _of_all_magnitudes,
+    smooth: bool = True,
+    gives: Gives = same,
+    operations: int = 1,
+    thorough: bool = False,
+    signs: bool = False,
+) -> Row:
+    def make(*shape: int) -> Make:
+        if positive:
+            return lambda draw: call(draw.uniform(0.01, 30, *shape))
+        return _one(*shape, spread=4.0)
+
+    odd = None if thorough else ONE_DTYPE
+    (plain, shape), *others, (many, large) = _SHAPES
+    cases = [Case(plain, make(*shape))]
+    cases += [Case(name, make(*shape), odd) for name, shape in others]
+    cases += [Case(many, make(*large), LARGE)]
+    cases += [Case("nan, infinities and limits", special, FLOATS), _FLUSHED]
+    cases.append(Case("of all magnitudes", spread, FLOATS))
+    if dtypes == NUMBERS:
+        cases.append(Case("all digits", _of_all_digits, INTEGERS))
+    cases.append(Case("elements that lie apart", make(9, 17), odd, strided=True))
+    cases.append(Case("many that lie apart", make(517, 1031), LARGE, strided=True))
+    return Row(
+        op,
+        tuple(cases),
+        dtypes,
+        budget,
+        gives,
+        signs=signs,
+        gradient=make(3, 5) if smooth else None,
+        operations=per_element(operations),
+        **_ONE_TIMED,
+    )
+
+
+def _bounded(draw: Draw) -> Call:
+    return call(draw.listed([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 3.0]))
+
+
+def _two(
+    a: tuple[int, ...], b: tuple[int, ...], kinds: tuple[str, str] = ("normal", "normal")
+) -> Make:
+    left, right = kinds
+    return lambda draw: call(getattr(draw, left)(*a), getattr(draw, right)(*b))
+
+
+def _crossed(a: Any, b: Any) -> Call:
+    """All pairs of elements of the two, contiguous in memory.
+
+    Repeating is checked for itself; here it would only make engines compile one more kernel.
+    """
+    return call(np.repeat(a, len(b)), np.tile(b, len(a)))
+
+
+_PAIRS = (
+    ("two rows of 4096", (2, 4096), (2, 4096)),
+    ("a row for all", (3, 5, 77), (77,)),
+    ("each repeated", (4, 1, 9), (5, 1)),
+    ("one element", (1,), (1,)),
+    ("no axis", (), ()),
+    ("empty", (0, 7), (7,)),
+    ("five axes, each repeated", (2, 1, 3, 1, 5), (7, 1, 2, 1)),
+    ("a million, odd", (1031, 1033), (1031, 1033)),
+    ("a million, repeated", (1031, 1), (1033,)),
+)
+_TWO_TIMED: dict[str, Any] = {
+    "gpu": {"16,384 rows of 4096": _two((16384, 4096), (16384, 4096))},
+    "cpu": {"512 rows of 4096": _two((512, 4096), (512, 4096))},
+}
+
+
+def _binary(
+    op: str,
+    budget: Budget = budgets.exact,
+    *,
+    dtypes: tuple[str, ...] = NUMBERS,
+    kinds: tuple[str, str] = ("normal", "normal"),
+    special: Make = lambda draw: _crossed(draw.special(), draw.special()),
+    spread: Make = lambda draw: call(draw.large(7, 129), draw.large(7, 129)),
+    integers: Make = lambda draw: call(draw.digits(7, 129), draw.digits(7, 129)),
+    denormal: bool = True,
+    smooth: bool = True,
+    gives: Gives = same,
+    thorough: bool = False,
+) -> Row:
+    make = partial(_two, kinds=kinds)
+    odd = None if thorough else ONE_DTYPE
+    (plain, a, b), *others = _PAIRS
+    cases = [Case(plain, make(a, b))]
+    cases += [Case(name, make(a, b), LARGE if "million" in name else odd) for name, a, b in others]
+    cases.append(Case("of all magnitudes", spread, FLOATS))
+    if dtypes == NUMBERS:
+        cases.append(Case("all digits", integers, INTEGERS))
+    cases.append(Case("elements that lie apart", make((9, 17), (9, 17)), odd, strided=True))
+    cases.append(Case("many that lie apart", make((517, 1031), (517, 1031)), LARGE, strided=True))
+    cases.append(Case("a number on the right", lambda draw: call(draw.positive(5, 7), 3)))
+    # Exact in every dtype.
+    cases.append(
+        Case("a fraction on the right", lambda draw: call(draw.positive(5, 7), 0.375), FLOATS)
+    )
+    cases.append(Case("nan, infinities and limits", special, FLOATS))
+    if denormal:
+        both = _two((65,), (65,), ("denormal", "denormal"))
+        cases.append(Case("denormals", both, _SHORT, denormal=True))
+    return Row(
+        op,
+        tuple(cases),
+        dtypes,
+        budget,
+        gives,
+        gradient=make((3, 5), (5,)) if smooth else None,
+        **_TWO_TIMED,
+    )
+
+
+def _divided(draw: Draw) -> Call:
+    return _crossed(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0, -0.0]))
+
+
+def _divided_by_like(draw: Draw) -> Call:
+    """Numbers of all magnitudes by others of about the same: no quotient is too large or small."""
+    a = draw.large(7, 129)
+    return call(a, (a * draw.positive(7, 129)).astype(a.dtype))
+
+
+def _integer_powers(draw: Draw) -> Call:
+    bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0, np.inf, -np.inf, np.nan])
+    return _crossed(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
+
+
+def _powers(draw: Draw) -> Call:
+    return call(draw.uniform(0.01, 30, 7, 129), draw.uniform(-3, 3, 7, 129))
+
+
+def _short_integers(draw: Draw) -> Call:
+    return call(draw.integers(-46340, 46341, 7, 129), draw.integers(-46340, 46341, 7, 129))
+
+
+def _neighbours(draw: Draw) -> Call:
+    return call(*draw.neighbours(7, 129))
+
+
+def _compared(op: str, **how: Any) -> Row:
+    row = _binary(op, spread=_neighbours, integers=_neighbours, **how)
+    many = Case("a million neighbours", lambda draw: call(*draw.neighbours(1031, 1033)), LARGE)
+    return replace(row, cases=(*row.cases, many))
+
+
+def _logical(op: str) -> Row:
+    cases = tuple(Case(name, _two(a, b)) for name, a, b in _PAIRS)
+    apart = Case("elements that lie apart", _two((9, 17), (9, 17)), strided=True)
+    return Row(op, (*cases, apart), ("bool",), gives=condition, **_TWO_TIMED)
+
+
+def _where(at: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
+    return lambda draw: call(draw.chance(*at), draw.digits(*a), draw.digits(*b))
+
+
+def _where_special(draw: Draw) -> Call:
+    """What is not chosen has no influence, on either side."""
+    special = draw.special()
+    return call(np.arange(18) % 2 == 0, np.repeat(special, 2), np.repeat(special[::-1], 2))
+
+
+_WHERE = Row(
+    "where",
+    (
+        Case("two rows of 4096", _where((2, 4096), (2, 4096), (2, 4096))),
+        Case("each repeated", _where((3, 1, 1), (5, 1), (1, 7))),
+        Case("a number elsewhere", lambda draw: call(draw.chance(3, 5), draw.normal(3, 5), 0)),
+        Case("a number there", lambda draw: call(draw.chance(3, 5), 1, draw.normal(3, 5))),
+        Case("empty", _where((0, 7), (7,), (0, 7))),
+        Case("five axes", _where((2, 1, 3, 1, 5), (7, 1, 2, 1), (3, 7, 3, 2, 5)[1:])),
+        Case("a million, odd", _where((1031, 1033), (1031, 1033), (1031, 1033)), LARGE),
+        Case("a million, repeated", _where((1031, 1), (1033,), (1031, 1033)), LARGE),
+        Case("elements that lie apart", _where((9, 17), (9, 17), (9, 17)), strided=True),
+        Case("nan, infinities and limits", _where_special, FLOATS),
+    ),
+    EVERYTHING,
+    signs=True,
+    gradient=_where((3, 5), (3, 5), (5,)),
+    gpu={"16,384 rows of 4096": _where((16384, 4096), (16384, 4096), (16384, 4096))},
+    cpu={"512 rows of 4096": _where((512, 4096), (512, 4096), (512, 4096))},
+)
+
+
+def _gelu(approximate: bool, *shape: int) -> Make:
+    return lambda draw: call(draw.normal(*shape, spread=3.0), approximate)
+
+
+_GELU = Row(
+    "gelu",
+    (
+        Case("two rows of 14336", _gelu(False, 2, 14336)),
+        Case("two rows of 14336, by tanh", _gelu(True, 2, 14336)),
+        Case("odd width", _gelu(False, 3, 77)),
+        Case("odd width, by tanh", _gelu(True, 3, 77)),
+        Case("empty", _gelu(True, 0)),
+        Case("a million, odd", _gelu(False, 1031, 1033), LARGE),
+        Case("a million, odd, by tanh", _gelu(True, 1031, 1033), LARGE),
+        Case("rows that lie apart", _gelu(False, 9, 17), strided=True),
+        Case("up to eighty", _up_to_eighty),
+        Case("of all magnitudes", _of_all_magnitudes),
+        Case("nan, infinities and limits", _special, FLOATS),
+        Case(
+            "nan, infinity and the largest, by tanh",
+            lambda draw: call(draw.listed([np.nan, np.inf, 1e4, -30.0, 0.0]), True),
+        ),
+    ),
+    budget=budgets.of_gelu,
+    gradient=_gelu(False, 3, 5),
+    gpu={"16,384 rows of 14336": _gelu(True, 16384, 14336)},
+    cpu={"256 rows of 14336": _gelu(True, 256, 14336)},
+    operations=per_element(8),
+)
+
+
+def _clipped(*shape: int, **limits: Any) -> Make:
+    return lambda draw: call(draw.digits(*shape), **limits)
+
+
+def _clipped_by_arrays(draw: Draw) -> Call:
+    low, high = draw.normal(5, 1), draw.normal(7)
+    return call(draw.digits(3, 5, 7), low, high)  # some limits are crossed: the upper one wins
+
+
+_CLIP = Row(
+    "clip",
+    (
+        Case("two rows of 4096", _clipped(2, 4096, min=-1, max=1)),
+        Case("fractions", _clipped(3, 77, min=-0.375, max=0.5), FLOATS),
+        Case("below alone", _clipped(3, 77, min=0)),
+        Case("above alone", _clipped(3, 77, max=0), ONE_DTYPE),
+        Case("without limits", _clipped(3, 77), ONE_DTYPE),
+        Case("crossed limits", _clipped(3, 77, min=1, max=-1)),
+        Case("by arrays", _clipped_by_arrays),
+        Case("empty", _clipped(0, 7, min=0, max=1), ONE_DTYPE),
+        Case("a million, odd", _clipped(1031, 1033, min=-1, max=1), LARGE),
+        Case("nan, infinities and limits", lambda draw: call(draw.special(), -2, 2), FLOATS),
+        Case("elements that lie apart", _clipped(9, 17, min=-1, max=1), strided=True),
+    ),
+    NUMBERS,
+    gradient=_clipped(3, 5, min=-0.5, max=0.5),
+    **_ONE_TIMED,
+)
+
+
+def _leaky(*shape: int, slope: float = 0.01) -> Make:
+    return lambda draw: call(draw.normal(*shape), slope)
+
+
+_LEAKY_RELU = Row(
+    "leaky_relu",
+    (
+        Case("two rows of 4096", _leaky(2, 4096)),
+        Case("a slope of its own", _leaky(3, 77, slope=0.3)),
+        Case("a slope below zero", _leaky(3, 77, slope=-0.2), ONE_DTYPE),
+        Case("steeper than 1", _leaky(3, 77, slope=1.5), ONE_DTYPE),
+        Case("empty", _leaky(0, 7), ONE_DTYPE),
+        Case("a million, odd", _leaky(1031, 1033), LARGE),
+        Case("of all magnitudes", _of_all_magnitudes),
+        Case("nan, infinities and limits", _special),
+        Case("elements that lie apart", _leaky(9, 17), strided=True),
+    ),
+    budget=budgets.relative(2, once=True),
+    gradient=_leaky(3, 5, slope=0.25),
+    operations=per_element(2),
+    **_ONE_TIMED,
+)
+
+
+def _gated(*shape: int) -> Make:
+    return lambda draw: call(draw.normal(*shape, spread=3.0), draw.normal(*shape))
+
+
+_SWIGLU = Row(
+    "swiglu",
+    (
+        Case("two rows of 14336", _gated(2, 14336)),
+        Case("one row, odd width", _gated(1, 1001)),
+        Case("one element", _gated(1)),
+        Case("empty", _gated(0, 8)),
+        Case("rows that lie apart", _gated(3, 5, 64), strided=True),
+        Case("columns that lie apart", _gated(33, 65), strided=True),
+        Case("a million, odd", _gated(1031, 1033), LARGE_KERNELS),
+        Case("many rows", _gated(70001, 5), LARGE_KERNELS),
+        Case("up to eighty", lambda draw: call(draw.uniform(-80, 80, 9, 65), draw.normal(9, 65))),
+        Case("nan and infinities", lambda draw: call(draw.special(), draw.positive(9)), FLOATS),
+        Case(
+            "nan and infinities above",
+            lambda draw: call(draw.positive(7), _bounded(draw).arguments[0]),
+        ),
+    ),
+    budget=budgets.of_sigmoid(32),
+    gradient=_gated(3, 5),
+    gpu={"16,384 rows of 14336": _gated(16384, 14336)},
+    cpu={"256 rows of 14336": _gated(256, 14336)},
+    operations=per_element(5),
+)
+
+
+def _half_nan(draw: Draw) -> Call:
+    x = draw.normal(1031, 1033)
+    x[draw.chance(1031, 1033)] = np.nan
+    return call(x)
+
+
+_PLAIN_ISNAN = _unary("isnan", smooth=False, gives=condition, thorough=True)
+_ISNAN = replace(
+    _PLAIN_ISNAN,
+    cases=(*_PLAIN_ISNAN.cases, Case("a million, half of them nan", _half_nan, LARGE)),
+)
+
+ELEMENTWISE: tuple[Row, ...] = (
+    _binary("add", thorough=True),
+    _binary("subtract"),
+    _binary("multiply", integers=_short_integers),
+    _binary(
+        "divide",
+        budgets.relative(6),
+        dtypes=FLOATS,
+        kinds=("normal", "positive"),
+        special=_divided,
+        spread=_divided_by_like,
+        denormal=False,
+    ),
+    _binary(
+        "power",
+        budgets.relative(64),
+        dtypes=FLOATS,
+        kinds=("positive", "normal"),
+        special=_integer_powers,
+        spread=_powers,
+        denormal=False,
+    ),
+    _compared("maximum"),
+    _compared("minimum"),
+    _compared("equal", smooth=False, gives=condition),
+    _compared("not_equal", smooth=False, gives=condition),
+    _compared("greater", smooth=False, gives=condition),
+    _compared("greater_equal", smooth=False, gives=condition),
+    _compared("less", smooth=False, gives=condition, thorough=True),
+    _compared("less_equal", smooth=False, gives=condition),
+    _logical("logical_and"),
+    _logical("logical_or"),
+    _WHERE,
+    _unary("negative", dtypes=NUMBERS, thorough=True, signs=True),
+    _unary("abs", dtypes=NUMBERS, signs=True),
+    _unary("sign", dtypes=NUMBERS, smooth=False),
+    _unary("floor", smooth=False, spread=_around_integers),
+    _unary("round", dtypes=NUMBERS, smooth=False, spread=_around_integers),
+    _CLIP,
+    _unary("exp", budgets.of_exponential(16), operations=4, thorough=True),
+    _unary("log", budgets.relative(16), positive=True, spread=_of_all_sizes, operations=4),
+    _unary("sqrt", budgets.relative(6), positive=True, spread=_of_all_sizes),
+    _unary("rsqrt", budgets.relative(6), positive=True, spread=_of_all_sizes, special=_bounded),
+    _unary("sin", budgets.absolute(8), special=_bounded, spread=_up_to_eighty, operations=4),
+    _unary("cos", budgets.absolute(8), special=_bounded, spread=_up_to_eighty, operations=4),
+    _unary("tanh", budgets.relative(32), operations=4),
+    _unary("sigmoid", budgets.of_sigmoid(16), operations=4),
+    _unary("erf", budgets.absolute(32), operations=4),
+    _ISNAN,
+    _unary("isfinite", dtypes=NUMBERS, smooth=False, gives=condition),
+    Row(
+        "logical_not",
+        (
+            *(Case(name, _one(*shape)) for name, shape in _SHAPES),
+            Case("elements that lie apart", _one(9, 17), strided=True),
+        ),
+        ("bool",),
+        gives=condition,
+        **_ONE_TIMED,
+    ),
+    _unary("relu", dtypes=NUMBERS),
+    _unary("silu", budgets.of_sigmoid(24), spread=_up_to_eighty, operations=5),
+    _LEAKY_RELU,
+    _GELU,
+    _SWIGLU,
+)

@@ -1,0 +1,280 @@
+"""One case of one op with its arguments and expected result, ready to run on any engine.
+
+The reference is computed once and compared with every engine's result. Gradients are compared with
+central differences of the reference: the number that is differentiated is a sum of an op's first
+result, each element with a weight of its own. Steps of 1e-5 in float64 give ten digits, more than
+any dtype under test but float64 needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anydevice import _ops as ops
+from anydevice._check import reference
+from anydevice._check.cases.case import SMALLEST_NORMAL, Call, Case, Draw, Row
+from anydevice._check.compare import ROUNDING_UNIT, Difference, compare, computing_unit, leaves
+from anydevice._check.runners import scope_of
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.record import Record
+
+Array = Any
+
+GRADIENT_CASE = "small arguments"
+
+_STEP = 1e-5
+_ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float64": 1e-8}
+"""How far off a gradient may be, as a part of the largest one by the same argument.
+
+Sixteen roundings in 16 bits, and 256 in float32: a forgotten factor or term is far more.
+"""
+
+_COMPILES_EACH_STEP = ("jax",)
+"""Engines that compile every step of a function unless they are given it whole.
+
+A gradient has many, and is asked for inside of compiled code there.
+"""
+
+
+class Trial(Record):
+    """The arguments of a case in one dtype, and what an engine is measured by.
+
+    `wants` has one list of results for each reference that may be met; `budgets` and `types` have
+    one entry for each result.
+    """
+
+    row: Row
+    case: Case
+    dtype: str
+    call: Call
+    wants: tuple[list[Array], ...]
+    budgets: list[Array]
+    types: list[str]
+
+
+class GradientTrial(Record):
+    """Small arguments of an op, and the gradient by each floating-point one."""
+
+    row: Row
+    dtype: str
+    call: Call
+    weights: Array
+    wants: list[Array]
+
+
+def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
+    """Draw the arguments of a case and compute what must come out."""
+    made = row.draw(case, dtype, seed)
+    want = _reference(row, made)
+    wants = [want]
+    if case.denormal:
+        wants.append(_reference(row, mapped(made, lambda x: _flushed(x, dtype))))
+    comparable = [list(leaves(_comparable(row, each, made))) for each in wants]
+    types = list(row.gives(dtype, made))
+    types += types[-1:] * (len(comparable[0]) - len(types))
+    return Trial(row, case, dtype, made, tuple(comparable), _budgets(row, want, made, dtype), types)
+
+
+def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None:
+    """Let an engine compute a trial on a device: what is wrong with its results, if anything.
+
+    Whatever the engine raises is raised.
+    """
+    result = compute(trial.row, trial.call, engine, device, strided=trial.case.strided)
+    for array in leaves(result):
+        problem = _misplaced(array, engine, device)
+        if problem:
+            return problem
+    got = list(leaves(_comparable(trial.row, _read(result, engine), trial.call)))
+    if len(got) != len(trial.types):
+        return f"gave {len(got)} arrays instead of {len(trial.types)}"
+    for number, array in enumerate(got):
+        wrong = _judged(trial, number, array)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def compute(row: Row, made: Call, engine: Engine, device: Device, *, strided: bool = False) -> Any:
+    """The result of an op on a device, as its engine gives it; whatever that raises is raised."""
+    put = _place_strided if strided else place
+    with scope_of(engine, device):
+        placed = mapped(made, lambda x: put(x, engine, device))
+        function = row.function or getattr(ops, row.op)
+        return function(*placed.arguments, **placed.options)
+
+
+def prepare_gradient(row: Row, dtype: str) -> GradientTrial:
+    """Draw the arguments for an op's gradient and compute it from the reference."""
+    assert row.gradient is not None
+    draw = Draw(DTYPES[dtype], f"{row.op} gradient")
+    made = row.gradient(draw)
+    wide = mapped(made, widened)
+    shape = np.shape(next(leaves(reference.call(row.op, *wide.arguments, **wide.options))))
+    # Quarters, which every type holds exactly.
+    weights = np.where(draw.chance(*shape), 1.0, -1.0) + draw.integers(-2, 3, *shape) / 4
+
+    def value() -> float:
+        result = next(leaves(reference.call(row.op, *wide.arguments, **wide.options)))
+        return float(np.sum(result * weights))
+
+    wants = [_differences(x, value) for x in leaves(list(wide.arguments)) if _is_floating(x)]
+    return GradientTrial(row, dtype, made, weights, wants)
+
+
+def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | Difference | None:
+    """Let an engine differentiate: what is wrong with its gradients, if anything.
+
+    Raises `UnsupportedError` if it has none, and whatever else the engine raises.
+    """
+    autodiff = engine.autodiff
+    if isinstance(autodiff, Absent):
+        raise autodiff.error()
+    kind = trial.row.gives(trial.dtype, trial.call)[0]
+    weights = engine.place(trial.weights.astype(DTYPES[kind].numpy()), device)
+    placed = mapped(trial.call, lambda x: place(x, engine, device))
+    by = [_is_floating(value) for value in trial.call.arguments]
+    first = [value for value, counts in zip(placed.arguments, by, strict=True) if counts]
+
+    def value(arrays: list[Any]) -> Any:
+        left = iter(arrays)
+        arguments = [
+            next(left) if counts else value
+            for value, counts in zip(placed.arguments, by, strict=True)
+        ]
+        result = next(leaves(getattr(ops, trial.row.op)(*arguments, **placed.options)))
+        return ops.sum(ops.multiply(result, weights))
+
+    differentiated = autodiff.value_and_grad(value)
+    compiler = engine.compiler
+    if engine.name in _COMPILES_EACH_STEP and not isinstance(compiler, Absent):
+        differentiated = compiler.compile(differentiated)
+    with scope_of(engine, device):
+        _, gradients = differentiated(first)
+    return _judged_gradients(trial, [engine.to_host(each) for each in leaves(gradients)])
+
+
+def place(x: Array, engine: Engine, device: Device) -> Any:
+    """A copy of an array on the device; integers may become shorter ones."""
+    return engine.place(x, device, narrow=x.dtype.kind in "iu")
+
+
+def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
+    """The same, with elements that do not follow each other in memory, where it has two axes.
+
+    The last axis stays as it is where there are three, as in heads that are cut from one product.
+    """
+    if x.ndim < 2:
+        return place(x, engine, device)
+    axes = list(range(x.ndim))
+    one = -3 if x.ndim > 2 else -1
+    axes[one], axes[-2] = axes[-2], axes[one]
+    turned = np.ascontiguousarray(np.transpose(x, axes))
+    return ops.permute(place(turned, engine, device), axes)
+
+
+def widened(x: Array) -> Array:
+    """The same numbers as float64, int64 or bool: exact, and what the reference works with."""
+    return x if x.dtype == bool else x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
+
+
+def _reference(row: Row, made: Call) -> Any:
+    wide = mapped(made, widened)
+    if row.reference is not None:
+        return row.reference(*wide.arguments, **wide.options)
+    return reference.call(row.op, *wide.arguments, **wide.options)
+
+
+def _budgets(row: Row, want: Any, made: Call, dtype: str) -> list[Array]:
+    wide = mapped(made, widened)
+    coarse = ROUNDING_UNIT.get(dtype, 0.0) / computing_unit(row.inside or dtype)
+    with np.errstate(all="ignore"):
+        return list(leaves(row.budget(want, coarse, *wide.arguments, **wide.options)))
+
+
+def _judged(trial: Trial, number: int, got: Array) -> str | Difference | None:
+    kind, shape = trial.types[number], np.shape(trial.wants[0][number])
+    if got.dtype.name != kind:
+        return f"gave {got.dtype.name} instead of {kind}"
+    if got.shape != shape:
+        return f"gave the shape {got.shape} instead of {shape}"
+    # What `comparable` adds beside the results is exact.
+    budget = trial.budgets[number] if number < len(trial.budgets) else 0.0
+    wants = [want[number] for want in trial.wants]
+    return compare(got, wants, budget, trial.row.inside or trial.dtype, kind, trial.row.signs)
+
+
+def _misplaced(x: Any, engine: Engine, device: Device) -> str | None:
+    if not engine.owns(x):
+        return f"gave a {type(x).__module__}.{type(x).__name__}, not an array of {engine.name}"
+    here = engine.devices_of(x)
+    if device not in here:
+        return f"the result is on {', '.join(map(str, here)) or 'no known device'}"
+    return None
+
+
+def _comparable(row: Row, result: Any, made: Call) -> Any:
+    return result if row.comparable is None else row.comparable(result, made)
+
+
+def _read(result: Any, engine: Engine) -> Any:
+    if isinstance(result, list | tuple):
+        return [_read(each, engine) for each in result]
+    return None if result is None else engine.to_host(result)
+
+
+def _flushed(x: Array, dtype: str) -> Array:
+    return x if x.dtype.kind in "biu" else np.where(np.abs(x) < SMALLEST_NORMAL[dtype], x * 0, x)
+
+
+def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
+    """The call with every array of it changed by a function."""
+
+    def each(value: Any) -> Any:
+        if isinstance(value, list):
+            return [each(one) for one in value]
+        return change(value) if isinstance(value, np.ndarray) else value
+
+    return Call(
+        tuple(each(value) for value in made.arguments),
+        {name: each(value) for name, value in made.options.items()},
+    )
+
+
+def _judged_gradients(trial: GradientTrial, got: list[Array]) -> str | Difference | None:
+    if len(got) != len(trial.wants):
+        return f"gave {len(got)} gradients instead of {len(trial.wants)}"
+    for array, want in zip(got, trial.wants, strict=True):
+        if array.shape != want.shape or array.dtype.name != trial.dtype:
+            here, there = f"{array.dtype.name} {array.shape}", f"{trial.dtype} {want.shape}"
+            return f"gave a gradient of {here} instead of {there}"
+        part = max(_ALLOWED[trial.dtype], _ALLOWED[trial.row.inside or trial.dtype])
+        part *= max(1.0, float(np.abs(want).max()))
+        wrong = compare(array, [want], part / computing_unit(trial.dtype), trial.dtype, trial.dtype)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _differences(array: Array, value: Any) -> Array:
+    """How fast `value()` grows by each element of an array that it reads."""
+    slopes = np.empty(array.shape)
+    for at in np.ndindex(array.shape):
+        here = array[at]
+        array[at] = here + _STEP
+        above = value()
+        array[at] = here - _STEP
+        slopes[at] = (above - value()) / (2 * _STEP)
+        array[at] = here
+    return slopes
+
+
+def _is_floating(value: Any) -> bool:
+    """Whether an argument is a floating-point array, or a list of such."""
+    first = value[0] if isinstance(value, list) else value
+    return isinstance(first, np.ndarray) and first.dtype.kind not in "biu"

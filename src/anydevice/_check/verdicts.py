@@ -1,0 +1,188 @@
+"""Results of verifying ops: one cell for each op, dtype, device and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from anydevice._core.record import Record
+from anydevice._core.text import UNUSABLE, USABLE
+from anydevice._engines.trust import Entry
+from anydevice._ops.trusted_kernels import change_trusted
+from anydevice._report import notebook
+from anydevice.errors import ConfigurationError, VerificationError
+
+State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
+"""What is known of a cell; nothing was decided where it was not reached."""
+
+STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
+FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
+_SHOWN = 24
+"""So many cells that failed are listed in a notebook."""
+
+Of = Literal["value", "gradient", "kernel"]
+"""Results, gradients, or both where a kernel of our own computes them."""
+
+IN_WORDS: dict[Of, str] = {
+    "value": "",
+    "gradient": "gradient of ",
+    "kernel": "our kernel for ",
+}
+"""What stands before the name of an op in a sentence."""
+
+
+class Cell(Record):
+    """One op in one dtype, on one device, through one engine; true if it was right.
+
+    `of` says what was compared, in how many `cases`. Where it is wrong, `case` names the worst
+    one, `reason` says what happened and `largest_error` how far off it was, if numbers were
+    compared. Where it crashed or timed out, `case` is the one that did. Where it is unsupported or
+    was not reached, `reason` says why; a right cell has a reason if some of its cases are not
+    supported. `code` is that of the reason, as in `Reason`, where it has one.
+    """
+
+    op: str
+    of: Of
+    dtype: str
+    device: str
+    engine: str
+    state: State
+    cases: int = 0
+    case: str | None = None
+    reason: str | None = None
+    largest_error: float | None = None
+    code: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.state == "right"
+
+    def __str__(self) -> str:
+        where = f"{IN_WORDS[self.of]}{self.op} in {self.dtype} on {self.device} with {self.engine}"
+        case = f", {self.case}" if self.case else ""
+        return f"{where}{case}: {self.reason or in_words(self.state)}"
+
+
+def in_words(state: str) -> str:
+    """A state as a sentence has it.
+
+    >>> in_words("timed_out")
+    'timed out'
+    """
+    return state.replace("_", " ")
+
+
+class Verdicts(Record):
+    """All cells of one run, device by device in the order of the table of cases.
+
+    True where everything was decided and nothing is wrong, crashed or timed out.
+
+    >>> cell = Cell("add", "value", "float32", "cpu", "numpy", "right", 3)
+    >>> bool(Verdicts((cell,))), Verdicts((cell,)).counts()["right"]
+    (True, 1)
+    """
+
+    cells: tuple[Cell, ...]
+    seconds: float = 0.0
+    quick: bool = False
+
+    def __iter__(self) -> Iterator[Cell]:
+        return iter(self.cells)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __bool__(self) -> bool:
+        return not self.of(*FAILED, "not_reached")
+
+    @property
+    def wrong(self) -> tuple[Cell, ...]:
+        return self.of("wrong")
+
+    @property
+    def failed(self) -> tuple[Cell, ...]:
+        """The cells that are wrong, crashed or timed out."""
+        return self.of(*FAILED)
+
+    def of(self, *states: State) -> tuple[Cell, ...]:
+        """The cells in these states."""
+        return tuple(cell for cell in self.cells if cell.state in states)
+
+    def counts(self) -> dict[str, int]:
+        """How many cells are in each state."""
+        return {state: len(self.of(state)) for state in STATES}
+
+    def insist(self) -> None:
+        """Raise `VerificationError`, which lists them, if any cells failed or were not reached.
+
+        Failed cells are wrong, crashed or timed out.
+        """
+        if not self:
+            bad = (*self.failed, *self.of("not_reached"))
+            raise VerificationError(
+                "\n".join(map(str, bad)), where=bad[0].op, largest_error=bad[0].largest_error
+            )
+
+    def _repr_html_(self) -> str:
+        good, places = bool(self), dict.fromkeys((c.device, c.engine) for c in self)
+        states = [state for state in STATES if self.of(state)]
+        rows = [
+            (*place, *(str(sum((c.device, c.engine) == place for c in self.of(s))) for s in states))
+            for place in places
+        ]
+        head = ("device", "engine", *map(in_words, states))
+        bad = (*self.failed, *self.of("not_reached"))
+        more = [f"… {len(bad) - _SHOWN} more …"] if len(bad) > _SHOWN else []
+        said = f"{len(self):,} verdicts in {self.seconds:.1f} s" + ", quick" * self.quick
+        return notebook.block(
+            notebook.marked(USABLE if good else UNUSABLE, said, good=good),
+            notebook.table(head, rows, range(2, len(head))),
+            *(notebook.line(text) for text in (*map(str, bad[:_SHOWN]), *more)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, ready for JSON."""
+        return {
+            "right": bool(self),
+            "quick": self.quick,
+            "seconds": self.seconds,
+            "counts": self.counts(),
+            "cells": [cell.to_dict() for cell in self.cells],
+        }
+
+
+class Kept(Record):
+    """The kernels of our own that are trusted now, and those that failed.
+
+    `problem` says why they could not be kept for later processes; `None` if all is well.
+    """
+
+    trusted: tuple[Entry, ...]
+    refused: tuple[Entry, ...]
+    problem: str | None = None
+
+
+def save(verdicts: Verdicts) -> Kept:
+    """Trust the kernels that were right everywhere, now and in later processes; forget the wrong.
+
+    Raises `ConfigurationError` for the verdicts of a quick run, which are too little to go by.
+    """
+    if verdicts.quick:
+        raise ConfigurationError(
+            "a quick run is not enough to trust kernels; run all cases", "quick"
+        )
+    refused = _kernels(verdicts.failed)
+    right = _kernels(verdicts.of("right")) - refused
+    problem = change_trusted(right, refused)
+    return Kept(tuple(sorted(right)), tuple(sorted(refused)), problem)
+
+
+def refuse_wrong(verdicts: Verdicts) -> tuple[Entry, ...]:
+    """Trust no kernel that failed, now and in later processes; which those are."""
+    refused = _kernels(verdicts.failed)
+    if refused:
+        change_trusted(set(), refused)
+    return tuple(sorted(refused))
+
+
+def _kernels(cells: Iterable[Cell]) -> set[Entry]:
+    return {(cell.op, cell.dtype, cell.device) for cell in cells if cell.of == "kernel"}

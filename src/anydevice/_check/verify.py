@@ -1,0 +1,511 @@
+"""Every op, dtype, device and engine of this machine, compared with one reference.
+
+Each engine works on its device in a child process: a library that crashes or hangs there costs one
+cell. `warm_up` does the same for our own kernels alone, and compiles them ahead of their first use.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from anydevice._arrays.memory.out_of_memory import explained, in_a_line
+from anydevice._check import checks as trials
+from anydevice._check.cases import one_or_more, row_of, select
+from anydevice._check.cases.case import Row
+from anydevice._check.cases.decoding import OTHERS
+from anydevice._check.compare import ROUNDING_UNIT, Difference
+from anydevice._check.runners import (
+    Progress,
+    Runner,
+    find_runners,
+    in_a_child,
+    in_this_process,
+    runner,
+    runner_of,
+)
+from anydevice._check.verdicts import IN_WORDS, Cell, Kept, Of, State, Verdicts, refuse_wrong, save
+from anydevice._core.child.parent import Outcome
+from anydevice._core.device import Device, not_driven
+from anydevice._core.dtypes import DTYPES, as_dtype
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.locks import ForkSafeLock
+from anydevice._core.record import Record, replace
+from anydevice._engines.trust import Entry
+from anydevice._machine.choose.scope import device as choose_device
+from anydevice._ops import trusted_kernels
+from anydevice.errors import UnsupportedError
+
+WARMED_UP = ("bfloat16", "float16", "float32")
+"""The dtypes whose kernels `warm_up` makes ready unasked."""
+
+QUICK_SECONDS = 55.0
+"""So long all devices of one engine may take in a quick run, without discovery."""
+
+LIMIT, QUICK_LIMIT = 120.0, 20.0
+"""Seconds that one op may take in one dtype, until it counts as timed out."""
+
+MOST_FAILURES = 8
+"""After so many new starts of one engine on one device the rest is not tried."""
+
+_judging = ForkSafeLock(reentrant=True)
+"""Two threads that verify take turns: Python's warnings can be silenced only for all threads."""
+
+Check = Callable[[Engine, Device], str | Difference | None]
+OnOp = Callable[[tuple[Cell, ...]], None]
+
+
+class _Step(Record):
+    """One op in one dtype; `first` if it is the first of the op's dtypes."""
+
+    row: Row
+    of: Of
+    dtype: str
+    first: bool = True
+
+    def __str__(self) -> str:
+        return f"{IN_WORDS[self.of]}{self.row.op} in {self.dtype}"
+
+
+class _Verdict(Record):
+    """What was found of a step; the fields are those of a `Cell`."""
+
+    state: State
+    cases: int = 0
+    case: str | None = None
+    reason: str | None = None
+    largest_error: float | None = None
+    code: str | None = None
+
+
+def verify(
+    ops: str | Sequence[str] | None = None,
+    devices: str | Device | Sequence[str | Device] | None = None,
+    engines: str | Sequence[str] | None = None,
+    dtypes: str | Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    isolated: bool = True,
+    progress: Progress | None = None,
+    on_op: OnOp | None = None,
+) -> Verdicts:
+    """Compare every op on every device, engine and dtype with a float64 reference.
+
+    The arguments, one name or several each, select ops, devices, engines and dtypes. Every cell is
+    right, wrong with the largest error and its index, or unsupported with the reason; an error that
+    an engine raises is a cell too. Each engine works on its device in a child process: where that
+    crashes or gives no answer, the cell is crashed or timed out, and the others go on. anydevice's
+    own kernels have separate cells; one that fails is no longer used, in later processes either.
+
+    `quick` takes the first case of each op, one dtype of each kind and width (bfloat16 of those
+    with 16 bits), one device of each model, and no gradients, unless they are named. It takes at
+    most a minute for each engine: every op is checked in its first dtype, and in other dtypes while
+    there is time. Cells that are left over are "not reached", which does not count as right.
+
+    `on_op` is called with the cells of one op on one device as soon as they are decided.
+    `isolated=False` computes in this process, for a debugger or ops that only this process has; a
+    crash ends it.
+
+    Raises `ConfigurationError` for an unknown name, or if nothing is left to verify, and
+    `DeviceNotFoundError` if this machine lacks a requested device.
+
+    >>> verdicts = verify("add", engines="numpy", dtypes="float32", quick=True)
+    >>> [(cell.op, cell.dtype, cell.engine, cell.state) for cell in verdicts]
+    [('add', 'float32', 'numpy', 'right')]
+    """
+    began = time.perf_counter()
+    rows, kinds = select(ops, dtypes)
+    named = one_or_more(devices)
+    runners = find_runners(named or (), one_or_more(engines))
+    if quick and not named:
+        runners = _one_of_each_model(runners)
+    cells: list[Cell] = []
+    for found in _each_op(rows, kinds, runners, progress, quick=quick, isolated=isolated):
+        cells += found
+        if on_op is not None:
+            on_op(found)
+    verdicts = Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
+    refuse_wrong(verdicts)
+    return verdicts
+
+
+def _each_op(
+    rows: Sequence[Row],
+    kinds: Sequence[str] | None,
+    runners: Sequence[Runner],
+    progress: Progress | None,
+    *,
+    quick: bool,
+    isolated: bool,
+) -> Iterator[tuple[Cell, ...]]:
+    """The cells of each op on each device, as soon as they are decided."""
+    done, spent = 0, defaultdict[str, float](float)
+    total = len(runners) * sum(1 for row in rows for _ in _steps(row, kinds, (), quick=quick))
+    for number, here in enumerate(runners):
+        budget, began = None, time.monotonic()
+        if quick:  # what one device of an engine leaves over is for its others
+            devices = sum(other.engine == here.engine for other in runners[number:])
+            budget = (QUICK_SECONDS - spent[here.engine]) / devices
+        with closing(_Course(here, isolated=isolated, budget=budget)) as course:
+            ours = course.start()
+            plan = [tuple(_steps(row, kinds, ours, quick=quick)) for row in rows]
+            total += sum(step.of == "kernel" for steps in plan for step in steps)
+            for steps in course.in_turn([steps for steps in plan if steps]):
+                found = []
+                for step in steps:
+                    if progress is not None:
+                        progress(done, total, f"{step} on {here}")
+                    found.append(course.take(step))
+                    done += 1
+                if found:
+                    yield tuple(found)
+        spent[here.engine] += time.monotonic() - began
+
+
+def _one_of_each_model(runners: Sequence[Runner]) -> list[Runner]:
+    """The first of the devices that an engine has several of, alike in backend and name."""
+    first = {
+        (each.engine, each.device.backend, each.device.facts.name): each
+        for each in reversed(runners)
+    }
+    kept = [each for each in runners if each in first.values()]
+    engines = list(dict.fromkeys(each.engine for each in kept))
+    # The CPU is quick, and leaves its engine's other devices the time.
+    return sorted(kept, key=lambda each: (engines.index(each.engine), each.device.backend != "cpu"))
+
+
+def _steps(
+    row: Row, kinds: Sequence[str] | None, ours: Sequence[str], *, quick: bool
+) -> Iterator[_Step]:
+    """The steps of an op; `ours` are the ops that have kernels of our own."""
+    dtypes = [dtype for dtype in row.dtypes if kinds is None or dtype in kinds]
+    if quick and kinds is None:
+        dtypes = list({(DTYPES[each].kind, DTYPES[each].bits): each for each in dtypes}.values())
+    floats = [dtype for dtype in dtypes if dtype in ROUNDING_UNIT]
+    parts: tuple[tuple[Of, Sequence[str]], ...] = (
+        ("value", dtypes),
+        ("kernel", floats if row.op in ours else ()),
+        ("gradient", floats if row.gradient and not quick else ()),
+    )
+    for of, its in parts:
+        for dtype in its:
+            yield _Step(row, of, dtype, first=dtype == its[0])
+
+
+class _Course:
+    """The steps of one engine on one device, taken one after the other.
+
+    With a `budget`, what is not decided after so many seconds is not reached.
+    """
+
+    def __init__(self, here: Runner, *, isolated: bool = True, budget: float | None = None) -> None:
+        ask_in = in_a_child if isolated else in_this_process
+        self._here, self._quick = here, budget is not None
+        self._asked = ask_in(here, answering)
+        self._ends = inf if budget is None else time.monotonic() + budget
+        self._failures, self._started = 0, False
+        self._stopped: _Verdict | None = None
+
+    def close(self) -> None:
+        self._asked.close()
+
+    def start(self) -> tuple[str, ...]:
+        """Load the engine; the ops for which it has kernels of our own on the device."""
+        outcome = self._asked.ask(None, limit=min(LIMIT, self._ends - time.monotonic()))
+        self._started = outcome.how == "answered"
+        if not self._started:
+            self._stopped = self._without_answer(outcome)
+            return ()
+        return tuple(outcome.answer)
+
+    def take(self, step: _Step) -> Cell:
+        """The cell of a step; nothing that a library does keeps it from coming."""
+        verdict = self._stopped or self._over()
+        if verdict is None and not self._started:
+            self.start()
+            verdict = self._stopped
+        if verdict is None:
+            verdict = self._ask(step)
+        here = (str(self._here.device), self._here.engine)
+        return Cell(step.row.op, step.of, step.dtype, *here, *verdict.to_dict().values())
+
+    def compile_ahead(self, dtypes: Sequence[str]) -> str | None:
+        """Compile our kernels for usual sizes; why that did not work, where it did not."""
+        outcome = self._asked.ask(("compile_ahead", list(dtypes)), limit=5 * LIMIT)
+        return outcome.answer if outcome.how == "answered" else _not_ahead(outcome.sentence)
+
+    def in_turn(self, plan: Sequence[Sequence[_Step]]) -> Iterator[Iterator[_Step]]:
+        """The steps of each op; with a budget, each op has an equal share of the time that is left.
+
+        The first step of an op is always taken in its turn, others as long as half of the share is
+        left: for what took longer than its share, all that come later have less. The rest follows
+        at the end.
+        """
+        later: list[list[_Step]] = []
+
+        def of_one(steps: Sequence[_Step], share: float) -> Iterator[_Step]:
+            until = time.monotonic() + share / 2
+            for step in steps:
+                if step.first or time.monotonic() < until:
+                    yield step
+                else:
+                    later[-1].append(step)
+
+        for number, steps in enumerate(plan):
+            later.append([])
+            yield of_one(steps, (self._ends - time.monotonic()) / (len(plan) - number))
+        yield from map(iter, later)
+
+    def _over(self) -> _Verdict | None:
+        """The verdict of all that comes, where the time is over."""
+        if time.monotonic() < self._ends:
+            return None
+        return _Verdict("not_reached", reason=f"the {QUICK_SECONDS:g} s of a quick run are over")
+
+    def _ask(self, step: _Step) -> _Verdict:
+        left = self._ends - time.monotonic()
+        limit = QUICK_LIMIT if self._quick else LIMIT
+        question = (step.row.op, step.of, step.dtype, self._quick)
+        outcome = self._asked.ask(question, limit=max(0.01, min(limit, left)))
+        if outcome.how == "answered":
+            *fields, spoiled = outcome.answer
+            if spoiled:
+                self._asked.close()
+                self._start_again()
+            return _Verdict(*fields)
+        self._start_again()
+        return self._without_answer(outcome)
+
+    def _start_again(self) -> None:
+        self._started = False
+        self._failures += 1
+        if self._failures >= MOST_FAILURES:
+            reason = f"{self._failures} ops before it crashed, timed out or spoiled the device"
+            self._stopped = _Verdict("not_reached", reason=reason)
+
+    def _without_answer(self, outcome: Outcome) -> _Verdict:
+        """The verdict of what did not come to an end."""
+        over = self._over() if outcome.how == "timed_out" else None
+        reason = replace(outcome, step=None).sentence
+        state = _STATES[outcome.how]
+        return over or _Verdict(state, case=outcome.step, reason=reason, code=outcome.how)
+
+
+_STATES: dict[str, State] = {
+    "crashed": "crashed",
+    "timed_out": "timed_out",
+    "endless_output": "crashed",
+    "failed": "wrong",
+    "not_started": "not_reached",
+}
+
+
+def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
+    """The child's side: answers with what was found of a step, given as plain data.
+
+    `None` for a question loads the engine, starts its device, and is answered with the ops for
+    which there are kernels of our own.
+    """
+    here = runner_of(arguments)
+
+    def answer(question: Any) -> Any:
+        if question is None:
+            tell(f"importing {here.engine}")
+            _is_spoiled(here)
+            return list(trusted_kernels.kernels_of(here.engine, here.place))
+        if question[0] == "compile_ahead":
+            return _compiled_ahead(here, question[1])
+        op, of, dtype, quick = question
+        step = _Step(_row_of(op), of, dtype)
+        kernels = (op,) if of == "kernel" else ()
+        with _judging.native, trusted_kernels.on_trial(kernels, dtype, str(here.place)) as condemn:
+            verdict, raised = _judged(step, here, tell, quick=quick)
+            if verdict.state != "right":
+                condemn()
+        return (*verdict.to_dict().values(), raised and _is_spoiled(here))
+
+    return answer
+
+
+def _row_of(kernel: str) -> Row:
+    """The row by which a kernel is judged: that of its op, or of what is no op."""
+    return OTHERS[kernel] if kernel in OTHERS else row_of(kernel)
+
+
+def _is_spoiled(here: Runner) -> bool:
+    """Whether the engine can do nothing more on the device: some errors of a GPU are for good."""
+    try:
+        engine = here.load()
+        engine.to_host(engine.place(np.zeros(1, np.float32), here.place))
+    except UnsupportedError:
+        return False
+    except Exception:  # an engine fails in any way it likes
+        return True
+    return False
+
+
+def _judged(
+    step: _Step, here: Runner, tell: Callable[[str], None], *, quick: bool
+) -> tuple[_Verdict, bool]:
+    """The verdict of a step, and whether an error of the engine is behind it."""
+    wrong: list[tuple[str, str | Difference]] = []
+    lacking: list[tuple[str, UnsupportedError]] = []
+    count, raised = 0, False
+    for name, check in _checks(step, quick=quick):
+        tell(name)
+        count += 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that numbers overflow is what some cases are for
+                found = check(here.load(), here.place)
+        except _NotAskedError:
+            count -= 1
+        except UnsupportedError as error:
+            lacking.append((name, error))
+        except Exception as error:  # an engine fails in any way it likes: that is a finding
+            full = explained(error, here.place)
+            if full is not None:  # which says nothing of the op
+                return _Verdict(
+                    "not_reached", count - 1, name, in_a_line(full), code=full.code
+                ), True
+            wrong.append((name, in_a_line(error)))
+            raised = True
+        else:
+            if found is not None:
+                wrong.append((name, found))
+    ran = count - len(lacking)
+    if wrong:
+        # What raised or has another shape comes first, then what is furthest off for its place.
+        case, worst = max(wrong, key=lambda one: getattr(one[1], "excess", inf))
+        off = getattr(worst, "error", inf)
+        return _Verdict("wrong", ran, case, str(worst), off if isfinite(off) else None), raised
+    if not lacking:
+        return _Verdict("right", ran), False
+    name, lack = lacking[0]
+    if not ran:
+        return _Verdict("unsupported", reason=str(lack), code=lack.code), False
+    left_out = f"{ran} of {count} cases; {name}: {lack}"
+    return _Verdict("right", ran, reason=left_out, code=lack.code), False
+
+
+def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
+    row, dtype = step.row, step.dtype
+    cases = () if step.of == "gradient" else row.cases_for(dtype)
+    for case in cases[:1] if quick else cases:
+        yield case.name, partial(trials.run, trials.prepare(row, case, dtype))
+    if step.of == "gradient":
+        gradient = trials.prepare_gradient(row, dtype)
+        yield trials.GRADIENT_CASE, partial(trials.run_gradient, gradient)
+    elif step.of == "kernel" and row.gradient and not quick:
+        yield "its gradient", partial(_gradient_if_any, trials.prepare_gradient(row, dtype))
+
+
+class _NotAskedError(Exception):
+    """A check is none of this engine's."""
+
+
+def _gradient_if_any(
+    trial: trials.GradientTrial, engine: Engine, device: Device
+) -> str | Difference | None:
+    if isinstance(engine.autodiff, Absent):
+        raise _NotAskedError  # a kernel need not have what its engine has not
+    return trials.run_gradient(trial, engine, device)
+
+
+def warm_up(
+    device: Device | str | None = None,
+    *,
+    dtypes: Sequence[str] = WARMED_UP,
+    progress: Progress | None = None,
+) -> Kept:
+    """Compile and check anydevice's own kernels for a device, so that ops use them from now on.
+
+    Compiled code and verdicts are saved for later processes: a kernel that was checked with this
+    driver and these versions is not checked again. The check is made in a child process, which a
+    kernel may take down; those that are right are then compiled in this one. Until a kernel has
+    passed the check on a device, ops there use the library's own functions. Returns the kernels
+    that are now used and those that failed the check; both are empty if the engine has no kernels
+    of anydevice.
+
+    >>> warm_up("cpu").trusted
+    ()
+
+    Raises `DeviceNotFoundError` if the device is not usable, and `ConfigurationError` for an
+    unknown dtype.
+    """
+    chosen = choose_device(device)
+    if chosen.engine is None:
+        raise not_driven(chosen)
+    kinds = [as_dtype(dtype).name for dtype in dtypes]
+    names = trusted_kernels.kernels_of(chosen.engine, chosen)
+    if not names:
+        return Kept((), ())
+    here = runner(chosen, chosen.engine)
+    asked = {
+        (name, kind, str(chosen))
+        for name in names
+        for kind in kinds
+        if kind in _row_of(name).dtypes
+    }
+    kept = _verified(here, asked, progress)
+    if kept.problem is None and kept.trusted:
+        kept = replace(kept, problem=_compiled_here(here, kept.trusted))
+    return kept
+
+
+def _verified(here: Runner, asked: set[Entry], progress: Progress | None) -> Kept:
+    """Verify the kernels that are not trusted yet; all of those asked for that are trusted then."""
+    missing = sorted(asked.difference(trusted_kernels.load_trusted()))
+    steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
+    found = Kept((), ())
+    with closing(_Course(here)) as course:
+        cells = []
+        for number, step in enumerate(steps):
+            if progress is not None:
+                progress(number, len(steps), f"{step} on {here}")
+            cells.append(course.take(step))
+        if missing:
+            found = save(Verdicts(tuple(cells)))
+        ahead = _dtypes(found.trusted)
+        problem = course.compile_ahead(ahead) if ahead else None
+    trusted = asked.intersection(trusted_kernels.load_trusted())
+    return replace(found, trusted=tuple(sorted(trusted)), problem=found.problem or problem)
+
+
+def _compiled_here(here: Runner, trusted: Sequence[Entry]) -> str | None:
+    """Have this process compile kernels that were right; why that did not work."""
+    for op, dtype, _ in trusted:
+        row = _row_of(op)
+        try:
+            trials.compute(row, row.draw(row.cases_for(dtype)[0], dtype), here.load(), here.place)
+        except Exception as error:  # the compiler of a kernel fails in any way it likes
+            return _not_ahead(in_a_line(error))
+    return _compiled_ahead(here, _dtypes(trusted))
+
+
+def _compiled_ahead(here: Runner, dtypes: Sequence[str]) -> str | None:
+    """Compile kernels for the sizes of usual models; why that did not work, where it did not."""
+    compile_ahead = getattr(trusted_kernels.kernel_module(here.engine), "warm_up", None)
+    if compile_ahead is None:
+        return None
+    try:
+        compile_ahead(str(here.load().native(here.place)), tuple(dtypes))
+    except Exception as error:  # the compiler of a kernel fails in any way it likes
+        return _not_ahead((str(error).strip() or type(error).__name__).splitlines()[0])
+    return None
+
+
+def _not_ahead(why: str) -> str:
+    return f"the kernels could not be compiled ahead of their use: {why}"
+
+
+def _dtypes(entries: Iterable[Entry]) -> list[str]:
+    return list(dict.fromkeys(dtype for _, dtype, _ in entries))

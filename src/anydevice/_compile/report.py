@@ -1,0 +1,148 @@
+"""The report of `compile`, as a record and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from anydevice._core.device import Device
+from anydevice._core.record import Record
+from anydevice._libraries.precision import Policy
+from anydevice._report import notebook
+
+_SHOWN = 4
+"""How many sets of shapes are printed one by one."""
+
+
+_UNSURE, _COARSE = 0.01, 0.001
+_OUTDATED = "no: the model was changed after it was verified; verify it again"
+
+
+class Made(Record):
+    """Code for one set of shapes: how it was compiled, and the time of that and its first run."""
+
+    shapes: str
+    how: str
+    seconds: float
+
+
+class Checked(Record):
+    """The result of a verification that found nothing wrong.
+
+    `reference` is the reference as text, `parts` how many outputs inside the model were compared
+    with it, `weights` how many arrays were read back. `largest` is the largest error as a share of
+    the allowed one, `properties` are the names of those that hold, `rewritten` those of what the
+    model changes in itself when it is called. It was called `calls` times with the example. All
+    this holds for inputs of these `shapes` within this `range`. `uncertain` is the share of the
+    output of which nothing can be said: rounding alone changes it by its size. `resolution` is the
+    smallest relative error of the whole output that would have been noticed.
+    """
+
+    reference: str
+    parts: int
+    weights: int
+    largest: float
+    properties: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    calls: int = 1
+    shapes: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    uncertain: float = 0.0
+    resolution: float = 0.0
+
+    def __str__(self) -> str:
+        inside = f"{self.parts} parts, " if self.parts else ""
+        weights = f"{self.weights} weights read back, " if self.weights else ""
+        held = f"; holds: {', '.join(self.properties)}" if self.properties else ""
+        unsure = ""
+        if self.uncertain > _UNSURE:
+            unsure = f"; {self.uncertain:.0%} of the output not covered, for rounding decides it"
+        if self.resolution > _COARSE:
+            unsure += f"; errors of the whole below {self.resolution:.1%} not covered"
+        within = ""
+        if self.range is not None:
+            within = f" from {self.range[0]:.3g} to {self.range[1]:.3g}"
+        return (
+            f"right: {inside}{weights}{self.calls} calls, largest error {self.largest:.2g} of what "
+            f"is allowed, against {self.reference}; for {' and '.join(self.shapes)}{within}"
+            f"{unsure}{held}"
+        )
+
+
+class CompileReport(Record):
+    """How a model was compiled: printed, it is a short table.
+
+    `how` describes the compiler, `fell_back` what failed and was run otherwise, `kept_in` is the
+    folder that keeps compiled code for later processes, `made` has one row for each set of shapes
+    so far, `unverified` are the shapes that were not verified. `is_outdated` if the model was
+    changed after it was verified; `follows` says which changes of a module a call sees, and which
+    not. `proved` has a line for each claim: what was proved of these weights, or what is not
+    covered.
+    """
+
+    model: str
+    device: Device
+    engine: str
+    optimize: str
+    policy: Policy
+    how: str
+    kept_in: str | None
+    made: tuple[Made, ...] = ()
+    fell_back: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    checked: Checked | None = None
+    unverified: tuple[str, ...] = ()
+    is_outdated: bool = False
+    follows: str = ""
+    proved: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """The time of compiling so far, first runs included."""
+        return sum(row.seconds for row in self.made)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<10} {text}" for name, text in self._lines())
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table((), self._lines()))
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """The rows of the table, each a name and a text."""
+        rows = [
+            ("model", self.model),
+            ("device", f"{self.device}, {self.engine}"),
+            ("precision", str(self.policy)),
+            ("optimize", f"{self.optimize}: {self.how}"),
+            ("kept in", self.kept_in or "nothing is kept across processes"),
+        ]
+        rows += [("compiled", text) for text in _rows(self.made)]
+        rows += [("fell back", reason) for reason in self.fell_back]
+        rows += [("note", note) for note in self.notes]
+        if self.follows:
+            rows.append(("follows", self.follows))
+        rows.append(("verified", self._verified()))
+        rows += [("proved", text) for text in self.proved]
+        return rows
+
+    def _verified(self) -> str:
+        if self.checked is not None:
+            others = ", ".join(self.unverified[:_SHOWN]) + ", …" * (len(self.unverified) > _SHOWN)
+            return f"{self.checked}" + f"; not verified: {others}" * bool(self.unverified)
+        return _OUTDATED if self.is_outdated else "no"
+
+
+def _rows(made: Sequence[Made]) -> list[str]:
+    if not made:
+        return ["not called yet"]
+    rows = [
+        f"{each.shapes}: {each.how} in {each.seconds:.2f} s with its first run"
+        for each in made[:_SHOWN]
+    ]
+    rest = made[_SHOWN:]
+    if rest:
+        ways = Counter(each.how for each in rest)
+        how = ", ".join(f"{count} {name}" for name, count in ways.items())
+        seconds = sum(each.seconds for each in rest)
+        rows.append(f"{len(rest)} more: {how} in {seconds:.2f} s with their first runs")
+    return rows

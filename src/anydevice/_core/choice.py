@@ -1,0 +1,418 @@
+"""Choosing a device: one pure function decides, and keeps a record of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from anydevice._core.backends import AUTO, BACKENDS, KINDS
+from anydevice._core.device import Device
+from anydevice._core.finding import Finding, Reason, Standing
+from anydevice._core.record import Record, replace
+from anydevice._core.text import format_size, format_time, joined
+
+FreeMemory = Callable[[Device], int | None]
+
+MEASUREMENTS = "saved measurements"
+"""The source of the step that decides between the engines of a device."""
+
+
+class Wish(Record):
+    """Device names from one source, first choice first.
+
+    A `binding` wish is met or it is an error; any other is passed over where it cannot be met.
+    The name "auto" ends it: from there on the order of backends decides.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    binding: bool = False
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+
+class Measured(Record):
+    """How long each engine took on a device for the same `count` calls of ops, fastest first.
+
+    >>> print(Measured("cuda:0", (("jax", 0.25), ("torch", 0.5)), 60))
+    jax was the fastest of those measured here: 60 calls in 250 ms, torch 500 ms
+    """
+
+    device: str
+    totals: tuple[tuple[str, float], ...]
+    count: int
+
+    @property
+    def engine(self) -> str:
+        """The fastest one."""
+        return self.totals[0][0]
+
+    def __str__(self) -> str:
+        first, *others = [format_time(seconds) for _, seconds in self.totals]
+        names = [engine for engine, _ in self.totals[1:]]
+        rest = "".join(f", {name} {time}" for name, time in zip(names, others, strict=True))
+        calls = f"{self.count} call{'' if self.count == 1 else 's'}"
+        return f"{self.engine} was the fastest of those measured here: {calls} in {first}{rest}"
+
+
+class Request(Record):
+    """Everything a choice rests on besides the findings.
+
+    An engine that is not `engine_binding` is given up where it drives nothing that is usable; one
+    that is `engine_picked` came along with a device, and nobody asked for it by its name.
+    `measured` is what `anydevice bench --save` found: it decides between engines where none is
+    asked for.
+    """
+
+    wishes: tuple[Wish, ...] = ()
+    engine: str | None = None
+    engine_source: str | None = None
+    engine_binding: bool = True
+    engine_picked: bool = False
+    min_free: int = 0
+    order: tuple[str, ...] = ()
+    local_rank: int | None = None
+    loaded: frozenset[str] = frozenset()
+    measured: tuple[Measured, ...] = ()
+
+
+class Step(Record):
+    """One step of a choice: who asked for what, and what came of it.
+
+    `reasons` say why it was not taken. A step is `left_out` where nobody misses what was asked:
+    it is the processor seen once more, or "auto" was the next name.
+    """
+
+    source: str
+    asked: str
+    outcome: str
+    taken: bool = False
+    left_out: bool = False
+    reasons: tuple[Reason, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            "source": self.source,
+            "asked": self.asked,
+            "outcome": self.outcome,
+            "code": self.reasons[0].code if self.reasons else None,
+            "taken": self.taken,
+        }
+
+
+class Choice(Record):
+    """The device, or `None` if a binding wish could not be met, and how it came about."""
+
+    device: Device | None
+    steps: tuple[Step, ...]
+
+    @property
+    def passed_over(self) -> tuple[Step, ...]:
+        """The steps that asked for something and did not get it."""
+        return tuple(step for step in self.steps if not step.taken and not step.left_out)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why each of those did not get it."""
+        return tuple(reason for step in self.passed_over for reason in step.reasons)
+
+
+def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
+    """The device for a request, from findings alone: reads nothing and changes nothing itself.
+
+    `free_memory` tells the free bytes of a device; it is asked only where they decide.
+    """
+    choice = _follow(request, findings, free_memory)
+    if choice.device or request.engine is None or request.engine_binding:
+        return choice
+    without = _follow(replace(request, engine=None), findings, free_memory)
+    if without.device is None:
+        return choice
+    outcome = "; ".join(step.outcome for step in choice.passed_over)
+    source = request.engine_source or "engine"
+    given_up = Step(source, request.engine, outcome, reasons=choice.reasons)
+    return Choice(without.device, (given_up, *without.steps))
+
+
+def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
+    steps: list[Step] = []
+    for wish in request.wishes:
+        reasons: list[Reason] = []
+        for name in wish.names:
+            if name == AUTO:
+                outcome = "; ".join((*_in_words(reasons), "left to the order of backends"))
+                steps.append(
+                    Step(wish.source, str(wish), outcome, left_out=True, reasons=tuple(reasons))
+                )
+                return _automatically(request, findings, free_memory, steps)
+            named = _named(name, findings, request.order)
+            picked, why = _pick(named, name, findings, request, free_memory)
+            if picked:
+                steps += _by_measurement(picked, request)
+                steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
+                return Choice(_served(picked, request, wish.source), tuple(steps))
+            reasons += why
+        steps.append(_not_taken(wish.source, str(wish), reasons))
+        if wish.binding:
+            return Choice(None, tuple(steps))
+    return _automatically(request, findings, free_memory, steps)
+
+
+def recommend(findings: Sequence[Finding]) -> str:
+    """The backend that the order of backends gives, with the free memory of the report."""
+
+    def as_reported(device: Device) -> int | None:
+        return device.standing.facts.free_memory if device.standing else None
+
+    chosen = choose(Request(), findings, as_reported).device
+    return chosen.backend if chosen else "cpu"
+
+
+def _automatically(
+    request: Request,
+    findings: Sequence[Finding],
+    free_memory: FreeMemory,
+    steps: list[Step],
+) -> Choice:
+    names = dict.fromkeys((*request.order, *(f.backend for f in findings)))
+    if "cpu" not in request.order:  # a backend that a probe added goes before the last resort
+        names["cpu"] = names.pop("cpu", None)
+    for name in names:
+        source = "configure" if name in request.order else "order of backends"
+        finding = next((f for f in findings if f.backend == name), None)
+        if finding is None or not finding.present:
+            continue
+        asked = name in request.order or name == request.engine == "opencl"
+        held_back = None if asked else _hold_back(finding, findings)
+        if held_back:
+            steps.append(held_back)
+            continue
+        candidates = (d for d in finding.devices if asked or not _is_a_cpu_again(d))
+        picked, why = _pick(candidates, name, findings, request, free_memory)
+        if picked:
+            steps += _by_measurement(picked, request)
+            steps.append(Step(source, name, f"{picked} is usable", taken=True))
+            return Choice(_served(picked, request, source), tuple(steps))
+        steps.append(_not_taken(source, name, why))
+    return Choice(None, tuple(steps))
+
+
+def _not_taken(source: str, asked: str, reasons: Sequence[Reason]) -> Step:
+    return Step(source, asked, "; ".join(_in_words(reasons)), reasons=tuple(reasons))
+
+
+def _in_words(reasons: Sequence[Reason]) -> list[str]:
+    return [reason.with_fix for reason in reasons]
+
+
+def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
+    """The step of a backend that is not chosen unasked although its devices may be usable."""
+    if finding.backend != "opencl" or not finding.usable:
+        return None
+    cards = [d for d in finding.devices if d.usable and not _is_a_cpu_again(d)]
+    if not cards:
+        text = "an OpenCL device that is the CPU is only chosen by name"
+        reasons = (Reason("only_by_name", text),)
+        return Step("order of backends", "opencl", text, left_out=True, reasons=reasons)
+    others = (d for other in findings if other.backend != "opencl" for d in other.devices)
+    engines = {name for d in others if d.usable and d.standing for name in d.standing.engines}
+    if not engines - {"numpy"}:
+        return None
+    verb, them, one = ("was", "it", "it") if len(cards) == 1 else ("were", "them", "one")
+    text = f"{joined(map(str, cards))} {verb} passed over: no installed library but opencl drives "
+    reason = Reason("only_by_name", f"{text}{them}; ask for {one} by name")
+    return _not_taken("order of backends", "opencl", [reason])
+
+
+def _is_a_cpu_again(device: Device) -> bool:
+    """Whether it is the machine's processor, seen once more through a driver such as PoCL."""
+    return device.kind == "cpu" and device.backend != "cpu"
+
+
+def _named(name: str, findings: Sequence[Finding], order: Sequence[str]) -> tuple[Device, ...]:
+    every = tuple(device for finding in findings for device in finding.devices)
+    if name in KINDS:
+        rank = {backend: place for place, backend in enumerate(order)}
+        kin = (d for d in every if d.kind == name and not _is_a_cpu_again(d))
+        return tuple(sorted(kin, key=lambda device: rank.get(device.backend, len(rank))))
+    # Not parse_place(): whoever made the wish has checked it, and that one looks at the machine.
+    backend, _, index = name.partition(":")
+    return tuple(
+        device
+        for device in every
+        if device.backend == backend and (not index or device.index == int(index))
+    )
+
+
+def _pick(
+    candidates: Iterable[Device],
+    name: str,
+    findings: Sequence[Finding],
+    request: Request,
+    free_memory: FreeMemory,
+) -> tuple[Device | None, list[Reason]]:
+    fit: list[Device] = []
+    reasons: list[Reason] = []
+    for device in _of_this_rank(list(candidates), request.local_rank):
+        why = _unfit(device, request, free_memory)
+        if why is None:
+            fit.append(device)
+        else:
+            reasons.append(replace(why, text=f"{device}: {why.text}"))
+    if not fit:
+        return None, reasons or _nothing_named(name, findings)
+    return _best(fit, free_memory), []
+
+
+def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
+    """Of several cards the one of this process, where a launcher started one for each.
+
+    It goes by the cards that are usable at all, and by nothing that differs from one moment to
+    the next: two processes must not end at one card.
+    """
+    cards = [device for device in candidates if device.usable and device.kind != "cpu"]
+    cards = [device for device in cards if device.backend == cards[0].backend]
+    if local_rank is None or len(cards) < 2:
+        return candidates
+    return [cards[local_rank % len(cards)]]
+
+
+def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
+    """Why no device has that name: the backend stopped before it could show one, or is not here."""
+    if name in KINDS:
+        concerned = [
+            f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == name
+        ]
+    else:
+        concerned = [f for f in findings if f.backend == name.partition(":")[0]]
+    stopped = [_stopped(f) for f in concerned if f.present and not f.devices]
+    if stopped:
+        return stopped
+    absent = [f for f in concerned if f.reason and not f.present]
+    if len(concerned) == 1 and absent:
+        code = absent[0].code or "no_hardware"
+        return [Reason(code, f"this machine has no {name}: {absent[0].reason}")]
+    return [Reason("no_such_device", f"this machine has no {name}")]
+
+
+def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
+    """A sentence for every accelerator here that is not chosen, or not usable by this engine.
+
+    With an engine, the reason and the fix are those of its library, where that is the obstacle.
+    """
+    here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
+    seen = ((d, d.standing) for finding in here for d in finding.devices if d.kind != "cpu")
+    refused = {
+        device: f"{device}: {_refusal(standing, engine).with_fix}"
+        for device, standing in seen
+        if engine and standing and engine not in standing.engines
+        if standing.usable or _refuses(standing, engine)
+    }
+    told = {device.backend for device in refused}
+    stopped = [_stopped(f).with_fix for f in here if not f.usable and f.backend not in told]
+    held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
+    outcomes = [s.outcome for s in held_back if s and not s.left_out]
+    return [*stopped, *refused.values(), *outcomes]
+
+
+def _stopped(finding: Finding) -> Reason:
+    text = f"{finding.backend} stopped at {finding.stage}: {finding.reason}"
+    return Reason(finding.code or "driver_failed", text, finding.fix)
+
+
+def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason | None:
+    standing = device.standing
+    if standing is None:
+        return Reason("no_such_device", f"this machine has no {device}")
+    if not standing.usable and not _refuses(standing, request.engine):
+        return Reason(standing.code or "card_unsupported", standing.reason or "", standing.fix)
+    if request.engine and request.engine not in standing.engines:
+        asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
+        refused = _refusal(standing, request.engine)
+        return replace(refused, text=f"{refused.text}{asked_by}")
+    if request.min_free:
+        free, total = free_memory(device), standing.facts.total_memory
+        most = standing.facts.obtainable_memory if free is None else free
+        if most is not None and most < request.min_free:
+            text = (
+                f"{format_size(free)} free of {format_size(total)}, "
+                f"{format_size(request.min_free)} needed"
+            )
+            return Reason("too_little_memory", text)
+    return None
+
+
+def _refuses(standing: Standing, engine: str | None) -> bool:
+    """Whether this engine's library is what keeps it from driving the device."""
+    return any(refused.engine == engine for refused in standing.refusals)
+
+
+def _refusal(standing: Standing, engine: str) -> Reason:
+    refused = (each.reason for each in standing.refusals if each.engine == engine)
+    return next(refused, Reason("not_driven", f"{engine} does not drive it"))
+
+
+def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
+    """Of the first backend, the one with the most free memory.
+
+    A card with memory of its own goes before graphics that share the machine's: those may well
+    show more of it free. The processor seen through OpenCL comes last.
+    """
+    same = [device for device in fit if device.backend == fit[0].backend]
+    same = [device for device in same if not _is_a_cpu_again(device)] or same
+    if len(same) == 1 or same[0].kind == "cpu":
+        return same[0]
+    same = [d for d in same if d.standing and d.standing.facts.memory_kind == "dedicated"] or same
+    free = {device: free_memory(device) or 0 for device in same}
+    most = max(free.values())
+    # A desktop's few windows must not decide between two otherwise idle cards.
+    return next(device for device in same if free[device] >= 0.98 * most)
+
+
+def _by_measurement(device: Device, request: Request) -> list[Step]:
+    """The step in which past measurements choose the engine, where they were taken."""
+    measured = _measured(device, request)
+    if measured is None:
+        return []
+    if request.engine is None:
+        return [Step(MEASUREMENTS, str(device), str(measured), taken=True)]
+    asked_by = f" by {request.engine_source}" if request.engine_source else ""
+    outcome = f"{measured}; {request.engine} is asked for{asked_by}"
+    return [Step(MEASUREMENTS, str(device), outcome, left_out=True)]
+
+
+def _measured(device: Device, request: Request) -> Measured | None:
+    standing = device.standing
+    usable = standing.engines if standing else ()
+    return next(
+        (each for each in request.measured if each.device == str(device) and each.engine in usable),
+        None,
+    )
+
+
+def _served(device: Device, request: Request, source: str) -> Device:
+    standing = device.standing
+    assert standing is not None
+    measured = _measured(device, request)
+    engine = request.engine or pick_engine(
+        device, standing.engines, request.loaded, measured.engine if measured else None
+    )
+    return device.served_by(engine, source, picked=request.engine_picked or request.engine is None)
+
+
+def pick_engine(
+    device: Device, engines: Sequence[str], loaded: Collection[str], measured: str | None = None
+) -> str | None:
+    """Who serves a device: the engine that was measured to be fastest, where several were.
+
+    Else one that is imported already goes before one only installed. On the CPU it is NumPy, the
+    neutral form, unless something else is asked for.
+    """
+    if measured in engines:
+        return measured
+    if device.backend == "cpu" and "numpy" in engines:
+        return "numpy"
+    imported = [engine for engine in engines if engine in loaded]
+    return next(iter([*imported, *engines]), None)

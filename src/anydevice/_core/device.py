@@ -1,0 +1,323 @@
+"""The `Device` class: a backend and an index, written `cuda:0`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Self
+
+from anydevice._core import hooks
+from anydevice._core.backends import BACKENDS, NOT_YET, SAID_ELSEWHERE
+from anydevice._core.finding import Facts, Kind, Standing, Verdict
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+_PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")
+
+
+class Device:
+    """A device: a backend and an index, such as `cuda:0`.
+
+    Make one from its name, or get one from `devices()` or `device()`. It is callable: applied to an
+    array or any tree of arrays, it moves them to the device. Two devices with the same backend and
+    index are equal; comparisons ignore `engine` and `chosen_by`.
+
+    >>> Device("cuda:1") == Device("cuda", 1), str(Device("cuda")), Device("cpu").kind
+    (True, 'cuda:0', 'cpu')
+
+    An unknown backend is a `ConfigurationError` that lists the valid names. A device that this
+    machine does not have can be made; its `usable` is false.
+    """
+
+    __slots__ = (
+        "_backend",
+        "_chosen_by",
+        "_engine",
+        "_engine_picked",
+        "_index",
+        "_served",
+        "_standing",
+    )
+
+    _backend: str
+    _index: int
+    _engine: str | None
+    _engine_picked: bool
+    _chosen_by: str | None
+    _standing: Standing | None
+    _served: dict[tuple[str | None, bool], Device]
+
+    def __init__(
+        self,
+        place: str | Device,
+        index: int | None = None,
+        *,
+        engine: str | None = None,
+        chosen_by: str | None = None,
+    ) -> None:
+        backend, written = parse_place(str(place))
+        if written is not None and index is not None and written != index:
+            raise ConfigurationError(
+                f"{place!r} names index {written}, but index={index} is given", "index="
+            )
+        number = written if written is not None else index
+        if number is not None and (isinstance(number, bool) or number < 0):
+            raise ConfigurationError(f"a device's index is 0 or more, not {index!r}", "index=")
+        self._set(backend, number or 0, engine, chosen_by, None)
+
+    def _set(
+        self,
+        backend: str,
+        index: int,
+        engine: str | None,
+        chosen_by: str | None,
+        standing: Standing | None,
+        engine_picked: bool = False,
+    ) -> None:
+        for name, value in (
+            ("_backend", backend),
+            ("_index", index),
+            ("_engine", engine),
+            ("_engine_picked", engine_picked),
+            ("_chosen_by", chosen_by),
+            ("_standing", standing),
+            ("_served", {}),
+        ):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def seen(cls, backend: str, index: int, standing: Standing) -> Self:
+        """A device that discovery found, with its facts."""
+        device = cls.__new__(cls)
+        device._set(backend, index, None, None, standing)
+        return device
+
+    def served_by(
+        self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
+    ) -> Device:
+        """The same device with another engine.
+
+        `picked` means that nobody asked for this engine: see `engine_is_free`.
+        """
+        if not chosen_by and (known := self._served.get((engine, picked))):
+            return known
+        device = Device.__new__(Device)
+        by = chosen_by or self._chosen_by
+        device._set(self._backend, self._index, engine, by, self._standing, picked)
+        if not chosen_by:
+            self._served[engine, picked] = device
+        return device
+
+    @property
+    def backend(self) -> str:
+        """The kind of hardware: `cpu cuda rocm metal opencl tpu`, or one that a probe added."""
+        return self._backend
+
+    @property
+    def index(self) -> int:
+        """Its number among the devices of its backend that this process sees."""
+        return self._index
+
+    @property
+    def chosen_by(self) -> str | None:
+        """The step that chose it, such as "argument" or "order of backends"; else `None`."""
+        return self._chosen_by
+
+    @property
+    def kind(self) -> Kind:
+        """One of "cpu", "gpu" and "tpu"; for an OpenCL device, the driver decides."""
+        if self._backend in BACKENDS and self._backend != "opencl":
+            return BACKENDS[self._backend].kind
+        standing = self._known()
+        return standing.kind if standing else "gpu"
+
+    @property
+    def engine(self) -> str | None:
+        """The array library that drives it; `None` if none can."""
+        if self._engine is not None:
+            return self._engine
+        return hooks.choose_engine(self)
+
+    @property
+    def engine_asked(self) -> str | None:
+        """The engine it was given, or `None` if one is chosen on use."""
+        return self._engine
+
+    @property
+    def engine_is_free(self) -> bool:
+        """Whether a more capable engine may replace its engine, because nobody asked for it.
+
+        >>> Device("cpu").engine_is_free, Device("cpu", engine="torch").engine_is_free
+        (True, False)
+        """
+        return self._engine is None or self._engine_picked
+
+    @property
+    def standing(self) -> Standing | None:
+        """What discovery knows about it; `None` if this machine has no such device."""
+        return self._known()
+
+    @property
+    def usable(self) -> bool:
+        """The driver answers, a library that can drive it is installed, and no check failed."""
+        standing = self._known()
+        return standing is not None and standing.usable
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it is not usable, in a sentence; `None` if it is."""
+        standing = self._known()
+        if standing is None:
+            return f"this machine has no {self}"
+        return standing.reason
+
+    @property
+    def facts(self) -> Facts:
+        """Its name, memory and versions, with the free memory of this moment.
+
+        Raises `DeviceNotFoundError` if this machine has no such device.
+        """
+        standing = self._known()
+        if standing is None:
+            raise DeviceNotFoundError(
+                f"this machine has no {self}; anydevice.devices() lists what it has",
+                tuple(hooks.discover()),
+            )
+        return hooks.free_memory(self._backend, self._index, standing.facts)
+
+    @property
+    def native(self) -> Any:
+        """The engine's own object for this device: a `torch.device`, a `jax.Device`, …
+
+        Use it wherever that library takes a device. Imports the engine's library. Raises
+        `DeviceNotFoundError` if no installed library drives the device, or the library itself does
+        not see it.
+        """
+        engine = self.engine
+        if engine is None:
+            raise not_driven(self)
+        return hooks.native(self, engine)
+
+    def check(self, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
+        """Run a small computation on the device, in a child process, and check the result.
+
+        The verdict is saved for this device, driver and library version: a wrong result makes the
+        device unusable, until one of these changes or a later check succeeds.
+        """
+        return hooks.check(self, engine, limit)
+
+    def to_dict(self) -> dict[str, object]:
+        """The device as plain data, ready for JSON."""
+        standing = self._known()
+        return {
+            "device": str(self),
+            "backend": self._backend,
+            "index": self._index,
+            "kind": self.kind,
+            "usable": self.usable,
+            "engine": self.engine,
+            "engines": list(standing.engines) if standing else [],
+            "stage": standing.stage if standing else "device",
+            "code": standing.code if standing else "no_such_device",
+            "why_not": self.why_not,
+            "fix": standing.fix if standing else None,
+            "facts": standing.facts.to_dict() if standing else None,
+        }
+
+    def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
+        """Every array of `tree` on this device; the same as `to_device(tree, self, **options)`.
+
+        >>> import numpy
+        >>> Device("cpu", engine="numpy")(numpy.ones(2), dtype="float16")
+        array([1., 1.], dtype=float16)
+
+        `torch.load(file, map_location=device)` calls it with each storage and its former location.
+        """
+        if location is not None and not isinstance(location, str):
+            raise ConfigurationError("a device moves one tree; write device((x, y)) for several")
+        return hooks.to_device(tree, self, **options)
+
+    def _known(self) -> Standing | None:
+        return self._standing if self._standing is not None else hooks.standing(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return self._backend == other._backend and self._index == other._index
+
+    def __hash__(self) -> int:
+        return hash((self._backend, self._index))
+
+    def __str__(self) -> str:
+        if self._backend == "cpu" and self._index == 0:
+            return "cpu"
+        return f"{self._backend}:{self._index}"
+
+    def __repr__(self) -> str:
+        served = f", engine={self._engine!r}" if self._engine else ""
+        return f'Device("{self}"{served})'
+
+    def _repr_html_(self) -> str:
+        return hooks.html(self)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"a Device does not change; make another one instead of setting {name}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        served = self._engine, self._chosen_by, self._engine_picked
+        return _rebuild, (self._backend, self._index, *served)
+
+
+def _rebuild(
+    backend: str, index: int, engine: str | None, chosen_by: str | None, picked: bool
+) -> Device:
+    # Not by its name: a backend that a probe added may be unknown where this is unpickled.
+    device = Device.__new__(Device)
+    device._set(backend, index, engine, chosen_by, None, picked)
+    return device
+
+
+def not_driven(device: Device) -> DeviceNotFoundError:
+    """The error for a device whose engine is needed, and that has none."""
+    standing = device.standing
+    fix = f"; to fix it: {standing.fix}" if standing and standing.fix else ""
+    return DeviceNotFoundError(
+        f"no installed library drives {device}: {device.why_not}{fix}",
+        tuple(hooks.discover()),
+        standing.reasons if standing else (),
+    )
+
+
+def parse_place(place: str) -> tuple[str, int | None]:
+    """Backend and index from `"cuda:1"`; the index is `None` if none is written.
+
+    >>> parse_place("cuda:1"), parse_place("cpu")
+    (('cuda', 1), ('cpu', None))
+    """
+    match = _PLACE.fullmatch(place.strip().lower())
+    if match is None:
+        raise ConfigurationError(
+            f"{place!r} does not name a device; write a backend and an index, such as 'cuda:0'",
+            repr(place),
+        )
+    backend = match[1]
+    if backend not in BACKENDS and backend not in hooks.added_backends():
+        raise ConfigurationError(unknown_backend(backend), repr(place))
+    return backend, None if match[2] is None else int(match[2])
+
+
+def unknown_backend(name: str) -> str:
+    """The sentence for a name that no backend has, with the valid ones."""
+    served = [row.name for row in BACKENDS.values() if name in row.engines]
+    if served:
+        place = "cpu" if "cpu" in served else served[0]
+        return f'{name} is an engine, not a backend; write device("{place}", engine="{name}")'
+    if name in NOT_YET:
+        return (
+            f"PyTorch drives {NOT_YET[name]}, {name!r}, and anydevice does not yet; use PyTorch "
+            f'itself, as in x.to(torch.device("{name}"))'
+        )
+    meant = SAID_ELSEWHERE.get(name)
+    hint = f" (did you mean {meant!r}?)" if meant else ""
+    known = (*BACKENDS, *sorted(hooks.added_backends()))
+    return f"there is no backend {name!r}{hint}; the backends are {', '.join(known)}"

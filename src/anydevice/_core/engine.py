@@ -1,0 +1,359 @@
+"""The protocol of engines, which wrap array libraries, and `Absent` for unsupported features."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from anydevice._core.finding import Reason
+from anydevice._core.record import Record
+from anydevice.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from anydevice._core.device import Device
+    from anydevice._core.dtypes import DType
+    from anydevice._core.primitives import Autodiff, Compiler, Primitives
+
+
+class Absent(Record):
+    """Something an engine cannot do, as data: the sentence, what to use instead, and a code.
+
+    >>> str(Absent("OpenCL has no autodiff", instead="train on torch or jax", code="no_autodiff"))
+    'OpenCL has no autodiff; train on torch or jax'
+    """
+
+    what: str
+    instead: str
+    code: str = "unsupported"
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.instead}"
+
+    @property
+    def reason(self) -> Reason:
+        """The same as a reason, whose fix is what to use instead."""
+        return Reason(self.code, self.what, self.instead)
+
+    def error(self) -> UnsupportedError:
+        """The error for whoever needs what is absent."""
+        return UnsupportedError(str(self), self)
+
+    if not TYPE_CHECKING:  # a type checker must see that there is nothing to use
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Refuse every use as the thing that is absent."""
+            if name.startswith("_") or name in self._fields:
+                raise AttributeError(name)
+            raise AbsentError(str(self), self)
+
+
+class AbsentError(UnsupportedError, AttributeError):
+    """Something that an engine lacks was used; an `AttributeError`, so that `hasattr` says no."""
+
+
+class Storage(Record):
+    """The memory of an array: the whole allocation, and the array's place in it.
+
+    `address` and `size` (bytes) are those of the allocation; where the library gives out no
+    pointers, `address` is its handle, good only for telling one allocation from another. `offset`
+    is the way in bytes from there to the array's first element, `strides` are bytes. Two arrays
+    with the same `allocation` on one device are views of one memory.
+
+    >>> whole, row = Storage(64, 32, 0, (16, 4), (2, 4)), Storage(64, 32, 16, (4,), (4,))
+    >>> whole.allocation == row.allocation
+    True
+    """
+
+    address: int
+    size: int
+    offset: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def allocation(self) -> tuple[int, int]:
+        """The same for all views of one memory."""
+        return self.address, self.size
+
+
+class MemoryUse(Record):
+    """The memory of a device that one library holds in this process: bytes, `None` if unknown.
+
+    `in_use` is the memory of arrays, `reserved` what the library holds in all, for arrays and for
+    later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the most
+    that the library may hold, where it was given one. `preallocated` marks memory that was taken at
+    the start, before any array needed it: `reserved` then does not show what is needed.
+
+    >>> MemoryUse(in_use=10, reserved=30).reserved
+    30
+    """
+
+    in_use: int
+    reserved: int
+    peak: int | None = None
+    limit: int | None = None
+    preallocated: bool = False
+
+
+class Memory(Protocol):
+    """The memory of one library: its figures, its limit, and giving back what is not in use.
+
+    Methods that take a device raise `DeviceNotFoundError` if the library does not see it.
+    """
+
+    def use(self, device: Device) -> MemoryUse | None:
+        """The memory that the library holds there now; `None` if it does not count."""
+
+    def reset_peak(self, device: Device) -> None:
+        """Begin to look for the peak again, where the library has one."""
+
+    def set_limit(self, device: Device, limit: int | None) -> str | None:
+        """Limit the bytes that the library may hold there from now on; `None` removes the limit.
+
+        An allocation beyond it fails as if the device were full. The sentence says why it has no
+        effect, and what to do, where it has none.
+        """
+
+    def release(self, device: Device) -> None:
+        """Give memory that no array uses back to the device."""
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Whether the error is the library's way of saying that there is no memory left."""
+
+    def asked(self, error: BaseException) -> int | None:
+        """The bytes that were asked for when it ran out, as far as the error tells."""
+
+
+class LayerNumbers(Record):
+    """A decoder layer that an engine may compute in one go, one token of each row.
+
+    It is all of a layer except its weights and its cache, and it can be hashed.
+
+    Root-mean-square norms with `eps` stand before attention and network, which is a SwiGLU.
+    `heads` of queries share `kv_heads` of keys and values, each of `size` elements; scores are
+    multiplied by `scale`, and what is added to the residual stream by `factor`. Of each head the
+    first `rotated` elements turn, by `theta` and `scaling`, the pairs of the mapping that
+    `ops.rope` takes; 0 where positions do not enter. With `ring`, the token at position p is in
+    slot p % slots of the cache, and sees as many tokens as there are slots; else it is in slot p.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    eps: float
+    scale: float
+    rotated: int = 0
+    theta: float = 10000.0
+    interleaved: bool = False
+    scaling: tuple[tuple[str, Any], ...] = ()
+    ring: bool = False
+    factor: float = 1.0
+
+
+class Engine(Protocol):
+    """One array library, the same few methods for each. Importing the file imports the library.
+
+    The properties are what it computes with; where it cannot, there is an `Absent` that says so.
+    The methods find devices and place data. One that is given a device which the library does not
+    see raises `DeviceNotFoundError`; one that is given a dtype which it does not have raises
+    `UnsupportedError`.
+    """
+
+    name: str
+
+    @property
+    def ops(self) -> Primitives:
+        """The operations that all others are written in."""
+
+    @property
+    def fused(self) -> Mapping[str, Callable[..., Any]]:
+        """Faster versions of ops, by name.
+
+        Each takes all arguments of its op by place, after their shapes were checked, and returns
+        `NotImplemented`, before it has done anything, to hand over to the op's definition.
+        """
+
+    @property
+    def autodiff(self) -> Autodiff | Absent:
+        """Gradients."""
+
+    @property
+    def compiler(self) -> Compiler | Absent:
+        """Faster versions of functions over arrays."""
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that the library holds of a device, and its limit."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all devices of the library see one memory, so that an array is on each."""
+
+    @property
+    def has_views(self) -> bool:
+        """Whether two arrays can share memory, so that writing to one changes the other."""
+
+    @property
+    def dlpack(self) -> Absent | None:
+        """Why `adopt` does not work; `None` if it does."""
+
+    def devices(self) -> Sequence[Device]:
+        """Every device that this library itself sees now. Never raises."""
+
+    def native(self, device: Device) -> Any:
+        """The library's own object for the device: `torch.device`, `jax.Device`, …"""
+
+    def owns(self, x: object) -> bool:
+        """Whether `x` is an array of this library."""
+
+    def is_traced(self, x: Any) -> bool:
+        """Whether the array only stands for one: a tracer, a fake or a meta tensor."""
+
+    def is_meta(self, x: Any) -> bool:
+        """Whether the array has a shape and a dtype and no data, and is no part of a trace."""
+
+    def devices_of(self, x: Any) -> tuple[Device, ...]:
+        """Where the array lives; several where it is sharded, none where it is traced."""
+
+    def dtype_of(self, x: Any) -> DType:
+        """The dtype of the array."""
+
+    def storage(self, x: Any) -> Storage | None:
+        """Its memory; `None` if the library cannot say, or it has no elements."""
+
+    def address(self, x: Any) -> int | None:
+        """The pointer to the first element, in the memory of the array's device.
+
+        `None` if the elements do not follow each other in C order and native byte order, or
+        the library gives out no pointers.
+        """
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        """Another array in the memory of `x`; `offset` and `strides` are bytes, as in `Storage`.
+
+        Raises `UnsupportedError` if the library has no views.
+        """
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        """A new array in C order on the device; what its elements are is not said.
+
+        Its memory may be written at once, from any stream: nothing that was started before uses
+        it, and what the calling thread starts next waits for nothing of this.
+        """
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        """A copy of a NumPy array on the device, bit for bit.
+
+        Where the library has no 64-bit dtypes, integers that fit are narrowed to 32 bits, with
+        one warning for the process; anything else that would change is refused with
+        `UnsupportedError`. With `narrow`, floating-point numbers are rounded to the next smaller
+        dtype without a warning; numbers that are too large for it are refused even so.
+        """
+
+    def to_host(self, x: Any) -> Any:
+        """A copy of the array as NumPy, bit for bit, that belongs to the caller."""
+
+    def adopt(self, x: Any) -> Any:
+        """The memory of another library's array as one of this library, without a copy.
+
+        `x` has `__dlpack__` and is on a device that this library sees. Both see what either
+        writes. Raises `UnsupportedError` if it cannot be had without a copy.
+        """
+
+    def export(self, x: Any) -> Any:
+        """The array as something that another library's `adopt` takes."""
+
+    def move(self, x: Any, device: Device) -> Any:
+        """The array on another device of the same library."""
+
+    def separate(self, stacked: Any) -> list[Any]:
+        """The rows of an array along its first axis, bit for bit, each with memory of its own."""
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The product of two matrices, where they are."""
+
+    def finish(self, arrays: Any) -> None:
+        """Wait until the array, or each of a list of them, is complete.
+
+        From then on its memory may be read from any stream.
+        """
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        """Begin to compute arrays that a library has only noted down so far; do not wait."""
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Take arrays over that another thread made: this one's stream uses them from now on.
+
+        Without it, a library that reuses memory stream by stream could do so too early.
+        """
+
+    def synchronize(self, device: Device) -> None:
+        """Wait until everything that was started on the device has ended."""
+
+    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+        """A block in which the library's own default device is this one."""
+
+    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
+        """A block of work on the device that nobody differentiates, traces or compiles.
+
+        A library may take ways there that can only compute. What is made there may be changed only
+        in such a block.
+        """
+
+    def serial_scope(self) -> AbstractContextManager[Any]:
+        """A block in which the library computes on the CPU in this thread alone.
+
+        Small operations take longer where threads wait for each other, and much longer where other
+        programs keep the processor busy. A library that does not wait so changes nothing.
+        """
+
+
+class _Donation(threading.local):
+    """Whether an update may write its results into its arguments.
+
+    Otherwise it returns new arrays and leaves the old ones alone. Where it may, it does either; the
+    identity of its results tells which.
+    """
+
+    allowed: bool = False
+    skip: Any = None
+
+
+donation = _Donation()
+"""Whether this thread is in a block of `consuming`, and the array that says to change nothing."""
+
+
+class consuming:  # noqa: N801 - it is used like a function
+    """While the block runs, an update in this thread may write its results into its arguments.
+
+    `skip` is a float32 array without axes on their device: where it is 1, an update that does so
+    must change nothing. One that makes new arrays does not look at it.
+
+    >>> with consuming():
+    ...     donation.allowed
+    True
+    >>> donation.allowed
+    False
+    """
+
+    def __init__(self, skip: Any = None) -> None:
+        self._skip = skip
+        self._before: tuple[bool, Any] = (False, None)
+
+    def __enter__(self) -> None:
+        self._before = donation.allowed, donation.skip
+        donation.allowed, donation.skip = True, self._skip
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        donation.allowed, donation.skip = self._before

@@ -1,0 +1,494 @@
+"""Files written whole or not at all, and small files read within limits.
+
+A small file is a configuration, a cache or an index, which anyone may have written. It is read so:
+
+    try:
+        values = parse_json(read_small(path))
+    except OSError as error:      # not there, not an ordinary file, too large, not to be trusted
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:   # not JSON, too deep, a number too long
+        raise ConfigurationError(f"{path} is not JSON: {error}") from error
+
+Nothing else is raised, whatever is in the file. `parse_toml` is used in the same way.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from anydevice._core.locks import FolderLock
+from anydevice.errors import ConfigurationError, TransferError
+
+if os.name == "posix":
+    import fcntl
+
+_RANDOM_BYTES = 8
+"""In the name of a file that is being written."""
+
+SMALL = 2**20
+"""Bytes of a small file, unless its reader says otherwise."""
+
+_DEEPEST = 64
+_MOST_DIGITS = 300
+"""Of an integer in a file: `float` takes every integer that is no longer."""
+
+_MOST_MEMORY = 160 * 2**20
+"""Bytes that a JSON text may take once it is parsed."""
+_BRACKET, _KEY, _COMMA = 100, 60, 70
+"""Bytes that each of these takes then, about."""
+
+_PIECE = 2048
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_UNMARKED = bytes(set(range(256)) - set(b"[]{}:,"))
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path that may begin with `~`; `ConfigurationError` if that stands for no folder.
+
+    >>> expanded("model").name
+    'model'
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(
+            f"{path}: there is no such home folder; write the whole path", source="path"
+        ) from None
+
+
+def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) -> bytes:
+    """The bytes of an ordinary file of at most `most` bytes.
+
+    Pipes, devices and folders are refused, not waited for. With `trusted`, so is a file that
+    somebody else could have written: see `distrust`. Raises `OSError`, whose `strerror` says why.
+
+    >>> read_small("/dev/zero")
+    Traceback (most recent call last):
+    OSError: [Errno 22] it is not an ordinary file: '/dev/zero'
+    """
+    descriptor = open_ordinary(path)
+    try:
+        status = os.fstat(descriptor)
+        if trusted and (why := _distrust(status, "it") or _distrust_link(path)):
+            raise PermissionError(errno.EPERM, why, str(path))
+        pieces, left = [], most + 1
+        while left and (piece := os.read(descriptor, min(left, 2**16))):
+            pieces.append(piece)
+            left -= len(piece)
+    finally:
+        os.close(descriptor)
+    if not left:
+        raise _error(f"it has more than {most} bytes", path)
+    return b"".join(pieces)
+
+
+def open_ordinary(path: str | Path) -> int:
+    """The descriptor of an ordinary file, opened for reading; the caller closes it.
+
+    Pipes, devices and folders are refused, not waited for. Raises `OSError`, whose `strerror` says
+    why.
+    """
+    try:
+        _check_ordinary(os.stat(path), path)  # opening a device may already do something
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
+    except ValueError:
+        raise _error("its name holds a null character", path) from None
+    try:
+        _check_ordinary(os.fstat(descriptor), path)  # it may be another one by now
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def distrust(path: str | Path, name: str = "it") -> str | None:
+    """Why a file or folder may be somebody else's work; `None` if not, or if there is none.
+
+    It is ours if it belongs to this user or to root, and not everyone may write it. A link counts
+    with what it leads to. The sentence calls it by the `name`.
+
+    >>> distrust("/", "the root")
+    """
+    try:
+        return _distrust(os.stat(path), name) or _distrust_link(path)
+    except (OSError, ValueError):
+        return None
+
+
+def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _DEEPEST) -> Any:
+    """The value of a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
+
+    Raises `ValueError` for whatever is wrong with it, nesting deeper than 64 levels, integers of
+    more than 300 digits and what would take far too much memory included.
+
+    >>> parse_json(b'{"version": 1}')
+    {'version': 1}
+    >>> parse_json(b'{"version": Infinity}')
+    Traceback (most recent call last):
+    ValueError: JSON has no Infinity
+    """
+    import json  # most programs read no such file, and need not wait for the parser
+
+    count_json(data, deepest=deepest)
+    text = data.decode("utf-8")  # its error is a ValueError
+    float_of = _finite if finite else float
+    constant_of = _no_constant if finite else float
+    try:
+        return json.loads(
+            text, parse_int=_integer, parse_float=float_of, parse_constant=constant_of
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(str(error)) from None  # that error would keep the text
+    except RecursionError:  # a caller that is itself deep in calls
+        raise ValueError(_too_deep(deepest)) from None
+
+
+def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int, int]:
+    """The lists and objects of a JSON text, and the keys, counted before it is parsed.
+
+    Raises `ValueError` for one that is nested too deep, or that would take far too much memory.
+    The text need not be valid.
+
+    >>> count_json(b'{"a": [1, "[["], "b": []}')
+    (3, 2)
+    """
+    # A single wide character makes all characters of a text wide.
+    plain = text.isascii() and b"\\u" not in text
+    taken = len(text) * (1 if plain else 4)
+    opened = keys = 0
+    brackets, inside, escape = b"", False, b""
+    for at in range(0, len(text), _PIECE):
+        piece = (escape + text[at : at + _PIECE]).replace(b"\\\\", b"")
+        escape = b"\\" if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        marks = b"".join(parts[inside::2]).translate(_SQUARE, _UNMARKED)
+        inside ^= len(parts) % 2 == 0
+        opened += marks.count(b"[")
+        keys += marks.count(b":")
+        taken += marks.count(b",") * _COMMA
+        if taken + opened * _BRACKET + keys * _KEY > _MOST_MEMORY:
+            raise ValueError("it holds too many values, or too long a text")
+        brackets = _still_open(brackets + marks.translate(None, b":,"), deepest)
+    return opened, keys
+
+
+def _still_open(brackets: bytes, deepest: int) -> bytes:
+    """Of brackets, those that have no partner; each round takes the innermost pairs away."""
+    for _ in range(deepest + 1):
+        before, brackets = brackets, brackets.replace(b"[]", b"")
+        if brackets == before:
+            break
+    else:
+        raise ValueError(_too_deep(deepest))
+    if len(brackets) > deepest:
+        raise ValueError(_too_deep(deepest))
+    return brackets
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The table of a TOML text in UTF-8.
+
+    Raises `ValueError` for whatever is wrong with it, as `parse_json` does. The message of one that
+    is no TOML names the line.
+    """
+    import tomllib
+
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ValueError(_too_deep()) from None
+    _check_tree(table)
+    return table
+
+
+def write_whole(path: Path, pieces: Iterable[Any]) -> None:
+    """Write bytes-like pieces as one file, in place of the one that may be there.
+
+    They go to a new file in the same folder, which takes the name once it is on the disk. A process
+    that is killed meanwhile leaves the old file as it was, and at most a hidden file beside it. A
+    file that is replaced keeps its permissions; a read-only one is not replaced. Of a symbolic
+    link, the target is replaced, unless the link belongs to another user.
+
+    Raises `TransferError` if the file cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder, "numbers"), [b"one ", b"two"])
+    ...     Path(folder, "numbers").read_bytes()
+    b'one two'
+    """
+    try:
+        target = _target(path)
+        _replace(target, _unused_name(target), pieces)
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+@contextmanager
+def writing(
+    path: Path, *, private: bool = False, wait: float = 10.0
+) -> Iterator[Callable[[str], None]]:
+    """A block that reads a text file, changes it, and writes it with the function it is given.
+
+    Only one thread of one process is in it, for each folder. Where the folder cannot be locked
+    (Windows, NFS) the block runs all the same, and of two writers the later one wins. The file is
+    written as by `write_whole`; what a killed writer left is replaced by the next one. Where it is
+    `private`, a folder that is made is for this user alone, and one that is not to be trusted is
+    refused. Raises `OSError` if the file cannot be written, and `TimeoutError`, which names the
+    process that holds the lock, after `wait` seconds.
+    """
+    target = _target(path, private=private)
+    if private and (why := distrust(target.parent, "its folder")):
+        raise PermissionError(errno.EPERM, why, str(path))
+    with FolderLock(target.parent, wait) as locked:
+        new = target.with_name(f".{target.name}.new") if locked else _unused_name(target)
+        new.unlink(missing_ok=True)
+        yield lambda text: _replace(target, new, [text.encode()], rights=0o644)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a path leads to anything; `TransferError` where the system cannot tell.
+
+    >>> is_there(Path("/no/such/file"))
+    False
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise TransferError(f"{path} cannot be read: {error.strerror or error}") from error
+    return True
+
+
+def check_writable(path: Path) -> None:
+    """Raise the `TransferError` of `write_whole` now, where the file could not be written later.
+
+    Makes the folder where there is none.
+    """
+    try:
+        target = _target(path)
+        new = _unused_name(target)
+        try:
+            open(new, "xb").close()
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def check_folder(path: Path) -> None:
+    """Raise `TransferError` where a file is to be written into a folder that is not there.
+
+    >>> check_folder(Path("/no/such/file"))
+    Traceback (most recent call last):
+    anydevice.errors.TransferError: /no/such/file cannot be written: there is no folder /no/such
+    """
+    if not path.parent.is_dir():
+        raise TransferError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what killed writers of this file left beside it, as far as that is possible.
+
+    What another process is writing now is left alone.
+    """
+    target = Path(os.path.realpath(path))
+    left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
+    with suppress(OSError):
+        for each in target.parent.iterdir():
+            if left.fullmatch(each.name):
+                with suppress(OSError):
+                    _remove_abandoned(each)
+
+
+def _remove_abandoned(part: Path) -> None:
+    if os.name != "posix":
+        part.unlink()  # Windows refuses it for a file that is open
+        return
+    descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds this lock
+        part.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path, *, private: bool = False) -> None:
+    """Make a folder and those above it, where they are missing; `private`: for this user alone.
+
+    Raises `OSError` if that is impossible.
+    """
+    missing = [path, *path.parents]
+    found = next((i for i, folder in enumerate(missing) if folder.exists()), len(missing))
+    for folder in reversed(missing[:found]):
+        folder.mkdir(0o700 if private else 0o777, exist_ok=True)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def _target(path: Path, *, private: bool = False) -> Path:
+    """The file that a path leads to, in a folder that is made where there is none.
+
+    Raises `OSError` if the folder cannot be made, or the file must not be replaced.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+    except ValueError:
+        raise _error("its name holds a null character", path) from None
+    if os.path.islink(path) and (why := _distrust_link(path)):
+        raise PermissionError(errno.EPERM, why, str(path))
+    make_folder(target.parent, private=private)
+    if target.exists():
+        _check_ordinary(target.stat(), path)  # to replace a device would break the system
+        if not _mode(target) & 0o222:  # which means nothing to root
+            raise PermissionError(errno.EACCES, "it is read-only", str(path))
+        if not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return target
+
+
+def _unused_name(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.urandom(_RANDOM_BYTES).hex()}.part")
+
+
+def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o666) -> None:
+    kept = _mode(target) if target.exists() else None
+    descriptor = _created(new, rights if kept is None else kept)
+    try:
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)  # by us: whether `open` has done it, when it fails, nobody can say
+        if kept is not None and kept != _mode(new):
+            os.chmod(new, kept)
+        os.replace(new, target)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell
+            new.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _created(new: Path, rights: int) -> int:
+    """A new file, locked as long as it is open, so that nobody takes it for an abandoned one."""
+    # Not through a link or into a file that somebody put there; and on Windows no translation of
+    # line ends.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    while True:
+        descriptor = os.open(new, flags, rights)
+        if os.name != "posix":
+            return descriptor
+        try:
+            with suppress(OSError):  # network drives may have no locks; nothing is abandoned there
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            is_named = os.fstat(descriptor).st_nlink > 0
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_named:
+            return descriptor
+        os.close(descriptor)  # it was deleted before it was locked
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the folder's new entry on the disk, too."""
+    if os.name != "posix":
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return  # one that may be written and not read
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # drives that cannot do it
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def _refusal(path: Path, error: OSError) -> TransferError:
+    return TransferError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def _too_deep(deepest: int = _DEEPEST) -> str:
+    return f"it is nested more than {deepest} levels deep"
+
+
+def _error(why: str, path: str | Path) -> OSError:
+    return OSError(errno.EINVAL, why, str(path))
+
+
+def _check_ordinary(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise _error("it is not an ordinary file", path)
+
+
+def _distrust(status: os.stat_result, name: str) -> str | None:
+    if os.name != "posix":
+        return None
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{name} belongs to another user"
+    return f"{name} may be written by everyone" if status.st_mode & stat.S_IWOTH else None
+
+
+def _distrust_link(path: str | Path) -> str | None:
+    status = os.lstat(path)
+    if os.name != "posix" or not stat.S_ISLNK(status.st_mode):
+        return None
+    # Only its owner counts: everyone may write a link, which means nothing.
+    return None if status.st_uid in (os.geteuid(), 0) else "the link belongs to another user"
+
+
+def _check_tree(tree: Any) -> None:
+    """Refuse what `count_json` and `_integer` do, where the parser has no such hooks."""
+    depth, level = 0, [tree]
+    while level:
+        if depth > _DEEPEST:
+            raise ValueError(_too_deep())
+        for value in level:
+            if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+                raise ValueError(_TOO_LONG)
+        inner = (
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        )
+        depth, level = depth + 1, [each for several in inner for each in several]
+
+
+_TOO_LONG = f"an integer has more than {_MOST_DIGITS} digits"
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(_TOO_LONG)
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return number
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"JSON has no {text}")

@@ -1,0 +1,302 @@
+"""Devices and backends as discovery sees them, and why one cannot be used.
+
+The hardware layer makes one `Sighting` a backend: its devices, as the driver shows them. Discovery
+adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from anydevice._core.record import NOTHING, Record
+
+if TYPE_CHECKING:
+    from anydevice._core.device import Device
+
+Kind = Literal["cpu", "gpu", "tpu"]
+Tier = Literal["stable", "experimental", "untested"]
+MemoryKind = Literal["dedicated", "unified", "host"]
+Detail = str | int | float | bool | None
+
+Stage = Literal["driver", "device", "library", "compute"]
+"""Where a backend stopped, in the order in which they are looked at."""
+
+
+class Reason(Record):
+    """Why something cannot be used: a code for programs, a sentence for people, and a fix.
+
+    Every code is in `docs/troubleshooting.md`. The wording of `text` and `fix` may change at any
+    time; programs should use the code.
+
+    >>> print(Reason("cpu_only_build", "torch 2.13.0+cpu is a CPU-only build"))
+    torch 2.13.0+cpu is a CPU-only build
+    """
+
+    code: str
+    text: str
+    fix: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def with_fix(self) -> str:
+        """The sentence, with the fix in brackets if it is known."""
+        return f"{self.text} (fix: {self.fix})" if self.fix else self.text
+
+
+class Facts(Record):
+    """The properties of one device. Memory is in bytes; `None` means unknown.
+
+    `memory_kind` is "dedicated" for a card's own memory, "unified" if CPU and GPU share one memory,
+    "host" for main memory. `usable_memory` is the part of `total_memory` that this process may use
+    (a cgroup or the system keeps the rest); `free_memory` is what is free now. `architecture` is
+    the vendor's word ("gfx90a", "x86-64-v4"); `runtime_version` is the newest runtime that the
+    driver serves (CUDA "13.0", OpenCL "3.0"). `details` holds what only one backend knows, such as
+    the cores of a CPU.
+
+    >>> Facts(name="NVIDIA H200", compute_capability="9.0").free_memory is None
+    True
+    """
+
+    name: str
+    uuid: str | None = None
+    pci_address: str | None = None
+    memory_kind: MemoryKind = "dedicated"
+    total_memory: int | None = None
+    usable_memory: int | None = None
+    free_memory: int | None = None
+    compute_capability: str | None = None
+    architecture: str | None = None
+    driver_version: str | None = None
+    runtime_version: str | None = None
+    details: Mapping[str, Detail] = NOTHING
+
+    @property
+    def obtainable_memory(self) -> int | None:
+        """The memory that a process may use at most: all of it, unless something limits it.
+
+        >>> Facts("a card", total_memory=16).obtainable_memory
+        16
+        >>> Facts("a container", total_memory=16, usable_memory=4).obtainable_memory
+        4
+        """
+        return self.total_memory if self.usable_memory is None else self.usable_memory
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.uuid, self.pci_address))
+
+
+def compare_versions(left: str, right: str) -> int:
+    """-1, 0 or 1 as dotted version `left` is before, the same as, or after `right`.
+
+    Missing parts count as zero; a part ends at the first character that is not a digit.
+
+    >>> compare_versions("525.60.13", "525.60"), compare_versions("12.0", "12")
+    (1, 0)
+    """
+    one, two = version_numbers(left), version_numbers(right)
+    width = max(len(one), len(two))
+    padded = [parts + (0,) * (width - len(parts)) for parts in (one, two)]
+    return (padded[0] > padded[1]) - (padded[0] < padded[1])
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version.
+
+    >>> version_numbers("2.13.0+cpu"), version_numbers("6.4.0-150")
+    ((2, 13, 0), (6, 4, 0))
+    """
+    numbers: list[int] = []
+    for part in version.split("."):
+        digits = ""
+        for character in part:
+            if not character.isdigit():
+                break
+            digits += character
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if len(digits) != len(part):
+            break
+    return tuple(numbers)
+
+
+class Seen(Record):
+    """One device as its driver shows it, with a `reason` if it cannot be used."""
+
+    index: int
+    kind: Kind
+    facts: Facts
+    reason: Reason | None = None
+
+
+class Sighting(Record):
+    """One backend as the hardware layer, or a user's own probe, sees it.
+
+    `present` tells "here but not usable" from "not in this machine". `stage` and `reason` are set
+    if the backend as a whole stopped at its driver or devices. `engines` names the libraries that
+    can drive a backend that anydevice does not know; if it is empty, the installed libraries are
+    asked.
+    """
+
+    backend: str
+    present: bool
+    devices: tuple[Seen, ...] = ()
+    stage: Stage | None = None
+    reason: Reason | None = None
+    notes: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+
+
+class Refusal(Record):
+    """Why one engine cannot drive one device."""
+
+    engine: str
+    reason: Reason
+
+
+class Verdict(Record):
+    """The outcome of a small computation on a device through one engine; true if it was right."""
+
+    device: str
+    engine: str
+    right: bool
+    reason: Reason | None = None
+    seconds: float = 0.0
+    first_call: float | None = None
+    second_call: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            **super().to_dict(),
+            "code": self.reason.code if self.reason else None,
+            "reason": self.reason.text if self.reason else None,
+            "fix": self.reason.fix if self.reason else None,
+        }
+
+
+class Standing(Record):
+    """One device with all that discovery knows about it.
+
+    `engines` can drive it, in order of choice; `refusals` says why the others cannot. If no engine
+    is left, `stage` and `reasons` say what stopped it and `fix` is the best next step.
+    """
+
+    kind: Kind
+    facts: Facts
+    engines: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    stage: Stage | None = None
+    reasons: tuple[Reason, ...] = ()
+    fix: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.stage is None
+
+    @property
+    def code(self) -> str | None:
+        """The code of the first reason; `None` if the device is usable."""
+        return self.reasons[0].code if self.reasons else None
+
+    @property
+    def reason(self) -> str | None:
+        """All reasons as one sentence; `None` if the device is usable."""
+        return "; ".join(map(str, self.reasons)) or None
+
+
+class Finding(Record):
+    """One backend as discovery sees it.
+
+    `usable` is true if at least one of `devices` is. If it is false, `stage` says how far it got,
+    `reasons` what stopped it and `fix` the one command that would help. `present` is true if this
+    hardware or its driver is in the machine.
+    """
+
+    backend: str
+    present: bool
+    usable: bool
+    tier: Tier
+    devices: tuple[Device, ...] = ()
+    stage: Stage | None = None
+    reasons: tuple[Reason, ...] = ()
+    fix: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str | None:
+        """The code of the first reason; `None` if the backend is usable."""
+        return self.reasons[0].code if self.reasons else None
+
+    @property
+    def reason(self) -> str | None:
+        """All reasons as one sentence; `None` if the backend is usable."""
+        return "; ".join(map(str, self.reasons)) or None
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self.devices)
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            "backend": self.backend,
+            "present": self.present,
+            "usable": self.usable,
+            "tier": self.tier,
+            "stage": self.stage,
+            "code": self.code,
+            "reason": self.reason,
+            "reasons": [reason.to_dict() for reason in self.reasons],
+            "fix": self.fix,
+            "notes": list(self.notes),
+            "devices": [device.to_dict() for device in self.devices],
+        }
+
+
+_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_CARD = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def same_card(one: Facts, two: Facts) -> bool:
+    """Whether two devices are the same card: the same UUID, else the same PCI address.
+
+    Names never count: two cards of one model share theirs. A MIG instance shares the PCI address
+    of its card, so it is recognised by its UUID alone; and two NVIDIA UUIDs that differ are two
+    cards, whatever the address says. UUIDs of all zeros or all ones, which drivers give for "I do
+    not know", count as unknown.
+
+    >>> card = Facts(name="H200", uuid="GPU-1f", pci_address="0000:00:06.0")
+    >>> same_card(card, Facts(name="NVIDIA H200", pci_address="00000000:00:06.0"))
+    True
+    """
+    first, second = _uuid(one), _uuid(two)
+    if first is not None and first == second:
+        return True
+    if any(uuid is not None and uuid.startswith("mig-") for uuid in (first, second)):
+        return False
+    if all(uuid is not None and _CARD.fullmatch(uuid) for uuid in (first, second)):
+        return False
+    address = _address(one)
+    return address is not None and address == _address(two)
+
+
+def _uuid(facts: Facts) -> str | None:
+    if facts.uuid is None:
+        return None
+    text = facts.uuid.strip().lower()
+    digits = set(re.sub(r"^(gpu|mig)-", "", text).replace("-", ""))
+    return None if digits <= {"0"} or digits <= {"f"} else text
+
+
+def _address(facts: Facts) -> tuple[int, ...] | None:
+    # NVML writes eight digits of domain where sysfs writes four.
+    match = _PCI.fullmatch((facts.pci_address or "").strip().lower())
+    return match and tuple(int(part or "0", 16) for part in match.groups())

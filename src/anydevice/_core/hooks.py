@@ -1,0 +1,64 @@
+"""The calls that `Device` makes into layers above it, and objects that are named by a text.
+
+A hook has a signature. The layer above registers its function with it, and a type checker
+compares the two. The first call of a hook imports the module that registers its function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from anydevice._core.device import Device
+    from anydevice._core.finding import Facts, Finding, Standing, Verdict
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Hook(Generic[P, R]):
+    """A function of a layer above; `home` is the module that registers it.
+
+    >>> double: Hook[[int], int] = Hook("anydevice._core.device")
+    >>> double.register(lambda number: 2 * number)
+    >>> double(21)
+    42
+    """
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self.function: Callable[P, R] | None = None
+
+    def register(self, function: Callable[P, R]) -> None:
+        """Let the hook call this function."""
+        self.function = function
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
+        if self.function is None:
+            import_module(self.home)
+        assert self.function is not None, f"{self.home} registers no function"
+        return self.function(*arguments, **named)
+
+
+discover: Hook[[], Iterable[Finding]] = Hook("anydevice._machine.discovery.discover")
+added_backends: Hook[[], frozenset[str]] = Hook("anydevice._machine.discovery.discover")
+standing: Hook[[Device], Standing | None] = Hook("anydevice._machine.discovery.discover")
+choose_engine: Hook[[Device], str | None] = Hook("anydevice._machine.choose.measurements")
+check: Hook[[Device, str | None, float], Verdict] = Hook("anydevice._machine.discovery.check")
+free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice._machine.hardware.readers")
+native: Hook[[Device, str], Any] = Hook("anydevice._machine.engines.registry")
+to_device: Hook[Concatenate[Any, Device, ...], Any] = Hook("anydevice._arrays.move")
+html: Hook[[Device], str] = Hook("anydevice._machine.discovery.discover")
+
+
+def load(target: str) -> Any:
+    """The object at `"package.module:name"`, as an entry point names it.
+
+    >>> load("anydevice.errors:AnyDeviceError").__name__
+    'AnyDeviceError'
+    """
+    module, _, name = target.partition(":")
+    found = import_module(module)
+    return getattr(found, name) if name else found

@@ -1,0 +1,147 @@
+"""The progress bar of long operations, on a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from html import escape
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from anydevice._core.locks import ForkSafeLock
+from anydevice._core.text import format_part
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_EVERY = 0.1
+"""Seconds between two changes of a bar in a notebook, each of which is a message to the browser."""
+
+
+class ProgressBar:
+    """A bar on a terminal while the block runs; at its end it is gone.
+
+    It appears with the first `tell`, but not before `delay` seconds have passed. The caller makes
+    sure that the stream is a terminal; `None` shows nothing. With `in_bytes`, progress is shown in
+    bytes, with their rate and the time that is left. The bar itself is `width` columns wide. With
+    `notebook`, it is an output of the cell that is changed in place, and stays. Several threads may
+    `tell`.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None,
+        *,
+        colour: bool = True,
+        in_bytes: bool = False,
+        width: int = 24,
+        delay: float = 0.0,
+        notebook: bool = False,
+    ) -> None:
+        self._stream, self._colour = stream, colour
+        self._in_bytes, self._width = in_bytes, width
+        self._from = time.monotonic() + delay
+        self._bar: Progress | None = None
+        self._lock = ForkSafeLock()
+        self._output = _CellOutput() if notebook else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hide()
+
+    def hide(self) -> None:
+        """Take the bar away until the next `tell`: now lines can be printed."""
+        with self._lock.native:
+            if self._output is not None:
+                self._output.finish()
+            bar, self._bar = self._bar, None
+        if bar is None:
+            return
+        try:
+            bar.stop()
+        finally:
+            # An interruption while the bar starts or stops would leave the cursor hidden.
+            bar.console.show_cursor()
+
+    def tell(self, done: int, total: int, doing: str) -> None:
+        """Show that `done` of `total` is done, and what is being done now."""
+        if time.monotonic() < self._from:
+            return
+        with self._lock.native:
+            if self._output is not None:
+                counts = format_part(done, total) if self._in_bytes else f"{done:,}/{total:,}"
+                self._output.show(done, total, f"{counts}  {doing}")
+            if self._stream is None:
+                return
+            if self._bar is None:
+                self._bar = self._made(self._stream)
+                self._bar.add_task(doing, completed=done, total=total)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=doing)
+
+    def _made(self, stream: TextIO) -> Progress:
+        from rich import progress as rich
+        from rich.console import Console
+
+        shown: list[rich.ProgressColumn] = [rich.BarColumn(self._width)]
+        if self._in_bytes:
+            shown += [rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()]
+            shown += [rich.TimeRemainingColumn()]
+        else:
+            shown += [rich.MofNCompleteColumn(), rich.TimeElapsedColumn()]
+        shown.append(rich.TextColumn("{task.description}", markup=False))
+        console = Console(file=stream, no_color=not self._colour)
+        return rich.Progress(*shown, console=console, transient=True)
+
+
+class _CellOutput:
+    """A bar in the output of a notebook's cell, changed in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown = 0.0
+        self._waiting: dict[str, str] | None = None
+
+    def show(self, done: int, total: int, text: str) -> None:
+        """Show the bar and the text: now, or with the next call if the last change is new."""
+        self._waiting = {
+            "text/plain": text,
+            "text/html": '<div style="font:13px system-ui,sans-serif"><progress style="width:14em;'
+            f'vertical-align:middle" value="{done}" max="{total}"></progress> {escape(text)}</div>',
+        }
+        if time.monotonic() - self._shown >= _EVERY:
+            self.finish()
+
+    def finish(self) -> None:
+        """Show what was told last."""
+        content, self._waiting = self._waiting, None
+        if content is None:
+            return
+        self._shown = time.monotonic()
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a notebook: in a kernel of IPython, whose streams are no terminal.
+
+    >>> in_notebook()
+    False
+    """
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def columns_of(stream: TextIO) -> int:
+    """The width of a terminal; 80 where it does not know."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

@@ -1,0 +1,289 @@
+"""The base class of engines, and helpers that several of their files share.
+
+An engine is a folder. `arrays.py` has its class, a `BaseEngine`; what it computes with lies beside
+it in `primitives.py`, `fused.py`, `memory.py`, `autodiff.py` and `compiler.py`. Each file has one
+value, named after the file, and is loaded when that is first used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, wraps
+from inspect import Parameter, signature
+from typing import Any
+
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DType
+from anydevice._core.engine import Absent, Engine, Memory, Storage
+from anydevice._core.hooks import load
+from anydevice._core.primitives import Autodiff, Compiler, Primitives
+from anydevice._core.text import parse_size
+from anydevice._engines.host import known_dtype
+from anydevice._machine.engines.registry import row_of
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+_ALLOCATION = re.compile(
+    r"(?:tried to allocate|trying to allocate|out of memory allocating|unable to allocate"
+    r"|out of memory to allocate|attempting to allocate|failed to allocate(?: request for)?)"
+    r"\s+([\d,.]*\d)\s*([KMGT]?)(?:i?B|bytes?)\b",
+    re.IGNORECASE,
+)
+
+
+class BaseEngine(Engine):
+    """An engine without what only its library can do: see `_core/engine.py` for each method.
+
+    A subclass adds `name`, `devices`, `native`, `owns`, `devices_of`, `empty`, `place` and
+    `to_host`. The defaults fit a library that computes at once, has no views and no DLPack.
+    """
+
+    shares_memory = False
+    has_views = False
+
+    @cached_property
+    def ops(self) -> Primitives:
+        primitives: Primitives = self._part("primitives")
+        return primitives
+
+    @cached_property
+    def fused(self) -> Mapping[str, Callable[..., Any]]:
+        fused: Mapping[str, Callable[..., Any]] = self._part("fused", {})
+        return fused
+
+    @cached_property
+    def memory(self) -> Memory:
+        memory: Memory = self._part("memory", UncountedMemory(self))
+        return memory
+
+    @cached_property
+    def autodiff(self) -> Autodiff | Absent:
+        autodiff: Autodiff | Absent = self._optional("autodiff", "train on torch, jax or mlx")
+        return autodiff
+
+    @cached_property
+    def compiler(self) -> Compiler | Absent:
+        compiler: Compiler | Absent = self._optional("compiler", "compile on torch, jax or mlx")
+        return compiler
+
+    @property
+    def dlpack(self) -> Absent | None:
+        return Absent(
+            f"{self.label} has no DLPack", instead="copy the array with to_device", code="no_dlpack"
+        )
+
+    @property
+    def label(self) -> str:
+        """The library's name as people write it."""
+        return row_of(self.name).label
+
+    def is_traced(self, x: Any) -> bool:
+        return False
+
+    def is_meta(self, x: Any) -> bool:
+        return False
+
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> Storage | None:
+        return None
+
+    def address(self, x: Any) -> int | None:
+        return None
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        raise Absent(
+            f"{self.label} has no views",
+            instead="take a part of the array, which is a copy",
+            code="no_views",
+        ).error()
+
+    def adopt(self, x: Any) -> Any:
+        assert self.dlpack is not None, "an engine with DLPack has its own"
+        raise self.dlpack.error()
+
+    def export(self, x: Any) -> Any:
+        return self.adopt(x)
+
+    def move(self, x: Any, device: Device) -> Any:
+        self.native(device)
+        places = self.devices_of(x)
+        there = places == (device,) or (self.shares_memory and device in places)
+        return x if there else self.place(self.to_host(x), device)
+
+    def separate(self, stacked: Any) -> list[Any]:
+        device = self.devices_of(stacked)[0]
+        return [self.place(row, device) for row in self.to_host(stacked)]
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return self.ops.matmul(a, b)
+
+    def finish(self, arrays: Any) -> None:
+        pass
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        pass
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        pass
+
+    def synchronize(self, device: Device) -> None:
+        self.native(device)
+
+    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+        self.native(device)
+        return nullcontext()
+
+    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def serial_scope(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def not_seen(self, device: Device) -> DeviceNotFoundError:
+        """The error for a device that the library does not have, with those that it has."""
+        seen = ", ".join(map(str, self.devices())) or "no device"
+        return DeviceNotFoundError(f"{self.label} has no {device}; it sees {seen}")
+
+    def not_adopted(self, error: Exception) -> Exception:
+        """The error for an array whose memory the library cannot take over."""
+        return Absent(
+            f"{self.label} cannot take over this array: {error}",
+            instead="copy it with to_device",
+            code="no_dlpack",
+        ).error()
+
+    def _optional(self, part: str, instead: str) -> Any:
+        row = row_of(self.name)
+        absent = row.lacks.get(part)
+        return absent or self._part(
+            part, Absent(f"{row.label} has no {part}", instead, code=f"no_{part}")
+        )
+
+    def _part(self, file: str, default: Any = None) -> Any:
+        # The row names the file of the engine's class, and the others lie beside it.
+        folder = row_of(self.name).target.partition(":")[0].rpartition(".")[0]
+        try:
+            return load(f"{folder}.{file}:{file.upper()}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{folder}.{file}" or default is None:
+                raise
+            return default
+
+
+class UncountedMemory:
+    """Memory that a library takes from the system, and does not count."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def use(self, device: Device) -> None:
+        self._engine.native(device)
+
+    def reset_peak(self, device: Device) -> None:
+        self._engine.native(device)
+
+    def set_limit(self, device: Device, limit: int | None) -> str | None:
+        self._engine.native(device)
+        if limit is None:
+            return None
+        label = row_of(self._engine.name).label
+        return (
+            f"{label} takes its memory from the system, which a limit of anydevice does not reach; "
+            "use the system's own: ulimit -v, or a cgroup"
+        )
+
+    def release(self, device: Device) -> None:
+        self._engine.native(device)
+
+    def ran_out(self, error: BaseException) -> bool:
+        return type(error) is MemoryError
+
+    def asked(self, error: BaseException) -> int | None:
+        return amount_asked(str(error))
+
+
+def amount_asked(message: str) -> int | None:
+    """The bytes that a library's message says it was asked for; `None` if it names none.
+
+    >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
+    21474836480
+    >>> amount_asked("RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.")
+    1234
+    >>> amount_asked("Out of memory while trying to allocate 2.50MiB.")
+    2621440
+    """
+    found = _ALLOCATION.search(message)
+    # Libraries that write "GB" here mean 2**30 bytes, too.
+    return None if found is None else parse_size(found[1].replace(",", "") + found[2])
+
+
+def refuse_non_scalar(value: Any, is_array: bool) -> None:
+    """Raise `TypeError`, and say what to do, unless a function to differentiate gave a scalar."""
+    if is_array and not value.shape:
+        return
+    given = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
+    raise TypeError(
+        f"a gradient needs a function that returns one number, and this one returned {given}; "
+        "end it with ops.sum or ops.mean"
+    )
+
+
+def check_names(function: Callable[..., Any], names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for names of arguments that the function does not have."""
+    parameters = signature(function).parameters if names else ()
+    unknown = [name for name in names if name not in parameters]
+    if unknown:
+        raise ConfigurationError(
+            f"the function has no argument {', '.join(unknown)}; it has {', '.join(parameters)}"
+        )
+
+
+def compiled_for_each(
+    function: Callable[..., Any],
+    static: Sequence[str],
+    compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function, compiled once for each set of values of its static arguments.
+
+    Raises `ConfigurationError` for arguments that the function does not have, and when it is
+    called with values that cannot be hashed.
+    """
+    check_names(function, static)
+    whole = signature(function)
+    parameters = whole.parameters
+    by_name = [name for name in static if parameters[name].kind is Parameter.KEYWORD_ONLY]
+    by_place = sorted(list(parameters).index(name) for name in static if name not in by_name)
+    versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        bound = whole.bind(*arguments, **named)
+        bound.apply_defaults()
+        places, names = list(bound.args), dict(bound.kwargs)
+        constants = [places[at] for at in by_place]
+        named_constants = {name: names.pop(name) for name in by_name}
+        key = (*constants, *named_constants.values())
+        try:
+            version = versions.get(key)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"a static argument must be hashable: {error}, among {', '.join(static)}; "
+                "pass a tuple or a frozen record"
+            ) from error
+        if version is None:
+
+            def with_constants(*changing: Any, **others: Any) -> Any:
+                given = list(changing)
+                for at, value in zip(by_place, constants, strict=True):
+                    given.insert(at, value)
+                return function(*given, **others, **named_constants)
+
+            version = versions[key] = compile_one(with_constants)
+        return version(*(x for at, x in enumerate(places) if at not in by_place), **names)
+
+    return call

@@ -1,0 +1,93 @@
+"""CuPy's own versions of composite ops: chains of elementwise steps that it makes one kernel of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cupy
+import numpy as np
+
+from anydevice._engines.cupy.primitives import ordered
+
+_FULL = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+@cupy.fuse(kernel_name="anydevice_silu")  # type: ignore[untyped-decorator,unused-ignore]
+def _silu_at_once(x: Any) -> Any:
+    return x / (cupy.exp(-x) + 1)
+
+
+@cupy.fuse(kernel_name="anydevice_swiglu")  # type: ignore[untyped-decorator,unused-ignore]
+def _swiglu_at_once(gate: Any, up: Any) -> Any:
+    return gate / (cupy.exp(-gate) + 1) * up
+
+
+def _silu(x: Any) -> Any:
+    if x.dtype not in _FULL:  # of 16 bits, which the definition rounds only once
+        return NotImplemented
+    with x.device:
+        return _silu_at_once(x)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    if gate.dtype not in _FULL or up.dtype != gate.dtype:
+        return NotImplemented
+    with gate.device:
+        return _swiglu_at_once(gate, up)
+
+
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    with x.device:
+        if not x.size:
+            return cupy.empty(x.shape, np.int32)
+        # The sort is stable, and keys in which all bits are turned over descend.
+        keys = ordered(x)
+        return cupy.argsort(~keys if descending else keys, axis=axis).astype(np.int32)
+
+
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    with x.device:
+        kind = x.dtype if x.dtype in _FULL or x.dtype.kind in "iu" else np.dtype(np.float32)
+        return cupy.cumsum(x.astype(kind, copy=False), axis, kind).astype(x.dtype, copy=False)
+
+
+def _prod(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if x.dtype not in _FULL and x.dtype.kind not in "iu":
+        return NotImplemented
+    with x.device:
+        return cupy.prod(x, axes, x.dtype, keepdims=keepdims)
+
+
+def _any(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if x.dtype != np.bool_ or not axes:
+        return NotImplemented
+    with x.device:
+        return cupy.any(x, axes, keepdims=keepdims)
+
+
+def _all(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if x.dtype != np.bool_ or not axes:
+        return NotImplemented
+    with x.device:
+        return cupy.all(x, axes, keepdims=keepdims)
+
+
+def _round(x: Any) -> Any:
+    if x.dtype not in _FULL:
+        return NotImplemented
+    with x.device:
+        return cupy.rint(x)
+
+
+FUSED: Mapping[str, Callable[..., Any]] = {
+    "all": _all,
+    "any": _any,
+    "argsort": _argsort,
+    "cumulative_sum": _cumulative_sum,
+    "flip": lambda x, axes: cupy.flip(x, axes) if axes else x,
+    "prod": _prod,
+    "round": _round,
+    "silu": _silu,
+    "swiglu": _swiglu,
+}

@@ -1,0 +1,327 @@
+"""The primitives on CuPy.
+
+A kernel runs on the current device whatever arrays it is given, so each primitive makes the device
+of its first array the current one. CuPy has `bfloat16` since release 14, though not in every
+function: where elements only change places they go as `uint16`, which has the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import cupy
+import cupyx
+import numpy as np
+from cupyx.scipy import special
+
+from anydevice._core.dtypes import DType
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._engines.host import known_dtype, lacking
+
+Axes = int | tuple[int, ...]
+
+
+def _there(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, run on the device of the first array among its arguments."""
+
+    @wraps(function)
+    def call(self: CupyPrimitives, *arguments: Any, **named: Any) -> Any:
+        index = next(a.data.device_id for a in _flat(arguments) if isinstance(a, cupy.ndarray))
+        if index == cupy.cuda.runtime.getDevice():
+            return function(self, *arguments, **named)
+        with cupy.cuda.Device(index):
+            return function(self, *arguments, **named)
+
+    return call
+
+
+def _flat(arguments: tuple[Any, ...]) -> Sequence[Any]:
+    """The arguments, or those in the list that stands in the first place."""
+    return arguments[0] if isinstance(arguments[0], list | tuple) else arguments
+
+
+def _one(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function of one array that is computed in `float32` for 16-bit numbers."""
+
+    def call(_: CupyPrimitives, x: Any) -> Any:
+        return function(_wide(x)).astype(x.dtype, copy=False)
+
+    return _there(call)
+
+
+def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A function of two arrays, or of an array and a number that takes over its dtype."""
+
+    def call(_: CupyPrimitives, a: Any, b: Any) -> Any:
+        return function(*_alike(a, b))
+
+    return _there(call)
+
+
+class CupyPrimitives:
+    """The primitives over `cupy.ndarray`."""
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        with like.device:
+            return cupy.full(shape, value, _native(dtype))
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        with like.device:
+            return cupy.arange(stop).astype(_native(dtype), copy=False)
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        made_of = np.ascontiguousarray(values).reshape(values.shape)
+        with like.device:
+            made = cupy.empty(values.shape, _native(known_dtype(values.dtype)))
+            made.set(made_of)
+            return made
+
+    def dtype(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    @_there
+    def astype(self, x: Any, dtype: DType) -> Any:
+        return x.astype(_native(dtype), copy=False)
+
+    @_there
+    def reshape(self, x: Any, shape: Shape) -> Any:
+        return cupy.reshape(x, shape)
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        return cupy.transpose(x, axes)
+
+    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+        return cupy.broadcast_to(x, shape)
+
+    @_there
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        joined = cupy.concatenate([_bits(x) for x in arrays], axis)
+        return joined.view(arrays[0].dtype)
+
+    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        before: tuple[slice, ...] = (slice(None),) * (axis % x.ndim)
+        return x[(*before, slice(start, stop, step))]
+
+    abs = _one(cupy.abs)
+    negative = _one(cupy.negative)
+    sign = _one(cupy.sign)
+    floor = _one(cupy.floor)
+    exp = _one(cupy.exp)
+    log = _one(cupy.log)
+    sqrt = _one(cupy.sqrt)
+    rsqrt = _one(cupyx.rsqrt)
+    sin = _one(cupy.sin)
+    cos = _one(cupy.cos)
+    tanh = _one(cupy.tanh)
+    sigmoid = _one(special.expit)
+    erf = _one(special.erf)
+
+    @_there
+    def isnan(self, x: Any) -> Any:
+        return cupy.isnan(x) if _is_floating(x) else cupy.zeros(x.shape, np.bool_)
+
+    @_there
+    def logical_not(self, x: Any) -> Any:
+        return cupy.logical_not(x)
+
+    add = _two(cupy.add)
+    subtract = _two(cupy.subtract)
+    multiply = _two(cupy.multiply)
+    divide = _two(lambda a, b: cupy.true_divide(a, b).astype(_type_of(a, b), copy=False))
+    maximum = _two(cupy.maximum)
+    minimum = _two(cupy.minimum)
+    equal = _two(cupy.equal)
+    less = _two(cupy.less)
+    less_equal = _two(cupy.less_equal)
+    logical_and = _two(cupy.logical_and)
+    logical_or = _two(cupy.logical_or)
+
+    @_there
+    def pow(self, a: Any, b: Any) -> Any:
+        a, b = _alike(a, b)
+        dtype = _type_of(a, b)
+        return cupy.power(_wide(a), _wide(b)).astype(dtype, copy=False)
+
+    @_there
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        a, b = _alike(a, b)
+        dtype = _type_of(a, b)
+        chosen = cupy.where(condition, _bits(a), _bits(b))
+        return chosen.view(dtype) if _is_bfloat16(dtype) else chosen.astype(dtype, copy=False)
+
+    @_there
+    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        wide = _wide(x)
+        dtype = np.int32 if x.dtype == np.bool_ else wide.dtype
+        total = cupy.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims)
+        return total if x.dtype == np.bool_ else total.astype(x.dtype, copy=False)
+
+    @_there
+    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        return _extreme(np.max, cupy.max, x, axis, keepdims)
+
+    @_there
+    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        return _extreme(np.min, cupy.min, x, axis, keepdims)
+
+    @_there
+    def argmax(self, x: Any, axis: int) -> Any:
+        if not x.size:  # NumPy knows which shape is left, and what to refuse
+            return cupy.asarray(np.argmax(np.empty(x.shape), axis)).astype(np.int32)
+        largest = cupy.argmax(_wide(x), axis)
+        if _is_floating(x):
+            # Which of several NaNs is found first is left open by CuPy.
+            others = cupy.isnan(x)
+            largest = cupy.where(others.any(axis), cupy.argmax(others, axis), largest)
+        return largest.astype(np.int32)
+
+    @_there
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        if not x.size:
+            empty = cupy.empty((*x.shape[:-1], min(k, x.shape[-1])), x.dtype)
+            return empty, empty.astype(np.int32)
+        # The sort is stable, so that the first of equal ones comes first where the keys descend.
+        places = cupy.argsort(~ordered(x), axis=-1)[..., :k]
+        return self.take_along_axis(x, places, -1), places.astype(np.int32)
+
+    @_there
+    def matmul(self, a: Any, b: Any) -> Any:
+        shape = None
+        if b.ndim == 2 and a.ndim > 2:
+            # One large product: CuPy would make a batch of them, each with the same matrix.
+            shape = (*a.shape[:-1], b.shape[-1])
+            a = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        dtype = a.dtype
+        if max(a.ndim, b.ndim) > 2 or a.shape[0] == b.shape[1] == 1:
+            # CuPy sends batches of `bfloat16` to a kernel for integers, and rounds each product of
+            # a row and a column before it adds them up.
+            a, b = _wide(a), _wide(b)
+        product = cupy.matmul(a, b).astype(dtype, copy=False)
+        return product if shape is None else product.reshape(shape)
+
+    @_there
+    def take(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        if not x.shape[axis]:
+            return cupy.full(before + indices.shape + after, _nothing(x), x.dtype)
+        safe, inside = _safe(indices, x.shape[axis])
+        found = cupy.take(_bits(x), safe, axis).view(x.dtype)
+        return self.where(inside.reshape(inside.shape + (1,) * len(after)), found, _nothing(x))
+
+    @_there
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        shape = (*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :])
+        if not x.shape[axis]:
+            return cupy.full(shape, _nothing(x), x.dtype)
+        safe, inside = _safe(cupy.broadcast_to(indices, shape), x.shape[axis])
+        found = cupy.take_along_axis(_bits(x), safe, axis).view(x.dtype)
+        return self.where(inside, found, _nothing(x))
+
+    @_there
+    def write(self, x: Any, new: Any, positions: Any) -> Any:
+        """`x` itself, written into.
+
+        A row that goes nowhere writes again what the first row of its batch that goes somewhere
+        writes; where there is none, what stands there already. So nothing has to be known of the
+        positions on the host, and no place is given two different rows.
+        """
+        if not new.size or not x.size:
+            return x
+        safe, inside = _safe(positions, x.shape[2])
+        batch = cupy.arange(x.shape[0])[:, None]
+        token = cupy.arange(new.shape[2])[None, :]
+        source = cupy.where(inside, token, cupy.argmax(inside, 1)[:, None])
+        target = cupy.take_along_axis(safe, source, 1)
+        old, fresh = _bits(x), _bits(new)
+        somewhere = inside.any(1)[:, None, None, None]
+        old[batch, :, target] = cupy.where(
+            somewhere, fresh[batch, :, source], old[batch, :, target]
+        )
+        return x
+
+
+def _native(dtype: DType) -> Any:
+    if dtype.module != "numpy" and dtype.name != "bfloat16":
+        raise lacking("CuPy", dtype)
+    return dtype.numpy()
+
+
+def _is_floating(x: Any) -> bool:
+    return known_dtype(x.dtype).kind == "float"
+
+
+def _is_bfloat16(dtype: Any) -> bool:
+    return bool(dtype.name == "bfloat16")
+
+
+def _wide(x: Any) -> Any:
+    """Floating numbers of 16 bits as `float32`, everything else as it is."""
+    if not isinstance(x, cupy.ndarray):
+        return x
+    narrow = x.dtype.itemsize == 2 and _is_floating(x)
+    return x.astype(np.float32) if narrow else x
+
+
+def _type_of(a: Any, b: Any) -> Any:
+    return a.dtype if isinstance(a, cupy.ndarray) else b.dtype
+
+
+def _alike(a: Any, b: Any) -> tuple[Any, Any]:
+    """The operands, a number among them so that it does not change the dtype of the result."""
+    if not isinstance(b, cupy.ndarray):
+        return a, _number(b, a)
+    if not isinstance(a, cupy.ndarray):
+        return _number(a, b), b
+    return a, b
+
+
+def _number(value: float, beside: Any) -> Any:
+    if _is_bfloat16(beside.dtype):  # for NumPy's rules, a number of Python's is wider than it
+        return cupy.full((), value, beside.dtype)
+    return float(value) if _is_floating(beside) else beside.dtype.type(value)
+
+
+def _bits(x: Any) -> Any:
+    """What is to change places: `bfloat16` as `uint16`, all else as it is."""
+    is_array = isinstance(x, cupy.ndarray)
+    return x.view(np.uint16) if is_array and _is_bfloat16(x.dtype) else x
+
+
+def ordered(x: Any) -> Any:
+    """Integers in the order of the elements; NaN is the largest of all."""
+    if not _is_floating(x):
+        return x.view(np.uint8) if x.dtype == np.bool_ else x
+    wide = _wide(x) + 0.0  # without the sign of a zero
+    bits = wide.view(np.int32 if wide.dtype.itemsize == 4 else np.int64)
+    facts = np.iinfo(bits.dtype)
+    # Of negative numbers, all bits but the sign have to be turned over.
+    keys = bits ^ ((bits >> (facts.bits - 1)) & facts.max)
+    return cupy.where(cupy.isnan(wide), facts.max, keys)
+
+
+def _nothing(x: Any) -> float:
+    """The value that is read at an index out of range."""
+    return math.nan if _is_floating(x) else 0
+
+
+def _safe(indices: Any, size: int) -> tuple[Any, Any]:
+    """Indices that are in range, and which of them were so before."""
+    wide = indices.astype(np.int64, copy=False)
+    return cupy.clip(wide, 0, size - 1), (wide >= 0) & (wide < size)
+
+
+def _extreme(
+    on_host: Callable[..., Any], function: Callable[..., Any], x: Any, axis: Axes, keepdims: bool
+) -> Any:
+    if not x.size:  # NumPy knows which shape is left, and what to refuse
+        left = on_host(np.empty(x.shape), axis=axis, keepdims=keepdims)
+        return cupy.empty(left.shape, x.dtype)
+    return function(_wide(x), axis=axis, keepdims=keepdims).astype(x.dtype, copy=False)
+
+
+PRIMITIVES: Primitives = CupyPrimitives()

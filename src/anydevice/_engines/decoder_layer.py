@@ -1,0 +1,131 @@
+"""A decoder layer for one token of each row in NumPy, for engines whose arrays are host memory.
+
+It needs a tenth of the calls that a layer in ops takes, which is what counts for one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from anydevice._core.engine import LayerNumbers
+from anydevice._core.rope_scaling import depends_on_length, frequencies
+
+Array = np.ndarray[Any, Any]
+Scaling = tuple[tuple[str, Any], ...]
+
+_FLOAT32 = np.dtype(np.float32)
+_sum: Any = np.add.reduce
+
+
+def decoder_layer(
+    x: Array, positions: Array, keys: Array, values: Array, attention_norm: Array, qkv: Array,
+    output: Array, mlp_norm: Array, gate_up: Array, down: Array, qkv_bias: Any, output_bias: Any,
+    query_norm: Any, key_norm: Any, numbers: LayerNumbers,
+) -> Any:  # fmt: skip
+    """See `LayerNumbers`: x, keys and values after it; the cache is written in place."""
+    if not _serves(x, keys, values, numbers):
+        return NotImplemented
+    at = tuple(positions.tolist())
+    rows, heads, size = len(at), numbers.heads, numbers.size
+    asked, eps, factor = heads + numbers.kv_heads, numbers.eps, numbers.factor
+    stream = x.reshape(rows, -1)
+    y = _normed(stream, attention_norm, eps) @ qkv.T
+    if qkv_bias is not None:
+        y += qkv_bias
+    y = y.reshape(rows, -1, size)
+    both, v = y[:, :asked], y[:, asked:]
+    if query_norm is not None:
+        both[:, :heads] = _normed(both[:, :heads], query_norm, eps)
+        both[:, heads:] = _normed(both[:, heads:], key_norm, eps)
+    if numbers.rotated:
+        both = _turned(both, at, numbers)
+    y = np.empty((rows, heads * size), np.float32)
+    for row, position in enumerate(at):
+        held = _written(keys[row], values[row], both[row, heads:], v[row], position, numbers.ring)
+        y[row] = _attended(both[row, :heads], *held, numbers)
+    y = y @ output.T
+    if output_bias is not None:
+        y += output_bias
+    stream = stream + (y if factor == 1 else y * np.float32(factor))
+    y = _gated(_normed(stream, mlp_norm, eps) @ gate_up.T) @ down.T
+    stream += y if factor == 1 else y * np.float32(factor)
+    return stream.reshape(x.shape), keys, values
+
+
+def _serves(x: Array, keys: Array, values: Array, numbers: LayerNumbers) -> bool:
+    return (
+        x.dtype == _FLOAT32 == keys.dtype
+        and x.shape[1] == 1
+        and keys.flags.writeable
+        and keys.flags.c_contiguous
+        and values.flags.c_contiguous
+        and values.flags.writeable
+        and not (numbers.scaling and depends_on_length(dict(numbers.scaling)))
+    )
+
+
+def _normed(x: Array, weight: Array, eps: float) -> Array:
+    mean = _sum(x * x, -1, keepdims=True) * np.float32(1 / x.shape[-1])
+    normed: Array = x * (1 / np.sqrt(mean + np.float32(eps))) * weight
+    return normed
+
+
+def _turned(x: Array, at: tuple[int, ...], numbers: LayerNumbers) -> Array:
+    """Queries and keys (rows, heads, size), rotated as their positions say."""
+    size, interleaved = numbers.rotated, numbers.interleaved
+    cosine, sine = _tables(at, size, numbers.theta, numbers.scaling)
+    step, half = (2, 1) if interleaved else (1, size // 2)
+    first, second = x[..., : size - half : step], x[..., half:size:step]
+    turned = x.copy()
+    turned[..., : size - half : step] = first * cosine - second * sine
+    turned[..., half:size:step] = second * cosine + first * sine
+    return turned
+
+
+@lru_cache(maxsize=16)
+def _tables(at: tuple[int, ...], size: int, theta: float, scaling: Scaling) -> tuple[Array, Array]:
+    """Cosines and sines (rows, 1, pairs), the same for all layers of a step."""
+    found, factor = frequencies(size, theta, dict(scaling) if scaling else None)
+    angles = np.array(at, np.float32)[:, None, None] * np.array(found, np.float32)
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+
+
+def _written(
+    keys: Array, values: Array, k: Array, v: Array, position: int, ring: bool
+) -> tuple[Array, Array]:
+    """The keys and values (kv heads, used, size) that a row sees, its own among them."""
+    slots = keys.shape[1]
+    slot = position % slots if ring else position
+    if slot < slots:
+        keys[:, slot], values[:, slot] = k, v
+    used = min(position + 1, slots)
+    return keys[:, :used], values[:, :used]
+
+
+def _attended(q: Array, keys: Array, values: Array, numbers: LayerNumbers) -> Array:
+    """The attention of one row (heads × size)."""
+    q = q.reshape(numbers.kv_heads, -1, numbers.size) * np.float32(numbers.scale)
+    scores = q @ keys.transpose(0, 2, 1)
+    scores -= scores.max(-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= _sum(scores, -1, keepdims=True)
+    return (scores @ values).reshape(-1)
+
+
+def _gated(y: Array) -> Array:
+    """The first half, by SiLU, times the second."""
+    half = y.shape[-1] // 2
+    gate, up = y[:, :half], y[:, half:]
+    # exp of a large number is infinity, and the gate then 0, as it should be.
+    with np.errstate(over="ignore"):
+        gated: Array = gate / (1 + np.exp(-gate)) * up
+    return gated
+
+
+def viewed(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays of a library whose memory NumPy reads as it is, as NumPy's; `None` stays."""
+    return [None if each is None else np.asarray(each) for each in arrays]

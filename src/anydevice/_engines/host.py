@@ -1,0 +1,119 @@
+"""Host arrays before a copy: made contiguous, narrowed if asked, or rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from anydevice._core.dtypes import DTYPES, DType, as_dtype
+from anydevice._core.engine import Absent
+from anydevice._core.text import warn
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+Array = np.ndarray[Any, Any]
+
+NARROWER = {"float64": "float32", "complex128": "complex64", "int64": "int32", "uint64": "uint32"}
+"""The 64-bit dtypes, and what each becomes in a library that has none."""
+
+_warned = False
+
+
+@lru_cache(maxsize=256)
+def known_dtype(spec: object) -> DType:
+    """The row of a library's own object for a dtype.
+
+    Raises `UnsupportedError` for texts, dates, objects, and whatever else is not in the table.
+    """
+    try:
+        return as_dtype(spec)
+    except ConfigurationError as error:
+        instead = f"convert the array to one of {', '.join(DTYPES)}"
+        raise no_dtype(f"{spec} is not a dtype that can be moved", instead) from error
+
+
+def no_dtype(what: str, instead: str) -> UnsupportedError:
+    """The error for a dtype that a library cannot store or compute with."""
+    return Absent(what, instead, code="no_dtype").error()
+
+
+def lacking(library: str, dtype: DType) -> UnsupportedError:
+    """The error for a dtype that a library does not have at all."""
+    return no_dtype(f"{library} has no {dtype}", "convert the array, or use another engine")
+
+
+def plain(x: Array) -> Array:
+    """The same numbers in C order, native byte order and aligned: `x` itself where it is so.
+
+    Raises `UnsupportedError` if it has a mask, or a dtype that no device has.
+    """
+    _refuse_what_is_lost(x)
+    if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
+        return np.asarray(x)
+    return private(x)
+
+
+def private(x: Array) -> Array:
+    """The same as `plain`, in memory that nobody else has."""
+    _refuse_what_is_lost(x)
+    return np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
+
+
+def _refuse_what_is_lost(x: Array) -> None:
+    known_dtype(x.dtype)
+    if isinstance(x, np.ma.MaskedArray):
+        raise Absent(
+            "a masked array would lose its mask", instead="call its filled() method first"
+        ).error()
+
+
+def narrowed(
+    x: Array, lacks: Collection[str], *, why: str, remedy: str, narrow: bool = False
+) -> Array:
+    """The array in a dtype that a library has, given the 64-bit ones that it `lacks`.
+
+    `why` says the cause and `remedy` what would keep all bits, both for the message. Rules as in
+    `Engine.place`.
+    """
+    wide = known_dtype(x.dtype).name
+    if wide not in lacks:
+        return x
+    small = NARROWER[wide]
+    if x.dtype.kind in "iu":
+        return _narrowed_integers(x, small, why=why, remedy=remedy, narrow=narrow)
+    if not narrow:
+        raise no_dtype(
+            f"{why}, so this {wide} array would be rounded to {small}",
+            f"{remedy}, or pass narrow=True to have it rounded",
+        )
+    try:
+        with np.errstate(over="raise", under="ignore", invalid="ignore"):
+            return x.astype(small)
+    except FloatingPointError as error:
+        raise no_dtype(
+            f"{why}, and this {wide} array holds numbers that are too large for {small}",
+            f"{remedy}; narrow=True rounds, but never to infinity",
+        ) from error
+
+
+def _narrowed_integers(x: Array, small: str, *, why: str, remedy: str, narrow: bool) -> Array:
+    limits = np.iinfo(small)
+    if x.size and (x.min() < limits.min or x.max() > limits.max):
+        raise no_dtype(
+            f"{why}, and this {x.dtype.name} array holds numbers that do not fit {small}",
+            f"{remedy}; narrow=True rounds floats, but changes no integer",
+        )
+    global _warned
+    if not narrow and not _warned:
+        _warned = True
+        fitting = f"{x.dtype.name} arrays whose numbers fit become {small}"
+        warn(f"{why}: {fitting}; {remedy}, or pass narrow=True (this is said once)")
+    return x.astype(small)
+
+
+def forget_warning() -> None:
+    """Let the next array whose integers are narrowed be warned of again."""
+    global _warned
+    _warned = False

@@ -1,0 +1,140 @@
+"""Gradients on JAX: its own transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from anydevice._core.engine import Absent
+from anydevice._core.primitives import Autodiff
+from anydevice._engines.base import refuse_non_scalar
+
+
+class JaxAutodiff:
+    """Reverse mode by `jax.value_and_grad`."""
+
+    compiles = True
+
+    def value_and_grad(
+        self, function: Callable[..., Any], *, more: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
+        @wraps(function)
+        def one_number(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            value = result[0] if more else result
+            refuse_non_scalar(value, isinstance(value, jax.Array))
+            return result
+
+        transformed = jax.value_and_grad(one_number, has_aux=more)
+
+        @wraps(function)
+        def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(first):
+                _refuse_constant(path, leaf)
+            result: tuple[Any, Any] = transformed(first, *others, **named)
+            return result
+
+        return with_gradient
+
+    def stop_gradient(self, x: Any) -> Any:
+        return jax.lax.stop_gradient(x)
+
+    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See the protocol.
+
+        `jax.checkpoint` has no effect on the CPU: there XLA drops the barrier between the two
+        runs, finds that they are the same, and keeps all of the first.
+        """
+
+        @wraps(function)
+        def run_again(*arguments: Any, **named: Any) -> Any:
+            traced, shape = jax.make_jaxpr(partial(function, **named), return_shape=True)(
+                *arguments
+            )
+            # What the function closes over is an input too: it may be a tracer, or have a gradient.
+            inputs = [*traced.consts, *map(jnp.asarray, jax.tree_util.tree_leaves(arguments))]
+            results = _checkpointed(traced.jaxpr, inputs)
+            return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
+
+        return run_again
+
+    def together(self, tree: Any) -> Any:
+        return tree
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _checkpointed(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+    return _run(jaxpr, inputs)
+
+
+def _run(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+    constants = len(jaxpr.constvars)
+    found: list[Any] = jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
+    return found
+
+
+def _forward(jaxpr: Any, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+    return _run(jaxpr, inputs), inputs
+
+
+def _backward(jaxpr: Any, inputs: list[Any], slopes: list[Any]) -> tuple[list[Any]]:
+    floating = [at for at, each in enumerate(inputs) if jnp.issubdtype(each.dtype, jnp.inexact)]
+
+    def gradients(inputs: list[Any], slopes: list[Any]) -> list[Any]:
+        def of(floats: list[Any]) -> list[Any]:
+            return _run(jaxpr, _with(inputs, floating, floats))
+
+        found: list[Any] = jax.vjp(of, [inputs[at] for at in floating])[1](slopes)[0]
+        return found
+
+    def behind_barrier(inputs: list[Any], slopes: list[Any]) -> Any:
+        return gradients(*lax.optimization_barrier((inputs, slopes)))
+
+    def in_branch(inputs: list[Any], slopes: list[Any]) -> Any:
+        def never(inputs: list[Any], slopes: list[Any]) -> list[Any]:
+            return [jnp.zeros_like(inputs[at]) for at in floating]
+
+        return lax.cond(_true(slopes), gradients, never, inputs, slopes)
+
+    if any(isinstance(each, jax.core.Tracer) for each in slopes):
+        found = lax.platform_dependent(inputs, slopes, cpu=in_branch, default=behind_barrier)
+    else:  # nothing is compiled, so nothing is left out
+        found = gradients(inputs, slopes)
+    none = [np.zeros(each.shape, jax.dtypes.float0) for each in inputs]
+    return (_with(none, floating, found),)
+
+
+_checkpointed.defvjp(_forward, _backward)
+
+
+def _with(values: list[Any], places: list[int], others: list[Any]) -> list[Any]:
+    """The values, with others in some places."""
+    changed = list(values)
+    for at, each in zip(places, others, strict=True):
+        changed[at] = each
+    return changed
+
+
+def _true(slopes: list[Any]) -> Any:
+    """True, as the compiler cannot know: a number times 0 is never above 1, and nor is NaN."""
+    numbers = [each for each in slopes if each.size and jnp.issubdtype(each.dtype, jnp.inexact)]
+    return jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True
+
+
+def _refuse_constant(path: Any, leaf: Any) -> None:
+    kind = getattr(leaf, "dtype", None)
+    if kind is None or not jnp.issubdtype(kind, jnp.floating):
+        where = jax.tree_util.keystr(path) or "the first argument"
+        raise Absent(
+            f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
+            instead="pass it as another argument",
+        ).error()
+
+
+AUTODIFF: Autodiff = JaxAutodiff()

@@ -1,0 +1,170 @@
+"""JAX's compiler, XLA."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from stat import S_ISREG
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from anydevice._core.primitives import Compiler
+
+_MOST: dict[str, float | str] = (
+    {"exec_time_optimization_effort": 1.0}
+    if hasattr(jax.config, "jax_exec_time_optimization_effort")
+    else {"optimization_level": "O3"}  # since JAX 0.11.2
+)
+_KEEP_ALL = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+KEPT = 2**30
+"""Bytes of compiled code that are in the folder when a process begins with it, at most.
+
+JAX has such a limit (jax_compilation_cache_max_size) only where `filelock` is installed.
+"""
+
+_LOOKED = "looked"
+"""The file whose time is that of the last entry that was looked at: whether it is whole."""
+_LOOKING = 0.05
+_WRITING = 10.0
+"""Seconds that an entry may take to be written, far more than it does."""
+_ZLIB, _ZSTD = b"\x78", b"\x28\xb5\x2f\xfd"
+"""How an entry begins, as JAX compresses it."""
+
+
+class JaxCompiler:
+    """Whole functions by `jax.jit`."""
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
+        fixed: bool = False,
+    ) -> Callable[..., Any]:
+        """See the protocol. Values of `static` arguments must be hashable.
+
+        A donated array is deleted by the call: JAX raises where it is used again. JAX compiles
+        functions as a whole or not at all.
+        """
+        options = {"compiler_options": dict(_MOST)} if most else {}
+        compiled: Callable[..., Any] = jax.jit(
+            function, static_argnames=tuple(static), donate_argnames=tuple(donate), **options
+        )
+        return compiled
+
+    def efforts(self, most: bool) -> str:
+        if most:
+            return "jax.jit, XLA told to spend most effort on fast code"
+        return "jax.jit"
+
+    def keep(self, folder: str) -> str | None:
+        """See the protocol. Code is kept however small it is and however fast it was made.
+
+        What was longest not used goes where there is more than `KEPT`, and so does what a process
+        was killed at: JAX would warn of it each time, and never write it again.
+        """
+        if not jax.config.jax_enable_compilation_cache:
+            return None
+        named: str | None = jax.config.jax_compilation_cache_dir
+        if named:
+            return named
+        os.makedirs(folder, exist_ok=True)
+        with suppress(OSError):  # other processes remove files, too
+            _tidy(folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        for option, value in _KEEP_ALL.items():
+            if option.upper() not in os.environ:
+                jax.config.update(option, value)
+        # What was compiled before made JAX settle that there is no folder.
+        compilation_cache.reset_cache()
+        return folder
+
+
+def _tidy(folder: str) -> None:
+    """Remove what is of no use, and what is too much."""
+    with os.scandir(folder) as entries:
+        files = {entry.path: entry.stat(follow_symlinks=False) for entry in entries}
+    files = {path: status for path, status in files.items() if S_ISREG(status.st_mode)}
+    _remove_cut_off(files, os.path.join(folder, _LOOKED))
+    _remove_oldest(files)
+
+
+def _remove_cut_off(files: dict[str, os.stat_result], looked: str) -> None:
+    """Remove entries that are not whole, among those written since a process last looked.
+
+    The oldest come first, for about `_LOOKING` seconds; a later process looks at the rest. What was
+    written a moment ago may still be being written, and is left to a later process, too.
+    """
+    until = time.perf_counter() + _LOOKING
+    written = {each: files[each].st_mtime_ns for each in files if each.endswith("-cache")}
+    since = files[looked].st_mtime_ns if looked in files else 0
+    before = time.time_ns() - int(_WRITING * 1e9)
+    new = [path for path, at in written.items() if since < at < before]
+    for path in sorted(new, key=written.__getitem__):
+        since = written[path]
+        with suppress(OSError):
+            if _is_cut_off(path):
+                os.unlink(path)
+                del files[path]
+        if time.perf_counter() > until:
+            break
+    with open(looked, "ab"):
+        os.utime(looked, ns=(since, since))
+
+
+def _is_cut_off(path: str) -> bool:
+    with open(path, "rb") as file:
+        data = file.read()
+    if data.startswith(_ZSTD):
+        return _end_of_zstd(data) > len(data)
+    if data.startswith(_ZLIB) and int.from_bytes(data[:2], "big") % 31 == 0:
+        stream = zlib.decompressobj()
+        try:
+            while data and not stream.eof:
+                stream.decompress(data, 2**20)  # in pieces: it may be large
+                data = stream.unconsumed_tail
+        except zlib.error:
+            return True
+        return not stream.eof
+    return len(data) < len(_ZSTD)  # of another format nothing is known
+
+
+def _end_of_zstd(data: bytes) -> int:
+    """Where a frame of Zstandard ends (RFC 8878), by the sizes of its blocks."""
+    flags = data[4] if len(data) > 4 else 0
+    single, checksum = flags >> 5 & 1, flags >> 2 & 1
+    at = 5 + (not single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+    last = False
+    while not last and at < len(data):
+        head = int.from_bytes(data[at : at + 3], "little")
+        last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        at += 3 + (1 if kind == 1 else size)  # one byte that is repeated
+    return at + 4 * checksum if last else len(data) + 1
+
+
+def _remove_oldest(files: dict[str, os.stat_result]) -> None:
+    """Remove files, those first that were longest not read, until what is left is `KEPT`."""
+    total = sum(status.st_size for status in files.values())
+    if total <= KEPT:
+        return
+    used = {path: max(status.st_atime, status.st_mtime) for path, status in files.items()}
+    for path in sorted(used, key=used.__getitem__):
+        os.unlink(path)
+        total -= files[path].st_size
+        if total <= KEPT:
+            return
+
+
+COMPILER: Compiler = JaxCompiler()

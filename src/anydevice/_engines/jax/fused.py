@@ -1,0 +1,700 @@
+"""Whole ops on JAX, each compiled as one: called on arrays as they are, it starts one program.
+
+Inside of a function that is compiled anyway they become part of it. XLA does the fusing. Updates of
+optimizers are one program for a whole list: the rate and the count of steps are its arguments, so
+that they may change at each step; the other numbers are constants, and keep all of Python's digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anydevice._engines.host import known_dtype
+from anydevice._engines.jax.primitives import PRIMITIVES
+
+Function = Callable[..., Any]
+Pair = tuple[int, int]
+
+_LARGEST_SCORES = 2**28
+"""Scores of attention that are held at once; the definition takes more of them in blocks."""
+_LONG_CACHE, _BLOCK = 767, 256
+"""Beyond so many keys, one query goes through the valid ones of a cache block by block."""
+_FEW_ROWS = 16
+_MOST_PLACES = 9
+"""The largest window whose elements are visited one by one; beyond, XLA's gradient is as fast."""
+
+
+def compiled(*static: int) -> Callable[[Function], Function]:
+    """Compile as one program, with the arguments at these places as constants of it."""
+    return partial(jax.jit, static_argnums=static, inline=True)
+
+
+def wide(x: Any) -> Any:
+    """The array in the dtype that it is computed in: 16 bits as float32."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def _product(x: Any, weight: Any, kind: Any) -> Any:
+    contracted = ((x.ndim - 1,), (1,)), ((), ())
+    precision = jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None
+    return jax.lax.dot_general(x, weight, contracted, precision, preferred_element_type=kind)
+
+
+@compiled()
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    if bias is not None:
+        return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
+    if x.size == x.shape[-1] or len(weight) == 1:  # on GPUs, XLA adds up a vector's in its dtype
+        return _product(x, weight, wide(x).dtype).astype(x.dtype)
+    return _product(x, weight, x.dtype)  # added up in float32; gradients' products stay 16-bit ones
+
+
+@compiled()
+def _silu(x: Any) -> Any:
+    return jax.nn.silu(wide(x)).astype(x.dtype)
+
+
+@compiled(1)
+def _leaky_relu(x: Any, slope: float) -> Any:
+    return jax.nn.leaky_relu(wide(x), slope).astype(x.dtype)
+
+
+@compiled(1)
+def _gelu(x: Any, approximate: bool) -> Any:
+    return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
+
+
+@compiled()
+def _swiglu(gate: Any, up: Any) -> Any:
+    return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
+
+
+@compiled(1)
+def _softmax(x: Any, axis: int) -> Any:
+    return jax.nn.softmax(wide(x), axis).astype(x.dtype)
+
+
+@compiled(1)
+def _log_softmax(x: Any, axis: int) -> Any:
+    return jax.nn.log_softmax(wide(x), axis).astype(x.dtype)
+
+
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    return _averaged(x, axis, keepdims) if known_dtype(x.dtype).kind == "float" else NotImplemented
+
+
+@compiled(1, 2)
+def _averaged(x: Any, axis: Any, keepdims: bool) -> Any:
+    return jnp.mean(x, axis, keepdims=keepdims)
+
+
+def _var(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    if known_dtype(x.dtype).kind != "float":
+        return NotImplemented
+    return _spread(x, axis, keepdims, correction)
+
+
+def _std(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    if known_dtype(x.dtype).kind != "float":
+        return NotImplemented
+    return _root_of_spread(x, axis, keepdims, correction)
+
+
+@compiled(1, 2, 3)
+def _spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return _squared_spread(wide(x), axis, keepdims, correction).astype(x.dtype)
+
+
+@compiled(1, 2, 3)
+def _root_of_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return jnp.sqrt(_squared_spread(wide(x), axis, keepdims, correction)).astype(x.dtype)
+
+
+def _squared_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    total = jnp.sum(jnp.square(x - jnp.mean(x, axis, keepdims=True)), axis, keepdims=keepdims)
+    return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
+
+
+def _both_ways(function: Function) -> Function:
+    """A sort that can descend, with equal ones in the order in which they stand."""
+
+    @compiled(1, 2)
+    def run(x: Any, axis: int, descending: bool) -> Any:
+        given = jnp.flip(x, axis) if descending else x
+        found = function(given, axis=axis, stable=True)
+        return jnp.flip(found, axis) if descending else found
+
+    return run
+
+
+_sort = _both_ways(jnp.sort)
+
+
+@compiled(1, 2)
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    places = _both_ways(jnp.argsort)(x, axis, descending)
+    return (x.shape[axis] - 1 - places if descending else places).astype(jnp.int32)
+
+
+@compiled(1)
+def _argmin(x: Any, axis: int) -> Any:
+    return jax.lax.argmin(x, axis, jnp.int32)
+
+
+@compiled(1, 2)
+def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+    return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
+
+
+@compiled(1)
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    return jnp.cumsum(x, axis, dtype=wide(x).dtype).astype(x.dtype)
+
+
+def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
+    return _log_of_sum(x, axis, keepdims) if x.size else NotImplemented
+
+
+@compiled(1, 2)
+def _log_of_sum(x: Any, axis: Any, keepdims: bool) -> Any:
+    return jax.nn.logsumexp(wide(x), axis, keepdims=keepdims).astype(x.dtype)
+
+
+@compiled(1)
+def _pad(x: Any, widths: Any, value: Any) -> Any:
+    sides = [(before, after, 0) for before, after in widths]
+    return jax.lax.pad(x, jnp.asarray(value).astype(x.dtype), sides)
+
+
+@compiled(1)
+def _stacked(arrays: Any, axis: int) -> Any:
+    return jnp.stack(arrays, axis)
+
+
+@compiled(2)
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    y = wide(x)
+    squares = jnp.mean(y * y, -1, keepdims=True)
+    return (y * jax.lax.rsqrt(squares + eps) * weight.astype(y.dtype)).astype(x.dtype)
+
+
+@compiled(3)
+def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    y = wide(x)
+    y = y - jnp.mean(y, -1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    y = y if weight is None else y * weight.astype(y.dtype)
+    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+
+
+def _rope(
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any, length: Any = None
+) -> Any:
+    return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
+
+
+@compiled(2, 3)
+def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
+    size = x.shape[-1]
+    steps = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)], np.float32)
+    angles = positions[..., None, :, None].astype(jnp.float32) * steps
+    y = wide(x)
+    cosine, sine = jnp.cos(angles).astype(y.dtype), jnp.sin(angles).astype(y.dtype)
+    if interleaved:
+        first, second = y[..., 0::2], y[..., 1::2]
+    else:
+        first, second = y[..., : size // 2], y[..., size // 2 :]
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    if interleaved:
+        return jnp.stack(turned, -1).reshape(x.shape).astype(x.dtype)
+    return jnp.concatenate(turned, -1).astype(x.dtype)
+
+
+def _attention(
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if not 0 < scores <= _LARGEST_SCORES:
+        return NotImplemented
+    if scale is not None and not isinstance(scale, int | float):
+        return NotImplemented  # an array, which cannot be a constant of compiled code
+    if q.shape[2] == 1 and mask is None and lengths is not None and k.shape[2] > _LONG_CACHE:
+        return _one_token((scale, window, soft_cap), q, k, v, lengths, sinks)
+    return _attended(q, k, v, mask, lengths, sinks, causal, scale, window, soft_cap)
+
+
+@compiled(6, 7, 8, 9)
+def _attended(
+    q: Any, k: Any, v: Any, mask: Any, lengths: Any, sinks: Any,
+    causal: bool, scale: float | None, window: int | None, soft_cap: float | None,
+) -> Any:  # fmt: skip
+    """The heads of one key head are rows of one product, so that no key is copied."""
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    asked = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
+    product = _product_like(q)
+    held = _seen(q, kv_heads, keys, False, mask, None, lengths)
+    if held is not None:  # a weight of 0 is not enough: times NaN it is NaN
+        some = held.any((2, 3))[..., None]
+        k, v = jnp.where(some, k, 0), jnp.where(some, v, 0)
+    scores = _scores(product, asked, k) * (size**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)
+    if seen is None:
+        weights = _softmax_beside(scores, sinks)
+    else:
+        some = seen.any(-1, keepdims=True)
+        # A query that sees nothing sees all, and is left out after: no gradient meets a nan.
+        weights = _softmax_beside(jnp.where(seen | ~some, scores, -jnp.inf), sinks)
+        weights = jnp.where(some, weights, 0)
+    result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
+    return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
+
+
+def _product_like(q: Any) -> Function:
+    """Sums of products in 32 bits or more."""
+    precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
+    return partial(jnp.einsum, precision=precision, preferred_element_type=wide(q).dtype)
+
+
+def _scores(product: Function, q: Any, k: Any) -> Any:
+    """Each query with each key; for few queries with the keys first, as XLA would turn them."""
+    if q.shape[2] * q.shape[3] > _FEW_ROWS:
+        return product("bghqs,bgks->bghqk", q, k)
+    return jnp.moveaxis(product("bgks,bghqs->bgkhq", k, q), 2, -1)
+
+
+@compiled(0)
+def _one_token(options: Any, *arrays: Any) -> Any:
+    """One query with a long cache, given scale, window and soft cap."""
+    ways = [partial(way, options) for way in (_by_block, _at_once)]
+    return jax.lax.platform_dependent(*arrays, cpu=ways[0], default=ways[1])
+
+
+def _at_once(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) -> Any:
+    return _attended(q, k, v, None, lengths, sinks, options[1] is not None, *options)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _by_block(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) -> Any:
+    """Attention to the valid keys of a cache, some at a time: it takes as long as the text is."""
+    scale, window, soft_cap = options
+    (batch, heads, _, size), (_, kv_heads, keys, _) = q.shape, k.shape
+    product, kind = _product_like(q), wide(q).dtype
+    asked = q.reshape(batch, kv_heads, heads // kv_heads, 1, size)
+    valid = _valid(lengths, keys)
+    first = jnp.zeros_like(valid) if window is None else jnp.maximum(valid - window, 0)
+    factor = size**-0.5 if scale is None else scale
+
+    def step(state: Any) -> Any:
+        at, largest, total, gathered = state
+        begin = jnp.minimum(at, keys - _BLOCK)  # the last block may reach into the one before
+        own, values = (jax.lax.dynamic_slice_in_dim(x, begin, _BLOCK, 2) for x in (k, v))
+        key = begin + jnp.arange(_BLOCK)
+        seen = (key < valid) & (key >= jnp.maximum(first, at))
+        scores = _scores(product, asked, own) * factor
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(seen, scores, -jnp.inf)
+        larger = jnp.maximum(largest, scores.max(-1, keepdims=True))
+        base = jnp.where(larger == -jnp.inf, 0, larger)
+        weights, fade = jnp.exp(scores - base), jnp.exp(largest - base)
+        values = jnp.where(seen[:, :, 0, 0, :, None], values, 0)
+        added = product("bghqk,bgks->bghqs", weights.astype(v.dtype), values)
+        total = total * fade + weights.sum(-1, keepdims=True)
+        return at + _BLOCK, larger, total, gathered * fade + added
+
+    shape = (batch, kv_heads, heads // kv_heads, 1, 1)
+    largest, total = jnp.full(shape, -jnp.inf, kind), jnp.zeros(shape, kind)
+    if sinks is not None:
+        largest, total = largest.at[:].set(sinks.astype(kind).reshape(1, *shape[1:])), total + 1
+    gathered = jnp.zeros((*shape[:4], v.shape[3]), kind)
+    state = jnp.min(first) // _BLOCK * _BLOCK, largest, total, gathered
+    last = jnp.max(valid)
+    _, _, total, gathered = jax.lax.while_loop(lambda now: now[0] < last, step, state)
+    result = gathered / jnp.where(total == 0, 1, total)
+    return result.reshape(batch, heads, 1, v.shape[3]).astype(q.dtype)
+
+
+_by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_at_once, given), values, changes))
+
+
+def _softmax_beside(scores: Any, sinks: Any) -> Any:
+    """The softmax of the scores, (batch, kv heads, heads of each, queries, keys), and of sinks."""
+    if sinks is None:
+        return jax.nn.softmax(scores, -1)
+    beside = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
+    largest = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), beside))
+    weights = jnp.exp(scores - largest)
+    return weights / (weights.sum(-1, keepdims=True) + jnp.exp(beside - largest))
+
+
+def _seen(
+    q: Any, kv_heads: int, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
+) -> Any:
+    """Which keys a query may see, with axes that broadcast to the scores; `None` for all."""
+    queries, key = q.shape[2], jnp.arange(keys)
+    valid, seen = keys, None
+    if lengths is not None:
+        valid = _valid(lengths, keys)
+        seen = key < valid
+    if causal:
+        own = jnp.arange(queries)[:, None] + (valid - queries)
+        before = key <= own
+        before = before if window is None else before & (key > own - window)
+        seen = before if seen is None else seen & before
+    if mask is None:
+        return seen
+    if mask.ndim == 2:
+        mask = mask[:, None, None, :]
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
+    mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
+    return mask if seen is None else mask & seen
+
+
+# Experts. Shapes may not depend on who chose what. A few choices are gone through one by one. Many
+# are sorted by expert and cut into blocks of one expert each, the last of an expert being filled
+# up: the number of blocks has a bound, and one loop goes through them.
+
+
+def _experts(
+    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
+    activation: str, alpha: float, limit: float,
+) -> Any:  # fmt: skip
+    if not (x.size and chosen.size and down.size):
+        return NotImplemented
+    stacks = gate_up, down, gate_up_bias, down_bias
+    return _mixed(x, stacks, chosen, weights, activation, alpha, limit)
+
+
+@compiled(4, 5, 6)
+def _mixed(
+    x: Any, stacks: Any, chosen: Any, weights: Any, activation: str, alpha: float, limit: float
+) -> Any:
+    (tokens, k), count = chosen.shape, len(stacks[0])
+    between = partial(_gated, activation, alpha, limit)
+    narrow = chosen.astype(jnp.int32) if chosen.dtype.itemsize < 4 else chosen
+    inside = (narrow >= 0) & (narrow < count)
+    numbers = jnp.where(inside, narrow, count).astype(jnp.int32).reshape(-1)
+    if tokens * k <= count:
+        found = _each(stacks, numbers, jnp.repeat(x, k, 0)[:, None], between)
+    else:
+        found = _in_blocks(x, stacks, numbers, between)
+    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    own = jnp.where(inside[..., None], found.reshape(tokens, k, -1), 0)
+    return (own * jnp.where(inside, weights, 0)[..., None]).sum(1).astype(x.dtype)
+
+
+def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
+    """What the expert of each choice makes of its token; the number of experts stands for none."""
+    count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
+    size = min(256, max(8, 1 << (length // count - 1).bit_length()))
+    blocks = (length + min(count, length) * (size - 1)) // size
+    held = jnp.zeros(count + 1, jnp.int32).at[numbers].add(1)[:count]
+    ends = jnp.cumsum(-(-held // size))  # in blocks, as far as each expert reaches
+    order = jnp.argsort(numbers, stable=True)
+    before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(held)])
+    first = jnp.concatenate([jnp.zeros(1, jnp.int32), ends]) * size
+    own = numbers[order]
+    place = jnp.arange(length, dtype=jnp.int32) - before[own] + first[own]
+    place = jnp.where(own < count, place, blocks * size)
+    source = jnp.full(blocks * size, length, jnp.int32).at[place].set(order, mode="drop")
+    token = source // (length // tokens)
+    given = x.at[token].get(mode="fill", fill_value=0).reshape(blocks, size, hidden)
+    expert = jnp.searchsorted(ends, jnp.arange(blocks), side="right", method="compare_all")
+    found = _each(stacks, expert, given, between)
+    places = jnp.zeros(length, jnp.int32).at[order].set(place)
+    return found.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
+
+
+def _each(stacks: Any, numbers: Any, blocks: Any, between: Function) -> Any:
+    """Blocks (n, rows, hidden), each through the expert of its number, one after the other."""
+
+    def step(_: None, block: Any) -> Any:
+        at, rows = jnp.minimum(block[0], len(stacks[0]) - 1), block[1]
+        matrices = [s if s is None else jax.lax.dynamic_slice_in_dim(s, at, 1) for s in stacks]
+        return None, _through(matrices, rows[None], between)[0]
+
+    return jax.lax.scan(step, None, (numbers, blocks))[1]
+
+
+def _through(matrices: Any, rows: Any, between: Function) -> Any:
+    """Rows (n, rows, hidden) through n experts."""
+    gate_up, down, bias, last_bias = matrices
+    precision = jax.lax.Precision.HIGHEST if rows.dtype.itemsize > 2 else None
+    kind = wide(rows).dtype
+    product = partial(jnp.einsum, "nri,noi->nro", precision=precision, preferred_element_type=kind)
+    both = product(rows, gate_up)
+    both = both if bias is None else both + bias.astype(kind)[:, None]
+    inner = between(*jnp.split(both, 2, -1)).astype(rows.dtype)
+    found = product(inner, down)
+    return found if last_bias is None else found + last_bias.astype(kind)[:, None]
+
+
+def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> Any:
+    if activation == "clipped_swiglu":
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+    if activation == "swiglu":
+        return jax.nn.silu(gate) * up
+    return jax.nn.gelu(gate, approximate=activation == "geglu_tanh") * up
+
+
+def _valid(lengths: Any, keys: int) -> Any:
+    narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
+    return jnp.clip(narrow, 0, keys).astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
+
+
+@compiled()
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    logarithms = jax.nn.log_softmax(wide(logits), -1)
+    return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
+
+
+@compiled()
+def _mean_squared_error(x: Any, y: Any) -> Any:
+    return jnp.mean(jnp.square(wide(x) - wide(y)))
+
+
+@compiled(3, 4, 5)
+def _conv_transpose2d(
+    x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair, more: Pair
+) -> Any:
+    kind = x.dtype
+    x, turned = wide(x), wide(jnp.flip(weight, (2, 3)).swapaxes(0, 1))
+    sides = [size - 1 - cut for size, cut in zip(weight.shape[2:], padding, strict=True)]
+    around = [(size, size + extra) for size, extra in zip(sides, more, strict=True)]
+    highest = jax.lax.Precision.HIGHEST
+    result = jax.lax.conv_general_dilated(
+        x, turned, (1, 1), around, lhs_dilation=stride, precision=highest
+    )
+    if bias is None:
+        return result.astype(kind)
+    return (result + wide(bias)[:, None, None]).astype(kind)
+
+
+@compiled(3, 4)
+def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+    kind = x.dtype
+    x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
+    around = [(size, size) for size in padding]
+    highest = jax.lax.Precision.HIGHEST
+    result = jax.lax.conv_general_dilated(x, weight, stride, around, precision=highest)
+    if bias is None:
+        return result.astype(kind)
+    return (wide(result) + wide(bias)[:, None, None]).astype(kind)
+
+
+def _scan(given: Any, states: Any, step: Function, last: bool) -> Any:
+    """The first state after each step over (batch, time, …), or after the last, as one loop."""
+
+    def both(states: Any, given: Any) -> Any:
+        states = step(states, given)
+        return states, None if last else states[0]
+
+    states, outputs = jax.lax.scan(both, states, jnp.swapaxes(given, 0, 1))
+    return states[0] if last else jnp.swapaxes(outputs, 0, 1)
+
+
+def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return largest_of_windows(x, size, size if stride is None else stride)
+
+
+def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return _mean_of(x, size, size if stride is None else stride)
+
+
+@compiled(1, 2)
+def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    total = jax.lax.reduce_window(wide(x), 0.0, jax.lax.add, window, step, "VALID")
+    return (total / (size[0] * size[1])).astype(x.dtype)
+
+
+# XLA finds the largest of a window again for the gradient, with four further arrays of places, and
+# then scatters. Where windows do not overlap, each element has one window, so the gradient is a
+# plain choice: the window's where the element is its first largest, else zero. It is written with
+# the channels last, where XLA puts them for convolutions, so that neighbours are done together.
+
+
+@compiled(1, 2)
+def largest_of_windows(x: Any, size: Pair, stride: Pair) -> Any:
+    """The largest of each window of (batch, channels, height, width); NaN is larger than all.
+
+    Of several that are the largest, the first one gets the gradient.
+    """
+    if size == stride and math.prod(size) <= _MOST_PLACES:
+        return _largest_of_disjoint(x, size)
+    return _reduced(x, size, stride)
+
+
+def _reduced(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _largest_of_disjoint(x: Any, size: Pair) -> Any:
+    return _reduced(x, size, size)
+
+
+def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Any, Any]:
+    windows, moving = (_channels_last(x, size) for (x,) in (values, changes))
+    places = [windows[:, :, down, :, along] for down, along in np.ndindex(size)]
+    largest = reduce(jnp.maximum, places)  # found again, as part of the loop that compares with it
+    first = jnp.full(largest.shape, len(places), jnp.uint8)
+    for number, place in reversed(list(enumerate(places))):
+        found = (place == largest) | jnp.isnan(place)
+        first = jnp.where(found, jnp.uint8(number), first)
+    numbers = np.arange(len(places), dtype=np.uint8).reshape(size[0], 1, size[1], 1)
+    chosen = first[:, :, None, :, None] == numbers
+    change = jnp.where(chosen, moving, 0).sum((2, 4))
+    # The op itself, not `largest`: so a second derivative follows the same rule.
+    return _largest_of_disjoint(*values, size), jnp.moveaxis(change, -1, 1)
+
+
+_largest_of_disjoint.defjvp(_largest_and_change)
+
+
+def _channels_last(x: Any, size: Pair) -> Any:
+    """The windows as (batch, down, height of one, along, width of one, channels)."""
+    batch, channels, height, width = x.shape
+    down, along = height // size[0], width // size[1]
+    covered = jnp.moveaxis(x, 1, -1)[:, : down * size[0], : along * size[1]]
+    return covered.reshape(batch, down, size[0], along, size[1], channels)
+
+
+def _of_lists(update: Function, count: int) -> Function:
+    """The update, given its sequences as lists: JAX compiles for each kind of sequence again."""
+
+    def run(*given: Any) -> Any:
+        lists = (None if arrays is None else list(arrays) for arrays in given[:count])
+        return update(*lists, *given[count:])
+
+    return run
+
+
+def _in_full(like: Any) -> Callable[[Any], Any]:
+    """A function that brings arrays and numbers into the dtype in which `like` is computed."""
+    kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
+    return lambda x: jnp.asarray(x).astype(kind)
+
+
+@compiled(4, 5, 6)
+def _sgd(
+    parameters: Any, gradients: Any, velocities: Any,
+    rate: Any, momentum: float, decay: float, nesterov: bool,
+) -> Any:  # fmt: skip
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        full = _in_full(parameter)
+        p, step = full(parameter), full(gradients[at])
+        step = step + decay * p if decay else step
+        if velocities is not None:
+            velocity = momentum * full(velocities[at]) + step
+            kept.append(velocity.astype(velocities[at].dtype))
+            step = step + momentum * velocity if nesterov else velocity
+        moved.append((p - full(rate) * step).astype(parameter.dtype))
+    return moved, None if velocities is None else kept
+
+
+@compiled(6, 7, 8, 9, 10)
+def _adam(
+    parameters: Any, gradients: Any, means: Any, squares: Any, step: Any,
+    rate: Any, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
+) -> Any:  # fmt: skip
+    moved, new_means, new_squares = [], [], []
+    for at, parameter in enumerate(parameters):
+        full = _in_full(parameter)
+        p, g, pace, count = full(parameter), full(gradients[at]), full(rate), full(step)
+        g = g if decoupled else g + decay * p
+        mean = beta1 * full(means[at]) + (1 - beta1) * g
+        square = beta2 * full(squares[at]) + (1 - beta2) * g * g
+        change = mean / _grown(beta1, count) / (jnp.sqrt(square / _grown(beta2, count)) + eps)
+        p = p - pace * decay * p if decoupled else p
+        moved.append((p - pace * change).astype(parameter.dtype))
+        new_means.append(mean.astype(means[at].dtype))
+        new_squares.append(square.astype(squares[at].dtype))
+    return moved, new_means, new_squares
+
+
+@compiled(4, 5, 6)
+def _lion(
+    parameters: Any, gradients: Any, means: Any,
+    rate: Any, beta1: float, beta2: float, decay: float,
+) -> Any:  # fmt: skip
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        full = _in_full(parameter)
+        p, g, m = full(parameter), full(gradients[at]), full(means[at])
+        direction = jnp.sign(beta1 * m + (1 - beta1) * g)
+        moved.append((p - full(rate) * (direction + decay * p)).astype(parameter.dtype))
+        kept.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
+    return moved, kept
+
+
+def _grown(beta: float, count: Any) -> Any:
+    """`1 - beta**count`, without the digits that the difference would lose."""
+    return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
+
+
+FUSED: Mapping[str, Function] = {
+    "linear": _linear,
+    "any op": lambda op, numbers: compiled(*numbers)(op),
+    "relu": compiled()(jax.nn.relu),
+    "silu": _silu,
+    "gelu": _gelu,
+    "swiglu": _swiglu,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "sort": _sort,
+    "argsort": _argsort,
+    "argmin": _argmin,
+    "prod": _prod,
+    "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
+    "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
+    "logsumexp": _logsumexp,
+    "cumulative_sum": _cumulative_sum,
+    "clip": compiled()(lambda x, low, high: jnp.clip(x, low, high)),
+    "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
+    "round": jnp.round,
+    "pad": _pad,
+    "stack": lambda arrays, axis: _stacked(list(arrays), axis),
+    "flip": compiled(1)(jnp.flip),
+    "leaky_relu": _leaky_relu,
+    "argmax": compiled(1)(PRIMITIVES.argmax),
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "rope": _rope,
+    "attention": _attention,
+    "experts": _experts,
+    "embedding": compiled()(lambda weight, ids: PRIMITIVES.take(weight, ids, 0)),
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
+    "scan": _scan,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "update_sgd": _of_lists(_sgd, 3),
+    "update_adam": _of_lists(_adam, 4),
+    "update_lion": _of_lists(_lion, 3),
+}

@@ -1,0 +1,102 @@
+"""Memory of JAX: what XLA's allocator holds of an accelerator; the CPU's it does not count."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import jax
+
+from anydevice._core.device import Device
+from anydevice._core.engine import Memory, MemoryUse
+from anydevice._core.text import format_size
+from anydevice._engines.base import amount_asked
+from anydevice._engines.jax.arrays import ENGINE
+
+_FAILED: type[BaseException] = jax.errors.JaxRuntimeError
+_ABOUT_EQUAL = 0.03
+"""A driver and CUDA differ by a little on the memory of a card, and so do shares of it."""
+
+
+class JaxMemory:
+    """What JAX holds, device by device."""
+
+    def use(self, device: Device) -> MemoryUse | None:
+        """What XLA's allocator holds; nothing for the CPU, where it does not count.
+
+        On a GPU JAX takes all that it may hold at its start, unless told otherwise: `reserved` is
+        that, `preallocated` is true, and `in_use` is what arrays need of it.
+        """
+        target = ENGINE.native(device)
+        counted = target.memory_stats()  # nothing on the CPU
+        if not counted:
+            return None
+        in_use = counted["bytes_in_use"]
+        return MemoryUse(
+            in_use=in_use,
+            reserved=max(in_use, counted.get("pool_bytes") or counted.get("bytes_reserved") or 0),
+            peak=counted.get("peak_bytes_in_use"),
+            limit=counted.get("bytes_limit") or None,
+            preallocated=target.platform == "gpu" and _preallocates(),
+        )
+
+    def reset_peak(self, device: Device) -> None:
+        """Return at once: JAX counts its peak from its start on."""
+        ENGINE.native(device)
+
+    def set_limit(self, device: Device, limit: int | None) -> str | None:
+        """Say why it has no effect: JAX takes its limit when it starts, and it has started.
+
+        Nothing is said where JAX's limit is about that one already.
+        """
+        now = self.use(device)
+        if device.backend not in ("cuda", "rocm") or now is None:
+            if limit is None:
+                return None
+            return (
+                f"JAX can be given no limit on {device}: it has one on GPUs only; on the CPU use "
+                "the system's own: ulimit -v, or a cgroup"
+            )
+        if now.limit == limit or (
+            limit and now.limit and abs(now.limit - limit) <= _ABOUT_EQUAL * limit
+        ):
+            return None
+        return (
+            f"JAX has already started, and may hold {format_size(now.limit)} of {device} until "
+            "its process ends; call anydevice.configure(memory=…) before JAX is first used, or "
+            "set XLA_PYTHON_CLIENT_MEM_FRACTION before Python starts"
+        )
+
+    def release(self, device: Device) -> None:
+        """Return at once: JAX keeps what its allocator has taken until its process ends.
+
+        Memory of arrays that are gone is used for later ones. Where it is to go back to the
+        device, start JAX with `XLA_PYTHON_CLIENT_ALLOCATOR=platform`, which is slower.
+        """
+        ENGINE.native(device)
+
+    def ran_out(self, error: BaseException) -> bool:
+        if type(error) is MemoryError:
+            return True
+        said = str(error)
+        # XLA's word, which is also said of what has nothing to do with memory.
+        exhausted = "RESOURCE_EXHAUSTED" in said and "memory" in said.lower()
+        if type(error) is RuntimeError:  # anybody's, except for how it begins
+            return exhausted and said.startswith("RESOURCE_EXHAUSTED: ")
+        return isinstance(error, _FAILED) and (
+            exhausted or "Out of memory" in said or "ERROR_OUT_OF_MEMORY" in said
+        )
+
+    def asked(self, error: BaseException) -> int | None:
+        return amount_asked(str(error))
+
+
+@cache
+def _preallocates() -> bool:
+    """Whether JAX took its memory at the start, as the environment told it when first asked."""
+    allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
+    asked = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
+    return asked and allocator != "platform"
+
+
+MEMORY: Memory = JaxMemory()

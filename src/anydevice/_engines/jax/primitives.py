@@ -1,0 +1,271 @@
+"""The primitives on JAX, for arrays and for tracers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anydevice._core.dtypes import DType
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._engines.host import NARROWER, known_dtype, lacking
+from anydevice._engines.jax.arrays import NO_64_BITS
+
+Axes = int | tuple[int, ...]
+_BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
+_NUMBERS = (bool, int, float)
+
+
+def _one_program(function: Callable[..., Any], static: Sequence[int] = ()) -> Callable[..., Any]:
+    """The function as one compiled program, of which the arguments at these places are constants.
+
+    Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
+    which are Python around such a program, or several. What is traced takes it in as it is.
+    """
+    program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
+    return program
+
+
+def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The primitive of two arrays, or of an array and a number."""
+
+    def call(_: JaxPrimitives, a: Any, b: Any) -> Any:
+        return function(*_pair(a, b))
+
+    return call
+
+
+_transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), [1])
+_astype = _one_program(lambda x, kind: x.astype(kind), [1])
+_concatenate = _one_program(lambda arrays, axis: jnp.concatenate(arrays, axis), [1])
+_part = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
+
+
+@_one_program
+def _matmul(a: Any, b: Any) -> Any:
+    # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
+    # for a float32 result would make the products of the gradient float32 ones, and slow.
+    if _wide(a):
+        return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    if min(a.ndim, b.ndim) < 2 or 1 in (a.shape[-2], b.shape[-1]):
+        # That of a vector it writes out on GPUs, and multiplies and adds in the result's dtype.
+        return jnp.matmul(a, b, preferred_element_type=_FLOAT32).astype(a.dtype)
+    return jnp.matmul(a, b)
+
+
+@_one_program
+def _sigmoid(x: Any) -> Any:
+    # XLA writes it out as several operations, each of which would round.
+    return jax.nn.sigmoid(x if _wide(x) else x.astype(jnp.float32)).astype(x.dtype)
+
+
+@partial(_one_program, static=(1, 2))
+def _sum(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    kind = x.dtype
+    if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
+        # Left to itself, XLA may add up parts of a long sum in 16 bits.
+        return jnp.sum(x.astype(_FLOAT32), axis, keepdims=keepdims).astype(kind)
+    # A sum of booleans is a count.
+    return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
+
+
+_PASSED_OVER = 1024
+"""Rows that are shorter give NaN as they are."""
+
+
+@partial(_one_program, static=(1, 2))
+def _max(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    return _with_nan(x, jnp.max(x, axis, keepdims=keepdims), axis, keepdims)
+
+
+@partial(_one_program, static=(1, 2))
+def _min(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    return _with_nan(x, jnp.min(x, axis, keepdims=keepdims), axis, keepdims)
+
+
+def _with_nan(x: Any, found: Any, axis: Axes, keepdims: bool) -> Any:
+    """NaN where there is one: of many numbers, XLA on a CPU finds the largest of the others."""
+    if x.size < _PASSED_OVER * found.size or not jnp.issubdtype(x.dtype, jnp.floating):
+        return found
+    return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, found)
+
+
+class JaxPrimitives:
+    """Every primitive over `jax.Array`."""
+
+    # Making
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        return jnp.full(shape, value, _theirs(dtype), device=_device(like))
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        return jnp.arange(stop, dtype=_theirs(dtype), device=_device(like))
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        _theirs(known_dtype(values.dtype))
+        return jnp.array(values, device=_device(like))
+
+    # Types and shapes
+
+    def dtype(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def astype(self, x: Any, dtype: DType) -> Any:
+        kind = _theirs(dtype)
+        return x.astype(kind) if x.dtype == kind else _astype(x, kind)
+
+    reshape = staticmethod(_one_program(lambda x, shape: jnp.reshape(x, shape), [1]))
+    broadcast_to = staticmethod(_one_program(lambda x, shape: jnp.broadcast_to(x, shape), [1]))
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        return _transpose(x, tuple(axes))
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return _concatenate(tuple(arrays), axis)
+
+    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        return _part(x, start, stop, step, axis)
+
+    # One array
+
+    abs = staticmethod(jnp.abs)
+    negative = staticmethod(jnp.negative)
+    sign = staticmethod(jnp.sign)
+    floor = staticmethod(jnp.floor)
+    exp = staticmethod(jnp.exp)
+    log = staticmethod(jnp.log)
+    sqrt = staticmethod(jnp.sqrt)
+    rsqrt = staticmethod(jax.lax.rsqrt)
+    sin = staticmethod(jnp.sin)
+    cos = staticmethod(jnp.cos)
+    tanh = staticmethod(jnp.tanh)
+    sigmoid = staticmethod(_sigmoid)
+    erf = staticmethod(jax.lax.erf)
+    isnan = staticmethod(jnp.isnan)
+    logical_not = staticmethod(jnp.logical_not)
+
+    # Two arrays, or an array and a number
+
+    add = _two(_one_program(lambda a, b: jnp.add(a, b)))
+    subtract = _two(_one_program(lambda a, b: jnp.subtract(a, b)))
+    multiply = _two(_one_program(lambda a, b: jnp.multiply(a, b)))
+    divide = _two(_one_program(lambda a, b: jnp.divide(a, b)))
+    pow = _two(jnp.power)
+    maximum = _two(_one_program(lambda a, b: jnp.maximum(a, b)))
+    minimum = _two(_one_program(lambda a, b: jnp.minimum(a, b)))
+    equal = _two(jnp.equal)
+    less = _two(jnp.less)
+    less_equal = _two(jnp.less_equal)
+    logical_and = staticmethod(jnp.logical_and)
+    logical_or = staticmethod(jnp.logical_or)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        return jnp.where(condition, *_pair(a, b))
+
+    # Along axes
+
+    sum = staticmethod(_sum)
+    max = staticmethod(_max)
+    min = staticmethod(_min)
+
+    def argmax(self, x: Any, axis: int) -> Any:
+        return jax.lax.argmax(x, axis % x.ndim, jnp.int32)
+
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            # XLA's order puts NaN behind all others where its sign is set.
+            x = jnp.where(jnp.isnan(x), jnp.nan, x)
+        largest, places = jax.lax.top_k(x, k)
+        return largest, places.astype(jnp.int32)
+
+    # Products and places
+
+    matmul = staticmethod(_matmul)
+
+    def take(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        if not x.shape[axis]:
+            shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+            return jnp.full_like(x, _nothing(x), shape=shape)
+        places = _outside_is_size(indices, x.shape[axis])
+        return jnp.take(x, places, axis, mode="fill", fill_value=_nothing(x))
+
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        if not x.shape[axis]:
+            one = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+            shape = np.broadcast_shapes(one, indices.shape)
+            return jnp.full_like(x, _nothing(x), shape=shape)
+        places = _outside_is_size(indices, x.shape[axis])
+        return jnp.take_along_axis(x, places, axis, mode="fill", fill_value=_nothing(x))
+
+    def write(self, x: Any, new: Any, positions: Any) -> Any:
+        traced = any(isinstance(part, jax.core.Tracer) for part in (x, new, positions))
+        return (_written if traced else _written_in_place)(x, new, positions)
+
+
+def _theirs(dtype: DType) -> Any:
+    """NumPy's dtype for the row; JAX would narrow 64 bits with no more than a warning."""
+    if dtype.name in NARROWER and not jax.config.jax_enable_x64:
+        raise NO_64_BITS.error()
+    if dtype.packed and dtype.kind == "float":
+        raise lacking("JAX", dtype)  # releases that know it take the whole process down
+    return dtype.numpy()
+
+
+def _device(like: Any) -> Any:
+    """The one device of an array; what is traced or on several takes any array beside it."""
+    if isinstance(like, jax.core.Tracer):
+        return None
+    devices = like.devices()
+    return next(iter(devices)) if len(devices) == 1 else None
+
+
+def _pair(a: Any, b: Any) -> tuple[Any, Any]:
+    """The operands; a Python number becomes one that does not change the other's dtype."""
+    if isinstance(b, _NUMBERS):
+        return a, _number(b, a)
+    if isinstance(a, _NUMBERS):
+        return _number(a, b), b
+    return a, b
+
+
+def _number(value: float, beside: Any) -> Any:
+    if jnp.issubdtype(beside.dtype, jnp.inexact):
+        return value if type(value) is int else float(value)
+    return bool(value) if beside.dtype == _BOOL else int(value)
+
+
+def _nothing(x: Any) -> float | bool:
+    """The value that is read at an index out of range."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return float("nan")
+    return False if x.dtype == _BOOL else 0
+
+
+def _wide(x: Any) -> bool:
+    return bool(x.dtype.itemsize > 2)
+
+
+def _outside_is_size(indices: Any, size: int) -> Any:
+    """The indices, with the axis' size for each that is out of range: JAX counts negative ones."""
+    if indices.dtype.itemsize < 4:
+        indices = indices.astype(jnp.int32)  # so that the size is a number of its dtype
+    inside = (indices >= 0) & (indices < size)
+    return jnp.where(inside, indices, size).astype(jnp.int32)
+
+
+def _rows_written(x: Any, new: Any, positions: Any) -> Any:
+    places = _outside_is_size(positions, x.shape[2])
+    one = jax.vmap(lambda cache, rows, at: cache.at[:, at].set(rows, mode="drop"))
+    return one(x, new, places)
+
+
+_written = _one_program(_rows_written)
+_written_in_place: Callable[..., Any] = jax.jit(_rows_written, donate_argnums=0)
+
+PRIMITIVES: Primitives = JaxPrimitives()

@@ -1,0 +1,199 @@
+"""The MLX engine: Metal on Apple Silicon, and the CPU there and on Linux.
+
+An MLX array is in memory that CPU and GPU share; where it is worked on is decided by each
+operation, so it lives on every device that MLX has.
+
+What MLX calls its memory limit is a guideline: beyond it, it gives back what it keeps for later
+and then allocates all the same. Where the machine has no memory left it ends the process. So an
+array beyond the limit, or beyond the machine, is refused here before MLX makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from math import inf, prod
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.text import format_size
+from anydevice._engines.base import BaseEngine
+from anydevice._engines.host import known_dtype, lacking, narrowed, plain
+from anydevice._engines.mlx.decoder_layer import host_products
+from anydevice._machine.engines.registry import BUILT_IN
+from anydevice._machine.hardware.cpu import reader
+
+_LACKS = BUILT_IN["mlx"].lacks
+_TYPES = {"metal": mx.gpu, "cpu": mx.cpu}
+NATIVE = {
+    row: getattr(mx, "bool_" if row.name == "bool" else row.name)
+    for row in DTYPES.values()
+    if row.name == "bool" or isinstance(getattr(mx, row.name, None), mx.Dtype)
+}
+"""The dtypes of MLX by ours."""
+_ONLY_CPU = ("float64",)
+_limit: int | None = None
+_guideline: int | None = None
+"""MLX's own limit, from before ours."""
+
+
+class LimitReachedError(MemoryError):
+    """An array would have gone beyond what MLX may hold; `asked` is its size in bytes."""
+
+    def __init__(self, message: str, asked: int) -> None:
+        super().__init__(message)
+        self.asked = asked
+
+
+class MlxEngine(BaseEngine):
+    """Arrays of MLX."""
+
+    name = "mlx"
+    shares_memory = True
+    dlpack = Absent(
+        "MLX takes over no array without a copy", instead="copy it with to_device", code="no_dlpack"
+    )
+
+    def devices(self) -> tuple[Device, ...]:
+        metal = (Device("metal"),) if mx.metal.is_available() else ()
+        return (*metal, Device("cpu"))
+
+    def native(self, device: Device) -> Any:
+        if device not in self.devices():
+            raise self.not_seen(device)
+        return mx.Device(_TYPES[device.backend], device.index)
+
+    def owns(self, x: object) -> bool:
+        return isinstance(x, mx.array)
+
+    def devices_of(self, x: Any) -> tuple[Device, ...]:
+        return self.devices()
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        """An array of its own, finished: MLX writes zeros into it."""
+        target = self.native(device)
+        if dtype.name in _missing(device):
+            raise _LACKS[dtype.name].error()
+        if dtype not in NATIVE:
+            raise lacking("MLX", dtype)
+        refuse_beyond_limit(prod(shape) * dtype.itemsize)
+        made = mx.zeros(shape, NATIVE[dtype], stream=target)
+        mx.eval(made)
+        return made
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        self.native(device)
+        wide = known_dtype(x.dtype).name
+        lacks = _missing(device)
+        why = _LACKS[wide].what if wide in lacks else ""
+        remedy = "keep it on the CPU" if wide in _ONLY_CPU else "use torch, or jax with x64"
+        host = narrowed(x, lacks, why=why, remedy=remedy, narrow=narrow)
+        row = known_dtype(host.dtype)
+        if row not in NATIVE:
+            raise lacking("MLX", row)
+        refuse_beyond_limit(host.nbytes)
+        host = plain(host)  # MLX refuses negative strides
+        if row.module == "numpy":
+            made = mx.array(host, dtype=NATIVE[row])
+        else:  # MLX reads no dtype that NumPy itself does not have
+            made = mx.array(host.view(f"uint{row.bits}")).view(NATIVE[row])
+        mx.eval(made)
+        return made
+
+    def to_host(self, x: Any) -> Any:
+        row = self.dtype_of(x)
+        if row.module == "numpy":
+            return np.array(x)
+        return np.array(x.view(NATIVE[DTYPES[f"uint{row.bits}"]])).view(row.numpy())
+
+    def export(self, x: Any) -> Any:
+        mx.eval(x)
+        return x
+
+    def separate(self, stacked: Any) -> list[Any]:
+        return [mx.contiguous(row) for row in stacked]
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The product, on MLX's default device: `default_scope` sets another one."""
+        return mx.matmul(a, b)
+
+    def finish(self, arrays: Any) -> None:
+        mx.eval(arrays)
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+
+    def synchronize(self, device: Device) -> None:
+        mx.synchronize(mx.default_stream(self.native(device)))
+
+    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+        return _default(self.native(device))
+
+    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
+        """On Linux, products of float32 are NumPy's: MLX comes with a BLAS that only defines."""
+        return host_products()
+
+
+def _missing(device: Device) -> tuple[str, ...]:
+    """The 64-bit dtypes that MLX does not have on the device."""
+    return ("complex128",) if device.backend == "cpu" else ("complex128", *_ONLY_CPU)
+
+
+@contextmanager
+def _default(native: Any) -> Iterator[Any]:
+    before = mx.default_device()
+    mx.set_default_device(native)
+    try:
+        yield native
+    finally:
+        mx.set_default_device(before)
+
+
+def memory_limit() -> int | None:
+    """The most bytes that MLX may hold; `None` if no limit is set."""
+    return _limit
+
+
+def set_memory_limit(limit: int | None) -> None:
+    """Limit the bytes that MLX may hold; `None` removes the limit."""
+    global _limit, _guideline
+    _limit = limit
+    if limit is not None:
+        before = mx.set_memory_limit(limit)
+        _guideline = before if _guideline is None else _guideline
+    elif _guideline is not None:
+        mx.set_memory_limit(_guideline)
+        _guideline = None
+
+
+def refuse_beyond_limit(size: int) -> None:
+    """Raise `LimitReachedError` if this many more bytes are too many for MLX or the machine.
+
+    A container counts as a machine of its size.
+    """
+    most = _machine() if _limit is None else _limit
+    held = mx.get_active_memory()
+    if held + size <= most:
+        return
+    whose = "the memory that this process can have" if _limit is None else "the limit of MLX"
+    raise LimitReachedError(
+        f"{format_size(size)} more, with {format_size(held)} in use, would exceed {whose}, "
+        f"{format_size(int(most))}",
+        size,
+    )
+
+
+@cache
+def _machine() -> float:
+    """The memory that this process can have; reading it takes longer than making a small array."""
+    most = reader.look().devices[0].facts.obtainable_memory
+    return inf if most is None else most
+
+
+ENGINE: Engine = MlxEngine()

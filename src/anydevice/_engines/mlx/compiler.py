@@ -1,0 +1,62 @@
+"""MLX's compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+
+from anydevice._core.primitives import Compiler
+from anydevice._engines.base import check_names, compiled_for_each
+
+
+class MlxCompiler:
+    """`mx.compile`, with arguments that are constants.
+
+    `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
+    nobody holds the array any more. `whole` and `most` change nothing either: MLX compiles
+    functions as a whole or not at all, and in one way. The state of `mx.random` is an input and an
+    output of what is compiled: random numbers are others in every call, as without a compiler.
+    """
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
+        fixed: bool = False,
+    ) -> Callable[..., Any]:
+        check_names(function, donate)
+        return compiled_for_each(function, static, _compiled) if static else _compiled(function)
+
+    def efforts(self, most: bool) -> str:
+        return "mx.compile, which has one way of compiling" if most else "mx.compile"
+
+    def keep(self, folder: str) -> str | None:
+        return None
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    state: Any = mx.random.state
+    compiled = mx.compile(function, inputs=state, outputs=state)
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        key = state[0]
+        try:
+            return compiled(*arguments, **named)
+        except BaseException:
+            # MLX leaves a placeholder of the trace as its state, and could draw nothing any more.
+            high, low = key.tolist()
+            mx.random.seed(high << 32 | low)
+            raise
+
+    return run
+
+
+COMPILER: Compiler = MlxCompiler()

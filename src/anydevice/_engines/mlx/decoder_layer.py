@@ -1,0 +1,64 @@
+"""Products on the CPU by NumPy, in MLX's own memory, where MLX has no fast ones.
+
+MLX for Linux comes with the reference BLAS, which computes number by number on one core: three to
+seven times slower than NumPy's. An MLX array on the CPU is memory that NumPy reads without a copy.
+But what NumPy computes has no gradient, so this is only done in a block that asks for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from anydevice._core.engine import LayerNumbers
+from anydevice._engines.decoder_layer import decoder_layer as on_host
+from anydevice._engines.decoder_layer import viewed
+
+_CPU = mx.Device(mx.cpu, 0)
+
+
+class _Allowed(threading.local):
+    now: bool = False
+
+
+_allowed = _Allowed()
+
+
+@contextmanager
+def host_products() -> Iterator[None]:
+    """While the block runs, products on the CPU may be NumPy's in this thread."""
+    before, _allowed.now = _allowed.now, sys.platform == "linux"
+    try:
+        yield
+    finally:
+        _allowed.now = before
+
+
+def linear(x: Any, weight: Any, bias: Any) -> Any:
+    """The op of that name; `NotImplemented` outside of such a block, or on another device."""
+    if not (_allows(x) and x.size):
+        return NotImplemented
+    result = np.matmul(np.asarray(x), np.asarray(weight).T)
+    if bias is not None:
+        result += np.asarray(bias)
+    return mx.array(result)
+
+
+def decoder_layer(x: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
+    """See `LayerNumbers`: x, keys and values after it; the cache is written in place."""
+    *weights, numbers = others
+    assert isinstance(numbers, LayerNumbers)
+    if not _allows(x):
+        return NotImplemented
+    result = on_host(*viewed((x, positions, keys, values, *weights)), numbers)  # type: ignore[call-arg]
+    return result if result is NotImplemented else (mx.array(result[0]), keys, values)
+
+
+def _allows(x: Any) -> bool:
+    return _allowed.now and x.dtype == mx.float32 and bool(mx.default_device() == _CPU)

@@ -1,0 +1,64 @@
+"""MLX's memory: one pool for all of its devices, with its cache."""
+
+from __future__ import annotations
+
+import re
+
+import mlx.core as mx
+
+from anydevice._core.device import Device
+from anydevice._core.engine import Memory, MemoryUse
+from anydevice._engines.base import amount_asked
+from anydevice._engines.mlx.arrays import ENGINE, LimitReachedError, memory_limit, set_memory_limit
+
+_SAID = re.compile(
+    r"\[(?:metal::)?malloc\w*\] "
+    r"|\[METAL\] Command buffer execution failed: Insufficient Memory"
+    r"|cudaMalloc\w*(?:\(.*\))? failed: out of memory"
+)
+"""How MLX begins to say it: it has no errors of its own, and those of Python are anybody's."""
+
+
+class MlxMemory:
+    """What MLX holds in all: its devices share one memory."""
+
+    def use(self, device: Device) -> MemoryUse:
+        ENGINE.native(device)
+        in_use = mx.get_active_memory()
+        return MemoryUse(
+            in_use=in_use,
+            reserved=in_use + mx.get_cache_memory(),
+            peak=max(in_use, mx.get_peak_memory()),
+            limit=memory_limit(),
+        )
+
+    def reset_peak(self, device: Device) -> None:
+        ENGINE.native(device)
+        mx.reset_peak_memory()
+
+    def set_limit(self, device: Device, limit: int | None) -> None:
+        """Limit what MLX holds in all.
+
+        Arrays that are placed or made beyond it are refused. A computation's results are not: MLX
+        makes them when it likes, and then gives back what it keeps for later, but goes on.
+        """
+        ENGINE.native(device)
+        set_memory_limit(limit)
+
+    def release(self, device: Device) -> None:
+        ENGINE.native(device)
+        mx.clear_cache()
+
+    def ran_out(self, error: BaseException) -> bool:
+        if isinstance(error, LimitReachedError) or type(error) is MemoryError:
+            return True
+        plain = type(error) in (RuntimeError, ValueError)
+        return plain and _SAID.match(str(error)) is not None
+
+    def asked(self, error: BaseException) -> int | None:
+        if isinstance(error, LimitReachedError):
+            return error.asked
+        return amount_asked(str(error))
+
+
+MEMORY: Memory = MlxMemory()

@@ -1,0 +1,323 @@
+"""The primitives on MLX.
+
+Operations run on MLX's default device, as all of MLX's do: an array lies in memory that every
+device of the library sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import local
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from anydevice._core.dtypes import DType
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._engines.host import known_dtype, lacking
+from anydevice._engines.mlx.arrays import NATIVE
+
+Axes = int | tuple[int, ...]
+
+_FLOATING = frozenset({mx.float16, mx.bfloat16, mx.float32, mx.float64})
+_HALF = frozenset({mx.float16, mx.bfloat16})
+_AS_INDEX = frozenset({mx.int32, mx.int64})
+_BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+_CPU = mx.Device(mx.cpu, 0)
+_ERF_TERMS = 120
+_ERF_IS_ONE = 6.0
+
+under_way = local()
+"""`gradients`: how many are being taken, one inside the other, in this thread."""
+
+
+def _two(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The function, in which a fraction beside integers becomes an integer."""
+
+    def call(a: Any, b: Any) -> Any:
+        if type(b) is float:
+            return function(a, _number(b, a))
+        return function(_number(a, b), b) if type(a) is float else function(a, b)
+
+    return call
+
+
+_LONG_ROW = 1024
+"""Beyond so many elements, finding the largest few is faster than sorting all."""
+
+
+class MlxPrimitives:
+    """MLX's own functions, with what they leave open decided.
+
+    In `float64` MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
+    `float32`; they are put together here from functions that it computes in full.
+    """
+
+    reshape = staticmethod(mx.reshape)
+    permute_dims = staticmethod(mx.transpose)
+    broadcast_to = staticmethod(mx.broadcast_to)
+
+    abs = staticmethod(mx.abs)
+    negative = staticmethod(mx.negative)
+    floor = staticmethod(mx.floor)
+    log = staticmethod(mx.log)
+    sqrt = staticmethod(mx.sqrt)
+    rsqrt = staticmethod(mx.rsqrt)
+    tanh = staticmethod(mx.tanh)
+    isnan = staticmethod(mx.isnan)
+    logical_not = staticmethod(mx.logical_not)
+
+    add = staticmethod(_two(mx.add))
+    subtract = staticmethod(_two(mx.subtract))
+    multiply = staticmethod(_two(mx.multiply))
+    divide = staticmethod(_two(mx.divide))
+    pow = staticmethod(_two(mx.power))
+    maximum = staticmethod(_two(mx.maximum))
+    minimum = staticmethod(_two(mx.minimum))
+    equal = staticmethod(_two(mx.equal))
+    less = staticmethod(_two(mx.less))
+    less_equal = staticmethod(_two(mx.less_equal))
+    logical_and = staticmethod(mx.logical_and)
+    logical_or = staticmethod(mx.logical_or)
+
+    matmul = staticmethod(mx.matmul)
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        # MLX does not make `bool` of a number.
+        return mx.full(shape, value, dtype=_native(dtype)).astype(_native(dtype))
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        return mx.arange(stop, dtype=_native(dtype))
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        row = known_dtype(values.dtype)
+        if row.module == "numpy":
+            return mx.array(values, dtype=_native(row))
+        # MLX reads no dtype that NumPy itself does not have.
+        return mx.array(values.view(f"uint{row.bits}")).view(_native(row))
+
+    def dtype(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def astype(self, x: Any, dtype: DType) -> Any:
+        target = _native(dtype)
+        return x if x.dtype == target else x.astype(target)
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return mx.concatenate(list(arrays), axis=axis)
+
+    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        before = axis if axis >= 0 else x.ndim + axis
+        return x[(slice(None),) * before + (slice(start, stop, step),)]
+
+    def sign(self, x: Any) -> Any:
+        plain = mx.sign(x)
+        # MLX gives 0 for NaN.
+        return mx.where(mx.isnan(x), x, plain) if x.dtype in _FLOATING else plain
+
+    def exp(self, x: Any) -> Any:
+        return mx.power(math.e, x) if x.dtype == mx.float64 else mx.exp(x)
+
+    def sin(self, x: Any) -> Any:
+        return _sin_in_full(x) if x.dtype == mx.float64 else mx.sin(x)
+
+    def cos(self, x: Any) -> Any:
+        return _cos_in_full(x) if x.dtype == mx.float64 else mx.cos(x)
+
+    def sigmoid(self, x: Any) -> Any:
+        if x.dtype == mx.float64:
+            return 1 / (1 + self.exp(-x))
+        # With float16, MLX takes small results for 0.
+        return mx.sigmoid(x.astype(mx.float32)).astype(x.dtype) if x.itemsize < 4 else mx.sigmoid(x)
+
+    def erf(self, x: Any) -> Any:
+        return self._erf_in_full(x) if x.dtype == mx.float64 else mx.erf(x)
+
+    def _erf_in_full(self, x: Any) -> Any:
+        """The series of erf with terms of one sign, which loses no digits to cancelling."""
+        near = mx.clip(x, -_ERF_IS_ONE, _ERF_IS_ONE)
+        square = near * near
+        total = mx.ones_like(near)
+        for term in range(_ERF_TERMS, 0, -1):
+            total = 1 + total * square * (2 / (2 * term + 1))
+        share = 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
+        return mx.clip(share, -1.0, 1.0)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        if not isinstance(b, mx.array):
+            return mx.where(condition, a, _number(b, a))
+        return mx.where(condition, a if isinstance(a, mx.array) else _number(a, b), b)
+
+    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        dtype = mx.int32 if x.dtype == mx.bool_ else x.dtype
+        if not x.size:
+            return _of_nothing(np.sum, x, axis, keepdims).astype(dtype)
+        wide = x.astype(mx.float32) if dtype in _HALF else x
+        # MLX itself widens integers of few bits.
+        return mx.sum(wide, axis=axis, keepdims=keepdims).astype(dtype)
+
+    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        if not x.size:
+            return _of_nothing(np.max, x, axis, keepdims)
+        return mx.max(x, axis=axis, keepdims=keepdims)
+
+    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        if not x.size:
+            return _of_nothing(np.min, x, axis, keepdims)
+        return mx.min(x, axis=axis, keepdims=keepdims)
+
+    def argmax(self, x: Any, axis: int) -> Any:
+        if not x.size:
+            return _of_nothing(np.max, x, axis, False).astype(mx.int32)
+        if x.dtype in _FLOATING and (mx.default_device() != _CPU or _cpu_passes_over_nan()):
+            return _argmax_of_numbers_and_others(x, axis)
+        return mx.argmax(x, axis=axis).astype(mx.int32)
+
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        size = x.shape[-1]
+        if size > _LONG_ROW and 4 * k <= size and x.size:
+            # The k largest in any order, NaN among them, and then only these in order.
+            largest = mx.argpartition(x, size - k, axis=-1)[..., size - k :]
+            places = mx.sort(largest.astype(mx.int32), axis=-1)
+            values, order = self._in_order(mx.take_along_axis(x, places, axis=-1), k)
+            return values, mx.take_along_axis(places, order, axis=-1)
+        return self._in_order(x, k)
+
+    def _in_order(self, x: Any, k: int) -> tuple[Any, Any]:
+        # The sort is stable and puts NaN last; read backwards, the first of
+        # equal ones would come last, so it is the array read backwards that is sorted.
+        size = x.shape[-1]
+        order = mx.argsort(x[..., ::-1], axis=-1)[..., ::-1]
+        places = (size - 1) - order[..., :k].astype(mx.int32)
+        return mx.take_along_axis(x, places, axis=-1), places
+
+    def take(self, x: Any, indices: Any, axis: int) -> Any:
+        before = axis if axis >= 0 else x.ndim + axis
+        size = x.shape[before]
+        after = x.ndim - before - 1
+        if not size:
+            shape = (*x.shape[:before], *indices.shape, *x.shape[before + 1 :])
+            return mx.full(shape, _nothing(x), dtype=x.dtype)
+        safe, inside = _safe(indices, size)
+        inside = mx.reshape(inside, (*indices.shape, *(1,) * after))
+        return mx.where(inside, mx.take(x, safe, axis=before), _nothing(x))
+
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        before = axis if axis >= 0 else x.ndim + axis
+        shape = (*x.shape[:before], indices.shape[before], *x.shape[before + 1 :])
+        if not x.shape[before]:
+            return mx.full(shape, _nothing(x), dtype=x.dtype)
+        safe, inside = _safe(mx.broadcast_to(indices, shape), x.shape[before])
+        return mx.where(inside, mx.take_along_axis(x, safe, axis=before), _nothing(x))
+
+    def write(self, x: Any, new: Any, positions: Any) -> Any:
+        """See the protocol. One row for each batch goes into the memory of `x`, unless a gradient
+        of it may be asked for: `AUTODIFF` says so, and `mx.grad` itself then refuses it.
+        """
+        positions = _as_index(positions)
+        inside = mx.logical_and(positions >= 0, positions < x.shape[2])
+        if new.shape[2] == 1 and x.size and not getattr(under_way, "gradients", 0):
+            return _written_in_place(x, new, positions, inside)
+        # MLX would write into foreign memory: what is out of range goes to a row of its own.
+        keys = x.shape[2]
+        room = mx.concatenate([x, mx.zeros_like(new[:, :, :1])], axis=2)
+        rows = mx.where(inside, positions, keys)[:, None, :, None]
+        return mx.put_along_axis(room, rows, new, axis=2)[:, :, :keys]
+
+
+def _written_in_place(x: Any, new: Any, positions: Any, inside: Any) -> Any:
+    """`x` with one row of each batch replaced, where it is inside.
+
+    MLX copies an array that is read and written by turns. So the old row is not read and chosen,
+    but taken away and the new one added, as integers of the same bits: exact for all numbers,
+    and nothing at all where the row is outside.
+    """
+    batch, heads, keys, size = x.shape
+    bits = _BITS[x.dtype.size]
+    head = mx.arange(batch * heads).reshape(batch, heads) * keys
+    row = mx.reshape(head + mx.clip(positions, 0, keys - 1), (-1,))
+    goes = mx.reshape(mx.broadcast_to(inside, (batch, heads)), (-1, 1))
+    rows = mx.reshape(x.view(bits), (-1, size))
+    rows = rows.at[row].multiply(mx.logical_not(goes).astype(bits))
+    rows = rows.at[row].add(mx.where(goes, mx.reshape(new.view(bits), (-1, size)), 0))
+    return mx.reshape(rows, x.shape).view(x.dtype)
+
+
+# Their gradients are given here: that of the tangent would be only as exact as in `float32`.
+@mx.custom_function
+def _sin_in_full(x: Any) -> Any:
+    half = mx.tan(x / 2)
+    return 2 * half / (1 + half * half)
+
+
+@mx.custom_function
+def _cos_in_full(x: Any) -> Any:
+    square = mx.square(mx.tan(x / 2))
+    return (1 - square) / (1 + square)
+
+
+@_sin_in_full.vjp
+def _slope_of_sin(x: Any, change: Any, _: Any) -> Any:
+    return change * _cos_in_full(x)
+
+
+@_cos_in_full.vjp
+def _slope_of_cos(x: Any, change: Any, _: Any) -> Any:
+    return -change * _sin_in_full(x)
+
+
+def _native(dtype: DType) -> Any:
+    try:
+        return NATIVE[dtype]
+    except KeyError:
+        raise lacking("MLX", dtype) from None
+
+
+def _of_nothing(function: Callable[..., Any], x: Any, axis: Axes, keepdims: bool) -> Any:
+    """The reduction of an array without elements, on which MLX may hang."""
+    left = function(np.zeros(x.shape, np.int8), axis=axis, keepdims=keepdims)
+    return mx.zeros(left.shape, dtype=x.dtype)
+
+
+def _number(value: float, beside: Any) -> float:
+    """The number as one that leaves the dtype of the array beside it as it is."""
+    if beside.dtype in _FLOATING:
+        return value
+    return bool(value) if beside.dtype == mx.bool_ else int(value)
+
+
+def _nothing(x: Any) -> float:
+    """The value that is read at an index out of range."""
+    return math.nan if x.dtype in _FLOATING else _number(0, x)
+
+
+def _as_index(indices: Any) -> Any:
+    """The indices in a dtype that holds them, the size of any axis, and what is below both."""
+    return indices if indices.dtype in _AS_INDEX else indices.astype(mx.int64)
+
+
+def _safe(indices: Any, size: int) -> tuple[Any, Any]:
+    """Indices that are in range, and which of them were so before."""
+    indices = _as_index(indices)
+    inside = mx.logical_and(indices >= 0, indices < size)
+    return mx.clip(indices, 0, size - 1), inside
+
+
+@cache
+def _cpu_passes_over_nan() -> bool:
+    """Whether the CPU, too, finds the largest number beside NaN: up to MLX 0.32.2 it does."""
+    return bool(mx.argmax(mx.array([0.0, math.nan]), stream=_CPU).item() == 0)
+
+
+def _argmax_of_numbers_and_others(x: Any, axis: int) -> Any:
+    """The index of the first NaN, where there is any: MLX's GPU kernel passes it over."""
+    others = mx.isnan(x)
+    first = mx.argmax(others, axis=axis)
+    largest = mx.argmax(x, axis=axis)
+    return mx.where(mx.any(others, axis=axis), first, largest).astype(mx.int32)
+
+
+PRIMITIVES: Primitives = MlxPrimitives()

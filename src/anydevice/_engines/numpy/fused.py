@@ -1,0 +1,223 @@
+"""NumPy's own versions of composite ops: a few rows at a time, in memory that is used again.
+
+The definitions make an array of full size for each step. Large ones do not fit the processor's
+cache, and every step waits for memory; these stay within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anydevice._engines.decoder_layer import decoder_layer
+from anydevice._engines.host import known_dtype
+
+Array = np.ndarray[Any, Any]
+
+_FULL = (np.dtype(np.float32), np.dtype(np.float64))
+# The functions behind `np.prod`, `np.any` and `np.all`, called directly.
+_MULTIPLIED: Callable[..., Any] = np.multiply.reduce
+_SOME: Callable[..., Any] = np.logical_or.reduce
+_EVERY: Callable[..., Any] = np.logical_and.reduce
+_SCORES_AT_ONCE = 1 << 26
+_BLOCK = 1 << 16
+"""Elements at a time: a few arrays of so many fit the cache of one core."""
+
+
+def _softmax(x: Array, axis: int) -> Any:
+    if not _suits(x) or axis not in (-1, x.ndim - 1):
+        return NotImplemented
+    rows, result, step = _by_rows(x)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(rows), step):
+            given, block = rows[start : start + step], result[start : start + step]
+            np.subtract(given, given.max(-1, keepdims=True), out=block)
+            np.exp(block, out=block)
+            block /= block.sum(-1, keepdims=True)
+    return result.reshape(x.shape)
+
+
+def _rmsnorm(x: Array, weight: Array, eps: float) -> Any:
+    if not _suits(x):
+        return NotImplemented
+    rows, result, step = _by_rows(x)
+    factor = weight.astype(x.dtype, copy=False)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(rows), step):
+            given, block = rows[start : start + step], result[start : start + step]
+            np.multiply(given, given, out=block)
+            scale = block.sum(-1, keepdims=True)
+            scale /= x.shape[-1]
+            scale += eps
+            np.sqrt(scale, out=scale)
+            np.divide(given, scale, out=block)
+            block *= factor
+    return result.reshape(x.shape)
+
+
+def _silu(x: Array) -> Any:
+    return _swiglu(x, None)
+
+
+def _swiglu(gate: Array, up: Array | None) -> Any:
+    if not _suits(gate):
+        return NotImplemented
+    given = np.ascontiguousarray(gate).reshape(-1)
+    other = None if up is None else np.ascontiguousarray(up).reshape(-1)
+    result = np.empty_like(given)
+    with np.errstate(all="ignore"):
+        for start in range(0, given.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            block = result[part]
+            np.negative(given[part], out=block)
+            np.exp(block, out=block)
+            block += 1
+            np.divide(given[part], block, out=block)
+            if other is not None:
+                block *= other[part]
+    return result.reshape(gate.shape)
+
+
+def _attention(
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Any, window: int | None,
+    lengths: Any, soft_cap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
+    """Each text with the keys that are valid, of which nothing is copied."""
+    _, heads, queries, size = q.shape
+    _, kv_heads, keys, _ = k.shape
+    if mask is not None or lengths is None or not (q.size and k.size and v.size):
+        return NotImplemented
+    if heads * queries * keys > _SCORES_AT_ONCE:
+        return NotImplemented
+    kind = q.dtype if q.dtype in _FULL else np.dtype(np.float32)
+    factor = kind.type(size**-0.5 if scale is None else scale)
+    rows = (kv_heads, heads // kv_heads * queries)
+    extra = None
+    if sinks is not None:
+        extra = np.repeat(sinks.astype(kind, copy=False), queries).reshape(*rows, 1)
+    result = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    with np.errstate(all="ignore"):
+        for text, length in enumerate(lengths.tolist()):
+            valid = min(max(length, 0), keys)
+            first = 0 if window is None else max(0, valid - queries + 1 - window)
+            own_keys, values = (x[text, :, first:valid].astype(kind, copy=False) for x in (k, v))
+            if not own_keys.size:
+                continue
+            asked = q[text].astype(kind, copy=False).reshape(*rows, -1) * factor
+            scores = asked @ own_keys.swapaxes(1, 2)
+            if soft_cap is not None:
+                scores = soft_cap * np.tanh(scores / soft_cap)
+            if causal and queries > 1:
+                key = np.arange(first, valid)
+                own = np.arange(valid - queries, valid)[:, None]
+                hidden = key > own
+                if window is not None:
+                    hidden |= key <= own - window
+                scores.reshape(kv_heads, -1, queries, len(key))[:, :, hidden] = -np.inf
+            weights, total = _weights(scores, extra)
+            averaged = weights @ values / total
+            result[text] = averaged.reshape(heads, queries, -1)
+    return result
+
+
+def _weights(scores: Array, sinks: Any) -> tuple[Array, Array]:
+    """Exponentials of the scores, and what they are to be divided by."""
+    largest = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    largest[largest == -np.inf] = 0  # a query that sees nothing
+    scores -= largest
+    weights = np.exp(scores, out=scores)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - largest)
+    total[total == 0] = 1
+    return weights, total
+
+
+def _argsort(x: Array, axis: int, descending: bool) -> Any:
+    if _is_narrow(x):
+        x = x.astype(np.float32)
+    if not descending:
+        return np.argsort(x, axis, kind="stable").astype(np.int32)
+    # Sorting backwards twice leaves equal numbers in the order in which they stand.
+    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    return (x.shape[axis] - 1 - order).astype(np.int32)
+
+
+def _sort(x: Array, axis: int, descending: bool) -> Any:
+    if _is_narrow(x):
+        return NotImplemented
+    if not descending:
+        return np.sort(x, axis, kind="stable")
+    return np.flip(np.sort(np.flip(x, axis), axis, kind="stable"), axis)
+
+
+def _argmin(x: Array, axis: int) -> Any:
+    wide = x.astype(np.float32) if _is_narrow(x) else x
+    return np.asarray(np.argmin(wide, axis)).astype(np.int32)
+
+
+def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if _is_narrow(x):
+        return NotImplemented
+    with np.errstate(all="ignore"):
+        return np.asarray(_MULTIPLIED(x, axes, x.dtype, keepdims=keepdims))
+
+
+def _cumulative_sum(x: Array, axis: int) -> Any:
+    if x.dtype.kind in "iu":
+        return np.add.accumulate(x, axis, x.dtype)
+    wide = np.dtype(np.float32) if _is_narrow(x) else x.dtype
+    with np.errstate(all="ignore"):
+        return np.add.accumulate(x, axis, wide).astype(x.dtype, copy=False)
+
+
+def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return np.asarray(_SOME(x, axes, bool, keepdims=keepdims))
+
+
+def _all(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return np.asarray(_EVERY(x, axes, bool, keepdims=keepdims))
+
+
+def _round(x: Array) -> Any:
+    return np.asarray(np.rint(x)) if x.dtype in _FULL else NotImplemented
+
+
+def _is_narrow(x: Array) -> bool:
+    """Whether these are floating-point numbers of 16 bits or fewer."""
+    return x.dtype.itemsize < 4 and known_dtype(x.dtype).kind == "float"
+
+
+def _suits(x: Array) -> bool:
+    """Whether an array is large enough to gain, and of a type that is computed with as it is."""
+    return x.size > _BLOCK and x.dtype in _FULL
+
+
+def _by_rows(x: Array) -> tuple[Array, Array, int]:
+    """The array as rows, room for a result of that shape, and how many rows to take at a time."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows, np.empty(rows.shape, x.dtype), max(1, _BLOCK // x.shape[-1])
+
+
+FUSED: Mapping[str, Callable[..., Any]] = {
+    "all": _all,
+    "any": _any,
+    "attention": _attention,
+    "argmin": _argmin,
+    "argsort": _argsort,
+    "cumulative_sum": _cumulative_sum,
+    "decoder_layer": decoder_layer,
+    "flip": lambda x, axes: np.flip(x, axes) if axes else x,
+    "isfinite": lambda x: np.asarray(np.isfinite(x)),
+    "prod": _prod,
+    "rmsnorm": _rmsnorm,
+    "round": _round,
+    "silu": _silu,
+    "softmax": _softmax,
+    "sort": _sort,
+    "swiglu": _swiglu,
+}

@@ -1,0 +1,121 @@
+"""The OpenCL engine, through PyOpenCL: every device of every platform, in the drivers' order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cl_array
+
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DType
+from anydevice._core.engine import Engine, Storage
+from anydevice._engines.base import BaseEngine
+from anydevice._engines.host import narrowed, no_dtype, plain
+from anydevice._engines.opencl.buffers import pool, queue_of_context, queue_of_device
+from anydevice._engines.opencl.kernels.programs import limits
+
+_MULTIPLIED = ("float16", "bfloat16", "float32", "float64")
+
+
+class OpenclEngine(BaseEngine):
+    """Arrays of PyOpenCL."""
+
+    name = "opencl"
+    has_views = True
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device("opencl", index) for index in range(len(_seen())))
+
+    def native(self, device: Device) -> Any:
+        seen = _seen()
+        if device.backend != "opencl" or device.index >= len(seen):
+            raise self.not_seen(device)
+        return seen[device.index]
+
+    def owns(self, x: object) -> bool:
+        return isinstance(x, cl_array.Array)
+
+    def devices_of(self, x: Any) -> tuple[Device, ...]:
+        return tuple(Device("opencl", _seen().index(native)) for native in x.context.devices)
+
+    def storage(self, x: Any) -> Storage | None:
+        """The buffer, known by its handle: OpenCL gives out no pointers."""
+        if not isinstance(x.base_data, cl.MemoryObjectHolder):
+            return None
+        return Storage(x.base_data.int_ptr, x.base_data.size, x.offset, x.strides, x.shape)
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        queue, number = _queue_of(x), dtype.numpy()
+        return cl_array.Array(queue, shape, number, "C", x.allocator, x.base_data, offset, strides)
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        queue = queue_of_device(self.native(device))
+        made = cl_array.empty(queue, shape, dtype.numpy(), allocator=pool(queue.context))
+        queue.finish()  # work on what lay there before may still be under way
+        return made
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        """A copy on the device, also of dtypes that OpenCL cannot compute with.
+
+        With `narrow`, float64 is rounded where the device computes none.
+        """
+        queue = queue_of_device(self.native(device))
+        absent = limits(queue.context).no_doubles if narrow else None
+        if absent is not None:
+            x = narrowed(x, ("float64",), why=absent.what, remedy=absent.instead, narrow=True)
+        return cl_array.to_device(queue, plain(x), allocator=pool(queue.context))
+
+    def to_host(self, x: Any) -> Any:
+        if not x.size:
+            return np.empty(x.shape, x.dtype)
+        # PyOpenCL's own `get` reads no gaps and not every type, so the bytes are read here: those
+        # of the array or, where it has gaps, of all of its buffer.
+        gapless = x.flags.forc
+        start, size = (x.offset, x.nbytes) if gapless else (0, x.base_data.size)
+        read = np.empty(size, np.uint8)
+        cl.enqueue_copy(_queue_of(x), read, x.base_data, src_offset=start, wait_for=x.events)
+        array = np.ndarray(x.shape, x.dtype, read, x.offset - start, x.strides)
+        return array if gapless else array.copy()
+
+    def separate(self, stacked: Any) -> list[Any]:
+        return [row.copy(queue=_queue_of(stacked)) for row in stacked]
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        if str(a.dtype) not in _MULTIPLIED or a.dtype != b.dtype:
+            what = f"OpenCL multiplies no {a.dtype} by {b.dtype}"
+            raise no_dtype(what, "convert both matrices to float32")
+        return super().matmul(a, b)
+
+    def finish(self, arrays: Any) -> None:
+        for x in arrays if isinstance(arrays, list | tuple) else (arrays,):
+            x.finish()
+            _queue_of(x).finish()
+
+    def synchronize(self, device: Device) -> None:
+        queue_of_device(self.native(device)).finish()
+
+
+def _seen() -> list[Any]:
+    """Every device of every platform, numbered through as the drivers list them."""
+    try:
+        return [device for platform in cl.get_platforms() for device in _devices_of(platform)]
+    except cl.Error:  # the loader found no driver at all
+        return []
+
+
+def _devices_of(platform: Any) -> list[Any]:
+    try:
+        return list(platform.get_devices())
+    except cl.Error:  # a driver whose hardware is not there
+        return []
+
+
+def _queue_of(x: Any) -> Any:
+    return x.queue or queue_of_context(x.context)
+
+
+ENGINE: Engine = OpenclEngine()

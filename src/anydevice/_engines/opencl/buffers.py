@@ -1,0 +1,329 @@
+"""The memory of OpenCL arrays: queues, memory pools, and views by shape, strides and offset.
+
+All work of a context goes through one queue that keeps its order. A buffer that is given back is
+therefore free for whatever is started later, even while work that was started before still uses it.
+
+PyOpenCL's arrays carry strides, but its own kernels ignore most of them. Ours do not, so whatever
+only rearranges elements is a view. Strides and offsets are counted in elements here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cl_array
+import pyopencl.tools as cl_tools
+
+from anydevice._core.dtypes import DType
+from anydevice._core.locks import ForkSafeLock, made_once
+
+Ints = tuple[int, ...]
+
+_LEADING_BITS = 7
+"""Sizes are rounded up to so many leading bits: 1 % is lost, and about equal ones are reused."""
+_SMALL = 2**16
+_SHARED = "shares_memory_with_another"
+
+limits: dict[Any, int] = {}
+"""The most bytes that all pools on a `pyopencl.Device` may take of it, where there is a limit."""
+
+_pools: list[Pool] = []
+_counting = ForkSafeLock()
+"""Of all pools that keep to limits one allocates at a time: they may share a device."""
+
+
+@made_once
+def queue_of_device(native: Any) -> Any:
+    """The queue of a `pyopencl.Device`, in a context of its own that is made on first use."""
+    return queue_of_context(cl.Context([native]))
+
+
+@made_once
+def queue_of_context(context: Any) -> Any:
+    """The queue that all our work in a context goes through."""
+    return cl.CommandQueue(context)
+
+
+@made_once
+def pool(context: Any) -> Pool:
+    """The pool that arrays of a context take their memory from."""
+    made = Pool(queue_of_context(context))
+    _pools.append(made)
+    return made
+
+
+def pools_of(native: Any) -> list[Pool]:
+    """Every pool that has been made on a `pyopencl.Device`; asking makes none."""
+    return [made for made in _pools if native in made.devices]
+
+
+class LimitReachedError(cl.MemoryError):  # type: ignore[misc]  # PyOpenCL's is untyped
+    """An array would have gone beyond the limit of its device; `asked` is its size in bytes."""
+
+    def __init__(self, message: str, asked: int) -> None:
+        super().__init__(message)
+        self.asked = asked
+
+
+class Pool:
+    """The memory of one context.
+
+    Allocating takes microseconds where a buffer of about that size was given back before. A new
+    one is filled in at once, which waits for the queue, so that a device that is full says so
+    here and not in the middle of a computation.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        allocator = cl_tools.ImmediateAllocator(queue)
+        self._pool: Any = cl_tools.MemoryPool(allocator, leading_bits_in_bin_id=_LEADING_BITS)
+        self._lock = ForkSafeLock()
+        self._peak = 0
+        self.devices: tuple[Any, ...] = tuple(queue.context.devices)
+
+    @property
+    def in_use(self) -> int:
+        """The bytes of arrays."""
+        return int(self._pool.active_bytes)
+
+    @property
+    def held(self) -> int:
+        """The bytes that were taken from the driver, for arrays and for later ones."""
+        return int(self._pool.managed_bytes)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in use since the start, or `reset_peak`."""
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Start the peak again from what is in use now."""
+        self._peak = self.in_use
+
+    def allocate(self, size: int) -> Any:
+        """A buffer of at least this size.
+
+        Raises `LimitReachedError` beyond the limit, and what PyOpenCL raises where the device is
+        full; both only after what is kept for later was given back.
+        """
+        with self._lock.native:
+            data = self._within_limits(size) if limits else self._pool.allocate(size)
+            self._peak = max(self._peak, self._pool.active_bytes)
+            return data
+
+    __call__ = allocate  # what PyOpenCL takes for an allocator
+
+    def release(self) -> None:
+        """Give the memory that no array uses back to the driver."""
+        self._pool.free_held()
+
+    def _within_limits(self, size: int) -> Any:
+        needed = int(self._pool.alloc_size(self._pool.bin_number(size)))
+        with _counting.native:
+            if needed <= self._left()[0]:
+                return self._pool.allocate(size)
+            data = self._kept(size, needed)
+            if data is not None:
+                return data
+            for each in self._neighbours():
+                each.release()
+            left, native = self._left()
+            if needed <= left:
+                return self._pool.allocate(size)
+        held = sum(each.held for each in pools_of(native))
+        raise LimitReachedError(
+            f"{size} bytes more, with {held} in use, would exceed the limit of "
+            f"{int(left) + held} bytes",
+            size,
+        )
+
+    def _kept(self, size: int, needed: int) -> Any:
+        """A buffer that was given back and fits, where there is one.
+
+        PyOpenCL does not tell which sizes it keeps. One that it had to make again is dropped again:
+        for that moment, the limit is exceeded.
+        """
+        before = self.held
+        if not self._pool.held_blocks or before - self.in_use < needed:
+            return None
+        data = self._pool.allocate(size)
+        return data if self.held <= before else None
+
+    def _left(self) -> tuple[float, Any]:
+        """How many bytes may still be taken, infinity without a limit, and of which device.
+
+        Of several devices it is the one that has least left.
+        """
+        return min(
+            ((_left_of(native), native) for native in self.devices), key=lambda pair: pair[0]
+        )
+
+    def _neighbours(self) -> list[Pool]:
+        """Every pool that shares a device with this one, itself included."""
+        return [each for each in _pools if set(each.devices) & set(self.devices)]
+
+
+def _left_of(native: Any) -> float:
+    return limits.get(native, inf) - sum(each.held for each in pools_of(native))
+
+
+def new(shape: Ints, dtype: DType, context: Any) -> Any:
+    """A new array in C order, not initialized."""
+    kind = dtype.numpy()
+    size = prod(shape) * kind.itemsize
+    memory = pool(context)
+    data = memory.allocate(size) if size else None
+    return cl_array.Array(queue_of_context(context), shape, kind, allocator=memory, data=data)
+
+
+def from_host(values: Any, context: Any) -> Any:
+    """A NumPy array on the device; a small one without waiting for what is under way there.
+
+    A small one is not counted among the memory in use.
+    """
+    queue, memory = queue_of_context(context), pool(context)
+    if not values.size:
+        return cl_array.Array(queue, values.shape, values.dtype, allocator=memory)
+    # A reference to the bytes: PyOpenCL asks for a buffer, which dtypes of ml_dtypes do not give.
+    raw = values.reshape(-1).view(np.uint8)
+    if values.nbytes <= _SMALL:
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        data = cl.Buffer(context, flags, hostbuf=raw)
+    else:
+        data = memory.allocate(values.nbytes)
+        cl.enqueue_copy(queue, data, raw)
+    return cl_array.Array(queue, values.shape, values.dtype, allocator=memory, data=data)
+
+
+def view(x: Any, shape: Ints, strides: Ints, offset: int) -> Any:
+    """The memory of an array as one of another shape, strides and offset."""
+    itemsize = x.dtype.itemsize
+    seen = cl_array.Array(
+        queue_of_context(x.context),
+        shape,
+        x.dtype,
+        allocator=x.allocator,
+        data=x.base_data,
+        offset=offset * itemsize,
+        strides=tuple(stride * itemsize for stride in strides),
+        events=x.events,
+    )
+    setattr(seen, _SHARED, True)
+    return seen
+
+
+def strides_of(x: Any) -> Ints:
+    """The strides of an array in elements."""
+    itemsize = x.dtype.itemsize
+    return tuple(stride // itemsize for stride in x.strides)
+
+
+def offset_of(x: Any) -> int:
+    """The offset of the first element in the buffer, in elements."""
+    return int(x.offset // x.dtype.itemsize)
+
+
+def events_of(*arrays: Any) -> list[Any] | None:
+    """The events on other queues to wait for before arrays are read; `None` for none."""
+    waiting = [event for x in arrays if x.events for event in x.events]
+    return waiting or None
+
+
+def may_be_written(x: Any) -> bool:
+    """Whether the array is in C order and, as far as we know, nobody else's view of its memory."""
+    return not x.offset and is_plain(x) and not hasattr(x, _SHARED)
+
+
+def is_plain(x: Any) -> bool:
+    """Whether the elements follow each other in C order."""
+    return not x.size or _collapsed(x.shape, (strides_of(x),))[1][0] in ((1,), ())
+
+
+def collapsed(shape: Ints, *strides: Ints) -> tuple[Ints, tuple[Ints, ...]]:
+    """The shape with as few axes as walk through all operands, and each one's strides there.
+
+    Axes of size 1 are left out; neighbours that are one step in every operand become one axis.
+
+    >>> collapsed((2, 3, 4), (12, 4, 1), (0, 4, 1))
+    ((2, 12), ((12, 1), (0, 1)))
+    """
+    return _collapsed(shape, strides)
+
+
+@lru_cache(maxsize=4096)
+def _collapsed(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints, ...]]:
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        here = [of_one[axis] for of_one in strides]
+        if sizes and all(kept[-1] == size * step for kept, step in zip(steps, here, strict=True)):
+            sizes[-1] *= size
+            for kept, step in zip(steps, here, strict=True):
+                kept[-1] = step
+        else:
+            sizes.append(size)
+            for kept, step in zip(steps, here, strict=True):
+                kept.append(step)
+    return tuple(sizes), tuple(tuple(kept) for kept in steps)
+
+
+def broadcast_strides(x: Any, shape: Ints) -> Ints:
+    """The strides with which an array is read as if it had a larger shape.
+
+    Raises `ValueError` if it cannot be repeated to that shape.
+    """
+    missing = len(shape) - x.ndim
+    own = strides_of(x)
+    if missing < 0 or any(
+        mine not in (1, size) for mine, size in zip(x.shape, shape[missing:], strict=True)
+    ):
+        raise ValueError(f"an array {x.shape} cannot be repeated to {shape}")
+    repeated = (0 if mine == 1 else step for mine, step in zip(x.shape, own, strict=True))
+    return (*(0,) * missing, *repeated)
+
+
+def broadcast_shape(*shapes: Ints) -> Ints:
+    """The shape that arrays of these shapes broadcast to.
+
+    Raises `ValueError` if they have none.
+    """
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    return np.broadcast_shapes(*shapes)
+
+
+def plain_strides(shape: Sequence[int]) -> Ints:
+    """The strides of C order."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def reshaped_strides(x: Any, shape: Ints) -> Ints | None:
+    """The strides with which an array is read in another shape; `None` if none would do."""
+    sizes, (steps,) = collapsed(x.shape, strides_of(x))
+    strides: list[int] = []
+    axis, left = len(sizes) - 1, 1
+    step = steps[-1] if steps else 1
+    for size in reversed(shape):
+        if size == 1:
+            strides.append(step)
+            continue
+        if left == 1:
+            left, step = sizes[axis], steps[axis]
+            axis -= 1
+        if left % size:
+            return None
+        strides.append(step)
+        left //= size
+        step *= size
+    return tuple(reversed(strides))

@@ -1,0 +1,87 @@
+"""Faster versions of composite ops on OpenCL, each one of anydevice's own kernels.
+
+`KERNELS` are the kernels themselves, to be verified; `FUSED` are the same, but each hands over to
+the definition where it was not verified for the dtype and the device of its first operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any
+
+from anydevice._engines import trust
+from anydevice._engines.opencl.arrays import ENGINE
+from anydevice._engines.opencl.kernels import reductions, rows
+from anydevice._engines.opencl.kernels.attention import attention
+from anydevice._engines.opencl.kernels.programs import dtype_of
+from anydevice._engines.opencl.primitives import PRIMITIVES, computed
+
+
+def silu(x: Any) -> Any:
+    """`x · sigmoid(x)`, rounded once; `NotImplemented` for integers."""
+    return computed("silu", x) if dtype_of(x).kind == "float" else NotImplemented
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    """`silu(gate) · up`, rounded once; `NotImplemented` for integers and several dtypes."""
+    if dtype_of(gate).kind != "float" or gate.dtype != up.dtype:
+        return NotImplemented
+    return computed("swiglu", gate, up)
+
+
+def _sorted(x: Any, axis: int, descending: bool) -> tuple[Any, Any]:
+    """The elements in order along an axis, and where they were."""
+    order = [at for at in range(x.ndim) if at != axis] + [axis]
+    found = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    values, places = (PRIMITIVES.permute_dims(each, back) for each in found)
+    return values, places
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "softmax": rows.softmax,
+        "rmsnorm": rows.rmsnorm,
+        "layernorm": rows.layernorm,
+        "silu": silu,
+        "swiglu": swiglu,
+        "rope": rows.rope,
+        "attention": attention,
+    }
+)
+"""The kernels by the names of their ops, called with all arguments of the op, in their order."""
+
+
+def _where_trusted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(kernel)
+    def run(x: Any, *others: Any) -> Any:
+        if not trust.is_trusted(name, dtype_of(x).name, _device(x)):
+            return NotImplemented
+        return kernel(x, *others)
+
+    return run
+
+
+_names: dict[Any, str] = {}
+
+
+def _device(x: Any) -> str:
+    """The device of an array, as the table of trust names it."""
+    name = _names.get(x.context)
+    if name is None:
+        name = _names[x.context] = str(ENGINE.devices_of(x)[0])
+    return name
+
+
+FUSED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "argsort": lambda x, axis, descending: _sorted(x, axis, descending)[1],
+        "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
+        "round": lambda x: computed("round", x),
+        "sort": lambda x, axis, descending: _sorted(x, axis, descending)[0],
+        **{name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()},
+    }
+)
+"""What stands for primitives, and the kernels: `NotImplemented` where they are not trusted."""

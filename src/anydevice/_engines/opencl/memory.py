@@ -1,0 +1,67 @@
+"""Memory of OpenCL: what our own pool holds of a device; drivers do not count."""
+
+from __future__ import annotations
+
+import pyopencl as cl
+
+from anydevice._core.device import Device
+from anydevice._core.engine import Memory, MemoryUse
+from anydevice._engines.opencl.arrays import ENGINE
+from anydevice._engines.opencl.buffers import LimitReachedError, limits, pools_of
+
+_CODES = frozenset(
+    {
+        cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
+        cl.status_code.OUT_OF_RESOURCES,
+        cl.status_code.OUT_OF_HOST_MEMORY,
+        cl.status_code.INVALID_BUFFER_SIZE,  # more at once than the device gives out
+    }
+)
+
+
+class OpenclMemory:
+    """What anydevice holds of each device; buffers that PyOpenCL makes by itself are not in it."""
+
+    def use(self, device: Device) -> MemoryUse:
+        """The memory of our own arrays; a device that was not used yet is not started for it."""
+        native = ENGINE.native(device)
+        pools = pools_of(native)
+        return MemoryUse(
+            in_use=sum(each.in_use for each in pools),
+            reserved=sum(each.held for each in pools),
+            peak=sum(max(each.peak, each.in_use) for each in pools),
+            limit=limits.get(native),
+        )
+
+    def reset_peak(self, device: Device) -> None:
+        for each in pools_of(ENGINE.native(device)):
+            each.reset_peak()
+
+    def set_limit(self, device: Device, limit: int | None) -> None:
+        """Limit what our pools take of the device, in arrays and kept for later ones."""
+        native = ENGINE.native(device)
+        if limit is None:
+            limits.pop(native, None)
+        else:
+            limits[native] = limit
+
+    def release(self, device: Device) -> None:
+        for each in pools_of(ENGINE.native(device)):
+            each.release()
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Whether a driver or our pool is out of memory.
+
+        OUT_OF_RESOURCES counts: drivers say it where a kernel's arrays do not fit the device.
+        They say it of some kernels that fail for other reasons, too, and nothing tells which.
+        """
+        if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
+            return True
+        return isinstance(error, cl.Error) and getattr(error, "code", None) in _CODES
+
+    def asked(self, error: BaseException) -> int | None:
+        """The size of an array that was beyond our limit; a driver's error names none."""
+        return error.asked if isinstance(error, LimitReachedError) else None
+
+
+MEMORY: Memory = OpenclMemory()

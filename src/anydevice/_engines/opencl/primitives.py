@@ -1,0 +1,206 @@
+"""The primitives on OpenCL: views where nothing is computed, kernels of our own for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyopencl.array as cl_array
+
+from anydevice._core.dtypes import DType
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._engines.host import no_dtype
+from anydevice._engines.host import plain as plain_host
+from anydevice._engines.opencl import buffers
+from anydevice._engines.opencl.kernels import indexing, products, reductions
+from anydevice._engines.opencl.kernels.elementwise import (
+    expression,
+    filled,
+    gives_booleans,
+    reading,
+    run,
+)
+from anydevice._engines.opencl.kernels.programs import (
+    BOOL,
+    bits_of,
+    dtype_of,
+    number_of,
+    scalar,
+    scalar_bits,
+)
+
+
+def computed(operation: str, *operands: Any) -> Any:
+    """The result of an elementwise operation on arrays, or on an array and numbers.
+
+    Raises `UnsupportedError` if the operation is not defined for the dtype of the arrays, or
+    they have several.
+    """
+    arrays = [x for x in operands if isinstance(x, cl_array.Array)]
+    dtype, context = same_dtype(operation, *arrays), arrays[0].context
+    number = number_of(dtype, context)
+    text = expression(operation, number).replace("NUMBER", number.number)
+    shape = buffers.broadcast_shape(*(x.shape for x in arrays))
+    readings, extras = {}, []
+    for name, x in zip("ab", operands, strict=False):
+        if isinstance(x, cl_array.Array):
+            readings[name] = reading(x, number, shape)
+        else:
+            extras.append((name, number, scalar(x, dtype, number)))
+    result = BOOL if gives_booleans(operation) else dtype
+    out = buffers.new(shape, result, context)
+    stored = number_of(result, context)
+    return run(f"STORE(pr, ir, ({text}));", readings, out, stored, extras=extras)
+
+
+def same_dtype(operation: str, *arrays: Any) -> DType:
+    """The dtype of arrays.
+
+    Raises `UnsupportedError` if they have several.
+    """
+    first = arrays[0].dtype
+    for x in arrays:
+        if x.dtype != first:
+            what = f"OpenCL computes no {operation} of {first} and {x.dtype}"
+            raise no_dtype(what, "convert one of the arrays to the dtype of the other")
+    return dtype_of(arrays[0])
+
+
+def _one(operation: str) -> Callable[..., Any]:
+    """The primitive of one array."""
+
+    def call(_: OpenclPrimitives, x: Any) -> Any:
+        return computed(operation, x)
+
+    return call
+
+
+def _two(operation: str) -> Callable[..., Any]:
+    """The primitive of two arrays, or of an array and a number."""
+
+    def call(_: OpenclPrimitives, a: Any, b: Any) -> Any:
+        return computed(operation, a, b)
+
+    return call
+
+
+class OpenclPrimitives:
+    """Computes on the device of its operands, and returns before the device has done so."""
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        number = bits_of(dtype)
+        return filled(tuple(shape), scalar_bits(value, dtype), dtype, number, like.context)
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        number = number_of(dtype, like.context)
+        out = buffers.new((max(0, stop),), dtype, like.context)
+        return run(f"STORE(pr, ir, ({number.number})item);", {}, out, number)
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        return buffers.from_host(plain_host(np.asarray(values)), like.context)
+
+    def dtype(self, x: Any) -> DType:
+        return dtype_of(x)
+
+    def astype(self, x: Any, dtype: DType) -> Any:
+        own = dtype_of(x)
+        if own == dtype:
+            return x
+        number, result = number_of(own, x.context), number_of(dtype, x.context)
+        out = buffers.new(x.shape, dtype, x.context)
+        value = f"({result.number})a" if dtype != BOOL else "a"
+        if number.number == "double" and dtype.bits == 16 and result.floating:
+            value = "narrowed(a)"
+        return run(f"STORE(pr, ir, {value});", {"a": reading(x, number, x.shape)}, out, result)
+
+    def reshape(self, x: Any, shape: Shape) -> Any:
+        shape = tuple(shape)
+        if -1 in shape:
+            known = prod(size for size in shape if size != -1)
+            missing = x.size // known if known else 0
+            shape = tuple(missing if size == -1 else size for size in shape)
+        if prod(shape) != x.size:
+            raise ValueError(f"an array {x.shape} cannot be given the shape {shape}")
+        return indexing.reshaped(x, shape)
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        order = tuple(axis % x.ndim for axis in axes)
+        if sorted(order) != list(range(x.ndim)):
+            raise ValueError(f"{tuple(axes)} is no order of the axes of an array {x.shape}")
+        shape, own = tuple(x.shape[axis] for axis in order), buffers.strides_of(x)
+        return buffers.view(x, shape, tuple(own[axis] for axis in order), buffers.offset_of(x))
+
+    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+        shape = tuple(shape)
+        return buffers.view(x, shape, buffers.broadcast_strides(x, shape), buffers.offset_of(x))
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        same_dtype("concat", *arrays)
+        return indexing.concat(arrays, axis)
+
+    part = staticmethod(indexing.part)
+
+    abs = _one("abs")
+    negative = _one("negative")
+    sign = _one("sign")
+    floor = _one("floor")
+    exp = _one("exp")
+    log = _one("log")
+    sqrt = _one("sqrt")
+    rsqrt = _one("rsqrt")
+    sin = _one("sin")
+    cos = _one("cos")
+    tanh = _one("tanh")
+    sigmoid = _one("sigmoid")
+    erf = _one("erf")
+    isnan = _one("isnan")
+    logical_not = _one("logical_not")
+
+    add = _two("add")
+    subtract = _two("subtract")
+    multiply = _two("multiply")
+    divide = _two("divide")
+    pow = _two("pow")
+    maximum = _two("maximum")
+    minimum = _two("minimum")
+    equal = _two("equal")
+    less = _two("less")
+    less_equal = _two("less_equal")
+    logical_and = _two("logical_and")
+    logical_or = _two("logical_or")
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        """The elements are copied as bits: any dtype will do."""
+        arrays = [x for x in (a, b) if isinstance(x, cl_array.Array)]
+        dtype, context = same_dtype("where", *arrays), arrays[0].context
+        bits = bits_of(dtype)
+        shape = buffers.broadcast_shape(condition.shape, *(x.shape for x in arrays))
+        readings, extras = {}, []
+        for name, x in zip("ab", (a, b), strict=True):
+            if isinstance(x, cl_array.Array):
+                readings[name] = reading(x, bits, shape)
+            else:
+                extras.append((name, bits, scalar_bits(x, dtype)))
+        readings["c"] = reading(condition, number_of(dtype_of(condition), context), shape)
+        out = buffers.new(shape, dtype, context)
+        return run("pr[ir] = c != 0 ? a : b;", readings, out, bits, extras=extras)
+
+    sum = staticmethod(partial(reductions.reduce, "sum"))
+    max = staticmethod(partial(reductions.reduce, "max"))
+    min = staticmethod(partial(reductions.reduce, "min"))
+    argmax = staticmethod(reductions.argmax)
+    top_k = staticmethod(reductions.top_k)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        same_dtype("matmul", a, b)
+        return products.matmul(a, b)
+
+    take = staticmethod(indexing.take)
+    take_along_axis = staticmethod(indexing.take_along_axis)
+    write = staticmethod(indexing.write)
+
+
+PRIMITIVES: Primitives = OpenclPrimitives()

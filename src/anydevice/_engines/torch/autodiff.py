@@ -1,0 +1,95 @@
+"""Gradients on PyTorch: its own tape, around functions that may be compiled or checkpointed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from threading import local
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from anydevice._core.engine import Absent
+from anydevice._core.primitives import Autodiff
+from anydevice._core.trees import leaf_paths, leaves, refilled
+from anydevice._engines.base import refuse_non_scalar
+
+_under_way = local()
+
+
+class TorchAutodiff:
+    """Reverse mode by `torch.autograd.grad`."""
+
+    compiles = False
+
+    def value_and_grad(
+        self, function: Callable[..., Any], *, more: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
+        @wraps(function)
+        def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+            arrays = leaves(first)
+            if not all(map(_has_gradient, arrays)):
+                raise _no_gradient(first)
+            # Inside of another gradient, this one is part of what that one passes through.
+            depth = getattr(_under_way, "depth", 0)
+            _under_way.depth = depth + 1
+            try:
+                with torch.enable_grad():
+                    inputs = [_input(leaf, depth) for leaf in arrays]
+                    result = function(refilled(first, inputs), *others, **named)
+                    value = result[0] if more else result
+                    gradients = _gradients(value, inputs, depth)
+            finally:
+                _under_way.depth = depth
+            if not depth:
+                value = value.detach()
+                result = (value, [x.detach() for x in result[1]]) if more else value
+            return result, refilled(first, gradients)
+
+        return with_gradient
+
+    def stop_gradient(self, x: Any) -> Any:
+        return x.detach()
+
+    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run_again(*arguments: Any, **named: Any) -> Any:
+            return checkpoint(function, *arguments, use_reentrant=False, **named)
+
+        return run_again
+
+    def together(self, tree: Any) -> Any:
+        return tree
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
+
+
+def _no_gradient(tree: Any) -> Exception:
+    pairs = zip(leaf_paths(tree), leaves(tree), strict=True)
+    path, leaf = next(pair for pair in pairs if not _has_gradient(pair[1]))
+    kind = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    return Absent(
+        f"{path or 'the first argument'} is of type {kind}, which has no gradient",
+        instead="pass it as another argument",
+    ).error()
+
+
+def _input(leaf: torch.Tensor, depth: int) -> torch.Tensor:
+    """A tensor of our own that gradients are taken by."""
+    return leaf.view_as(leaf) if depth and leaf.requires_grad else leaf.detach().requires_grad_()
+
+
+def _gradients(value: Any, inputs: list[torch.Tensor], depth: int) -> list[torch.Tensor]:
+    refuse_non_scalar(value, isinstance(value, torch.Tensor))
+    if not inputs:
+        return []
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    found = torch.autograd.grad(value, inputs, create_graph=depth > 0, materialize_grads=True)
+    return list(found)
+
+
+AUTODIFF: Autodiff = TorchAutodiff()

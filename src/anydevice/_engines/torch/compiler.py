@@ -1,0 +1,265 @@
+"""PyTorch's compiler. It keeps what it made across processes, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from inspect import signature
+from math import inf
+from typing import Any
+
+import torch
+
+from anydevice._core.primitives import Compiler
+from anydevice._engines.base import compiled_for_each
+
+with warnings.catch_warnings(), suppress(ImportError):
+    # PyTorch's compiler loads this file of its own, which warns of PyTorch's own old calls.
+    warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
+    import torch.utils.mkldnn
+
+_MOST_VERSIONS = 256
+"""Of one function: as many shapes and types as PyTorch lets one function be compiled for at all."""
+
+_KEEPING = "TORCHINDUCTOR_FX_GRAPH_CACHE"
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_MOST = "max-autotune-no-cudagraphs"
+"""CUDA graphs would give out memory that the next call overwrites."""
+
+# Left to itself, PyTorch gives up at the ninth shape. Older releases cannot be told otherwise for
+# one function, and then take sizes that change for variables.
+_KNOWN = signature(torch.compile).parameters
+_OPTIONS: dict[str, Any] = (
+    {"dynamic": False, "recompile_limit": _MOST_VERSIONS, "isolate_recompiles": True}
+    if "isolate_recompiles" in _KNOWN and "recompile_limit" in _KNOWN
+    else {"dynamic": None}
+)
+
+
+_LOOKED_AT = ("TENSOR_MATCH", "SHAPE_ENV", "GRAD_MODE", "GLOBAL_STATE", "DEFAULT_DEVICE")
+"""What PyTorch looks at before each call of a function in which only arrays differ."""
+
+
+def _few(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type in _LOOKED_AT for guard in guards]
+
+
+# Releases of PyTorch before 2.7 look at everything.
+_FIXED: dict[str, Any] = (
+    {"guard_filter_fn": _few} if hasattr(torch.compiler, "keep_tensor_guards_unsafe") else {}
+)
+
+
+class TorchCompiler:
+    """Whole functions by `torch.compile`: what it cannot look through is an error, not slow."""
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
+        fixed: bool = False,
+    ) -> Callable[..., Any]:
+        """See the protocol. PyTorch has no donation: results never take an argument's memory.
+
+        Values of `static` arguments must be hashable; each set of them is compiled by itself.
+        """
+        options = _options(most) | (_FIXED if fixed else {})
+        compile_one = partial(torch.compile, fullgraph=whole, options=options, **_OPTIONS)
+        if static:
+            return compiled_for_each(function, static, compile_one)
+        compiled: Callable[..., Any] = compile_one(function)
+        return compiled
+
+    def efforts(self, most: bool) -> str:
+        return f"torch.compile, mode {_MOST}" if most else "torch.compile"
+
+    def keep(self, folder: str) -> str | None:
+        """See the protocol. PyTorch reads the variable whenever it compiles.
+
+        It also sets it itself, to a folder among the temporary ones, where nobody has.
+        """
+        if os.environ.get(_KEEPING) == "0":
+            return None
+        if _FOLDER in os.environ and os.environ[_FOLDER] == _own_folder():
+            del os.environ[_FOLDER]
+        return os.environ.setdefault(_FOLDER, folder)
+
+
+def _own_folder() -> str | None:
+    """The folder that PyTorch takes unasked; `None` before it has compiled anything."""
+    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    return os.path.abspath(module.default_cache_dir()) if module else None
+
+
+# Indices out of range. On the CPU, the machine code of an index that is out of range raises a C++
+# exception on a thread of its own, which ends the process. So what PyTorch compiles gets a check
+# before each use of an index, which raises IndexError, as PyTorch does where nothing is compiled.
+# On a GPU, both fail in the same way, and a check would have to wait for the GPU.
+
+_OPS = torch.library.Library("anydevice", "FRAGMENT")
+_OPS.define("zero_in_range(Tensor index, Tensor is_outside, int low, int high) -> Tensor")
+
+
+def _zero_in_range(index: Any, is_outside: Any, low: int, high: int) -> Any:
+    """0 in the dtype of the index; raises `IndexError` if an element is outside."""
+    if is_outside:
+        first = index[(index < low) | (index >= high)].reshape(-1)[0]
+        raise IndexError(
+            f"index {int(first)} is out of range; here indices are from {low} to {high - 1}"
+        )
+    return index.new_zeros(())
+
+
+_OPS.impl("zero_in_range", _zero_in_range, "CPU")
+_OPS.impl("zero_in_range", lambda index, *_: index.new_empty(()), "Meta")
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_OF_ITEMS = (_aten.index.Tensor, _aten.index_put.default)
+_ALONG_AN_AXIS = (
+    _aten.gather.default,
+    _aten.scatter.src,
+    _aten.scatter.value,
+    _aten.scatter.reduce,
+    _aten.scatter.value_reduce,
+    _aten.scatter_add.default,
+    _aten.scatter_reduce.two,
+)
+_CLAMPING = (_aten.clamp_min, _aten.clamp_max)
+_SELECTING = (
+    _aten.view,
+    _aten.expand,
+    _aten.unsqueeze,
+    _aten.squeeze,
+    _aten.permute,
+    _aten.slice,
+    _aten.select,
+    _aten.gather,
+    _aten.clone,
+    _prims.convert_element_type,
+)
+"""Their results have no elements but those of the first argument."""
+
+
+def _options(most: bool) -> dict[str, Any]:
+    """The options of PyTorch's compiler. It is imported here, because that takes seconds."""
+    import torch._inductor as inductor
+    import torch._inductor.config as config
+
+    options = dict(inductor.list_mode_options(_MOST)) if most else {}
+    if config.joint_custom_post_pass is None:  # else the user has one
+        options |= _checks()
+    return options
+
+
+@cache
+def _checks() -> dict[str, Any]:
+    """The option that puts checks in; none before PyTorch 2.6, which would keep no such code."""
+    try:
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+    except ImportError:
+        return {}
+
+    class Checks(CustomGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: Any) -> None:
+            _check_indices(graph)
+
+        def uuid(self) -> str:
+            return "anydevice: indices 1"
+
+    return {"joint_custom_post_pass": Checks()}
+
+
+def _check_indices(graph: Any) -> None:
+    """Put a check before each use of an index in the CPU's memory that could be out of range."""
+    checked: dict[Any, Any] = {}
+    for node in list(graph.nodes):
+        for index, low, high in _indices_of(node):
+            least, most = _range_of(index)
+            if (low <= least and most < high) or index.meta["val"].device.type != "cpu":
+                continue
+            key = index, low, high
+            if key not in checked:
+                with graph.inserting_before(node):
+                    checked[key] = _with_check(graph, *key)
+            node.replace_input_with(index, checked[key])
+
+
+def _indices_of(node: Any) -> Iterator[tuple[Any, int, int]]:
+    """The arguments of a node that are indices, each with the range it must be in."""
+    found: list[tuple[Any, Any, Any]] = []
+    if any("val" not in x.meta for x in node.all_input_nodes):
+        return  # its shapes are not known
+    if node.target is _aten.embedding.default:
+        table, index = node.args[:2]
+        found = [(index, 0, _shape(table)[0])]
+    elif node.target in _ALONG_AN_AXIS:
+        x, axis, index = node.args[:3]
+        found = [(index, 0, (_shape(x) or (1,))[axis])]
+    elif node.target in _OF_ITEMS:
+        x, indices = node.args[:2]
+        sizes = zip(indices, _shape(x), strict=False)
+        found = [(index, -size, size) for index, size in sizes if index is not None]
+    if not all(_has_integers(index) for index, _, _ in found):
+        return  # a mask, which stands for several axes
+    yield from (each for each in found if isinstance(each[2], int))  # else a size may change
+
+
+def _range_of(node: Any) -> tuple[float, float]:
+    """The least and the largest number that its elements can be, as far as that is easily seen."""
+    if isinstance(node, int):
+        return node, node
+    if not _has_integers(node):  # those of floating-point numbers may come from NaN
+        return -inf, inf
+    kind, arguments = getattr(node.target, "overloadpacket", None), node.args
+    if kind in _SELECTING:
+        return _range_of(arguments[0])
+    if kind is _aten.where:
+        one, other = _range_of(arguments[1]), _range_of(arguments[2])
+        return min(one[0], other[0]), max(one[1], other[1])
+    if kind is _prims.iota:
+        ends = node.kwargs["start"], node.kwargs["start"] + node.kwargs["step"] * (arguments[0] - 1)
+        return min(ends), max(ends)
+    if kind is _aten.argmax and len(arguments) > 1:
+        return 0, _shape(arguments[0])[arguments[1]] - 1
+    if kind in _CLAMPING and isinstance(arguments[1], int):
+        (least, most), bound = _range_of(arguments[0]), arguments[1]
+        of_two = max if kind is _aten.clamp_min else min
+        return of_two(least, bound), of_two(most, bound)
+    if kind is _aten.remainder and isinstance(arguments[1], int) and arguments[1] > 0:
+        return 0, arguments[1] - 1
+    return -inf, inf
+
+
+def _has_integers(node: Any) -> bool:
+    value = getattr(node, "meta", {}).get("val")
+    is_mask = getattr(value, "dtype", None) in (torch.bool, torch.uint8)
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not is_mask
+
+
+def _shape(node: Any) -> tuple[Any, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _with_check(graph: Any, index: Any, low: int, high: int) -> Any:
+    def call(target: Any, *arguments: Any) -> Any:
+        node = graph.call_function(target, arguments)
+        values = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in arguments]
+        node.meta["val"] = target(*values)
+        return node
+
+    below = call(_aten.lt.Scalar, index, low)
+    above = call(_aten.ge.Scalar, index, high)
+    is_outside = call(_aten.any.default, call(_aten.logical_or.default, below, above))
+    zero = call(torch.ops.anydevice.zero_in_range.default, index, is_outside, low, high)
+    return call(_aten.add.Tensor, index, zero)
+
+
+COMPILER: Compiler = TorchCompiler()

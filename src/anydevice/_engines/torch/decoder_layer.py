@@ -1,0 +1,159 @@
+"""A decoder layer for one token of each row on the CPU, in as few calls of PyTorch as it takes.
+
+Each call costs some microseconds, and a small model has thirty layers: in ops, which look at
+everything they are given, a token takes half as long again.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from anydevice._core.engine import LayerNumbers
+from anydevice._core.rope_scaling import depends_on_length, frequencies
+
+Scaling = tuple[tuple[str, Any], ...]
+
+_linear = torch._C._nn.linear
+_NOTHING = torch.zeros(1)
+"""What a product is added to where `beta` is 0, so that it is not read."""
+_FLOAT32 = torch.float32
+_attended = torch._C._nn.scaled_dot_product_attention
+_silu = torch._C._nn.silu
+
+
+def decoder_layer(
+    x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
+    mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
+    key_norm: Any, numbers: LayerNumbers,
+) -> Any:  # fmt: skip
+    """See `LayerNumbers`: x, keys and values after it; the cache is written in place."""
+    if not _serves(x, keys, values, qkv, numbers):
+        return NotImplemented
+    at = tuple(positions.tolist())
+    if len(at) == 1 and query_norm is None and qkv_bias is None and output_bias is None:
+        weights = attention_norm, qkv, output, mlp_norm, gate_up, down
+        return _of_one_row(x, at, keys, values, weights, numbers), keys, values
+    rows, heads, kv_heads, size = len(at), numbers.heads, numbers.kv_heads, numbers.size
+    asked, eps, factor = heads + kv_heads, numbers.eps, numbers.factor
+    y = _linear(_normed(x, attention_norm, eps), qkv, qkv_bias).view(rows, -1, size)
+    both, v = y[:, :asked], y[:, asked:]
+    if query_norm is not None:
+        q, k = _normed(both[:, :heads], query_norm, eps), _normed(both[:, heads:], key_norm, eps)
+        both = torch.cat((q, k), 1)
+    if numbers.rotated:
+        both = _turned(both, at, numbers)
+    used, seen = _written(keys, values, both[:, heads:], v, at, numbers.ring)
+    q = both[:, :heads].reshape(rows, kv_heads, heads // kv_heads, size)
+    k, v = keys[:, :, :used], values[:, :, :used]
+    y = _attended(q, k, v, seen, 0.0, False, scale=numbers.scale).reshape(rows, 1, -1)
+    y = _linear(y, output, output_bias)
+    x = x + (y if factor == 1 else y * factor)
+    gate, up = _linear(_normed(x, mlp_norm, eps), gate_up).chunk(2, -1)
+    y = _linear(_silu(gate).mul_(up), down)
+    return x.add_(y if factor == 1 else y * factor), keys, values
+
+
+def _of_one_row(
+    x: Any, at: tuple[int], keys: Any, values: Any, weights: tuple[Any, ...], numbers: LayerNumbers
+) -> torch.Tensor:
+    """The same for one row without biases: vectors, which take the shortest ways to the BLAS."""
+    attention_norm, qkv, output, mlp_norm, gate_up, down = weights
+    heads, kv_heads, size, eps = numbers.heads, numbers.kv_heads, numbers.size, numbers.eps
+    asked, factor, slots = heads + kv_heads, numbers.factor, keys.shape[2]
+    stream = x.reshape(-1)
+    y = _normed_product(qkv, stream, attention_norm, eps).view(1, -1, size)
+    both, v = y.split_with_sizes((asked, kv_heads), 1)
+    if numbers.rotated:
+        both = _turned(both, at, numbers)
+    q, k = both.split_with_sizes((heads, kv_heads), 1)
+    slot = at[0] % slots if numbers.ring else at[0]
+    if slot < slots:
+        keys.select(2, slot).copy_(k)
+        values.select(2, slot).copy_(v)
+    used = min(at[0] + 1, slots)
+    q, k, v = q.view(1, kv_heads, -1, size), keys.narrow(2, 0, used), values.narrow(2, 0, used)
+    attended = _attended(q, k, v, None, 0.0, False, scale=numbers.scale)
+    stream = torch.addmv(stream, output, attended.reshape(-1), alpha=factor)
+    gate, up = _normed_product(gate_up, stream, mlp_norm, eps).chunk(2)
+    return torch.addmv(stream, down, _silu(gate).mul_(up), alpha=factor).view(1, 1, -1)
+
+
+def _normed_product(
+    matrix: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The product with the RMS norm of a vector, whose one factor the BLAS multiplies with."""
+    mean = torch.dot(x, x).item() / x.shape[0] + eps
+    factor = mean**-0.5 if mean else math.inf
+    return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
+
+
+def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerNumbers) -> bool:
+    return (
+        type(x) is torch.Tensor
+        and x.is_cpu
+        and x.dtype is _FLOAT32
+        and keys.dtype is _FLOAT32
+        and qkv.dtype is _FLOAT32
+        and x.shape[1] == 1
+        and keys.shape[3] == values.shape[3]
+        and not ((x.requires_grad or qkv.requires_grad) and torch.is_grad_enabled())
+        and not (numbers.scaling and depends_on_length(dict(numbers.scaling)))
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.rms_norm(x, weight.shape, weight, eps)
+
+
+def _turned(x: torch.Tensor, at: tuple[int, ...], numbers: LayerNumbers) -> torch.Tensor:
+    """Queries and keys (rows, heads, size), rotated as their positions say."""
+    size, rotated, interleaved = numbers.size, numbers.rotated, numbers.interleaved
+    cosine, sine = _tables(at, rotated, numbers.theta, numbers.scaling, interleaved)
+    y = x if rotated == size else x[..., :rotated]
+    if interleaved:
+        swapped = y.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        swapped = y.roll(rotated // 2, -1)
+    y = torch.addcmul(y * cosine, swapped, sine)
+    return y if rotated == size else torch.cat((y, x[..., rotated:]), -1)
+
+
+@lru_cache(maxsize=16)
+def _tables(
+    at: tuple[int, ...], size: int, theta: float, scaling: Scaling, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines (rows, 1, size); those of the first of a pair are negative.
+
+    All layers of a step have the same.
+    """
+    found, factor = frequencies(size, theta, dict(scaling) if scaling else None)
+    steps = torch.tensor(found, dtype=torch.float32)
+    angles = torch.tensor(at, dtype=torch.float32)[:, None, None] * steps
+    cosine, sine = angles.cos() * factor, angles.sin() * factor
+    if interleaved:
+        apart = torch.stack((cosine, cosine), -1), torch.stack((-sine, sine), -1)
+        return apart[0].flatten(-2), apart[1].flatten(-2)
+    return torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+
+
+def _written(
+    keys: Any, values: Any, k: Any, v: Any, at: tuple[int, ...], ring: bool
+) -> tuple[int, torch.Tensor | None]:
+    """How many slots hold what any row sees, and for unequal rows, which; k and v are in place."""
+    slots = keys.shape[2]
+    for row, position in enumerate(at):
+        slot = position % slots if ring else position
+        if slot < slots:
+            keys[row, :, slot] = k[row]
+            values[row, :, slot] = v[row]
+    used = [min(position + 1, slots) for position in at]
+    most = max(used)
+    if min(used) == most:
+        return most, None
+    valid = torch.tensor(used).view(-1, 1, 1, 1)
+    return most, torch.arange(most) < valid

@@ -1,0 +1,690 @@
+"""PyTorch's own functions for whole ops, behind our kernels on CUDA and ROCm.
+
+Each function takes the arguments of its op and returns `NotImplemented` to hand over to the op's
+definition. Where the op's first array is on CUDA or ROCm, `torch/triton/fused.py` is asked first.
+
+Updates of optimizers go over whole lists in one pass. They write into copies, because an update
+leaves what it is given alone, unless the caller has donated it. They have no gradient of their own
+and work on one dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812, as everyone calls it
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from anydevice._core.engine import donation
+from anydevice._core.rope_scaling import depends_on_length, freeze, frequencies, thaw
+from anydevice._engines.torch.captured import captured_step
+from anydevice._engines.torch.decoder_layer import decoder_layer
+from anydevice._engines.torch.experts import experts
+from anydevice._engines.torch.primitives import PRIMITIVES, is_eager_on_cpu
+
+Arrays = Sequence[Any]
+Function = Callable[..., Any]
+Pair = tuple[int, int]
+
+PREFER: Mapping[tuple[int, int], tuple[SDPBackend, ...]] = {
+    (9, 0): (
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ),
+}
+"""By compute capability, the order in which PyTorch's kernels are tried for many queries.
+
+On an H200, causal and of 16-bit numbers, cuDNN's reaches 527 TFLOP/s with 4,096 tokens and 630
+with 16,384, flash attention's 266 and 335. Cards that are not named keep PyTorch's own order.
+"""
+
+_orders: dict[Any, tuple[SDPBackend, ...]] = {}
+_WIDE = (torch.float32, torch.float64)
+_MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
+_mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
+_FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
+# Products of 16-bit numbers that give float32; releases of PyTorch before 2.8 have none.
+_WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
+
+
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    if not _FOR_GPUS or not x.is_cuda or x.dtype in _WIDE or not x.numel():
+        return F.linear(x, weight, bias)
+    count, width = weight.shape
+    is_row = x.numel() == width
+    # With a bias and a size that is no multiple of eight, the library may round the product before
+    # the bias comes to it: up to half of the elements are off then.
+    rounds_twice = bias is not None and (width % 8 or count % 8)
+    followed = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    alone = _WIDE_PRODUCTS and not followed and not torch.compiler.is_compiling()
+    if alone and (is_row or rounds_twice):
+        wide = torch.mm(x.reshape(-1, width), weight.t(), out_dtype=torch.float32)
+        result = (wide if bias is None else wide + bias).to(x.dtype)
+        return result.reshape(*x.shape[:-1], count)
+    if is_row:  # for a vector, not a matrix of one row, it adds up 16 bits in 16 bits
+        return F.linear(x.reshape(1, width), weight, bias).reshape(*x.shape[:-1], count)
+    return F.linear(x, weight, bias)
+
+
+def _gelu(x: Any, approximate: bool) -> Any:
+    if approximate:
+        return F.gelu(x, approximate="tanh")
+    if _GELU_OVERFLOWS and x.is_cpu:
+        return torch.where(x > _ALL, x, F.gelu(x.clamp(max=_ALL)))
+    return F.gelu(x)
+
+
+_ALL = 64.0  # from far less on, what is larger is its own gelu in every dtype
+# With the instructions of AVX-512, oneDNN makes NaN of infinity, and infinity of large numbers.
+_GELU_OVERFLOWS = not torch.equal(
+    F.gelu(torch.full((16,), torch.inf)), torch.full((16,), torch.inf)
+)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    if gate.dtype in _WIDE:
+        return F.silu(gate) * up
+    return (F.silu(gate.float()) * up).to(gate.dtype)
+
+
+def _softmax(x: Any, axis: int) -> Any:
+    if x.dtype in _WIDE or x.is_cuda:
+        return torch.softmax(x, axis)
+    # On the CPU, PyTorch would round numbers of 16 bits on the way.
+    return torch.softmax(x, axis, dtype=torch.float32).to(x.dtype)
+
+
+def _log_softmax(x: Any, axis: int) -> Any:
+    if x.dtype in _WIDE or x.is_cuda:
+        return torch.log_softmax(x, axis)
+    return torch.log_softmax(x, axis, dtype=torch.float32).to(x.dtype)
+
+
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    if not x.dtype.is_floating_point or axis == ():  # to PyTorch, no axes are all of them
+        return NotImplemented
+    return torch.mean(x, axis[0] if len(axis) == 1 else axis, keepdims)
+
+
+def _var(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return _spread(torch.var, x, axis, keepdims, correction)
+
+
+def _std(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return _spread(torch.std, x, axis, keepdims, correction)
+
+
+def _spread(function: Function, x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    count = math.prod([x.shape[one] for one in axis])
+    # PyTorch warns of what is left without a divisor.
+    if not x.dtype.is_floating_point or axis == () or count <= correction:
+        return NotImplemented
+    return function(x, axis, correction=correction, keepdim=keepdims)
+
+
+def _ordered(x: Any) -> Any:
+    """The array as one that PyTorch can put in order."""
+    return x.to(torch.uint8) if x.dtype == torch.bool else x
+
+
+def _sort(x: Any, axis: int, descending: bool) -> Any:
+    return torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
+
+
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    found = torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)
+    return found[1].to(torch.int32)
+
+
+def _argmin(x: Any, axis: int) -> Any:
+    return torch.argmin(_ordered(x), axis).to(torch.int32)
+
+
+def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+    if len(axis) != 1 or (x.dtype not in _WIDE and x.dtype.is_floating_point):
+        return NotImplemented
+    return torch.prod(x, axis[0], keepdims, dtype=x.dtype)
+
+
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    kind = x.dtype
+    if kind in _WIDE:
+        return torch.cumsum(x, axis)
+    return torch.cumsum(x, axis, dtype=torch.float32 if kind.is_floating_point else kind).to(kind)
+
+
+def _any(x: Any, axis: Any, keepdims: bool) -> Any:
+    return torch.any(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
+
+
+def _all(x: Any, axis: Any, keepdims: bool) -> Any:
+    return torch.all(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
+
+
+def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
+    if not axis or not x.numel():
+        return NotImplemented
+    if x.dtype in _WIDE:
+        return torch.logsumexp(x, axis, keepdims)
+    return torch.logsumexp(x.float(), axis, keepdims).to(x.dtype)
+
+
+def _clip(x: Any, low: Any, high: Any) -> Any:
+    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+        return NotImplemented
+    return x if low is high is None else torch.clamp(x, low, high)
+
+
+def _pad(x: Any, widths: Any, value: float) -> Any:
+    return F.pad(x, [size for pair in widths[::-1] for size in pair], value=value)
+
+
+def _checked_rmsnorm() -> Function | None:
+    """The kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
+    found: Function | None = getattr(torch, "_fused_rms_norm", None)
+    try:
+        with torch.no_grad():
+            x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
+            normal, _ = found(x, weight.shape, weight, 0.5)  # type: ignore[misc]
+            right = torch.equal(normal, torch.rms_norm(x, weight.shape, weight, 0.5))
+    except Exception:  # other releases of PyTorch lack it, or have it for GPUs alone
+        return None
+    return found if right else None
+
+
+_straight_rmsnorm = _checked_rmsnorm()
+
+
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    # PyTorch warns of two dtypes; on a GPU, one infinite element makes a whole row NaN.
+    if x.dtype != weight.dtype or (_FOR_GPUS and x.is_cuda):
+        return NotImplemented
+    if _straight_rmsnorm is None or not x.is_cpu or torch.compiler.is_compiling():
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    return _straight_rmsnorm(x, weight.shape, weight, eps)[0]
+
+
+def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    kind = x.dtype
+    if (weight is not None and weight.dtype != kind) or (bias is not None and bias.dtype != kind):
+        return NotImplemented
+    return torch.layer_norm(x, x.shape[-1:] if weight is None else weight.shape, weight, bias, eps)
+
+
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    if not logits.shape[-1]:
+        return NotImplemented
+    kind = logits.dtype if logits.dtype in _WIDE else torch.float32
+    logarithms = torch.log_softmax(logits, -1, dtype=kind)
+    picked = PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1)
+    return -picked.mean()
+
+
+def _mean_squared_error(x: Any, y: Any) -> Any:
+    if x.dtype in _WIDE:
+        return _mse_loss(x, y, _MEAN)
+    return _mse_loss(x.float(), y.float(), _MEAN)
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, eps: float) -> Any:
+    weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
+    return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, _FOR_GPUS)
+
+
+def _batch_norm_training(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, eps: float, momentum: float
+) -> Any:
+    weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
+    # PyTorch writes the new state into what it is given.
+    mean, variance = mean.detach().clone(), variance.detach().clone()
+    y = torch.batch_norm(x, weight, bias, mean, variance, True, momentum, eps, _FOR_GPUS)
+    return y, mean, variance
+
+
+def _as_wide(*arrays: Any) -> list[Any]:
+    return [each if each.dtype in _WIDE else each.float() for each in arrays]
+
+
+def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+    # cuDNN keeps only 10 bits of float32, unless told otherwise for the whole process, and rounds
+    # numbers of 16 bits on the way.
+    if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
+        return NotImplemented
+    if stride == (1, 1) and padding == (0, 0):  # PyTorch's own, which it need not read then
+        return torch.conv2d(x, weight, bias)
+    return torch.conv2d(x, weight, bias, stride, padding)
+
+
+def _conv_transpose2d(
+    x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair, more: Pair
+) -> Any:
+    if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
+        return NotImplemented  # as for `conv2d`
+    return torch.conv_transpose2d(x, weight, bias, stride, padding, more)
+
+
+def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    return F.max_pool2d(x, size, stride) if x.dtype.is_floating_point else NotImplemented
+
+
+def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    if stride == size and size[0] == size[1]:  # one number is read sooner than two pairs
+        return F.avg_pool2d(x, size[0])
+    return F.avg_pool2d(x, size, stride)
+
+
+def attention(
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
+    """The op of that name; `NotImplemented` where there is nothing to attend to or to compute.
+
+    And for soft caps and sinks, which PyTorch's kernels do not have.
+    """
+    asked, held = q.shape, k.shape
+    if 0 in asked or 0 in held or soft_cap is not None or sinks is not None:
+        return NotImplemented
+    if held[3] != v.shape[3] and (not v.shape[3] or q.dtype not in _WIDE):
+        return NotImplemented  # in 16 bits, PyTorch would round on the way
+    queries, keys = asked[2], held[2]
+    if lengths is not None and mask is None and is_eager_on_cpu(q, k, v, lengths):
+        k, v, window, lengths = _valid(queries, k, v, window, lengths)
+        keys = k.shape[2]
+        if not keys:
+            return NotImplemented
+    if lengths is None and mask is None and window is None:
+        if queries == 1 or not causal:
+            if scale is None and asked[1] == held[1] and not q.is_cuda:
+                return scaled_dot_product_attention(q, k, v)
+            return _of_groups(q, k, v, None, scale)
+        if queries == keys:
+            return causal_attention(q, k, v, scale)
+    seen = _seen(q, keys, causal, mask, window, lengths)
+    some = seen.any(-1, keepdim=True)
+    # A query that sees nothing would give NaN; it sees all, and is left out after.
+    shown = seen | ~some
+    # What no query attends to may be NaN. On a CPU that shows in the result, nearly always not.
+    hopeful = is_eager_on_cpu(*(x for x in (q, k, v, mask, lengths) if x is not None))
+    if not hopeful and (mask is not None or lengths is not None):
+        k, v = _held(k, v, seen)
+    result = torch.where(some, _of_groups(q, k, v, shown, scale), 0.0)
+    if hopeful and not torch.isfinite(result.detach().sum()):
+        return NotImplemented
+    return result
+
+
+def _valid(
+    queries: int, k: Any, v: Any, window: int | None, lengths: Any
+) -> tuple[Any, Any, int | None, Any]:
+    """The keys and values that any query may see, without what says so, where it is clear then."""
+    keys = k.shape[2]
+    valid = [min(max(length, 0), keys) for length in lengths.tolist()]
+    first, most = 0, max(valid)
+    if min(valid) == most:
+        lengths = None
+        if window is not None:
+            first = max(0, most - queries + 1 - window)
+            window = None if queries == 1 else window
+    return k[:, :, first:most], v[:, :, first:most], window, lengths
+
+
+def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
+    """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
+    some = seen.any(2)
+    if some.shape[1] > 1:
+        some = some.reshape(some.shape[0], k.shape[1], -1, some.shape[2]).any(2)
+    return torch.where(some[..., None], k, 0.0), torch.where(some[..., None], v, 0.0)
+
+
+def _rope(
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any, length: Any = None
+) -> Any:
+    if torch.compiler.is_compiling() or depends_on_length(scaling) or not x.numel():
+        return NotImplemented
+    size = x.shape[3]
+    steps, factor = _steps(size, theta, freeze(scaling), x.device)
+    angles = positions[..., None, :, None] * steps
+    y = x if x.dtype in _WIDE else x.float()
+    cosine, sine = angles.cos(), angles.sin()
+    if factor != 1:
+        cosine, sine = cosine * factor, sine * factor
+    if y.dtype == torch.float64:
+        cosine, sine = cosine.double(), sine.double()
+    first, second = (y[..., ::2], y[..., 1::2]) if interleaved else y.chunk(2, -1)
+    turned = (
+        torch.addcmul(first * cosine, second, sine, value=-1),
+        torch.addcmul(second * cosine, first, sine),
+    )
+    result = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return result.to(x.dtype)
+
+
+@lru_cache(maxsize=64)
+def _steps(size: int, theta: float, scaling: Any, device: Any) -> tuple[torch.Tensor, float]:
+    """The angle of each pair for one position, and the factor of cosine and sine."""
+    found, factor = frequencies(size, theta, thaw(scaling))
+    with torch.inference_mode(False):  # what is made in that mode has no part in gradients
+        return torch.tensor(found, dtype=torch.float32, device=device), factor
+
+
+def causal_attention(q: Any, k: Any, v: Any, scale: float | None) -> Any:
+    """As many queries as keys, each seeing those up to its own."""
+    with _preferred(q):
+        return scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
+    """Without an order among the queries: the heads of one key head are rows of one matrix.
+
+    So no key is copied, and kernels that know nothing of grouped heads serve too.
+    """
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    groups = heads // kv_heads
+    if groups > 1:
+        q = q.reshape(batch, kv_heads, groups * queries, size)
+        if seen is not None:
+            seen = seen.expand(seen.shape[0], heads if seen.shape[1] > 1 else groups, queries, keys)
+            seen = seen.reshape(seen.shape[0], -1, groups * queries, keys)
+    with _preferred(q):
+        result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+    return result.reshape(batch, heads, queries, v.shape[3])
+
+
+def _seen(
+    q: Any, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
+) -> torch.Tensor:
+    """Which keys a query may see: four axes, of which the first two may be 1."""
+    queries = q.shape[2]
+    key = torch.arange(keys, device=q.device)
+    valid, seen = keys, torch.ones_like(key, dtype=torch.bool)
+    if lengths is not None:
+        valid = lengths.to(torch.int64).clamp(0, keys).reshape(-1, 1, 1, 1)
+        seen = key < valid
+    if causal:
+        own = torch.arange(queries, device=q.device)[:, None] + (valid - queries)
+        seen = seen & (key <= own)
+        if window is not None:
+            seen = seen & (key > own - window)
+    if mask is not None:
+        seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
+    shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
+    return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
+
+
+def _preferred(q: Any) -> AbstractContextManager[Any]:
+    """The order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
+    if not q.is_cuda or q.shape[2] == 1:
+        return nullcontext()
+    order = _orders.get(q.device)
+    if order is None:
+        order = _orders[q.device] = PREFER.get(torch.cuda.get_device_capability(q.device), ())
+    return sdpa_kernel(list(order), set_priority=True) if order else nullcontext()
+
+
+def update_sgd(
+    parameters: Arrays, gradients: Arrays, velocities: Arrays | None,
+    rate: float, momentum: float, decay: float, nesterov: bool,
+) -> Any:  # fmt: skip
+    """The op of that name, for float tensors of one dtype that no gradient passes through."""
+    lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
+    idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
+    # With numbers of 16 bits, PyTorch's kernel for the CPU takes a wrong step.
+    wrong = parameters[0].element_size() < 4
+    if idle or wrong or not _alike(lists) or isinstance(rate, torch.Tensor):
+        return NotImplemented
+    moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
+    torch._fused_sgd_(
+        moved, _laid_out_like(moved, gradients), kept[0] if kept else [],
+        lr=rate, momentum=momentum if kept else 0.0, dampening=0.0, weight_decay=decay,
+        nesterov=nesterov, maximize=False, is_first_step=False, found_inf=donation.skip,
+    )  # fmt: skip
+    return moved, kept[0] if kept else None
+
+
+def update_adam(
+    parameters: Arrays, gradients: Arrays, means: Arrays, squares: Arrays, step: Any,
+    rate: float, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
+) -> Any:  # fmt: skip
+    """The op of that name, for float tensors of one dtype that no gradient passes through."""
+    if not _alike([parameters, gradients, means, squares]) or isinstance(rate, torch.Tensor):
+        return NotImplemented
+    count = torch.as_tensor(step, dtype=torch.float32, device=parameters[0].device)
+    moved, new_means, new_squares = _copies(parameters), _copies(means), _copies(squares)
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    update(
+        moved, _laid_out_like(moved, gradients), new_means, new_squares, [], [count] * len(moved),
+        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps,
+        amsgrad=False, maximize=False, found_inf=donation.skip,
+    )  # fmt: skip
+    return moved, new_means, new_squares
+
+
+def total_size(arrays: Arrays) -> Any:
+    """A number that is finite where all of a list are: by few kernels where each start counts."""
+    if not _alike([arrays]):
+        return NotImplemented
+    if arrays[0].device.type == "cuda":
+        return torch.stack(torch._foreach_norm(list(arrays), 1)).sum(dtype=torch.float32)
+    return torch.stack([array.sum(dtype=torch.float32) for array in arrays]).sum()
+
+
+def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
+    """The gradients with the strides of the copies: CUDA's kernels refuse others."""
+    return [
+        gradient
+        if gradient.stride() == copy.stride()
+        else gradient.clone(memory_format=torch.contiguous_format)
+        for copy, gradient in zip(moved, gradients, strict=True)
+    ]
+
+
+def _alike(lists: Sequence[Arrays]) -> bool:
+    """Whether one kernel serves all of these now; a compiler makes its own of the definition."""
+    if torch.compiler.is_compiling():
+        return False
+    first = lists[0][0]
+    kind, device = first.dtype, first.device
+    return (
+        kind.is_floating_point
+        and device.type in ("cpu", "cuda", "mps")
+        and all(x.dtype == kind and x.device == device for arrays in lists for x in arrays)
+        and not (torch.is_grad_enabled() and any(x.requires_grad for y in lists for x in y))
+    )
+
+
+def _copies(arrays: Arrays) -> list[torch.Tensor]:
+    """Tensors that the kernels may write: copies, or the given ones where they are donated."""
+    if donation.allowed and all(x.is_contiguous() for x in arrays):
+        return list(arrays)
+    return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
+
+
+# Recurrent layers. PyTorch's compiler would write out each step, and take minutes for a hundred of
+# them. So to it, a whole sequence is one op, whose gradient computes the sequence again.
+
+
+def _recurrent(kind: str) -> Function:
+    """The layer of that name over (batch, time, inputs): its outputs, or the last of them."""
+
+    def run(x: Any, weight: Any, recurrent: Any, bias: Any, own_bias: Any, last: bool) -> Any:
+        own = _whole_sequence if torch.compiler.is_compiling() else _sequence
+        y = own(kind, x, weight, recurrent, bias, own_bias)
+        return y[:, -1] if last else y
+
+    return run
+
+
+def _sequence(kind: str, x: Any, *weights: Any) -> Any:
+    if x.is_cuda and x.dtype != torch.float64:  # cuDNN keeps only 10 bits of float32
+        return _step_by_step(kind, x, *weights)
+    given, states = _started(x, *weights)
+    layer, state = (torch.lstm, states) if kind == "lstm" else (torch.gru, states[0])
+    y = layer(
+        given[0], state, given[1:], len(given) > 3, 1, 0.0, torch.is_grad_enabled(), False, True
+    )
+    return y[0].to(x.dtype)
+
+
+def _step_by_step(kind: str, x: Any, *weights: Any) -> Any:
+    given, states = _started(x, *weights)
+    states = [each[0] for each in states]
+    outputs = []
+    for one in given[0].unbind(1):
+        if kind == "lstm":
+            states = list(torch.lstm_cell(one, states, *given[1:]))
+        else:
+            states = [torch.gru_cell(one, states[0], *given[1:])]
+        outputs.append(states[0])
+    return torch.stack(outputs, 1).to(x.dtype)
+
+
+def _started(x: Any, *weights: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays that there are, of 32 bits or more, and two states that are 0."""
+    given = [each for each in (x, *weights) if each is not None]
+    if x.dtype not in _WIDE:
+        given = [each.float() for each in given]
+    return given, [given[0].new_zeros(1, len(x), weights[1].shape[1])] * 2
+
+
+_ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? own_bias"
+
+
+def _contiguous_sequence(*arguments: Any) -> Any:
+    return _sequence(*arguments).contiguous()
+
+
+def _sequence_gradients(slope: Any, kind: str, *arrays: Any) -> list[Any]:
+    """The gradients by the arrays that there are."""
+
+    def outputs(*given: Any) -> Any:  # oneDNN's layer has no gradient below that of the op
+        return _step_by_step(kind, *given, *arrays[len(given) :])
+
+    _, gradients = torch.func.vjp(outputs, *[each for each in arrays if each is not None])
+    return [each.contiguous() for each in gradients(slope)]
+
+
+def _sequence_shape(kind: str, x: Any, weight: Any, recurrent: Any, *biases: Any) -> Any:
+    return x.new_empty(*x.shape[:2], recurrent.shape[1])
+
+
+def _gradient_shapes(slope: Any, kind: str, *arrays: Any) -> list[Any]:
+    return [each.new_empty(each.shape) for each in arrays if each is not None]
+
+
+def _keep_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.kind = inputs[0]
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _backward(ctx: Any, slope: Any) -> Any:
+    arrays = ctx.saved_tensors
+    found = iter(_whole_gradients(slope, ctx.kind, *arrays))
+    return None, *[each if each is None else next(found) for each in arrays]
+
+
+_whole_sequence: Any = torch.library.custom_op(
+    "anydevice::sequence", _contiguous_sequence,
+    mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor",
+)  # fmt: skip
+_whole_gradients: Any = torch.library.custom_op(
+    "anydevice::sequence_gradients", _sequence_gradients,
+    mutates_args=(), schema=f"(Tensor slope, {_ARGUMENTS}) -> Tensor[]",
+)  # fmt: skip
+_whole_sequence.register_fake(_sequence_shape)
+_whole_gradients.register_fake(_gradient_shapes)
+_whole_sequence.register_autograd(_backward, setup_context=_keep_inputs)
+
+
+_OWN: dict[str, Function] = {
+    "linear": _linear,
+    "relu": torch.relu,
+    "silu": F.silu,
+    "gelu": _gelu,
+    "swiglu": _swiglu,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "sort": _sort,
+    "argsort": _argsort,
+    "argmin": _argmin,
+    "prod": _prod,
+    "any": _any,
+    "all": _all,
+    "logsumexp": _logsumexp,
+    "cumulative_sum": _cumulative_sum,
+    "clip": _clip,
+    "isfinite": torch.isfinite,
+    "round": torch.round,
+    "pad": _pad,
+    "stack": torch.stack,
+    "flip": torch.flip,
+    "leaky_relu": F.leaky_relu,
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "batch_norm": _batch_norm,
+    "batch_norm_training": _batch_norm_training,
+    "attention": attention,
+    "experts": experts,
+    "rope": _rope,
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
+    "gru": _recurrent("gru"),
+    "lstm": _recurrent("lstm"),
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "update_sgd": update_sgd,
+    "update_adam": update_adam,
+    "total_size": total_size,
+    "captured_step": captured_step,
+    "decoder_layer": decoder_layer,
+}
+
+
+def kernels_first(
+    own: Mapping[str, Function], kernels: Mapping[str, Function]
+) -> dict[str, Function]:
+    """The functions, each behind the kernel of its name, which is asked for arrays on CUDA.
+
+    >>> both = kernels_first({"silu": lambda x: "own"}, {"silu": lambda x: "kernel"})
+    >>> both["silu"](torch.ones(1))
+    'own'
+    """
+    behind = {name: _kernel_first(kernel, own.get(name)) for name, kernel in kernels.items()}
+    return {**own, **behind}
+
+
+def _kernel_first(kernel: Function, own: Function | None) -> Function:
+    def either(*arguments: Any) -> Any:
+        first = arguments[0]
+        if (first if isinstance(first, torch.Tensor) else first[0]).is_cuda:
+            result = kernel(*arguments)
+            if result is not NotImplemented:
+                return result
+        return NotImplemented if own is None else own(*arguments)
+
+    return either
+
+
+FUSED: Mapping[str, Function] = _OWN
+if _FOR_GPUS:
+    from anydevice._engines.torch.triton.fused import KERNELS
+
+    FUSED = kernels_first(_OWN, KERNELS)

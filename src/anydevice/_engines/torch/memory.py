@@ -1,0 +1,138 @@
+"""Memory of PyTorch: what its caching allocators hold of a GPU; the CPU's it does not count."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from anydevice._core.device import Device
+from anydevice._core.engine import Memory, MemoryUse
+from anydevice._engines.base import amount_asked
+from anydevice._engines.torch.arrays import ENGINE
+
+_OUT_OF_MEMORY: type[BaseException] = getattr(
+    torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError
+)
+_SAID = re.compile(
+    r"\bDefaultCPUAllocator: (?:can't allocate|not enough) memory"  # the second one on Windows
+    r"|^std::bad_alloc$"  # of the host, for anything but a tensor
+    r"|^Storage size calculation overflowed"  # more than any machine could have
+    r"|\b(?:CUDA|HIP|XPU|MPS backend)(?: driver)?(?: error:)? out of memory\b"
+    r"|^Triton Error \[\w+\]: out of memory"
+    r"|^Invalid buffer size: [\d.]+ "  # Metal, for more at once than it gives out
+    r"|\b[A-Z]+(?:_STATUS)?_ALLOC_FAILED\b|\bmiopenStatusAllocFailed\b",  # of their libraries
+    re.MULTILINE,
+)
+"""PyTorch's messages in a plain `RuntimeError`, which other code raises too."""
+_limits: dict[Device, int] = {}
+_shares_before: dict[Device, float] = {}
+
+
+class TorchMemory:
+    """What PyTorch holds, device by device."""
+
+    def use(self, device: Device) -> MemoryUse | None:
+        """What the allocator of a GPU holds; nothing for the CPU, where PyTorch does not count.
+
+        Metal has no peak. Asking does not start a GPU that PyTorch has not started yet.
+        """
+        target = ENGINE.native(device)
+        limit = _limits.get(device)
+        if target.type == "cuda":
+            if not torch.cuda.is_initialized():
+                return MemoryUse(0, 0, 0, limit)
+            return MemoryUse(
+                in_use=torch.cuda.memory_allocated(target),
+                reserved=torch.cuda.memory_reserved(target),
+                peak=torch.cuda.max_memory_allocated(target),
+                limit=limit,
+            )
+        if target.type == "mps":
+            in_use = torch.mps.current_allocated_memory()
+            return MemoryUse(in_use, max(in_use, torch.mps.driver_allocated_memory()), limit=limit)
+        return None
+
+    def reset_peak(self, device: Device) -> None:
+        target = ENGINE.native(device)
+        if target.type == "cuda" and torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats(target)
+
+    def set_limit(self, device: Device, limit: int | None) -> str | None:
+        """Limit what PyTorch may hold of a GPU, in arrays and kept for later ones.
+
+        Where PyTorch has not started the GPU yet, the limit waits until it does: setting one does
+        not start it. Lifting it gives back the share that was set before; Metal does not tell one,
+        and is given PyTorch's own.
+        """
+        target = ENGINE.native(device)
+        if target.type == "cpu":
+            if limit is None:
+                return None
+            return (
+                "PyTorch does not count its memory on the CPU, so a limit has no effect there; "
+                "use the system's own: ulimit -v, or a cgroup"
+            )
+        if limit is None:
+            if _limits.pop(device, None) is None:
+                return None
+        else:
+            _limits[device] = limit
+        if target.type == "mps":
+            _limit_metal(device)
+        else:
+            # At once where CUDA has started; else when it does, with what is the limit then.
+            torch.cuda._lazy_call(lambda: _limit_card(device, target))
+        return None
+
+    def release(self, device: Device) -> None:
+        target = ENGINE.native(device)
+        if target.type == "cuda" and torch.cuda.is_initialized():
+            with torch.cuda.device(target):
+                torch.cuda.empty_cache()
+        elif target.type == "mps":
+            torch.mps.empty_cache()
+
+    def ran_out(self, error: BaseException) -> bool:
+        if isinstance(error, _OUT_OF_MEMORY) or type(error) is MemoryError:
+            return True
+        its_own = type(error).__module__.partition(".")[0] == "torch"
+        if not (isinstance(error, RuntimeError) and its_own) and type(error) is not RuntimeError:
+            return False
+        said = str(error)
+        return _SAID.search(said) is not None or (its_own and "out of memory" in said.lower())
+
+    def asked(self, error: BaseException) -> int | None:
+        return amount_asked(str(error))
+
+
+def _limit_card(device: Device, target: Any) -> None:
+    limit = _limits.get(device)
+    if limit is None:
+        share = _shares_before.pop(device, None)
+    else:
+        if device not in _shares_before:
+            _shares_before[device] = _share(target)
+        share = min(1.0, limit / torch.cuda.get_device_properties(target).total_memory)
+    if share is not None:  # a limit that was lifted before the GPU started has changed nothing
+        torch.cuda.set_per_process_memory_fraction(share, target)
+
+
+def _share(target: Any) -> float:
+    """The share of a card that PyTorch may hold now; old releases do not tell."""
+    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return 1.0 if ask is None else float(ask(target))
+
+
+def _limit_metal(device: Device) -> None:
+    total = torch.mps.recommended_max_memory()
+    limit = _limits.get(device)
+    # Without a limit, PyTorch's own share of what Metal recommends; more than twice is refused.
+    own = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.7"))
+    share = own if limit is None else min(2.0, limit / total)
+    torch.mps.set_per_process_memory_fraction(share)
+
+
+MEMORY: Memory = TorchMemory()

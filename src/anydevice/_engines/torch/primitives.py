@@ -1,0 +1,271 @@
+"""The primitives on PyTorch, eager or traced by `torch.compile` without a break in the graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from anydevice._core.dtypes import DType
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._engines.host import known_dtype, lacking
+from anydevice._engines.torch.arrays import KNOWN, NATIVE
+
+Axes = int | tuple[int, ...]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# By name and not by row: names are constants to the compiler.
+_THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
+
+
+def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The primitive of two arrays, or of an array and a number."""
+
+    def call(_: TorchPrimitives, a: Any, b: Any) -> Any:
+        return function(*_pair(a, b))
+
+    return call
+
+
+def _two_arrays(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The same where PyTorch's function takes arrays only: a number becomes one."""
+
+    def call(_: TorchPrimitives, a: Any, b: Any) -> Any:
+        if not isinstance(b, torch.Tensor):
+            return function(a, a.new_full((), b))
+        return function(a if isinstance(a, torch.Tensor) else b.new_full((), a), b)
+
+    return call
+
+
+class TorchPrimitives:
+    """Every primitive over `torch.Tensor`."""
+
+    # Making
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        return torch.full(shape, value, dtype=_theirs(dtype), device=like.device)
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        return torch.arange(stop, dtype=_theirs(dtype), device=like.device)
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        if torch.compiler.is_compiling():  # which cannot ask an array of NumPy for its dtype
+            return torch.as_tensor(values, device=like.device)
+        if values.dtype.kind == "V":  # of ml_dtypes, which PyTorch does not read; float32 holds it
+            kind = _theirs(known_dtype(values.dtype))
+            return torch.tensor(values.astype(np.float32), dtype=kind, device=like.device)
+        return torch.tensor(values, device=like.device)
+
+    # Types and shapes
+
+    def dtype(self, x: Any) -> DType:
+        row = KNOWN.get(x.dtype)
+        return known_dtype(x.dtype) if row is None else row
+
+    def astype(self, x: Any, dtype: DType) -> Any:
+        return x.to(_theirs(dtype))
+
+    def reshape(self, x: Any, shape: Shape) -> Any:
+        return torch.reshape(x, shape)
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        return torch.permute(x, tuple(axes))
+
+    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+        return torch.broadcast_to(x, shape)
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return torch.cat(tuple(arrays), axis)
+
+    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
+
+    # One array
+
+    abs = staticmethod(torch.abs)
+    negative = staticmethod(torch.neg)
+    floor = staticmethod(torch.floor)
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    sqrt = staticmethod(torch.sqrt)
+    rsqrt = staticmethod(torch.rsqrt)
+    sin = staticmethod(torch.sin)
+    cos = staticmethod(torch.cos)
+    tanh = staticmethod(torch.tanh)
+    sigmoid = staticmethod(torch.sigmoid)
+    erf = staticmethod(torch.erf)
+    isnan = staticmethod(torch.isnan)
+    logical_not = staticmethod(torch.logical_not)
+
+    def sign(self, x: Any) -> Any:
+        # PyTorch's sign of NaN is 0.
+        signs = torch.sign(x)
+        return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
+
+    # Two arrays, or an array and a number
+
+    add = _two(operator.add)
+    subtract = _two(operator.sub)
+    multiply = _two(operator.mul)
+    divide = _two(operator.truediv)
+    pow = _two(torch.pow)
+    equal = _two(operator.eq)
+    less = _two(operator.lt)
+    less_equal = _two(operator.le)
+    maximum = _two_arrays(torch.maximum)
+    minimum = _two_arrays(torch.minimum)
+    logical_and = _two_arrays(torch.logical_and)
+    logical_or = _two_arrays(torch.logical_or)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        return torch.where(condition, *_pair(a, b))
+
+    # Along axes
+
+    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        kind = x.dtype
+        if axis == ():  # to PyTorch, no axes are all of them
+            return x.to(torch.int32) if kind == torch.bool else x
+        if kind.is_floating_point:
+            return torch.sum(x, axis, keepdims)
+        # A sum of booleans is a count, and PyTorch would give any other as int64.
+        kind = torch.int32 if kind == torch.bool else kind
+        return torch.sum(x, axis, keepdims, dtype=kind)
+
+    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        return x if axis == () else torch.amax(x, axis, keepdim=keepdims)
+
+    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        return x if axis == () else torch.amin(x, axis, keepdim=keepdims)
+
+    def argmax(self, x: Any, axis: int) -> Any:
+        return torch.argmax(_ordered(x), axis).to(torch.int32)
+
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        largest, places = torch.topk(_ordered(x), k)
+        return largest.to(x.dtype), places.to(torch.int32)
+
+    # Products and places
+
+    matmul = staticmethod(torch.matmul)
+
+    def take(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        if not x.shape[axis]:
+            return x.new_full(shape, _nothing(x))
+        inside, safe = _within(indices, x.shape[axis])
+        found = torch.index_select(x, axis, safe.reshape(-1)).reshape(shape)
+        over_slices = (*indices.shape, *(1 for _ in x.shape[axis + 1 :]))
+        return torch.where(inside.reshape(over_slices), found, _nothing(x))
+
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        if not x.shape[axis]:
+            shape = torch.broadcast_shapes(x.sum(axis, keepdim=True).shape, indices.shape)
+            return x.new_full(shape, _nothing(x))
+        inside, safe = _within(indices, x.shape[axis])
+        return torch.where(inside, torch.take_along_dim(x, safe, axis), _nothing(x))
+
+    def write(self, x: Any, new: Any, positions: Any) -> Any:
+        if not (x.numel() and new.numel()):
+            return x
+        in_place = not (x.requires_grad or 0 in x.stride())
+        if in_place and is_eager_on_cpu(x, new, positions):
+            starts = _starts(positions.tolist(), x.shape[2])
+            if starts is not None:
+                for row, start in enumerate(starts):
+                    x[row, :, start : start + new.shape[2]] = new[row]
+                return x
+        inside, target = _within(positions, x.shape[2])
+        if new.shape[2] > 1:
+            # A row that is left out may not touch another: it writes again what the first of its
+            # sequence that is in range writes, to the same place.
+            some = inside.any(1, keepdim=True)
+            order = torch.arange(new.shape[2], device=new.device)
+            first = inside.to(torch.uint8).argmax(1, keepdim=True)
+            source = torch.where(inside, order, first)
+            target = torch.gather(target, 1, source)
+            new = torch.gather(new, 2, _over_rows(source, new))
+            inside = some.expand(inside.shape)
+        target = _over_rows(target, new)
+        rows = torch.where(_over_rows(inside, new), new, torch.gather(x, 2, target))
+        # What autograd still needs must not change.
+        return (x.scatter_ if in_place else x.scatter)(2, target, rows)
+
+
+def _theirs(dtype: DType) -> torch.dtype:
+    found = _THEIRS.get(dtype.name)
+    if found is None:
+        raise lacking("PyTorch", dtype)
+    return found
+
+
+def _pair(a: Any, b: Any) -> tuple[Any, Any]:
+    """The operands; a Python number becomes one that does not change the other's dtype."""
+    if not isinstance(b, torch.Tensor):
+        return a, _number(b, a)
+    if not isinstance(a, torch.Tensor):
+        return _number(a, b), b
+    return a, b
+
+
+def _number(value: Any, beside: torch.Tensor) -> Any:
+    if beside.dtype.is_floating_point or beside.dtype.is_complex:
+        return int(value) if type(value) is bool else value  # it subtracts no booleans
+    return bool(value) if beside.dtype == torch.bool else int(value)
+
+
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    """The array as one that PyTorch can put in order."""
+    return x.to(torch.uint8) if x.dtype == torch.bool else x
+
+
+def _nothing(x: torch.Tensor) -> float | bool:
+    """The value that is read at an index out of range."""
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return float("nan")
+    return False if x.dtype == torch.bool else 0
+
+
+def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which indices are in range, and indices that all are.
+
+    An index out of range ends a process on CUDA, so that none may reach the library.
+    """
+    places = indices.to(torch.int64)
+    safe = places.clamp(0, size - 1)
+    return safe == places, safe
+
+
+def is_eager(*tensors: Any) -> bool:
+    """Whether nobody traces or wraps these: they have addresses."""
+    return not torch.compiler.is_compiling() and all(
+        type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        for x in tensors
+    )
+
+
+def is_eager_on_cpu(*tensors: Any) -> bool:
+    """Whether these can be looked at, at little cost: nobody traces or wraps them."""
+    return all(x.is_cpu for x in tensors) and is_eager(*tensors)
+
+
+def _starts(positions: list[list[int]], keys: int) -> list[int] | None:
+    """Where the tokens of each row begin, if they follow each other and all are in range."""
+    starts = [row[0] for row in positions]
+    count = len(positions[0])
+    follow = count == 1 or all(row == list(range(row[0], row[0] + count)) for row in positions)
+    return starts if follow and min(starts) >= 0 and max(starts) + count <= keys else None
+
+
+def _over_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A flag for each row, (batch, tokens), broadcast to each of its numbers."""
+    return x[:, None, :, None].expand(rows.shape)
+
+
+PRIMITIVES: Primitives = TorchPrimitives()

@@ -1,0 +1,102 @@
+"""One token of each row through a decoder layer: five launches that overlap.
+
+The first product has the norm inside, attention has rope and the cache, the output and the last
+product add to the residual stream, the third has norm and SwiGLU. For several rows a norm may be a
+launch of its own, as the tiles say.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from anydevice._core.engine import LayerNumbers
+from anydevice._engines.torch.triton.decode_attention import (
+    LARGEST_SIZE,
+    MOST_GROUP,
+    AttentionNumbers,
+    AttentionTile,
+    attend,
+)
+from anydevice._engines.torch.triton.decode_products import MOST_ROWS, ProductTiles, product
+
+
+def decoder_layer(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    attention_norm: torch.Tensor,
+    qkv: torch.Tensor,
+    output: torch.Tensor,
+    mlp_norm: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    qkv_bias: torch.Tensor | None,
+    output_bias: torch.Tensor | None,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    numbers: LayerNumbers,
+    frequencies: torch.Tensor | None,
+    rope_factor: float = 1.0,
+    tiles: ProductTiles | None = None,
+    attention_tile: AttentionTile | None = None,
+) -> torch.Tensor:
+    """What the layer makes of `x` (rows, 1, hidden); its cache is changed in place.
+
+    `positions` (rows,) says where the tokens stand; `keys` and `values` are (rows, kv heads, slots,
+    size). `frequencies` and `rope_factor` are those of `_core/rope_scaling.py`.
+    """
+    eps, factor = numbers.eps, numbers.factor
+    rows, _, hidden = x.shape
+    stream = x.view(rows, hidden)
+    y = product(
+        "qkv", stream, qkv, norm=attention_norm, eps=eps, bias=qkv_bias,
+        tiles=tiles, in_order=True,
+    )  # fmt: skip
+    y = attend(
+        y, positions, keys, values, _attention_numbers(numbers, rope_factor),
+        frequencies, query_norm, key_norm, attention_tile,
+    )  # fmt: skip
+    stream = product(
+        "output", y, output, bias=output_bias, residual=stream, factor=factor, tiles=tiles
+    )
+    y = product("gate_up", stream, gate_up, norm=mlp_norm, eps=eps, gated=True, tiles=tiles)
+    stream = product("down", y, down, residual=stream, factor=factor, tiles=tiles)
+    return stream.view(rows, 1, hidden)
+
+
+@lru_cache(maxsize=256)
+def _attention_numbers(numbers: LayerNumbers, rope_factor: float) -> AttentionNumbers:
+    return AttentionNumbers(
+        heads=numbers.heads,
+        key_heads=numbers.kv_heads,
+        size=numbers.size,
+        scale=numbers.scale,
+        rotated=numbers.rotated,
+        interleaved=numbers.interleaved,
+        factor=rope_factor,
+        ring=numbers.ring,
+        eps=numbers.eps,
+    )
+
+
+def fits(
+    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: LayerNumbers
+) -> bool:
+    """Whether the kernels serve these: contiguous, of one dtype, of sizes that they have."""
+    group = numbers.heads // numbers.kv_heads
+    return bool(
+        x.ndim == 3
+        and x.shape[1] == 1
+        and 1 <= x.shape[0] <= MOST_ROWS
+        and group <= MOST_GROUP
+        and numbers.size <= LARGEST_SIZE
+        and keys.shape[2]
+        and keys.shape == values.shape
+        and positions.shape == (x.shape[0],)
+        and positions.is_contiguous()
+        and all(one.dtype == x.dtype and one.is_contiguous() for one in (x, keys, values, *weights))
+    )

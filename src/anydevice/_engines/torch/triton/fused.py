@@ -1,0 +1,489 @@
+"""Our own Triton kernels as versions of ops, for tensors on NVIDIA and AMD GPUs.
+
+Each function takes all arguments of its op by place, and returns `NotImplemented`, before it does
+anything, where its kernel does not fit or was not found to be right on this device. Under PyTorch's
+compiler, `rmsnorm`, `swiglu` and `rope` are left to it: it fuses them with what stands beside them.
+
+A kernel is also an operator of PyTorch, through which gradients and its compiler can pass. Where
+there is neither, it is started directly, which takes less time on the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from anydevice._core.engine import LayerNumbers
+from anydevice._core.rope_scaling import depends_on_length, frequencies
+from anydevice._engines.trust import is_trusted
+
+MOST_ROWS = 8
+"""The most rows of `x` for which `linear` is a matter of reading the weight."""
+MOST_NORMED_ROWS = 64
+"""The most rows of `x` for which `final_logits` is."""
+LAYER_ARGUMENTS = 15
+"""What `prompt_layer` takes behind `x`, the last one included, which may be left out."""
+LEAST_WEIGHT = 2**20
+"""The fewest elements of a weight for which our own kernel is faster."""
+
+_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_HALF = (torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int32, torch.int64)
+_SIZES = (16, 32, 64, 128, 256)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
+_PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+_GPU = "rocm" if torch.version.hip else "cuda"
+_READY = find_spec("triton") is not None
+
+
+@cache
+def _kernel(name: str) -> Callable[..., torch.Tensor]:
+    """The function that starts a kernel; Triton is imported with the first one."""
+    from anydevice._engines.torch.triton import (
+        attention,
+        decode_products,
+        linear,
+        rope,
+        rows,
+        tokens,
+    )
+
+    started: dict[str, Callable[..., torch.Tensor]] = {
+        "attention": attention.decode_attention,
+        "cache_write": tokens.cache_write,
+        "draw_token": tokens.draw_token,
+        "embedding": tokens.embedding,
+        "final_logits": decode_products.product,
+        "linear": linear.matvec,
+        "rmsnorm": rows.rmsnorm,
+        "rope": rope.rope,
+        "softmax": rows.softmax,
+        "swiglu": rows.swiglu,
+    }
+    return started[name]
+
+
+# The operators: a schema, and what a compiler is told of the result before there is one.
+
+
+def _operator(name: str, schema: str, result: Callable[..., torch.Tensor]) -> Any:
+    def run(*arguments: Any) -> torch.Tensor:
+        return _kernel(name)(*arguments)
+
+    made = torch.library.custom_op(f"anydevice_triton::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(result)
+    return made
+
+
+def _like_the_first(x: Any, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _contiguous(x: Any, *rest: Any) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_OPERATORS = {
+    name: _operator(name, f"({schema}) -> Tensor", result)
+    for name, schema, result in (
+        ("rmsnorm", "Tensor x, Tensor weight, float eps", _like_the_first),
+        ("softmax", "Tensor x", _like_the_first),
+        ("swiglu", "Tensor gate, Tensor up", _contiguous),
+        (
+            "rope",
+            "Tensor x, Tensor positions, Tensor frequencies, float factor, bool interleaved, "
+            "bool backward",
+            _like_the_first,
+        ),
+        (
+            "linear",
+            "Tensor x, Tensor weight, Tensor? bias",
+            lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
+        ),
+        (
+            "attention",
+            "Tensor q, Tensor k, Tensor v, float scale, int? window, Tensor? lengths, "
+            "float? soft_cap, Tensor? sinks",
+            _contiguous,
+        ),
+    )
+}
+
+
+# Gradients, in PyTorch's own functions: float32 in between, rounded once.
+
+
+def _keep_rmsnorm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _rmsnorm_backward(ctx: Any, gradient: Any) -> Any:
+    x, weight = ctx.saved_tensors
+    wide, slope = x.float(), gradient.float()
+    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
+    normal = wide * factor
+    scaled = slope * weight.float()
+    by_x = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * factor
+    by_weight = (slope * normal).reshape(-1, x.shape[-1]).sum(0)
+    return by_x.to(x.dtype), by_weight.to(weight.dtype), None
+
+
+def _softmax_backward(ctx: Any, gradient: Any) -> Any:
+    (result,) = ctx.saved_tensors
+    weighted = gradient.float() * result.float()
+    return (weighted - result.float() * weighted.sum(-1, keepdim=True)).to(result.dtype)
+
+
+def _swiglu_backward(ctx: Any, gradient: Any) -> Any:
+    gate, up = (one.float() for one in ctx.saved_tensors)
+    slope, opened = gradient.float(), torch.sigmoid(gate)
+    by_gate = slope * up * opened * (1 + gate * (1 - opened))
+    by_up = slope * gate * opened
+    return by_gate.to(gradient.dtype), by_up.to(gradient.dtype)
+
+
+def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
+    _, positions, frequencies, ctx.factor, ctx.interleaved, ctx.backward = inputs
+    ctx.save_for_backward(positions, frequencies)
+
+
+def _rope_backward(ctx: Any, gradient: Any) -> Any:
+    straight = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    options = (ctx.factor, ctx.interleaved, not ctx.backward)
+    turned_back = _OPERATORS["rope"](straight, *ctx.saved_tensors, *options)
+    return turned_back, None, None, None, None, None
+
+
+def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias = inputs
+    ctx.biased = bias is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _linear_backward(ctx: Any, gradient: Any) -> Any:
+    x, weight = ctx.saved_tensors
+    by_bias = gradient.sum(0) if ctx.biased else None
+    return gradient @ weight, gradient.T @ x, by_bias
+
+
+for _name, _backward, _keep in (
+    ("rmsnorm", _rmsnorm_backward, _keep_rmsnorm),
+    ("softmax", _softmax_backward, lambda ctx, inputs, output: ctx.save_for_backward(output)),
+    ("swiglu", _swiglu_backward, lambda ctx, inputs, output: ctx.save_for_backward(*inputs)),
+    ("rope", _rope_backward, _keep_rope),
+    ("linear", _linear_backward, _keep_linear),
+):
+    _OPERATORS[_name].register_autograd(_backward, setup_context=_keep)
+
+
+# The versions of ops.
+
+
+def _run(name: str, as_operator: bool, *arguments: Any) -> torch.Tensor:
+    """Through PyTorch's operator where a gradient or its compiler is to see it, or directly."""
+    return (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
+
+
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(x, weight)
+        or weight.dtype not in (x.dtype, torch.float32)
+        or not (x.is_contiguous() and weight.is_contiguous())
+    ):
+        return NotImplemented
+    return _run("rmsnorm", _differentiated(x, weight), x, weight, eps)
+
+
+def _softmax(x: Any, axis: int) -> Any:
+    if not _serves(x) or not x.ndim or axis not in (-1, x.ndim - 1) or not x.is_contiguous():
+        return NotImplemented
+    return _run("softmax", torch.compiler.is_compiling() or _differentiated(x), x)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(gate, up)
+        or gate.dtype != up.dtype
+        or gate.shape != up.shape
+        or not (_has_rows(gate) and _has_rows(up))
+    ):
+        return NotImplemented
+    return _run("swiglu", _differentiated(gate, up), gate, up)
+
+
+def _rope(
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
+    length: Any = None,
+) -> Any:  # fmt: skip
+    if (
+        torch.compiler.is_compiling()
+        or depends_on_length(scaling)
+        or not _serves(x, positions)
+        or positions.dtype not in _INTEGERS
+        or x.stride(-1) != 1
+    ):
+        return NotImplemented
+    frozen = () if scaling is None else tuple(sorted(scaling.items()))
+    steps, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
+    return _run("rope", _differentiated(x), x, positions, steps, factor, interleaved, False)
+
+
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    inputs = weight.shape[-1]
+    if (
+        x.dtype not in _HALF
+        or not _serves(x, weight, *(() if bias is None else (bias,)))
+        or weight.dtype != x.dtype
+        or (bias is not None and (bias.dtype != x.dtype or not bias.is_contiguous()))
+        or not inputs
+        or not 1 <= x.numel() // inputs <= MOST_ROWS
+        or weight.stride(-1) != 1
+    ):
+        return NotImplemented
+    rows = x.reshape(-1, inputs)
+    as_operator = torch.compiler.is_compiling() or _differentiated(x, weight, bias)
+    return _run("linear", as_operator, rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def _attention(
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
+    size = q.shape[-1]
+    if (
+        q.shape[2] != 1
+        or mask is not None
+        or q.dtype not in _HALF
+        or not _serves(q, k, v, *(each for each in (lengths, sinks) if each is not None))
+        or (sinks is not None and not sinks.is_contiguous())
+        or not q.dtype == k.dtype == v.dtype
+        or (lengths is not None and (lengths.dtype not in _INTEGERS or not lengths.is_contiguous()))
+        or size not in _SIZES
+        or v.shape[-1] != size
+        or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        or _differentiated(q, k, v, sinks)
+    ):
+        return NotImplemented
+    factor = size**-0.5 if scale is None else scale
+    as_operator = torch.compiler.is_compiling()
+    return _run("attention", as_operator, q, k, v, factor, window, lengths, soft_cap, sinks)
+
+
+def _cache_write(cache: Any, new: Any, positions: Any) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(cache, new, positions)
+        or positions.dtype not in _INTEGERS
+        or 0 in cache.stride()
+        or not (cache.stride(-1) == 1 and new.stride(-1) == 1)
+        or _differentiated(cache, new)
+    ):
+        return NotImplemented
+    return _kernel("cache_write")(cache, new, positions)
+
+
+def _embedding(weight: Any, ids: Any) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(weight, ids)
+        or ids.dtype not in _INTEGERS
+        or weight.stride(1) != 1
+        or not ids.is_contiguous()
+        or _differentiated(weight)
+    ):
+        return NotImplemented
+    return _kernel("embedding")(weight, ids)
+
+
+def _draw_token(
+    logits: Any, numbers: Any, seeds: Any, place: Any, greedy: bool, top_p: bool, min_p: bool,
+    constants: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(logits, numbers, seeds, place)
+        or logits.ndim != 2
+        or not logits.numel()
+        or logits.stride(1) != 1
+        or numbers.dtype != torch.float32
+        or not seeds.dtype == place.dtype == torch.int32
+        or not (seeds.is_contiguous() and place.is_contiguous() and numbers.is_contiguous())
+    ):
+        return NotImplemented
+    return _kernel("draw_token")(logits, numbers, seeds, place, greedy, top_p, min_p, constants)
+
+
+def _decoder_layer(*arguments: Any) -> Any:
+    from anydevice._engines.torch.triton.decoder_layer import decoder_layer, fits
+
+    return _whole_layer(decoder_layer, fits, *arguments)
+
+
+def _prompt_layer(x: Any, *others: Any) -> Any:
+    from anydevice._engines.torch.triton.prompt_layer import fits, prompt_layer
+
+    *given, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
+    if only is not None and not _serves(x, only):
+        return NotImplemented
+    layer = partial(prompt_layer, only=only)
+    return _whole_layer(layer, partial(fits, only=only), x, *given)
+
+
+def _whole_layer(
+    layer: Callable[..., Any], fits: Callable[..., bool],
+    x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
+    mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
+    key_norm: Any, numbers: LayerNumbers,
+) -> Any:  # fmt: skip
+    weights = attention_norm, qkv, output, mlp_norm, gate_up, down
+    others = qkv_bias, output_bias, query_norm, key_norm
+    given = [one for one in (*weights, *others) if one is not None]
+    if (
+        x.dtype not in _HALF
+        or torch.compiler.is_compiling()
+        or not _serves(x, positions, keys, values, *given)
+        or positions.dtype not in _INTEGERS
+        or depends_on_length(dict(numbers.scaling))
+        or _differentiated(x, keys, values, *given)
+        or not fits(x, positions, keys, values, given, numbers)
+    ):
+        return NotImplemented
+    steps, factor = None, 1.0
+    if numbers.rotated:
+        steps, factor = _frequencies(numbers.rotated, numbers.theta, numbers.scaling, x.device)
+    after = layer(x, positions, keys, values, *weights, *others, numbers, steps, factor)
+    return after, keys, values
+
+
+def _final_logits(x: Any, norm: Any, head: Any, eps: float) -> Any:
+    if (
+        x.dtype not in _HALF
+        or torch.compiler.is_compiling()
+        or not _serves(x, norm, head)
+        or not (x.ndim == 2 and 1 <= x.shape[0] <= MOST_NORMED_ROWS)
+        or not x.dtype == norm.dtype == head.dtype
+        or not (x.is_contiguous() and norm.is_contiguous() and head.is_contiguous())
+        or _differentiated(x, norm, head)
+    ):
+        return NotImplemented
+    return _kernel("final_logits")("head", x, head, norm=norm, eps=eps)
+
+
+def _serves(x: Any, *others: Any) -> bool:
+    """Whether these are plain tensors on one GPU, and the first of a dtype that kernels take."""
+    if not _READY or x.device.type != _PLACE or x.dtype not in _NAMES:
+        return False
+    if any(other.device != x.device for other in others):
+        return False
+    return torch.compiler.is_compiling() or all(_is_plain(one) for one in (x, *others))
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether a tensor has its memory to itself: no subclass, no transformation under way."""
+    return (
+        type(x) in _PLAIN
+        and x.layout == torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def _has_rows(x: Any) -> bool:
+    """Whether a tensor is a matrix of contiguous rows when all axes but the last are one."""
+    if x.is_contiguous():
+        return True
+    try:
+        return bool(x.ndim > 1 and x.view(-1, x.shape[-1]).stride(1) == 1)
+    except RuntimeError:
+        return False
+
+
+def _differentiated(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+@cache
+def _frequencies(
+    size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
+    found, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
+    with torch.inference_mode(False):  # it is kept, and a gradient may need it later
+        return torch.tensor(found, dtype=torch.float32, device=device), float(factor)
+
+
+UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
+    "attention": _attention,
+    "cache_write": _cache_write,
+    "decoder_layer": _decoder_layer,
+    "draw_token": _draw_token,
+    "embedding": _embedding,
+    "final_logits": _final_logits,
+    "linear": _linear,
+    "prompt_layer": _prompt_layer,
+    "rmsnorm": _rmsnorm,
+    "rope": _rope,
+    "softmax": _softmax,
+    "swiglu": _swiglu,
+}
+"""The kernels whether or not they are trusted: for whoever is to find that out."""
+
+
+def _trusted(name: str, x: Any, *arguments: Any) -> Any:
+    device = f"{_GPU}:{x.device.index or 0}"  # as anydevice names it; PyTorch calls both CUDA
+    if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), device):
+        return NotImplemented
+    if name == "linear" and arguments[0].numel() < LEAST_WEIGHT:
+        return NotImplemented
+    return UNTRUSTED_KERNELS[name](x, *arguments)
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    name: partial(_trusted, name) for name in UNTRUSTED_KERNELS
+}
+"""The kernels that may be used: those that `_engines/trust.py` has."""
+
+
+def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ...]:
+    """Compile the kernels of ops for the widths of usual models, ahead of their first use.
+
+    Returns the names of the kernels that are compiled now: none on a machine without Triton, or
+    for a device that is no NVIDIA or AMD GPU. PyTorch and Triton raise their own errors where the
+    device is not there or a kernel cannot be compiled for it.
+
+    >>> warm_up("meta")
+    ()
+    """
+    made: dict[str, None] = {}
+    for dtype in dtypes:
+        new = partial(torch.ones, dtype=getattr(torch, dtype), device=device)
+        for name, arguments in _usual(new, torch.ones(1, dtype=torch.int32, device=device)):
+            if UNTRUSTED_KERNELS[name](*arguments) is not NotImplemented:
+                made[name] = None
+    return tuple(made)
+
+
+def _usual(new: Callable[..., Any], one: Any) -> Iterable[tuple[str, tuple[Any, ...]]]:
+    """Small calls that need the same machine code as those of usual models."""
+    for width in (2048, 4096, 8192):
+        yield "rmsnorm", (new(1, width), new(width), 1e-6)
+        yield "embedding", (new(8, width), one)
+        for rows in (1, 2):
+            yield "linear", (new(rows, width), new(64, width), None)
+    for width in (32000, 32768, 128256):
+        yield "softmax", (new(2, width), -1)
+    yield "swiglu", (new(1, 8192), new(1, 8192))
+    for size in (64, 128):
+        yield "rope", (new(1, 32, 1, size), one, 10000.0, False, None)
+        keys = new(1, 8, 4096, size)
+        yield "attention", (new(1, 32, 1, size), keys, keys, True, None, None, None, one)
+        yield "cache_write", (keys, new(1, 8, 64, size), one.repeat(64))

@@ -1,0 +1,231 @@
+"""The tokens of a prompt through a decoder layer: few launches, and few calls on the host.
+
+Products are the library's, and so is attention. Between them, one launch turns queries and keys and
+puts keys and values into the cache; products add to the residual stream where it lies. A short
+prompt takes less time on the device than its calls take on the host if each op is called by itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812, as everyone calls it
+import triton
+import triton.language as tl
+from torch.nn.attention import SDPBackend
+
+from anydevice._core.engine import LayerNumbers
+from anydevice._core.record import replace
+from anydevice._engines.torch.fused import PREFER, causal_attention
+from anydevice._engines.torch.triton.decode_attention import (
+    LARGEST_SIZE,
+    MOST_GROUP,
+    _head,
+    _partner,
+)
+from anydevice._engines.torch.triton.decode_products import MOST_ROWS
+from anydevice._engines.torch.triton.decoder_layer import decoder_layer
+from anydevice._engines.torch.triton.launch import start
+from anydevice._engines.torch.triton.rope import sine_and_cosine
+from anydevice._engines.torch.triton.rows import rmsnorm, swiglu
+
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+
+TOKENS, HEADS, WARPS = 16, 8, 4
+"""So many tokens and heads for a program that turns them, by so many warps."""
+
+
+def prompt_layer(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    attention_norm: torch.Tensor,
+    qkv: torch.Tensor,
+    output: torch.Tensor,
+    mlp_norm: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    qkv_bias: torch.Tensor | None,
+    output_bias: torch.Tensor | None,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    numbers: LayerNumbers,
+    frequencies: torch.Tensor | None,
+    rope_factor: float,
+    only: torch.Tensor | None,
+) -> torch.Tensor:
+    """What the layer makes of `x` (rows, tokens, hidden); `x` and the cache are overwritten.
+
+    `positions` (rows,) says where the first token of each row stands; tokens see those of their row
+    up to themselves, and none that were in the cache. The rest is as in `decoder_layer`.
+
+    With `only` (rows,), that token of each row alone has a result, (rows, 1, hidden): after the
+    last layer nobody asks for the others. They have their keys and values in the cache.
+    """
+    rows, tokens, hidden = x.shape
+    if only is not None:
+        asked = numbers.heads * numbers.size
+        bias = None if qkv_bias is None else qkv_bias[asked:]
+        y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv[asked:], bias)
+        turned(
+            y, positions, keys, values, replace(numbers, heads=0), frequencies, rope_factor,
+            query_norm, key_norm,
+        )  # fmt: skip
+        token = x[torch.arange(rows, device=x.device), only][:, None]
+        weights = attention_norm, qkv, output, mlp_norm, gate_up, down
+        others = qkv_bias, output_bias, query_norm, key_norm
+        return decoder_layer(
+            token, positions + only, keys, values, *weights, *others, numbers, frequencies,
+            rope_factor,
+        )  # fmt: skip
+    y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv, qkv_bias)
+    queries, k, v = turned(
+        y, positions, keys, values, numbers, frequencies, rope_factor, query_norm, key_norm
+    )
+    y = attend(queries, k, v, numbers.scale)
+    y = y.transpose(1, 2).reshape(rows * tokens, numbers.heads * numbers.size)
+    stream = x.view(rows * tokens, hidden)
+    _add_product(stream, y, output, output_bias, numbers.factor)
+    y = F.linear(rmsnorm(stream, mlp_norm, numbers.eps), gate_up)
+    gate, up = y.chunk(2, 1)
+    _add_product(stream, swiglu(gate, up), down, None, numbers.factor)
+    return x
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of tokens (rows, heads, tokens, size) to each other, up to themselves.
+
+    Choosing among PyTorch's kernels takes longer on the host than some of them on the device.
+    """
+    if q.shape[3] not in (64, 128) or not _prefers_cudnn(q.device):
+        return causal_attention(q, k, v, scale)
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, False, 0.0, True, False, scale=scale
+    )[0]
+
+
+@cache
+def _prefers_cudnn(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    order = PREFER.get(torch.cuda.get_device_capability(device), ())
+    return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
+
+
+def _add_product(stream: Any, x: Any, weight: Any, bias: Any, factor: float) -> None:
+    """Add to the residual stream, rounding once where there is no bias."""
+    if bias is None:
+        stream.addmm_(x, weight.t(), alpha=factor)
+    else:
+        stream.add_(F.linear(x, weight, bias), alpha=factor)
+
+
+def turned(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    numbers: LayerNumbers,
+    frequencies: torch.Tensor | None,
+    factor: float,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values (rows, heads, tokens, size), normed and turned, and in the cache.
+
+    All lie token by token. Without heads, `qkv` has keys and values alone.
+    """
+    rows, tokens, _ = qkv.shape
+    heads, kv_heads, size = numbers.heads, numbers.kv_heads, numbers.size
+    every = heads + 2 * kv_heads
+    made = heads + kv_heads if heads else 0
+    out = torch.empty((rows, tokens, made, size), dtype=qkv.dtype, device=qkv.device)
+    start(
+        _turn, (triton.cdiv(tokens, TOKENS), triton.cdiv(every, HEADS), rows), qkv.device,
+        qkv, positions, qkv if frequencies is None else frequencies,
+        qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
+        out, keys, values, tokens, keys.shape[2], factor, numbers.eps,
+        heads=heads, kv_heads=kv_heads, size=size, width=triton.next_power_of_2(size),
+        rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
+        normed=query_norm is not None, block=TOKENS, some=HEADS, num_warps=WARPS,
+    )  # fmt: skip
+    by_head = out.transpose(1, 2)
+    v = qkv.view(rows, tokens, every, size)[:, :, heads + kv_heads :].transpose(1, 2)
+    return by_head[:, :heads], by_head[:, heads:], v
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _turn(
+    qkv, positions, frequencies, query_norm, key_norm, out, keys, values, tokens, slots, factor,
+    eps, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
+    rotated: tl.constexpr, interleaved: tl.constexpr, normed: tl.constexpr, block: tl.constexpr,
+    some: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0) * block + tl.arange(0, block)
+    known = (token < tokens)[:, None]
+    position = tl.load(positions + row).to(tl.int32) + token
+    place = tl.arange(0, width)
+    other, couple, sign = _partner(place, rotated, interleaved)
+    cosine = 1.0
+    sine = 0.0
+    if rotated > 0:  # once for all heads
+        rotates = place < rotated
+        frequency = tl.load(frequencies + couple, rotates, 0)
+        angle = position.to(tl.float32)[:, None] * frequency[None, :]
+        sine, cosine = sine_and_cosine(angle)
+        sine = tl.where(rotates[None, :], sine * sign[None, :] * factor, 0.0)
+        cosine = tl.where(rotates[None, :], cosine * factor, 1.0)
+    line = (row * tokens + token)[:, None]
+    inside = known & (place < size)[None, :]
+    kept = inside & ((position >= 0) & (position < slots))[:, None]
+    for number in range(some):
+        head = tl.program_id(1) * some + number
+        source = qkv + (line * (heads + 2 * kv_heads) + head) * size
+        target = out + (line * (heads + kv_heads) + head) * size + place[None, :]
+        if head < heads:
+            value = _head(
+                source, known, query_norm, place[None, :], other[None, :], cosine, sine, eps,
+                size, rotated, normed,
+            )  # fmt: skip
+            tl.store(target, value.to(out.dtype.element_ty), inside)
+        elif head < heads + kv_heads:
+            value = _head(
+                source, known, key_norm, place[None, :], other[None, :], cosine, sine, eps,
+                size, rotated, normed,
+            )  # fmt: skip
+            if heads > 0:
+                tl.store(target, value.to(out.dtype.element_ty), inside)
+            slot = (row * kv_heads + head - heads) * slots + position[:, None]
+            tl.store(keys + slot * size + place[None, :], value.to(out.dtype.element_ty), kept)
+        elif head < heads + 2 * kv_heads:
+            fresh = tl.load(source + place[None, :], inside, 0)
+            slot = (row * kv_heads + head - heads - kv_heads) * slots + position[:, None]
+            tl.store(values + slot * size + place[None, :], fresh, kept)
+
+
+def fits(
+    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: Any, only: Any
+) -> bool:
+    """Whether these are contiguous, of one dtype, and of sizes that kernels have."""
+    if only is not None and not (
+        only.shape == positions.shape
+        and only.dtype == positions.dtype
+        and x.shape[0] <= MOST_ROWS
+        and numbers.heads // numbers.kv_heads <= MOST_GROUP
+    ):
+        return False
+    return bool(
+        x.ndim == 3
+        and x.shape[1] > 1
+        and not numbers.ring
+        and numbers.size <= LARGEST_SIZE
+        and numbers.size % 8 == 0
+        and keys.shape == values.shape
+        and positions.shape == (x.shape[0],)
+        and positions.is_contiguous()
+        and all(one.dtype == x.dtype and one.is_contiguous() for one in (x, keys, values, *weights))
+    )

@@ -1,0 +1,242 @@
+"""Trees of arrays with metadata, as one safetensors file with a hash.
+
+Other programs can read the tensors as those of any safetensors file. The structure of the trees and
+the metadata are JSON in the file's `__metadata__`, with the version of this format and a hash of
+all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anydevice import __version__
+from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.move import to_numpy
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.files import count_json, expanded, parse_json, write_whole
+from anydevice._core.record import Record
+from anydevice._core.text import shortened
+from anydevice._core.trees import leaves
+from anydevice._formats.files import PlainFile
+from anydevice._formats.join import CHUNK
+from anydevice._formats.load import load_file
+from anydevice._formats.safetensors import Header, header_of, open_safetensors, read_header
+from anydevice.errors import ConfigurationError, TransferError
+
+VERSION = 1
+"""The version of this format; a file with a greater one is from a newer anydevice."""
+
+SUFFIX = ".safetensors"
+_KEY, _HASH = "anydevice", "sha256"
+_DEEPEST = 400
+"""Levels of JSON in a description: a layer inside another one takes four."""
+_RESUME = {"model": "; go on with it by nn.train(…, resume=path)"}
+
+
+class Contents(Record):
+    """The content of a file: trees by name, metadata, and the anydevice that wrote it."""
+
+    trees: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    written_by: str
+
+
+def checked_path(path: Any) -> Path:
+    """The path of such a file; raises `ConfigurationError` for another suffix."""
+    checked = expanded(path)
+    if checked.suffix != SUFFIX:
+        raise ConfigurationError(
+            f"{path}: the file is a safetensors file, so its name must end with {SUFFIX}",
+            source="path",
+        )
+    return checked
+
+
+def write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Write trees of arrays and metadata, which is ready for JSON, whole or not at all."""
+    with explaining(what=f"{path} cannot be written"):
+        _write(path, kind, trees, metadata)
+
+
+def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    arrays: dict[str, Any] = {}
+    described = {name: _described(tree, name, arrays) for name, tree in trees.items()}
+    tensors = {name: np.ascontiguousarray(to_numpy(array)) for name, array in arrays.items()}
+    text = json.dumps(
+        {
+            "kind": kind,
+            "version": VERSION,
+            "anydevice": __version__,
+            "trees": described,
+            "said": dict(metadata),
+        },
+        ensure_ascii=False,
+    )
+    try:
+        count_json(text.encode(), deepest=_DEEPEST)
+    except ValueError as error:
+        raise ConfigurationError(f"{path} could not be read again: {error}") from error
+    table: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        table[name] = {
+            "dtype": _code(name, tensor),
+            "shape": list(arrays[name].shape),  # NumPy gives an axis to arrays without any
+            "data_offsets": [end, end + tensor.nbytes],
+        }
+        end += tensor.nbytes
+    digest = _hash_of(text, table)
+    for tensor in tensors.values():
+        digest.update(_bytes(tensor))
+    own = {_KEY: text, _HASH: digest.hexdigest()}
+    header = json.dumps({"__metadata__": own, **table}, ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+
+    def pieces() -> Iterator[Any]:
+        yield len(header).to_bytes(8, "little")
+        yield header
+        yield from map(_bytes, tensors.values())
+
+    write_whole(path, pieces())
+
+
+def read(path: Path, kind: str, device: Device) -> Contents:
+    """The content of such a file, its arrays on a device.
+
+    Raises `TransferError`, with the path, where the file is damaged, newer, or of another kind.
+    """
+    # Another process may replace it meanwhile: all is from this one opening.
+    with explaining(what=f"{path} cannot be read"), open_safetensors(path) as file:
+        header = header_of(file)
+        found = _metadata(path, header, kind)
+        _check_hash(file, header)
+        arrays = load_file(file, header, device, progress=False)
+    try:
+        trees = {name: _filled(tree, arrays) for name, tree in found["trees"].items()}
+        return Contents(trees, found["said"], str(found.get("anydevice", "unknown")))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TransferError(
+            f"{path}: its description does not fit its tensors ({shortened(str(error))})"
+        ) from error
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of such a file; `None` if there is none, or it cannot be read."""
+    try:
+        return str(_parsed(read_header(path).metadata[_KEY])["kind"])
+    except (TransferError, ValueError, KeyError, TypeError):
+        return None
+
+
+def misread(path: Path, written_by: str, error: Exception) -> TransferError:
+    """The error for a file that is not damaged, but that this anydevice cannot read."""
+    return TransferError(
+        f"{path} holds what anydevice {__version__} cannot read ({shortened(str(error), 200)}); "
+        f"it was written by anydevice {shortened(written_by)}. Where that is newer, run: "
+        "pip install --upgrade anydevice"
+    )
+
+
+def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
+    text = header.metadata.get(_KEY)
+    if text is None:
+        raise TransferError(
+            f"{path} holds tensors, but no description of a model; it was not written by "
+            "nn.save or nn.train. Read its tensors with anydevice.load_weights"
+        )
+    try:
+        read: dict[str, Any] = _parsed(text)
+        version, found = read["version"], str(read["kind"])
+        if type(version) is not int:
+            raise ValueError(f"its version is {version!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise TransferError(
+            f"{path}: its description is damaged ({shortened(str(error))})"
+        ) from error
+    if version > VERSION:
+        raise TransferError(
+            f"{path} has version {version} of its format, and this anydevice knows {VERSION}; "
+            "run: pip install --upgrade anydevice"
+        )
+    if found != kind:
+        other = shortened(found)
+        raise TransferError(f"{path} holds a {other}, not a {kind}{_RESUME.get(kind, '')}")
+    return read
+
+
+def _parsed(text: str) -> Any:
+    """A description; raises `ValueError` for one that is not valid. A loss in it may be NaN."""
+    return parse_json(text.encode(), finite=False, deepest=_DEEPEST)
+
+
+def _check_hash(file: PlainFile, header: Header) -> None:
+    start = min((entry.start for entry in header.entries.values()), default=file.size)
+    table = {
+        name: {
+            "dtype": entry.dtype.code,
+            "shape": list(entry.shape),
+            "data_offsets": [entry.start - start, entry.stop - start],
+        }
+        for name, entry in header.entries.items()
+    }
+    digest = _hash_of(header.metadata[_KEY], table)
+    for at in range(start, file.size, CHUNK):
+        digest.update(file.read(min(CHUNK, file.size - at), at))
+    if digest.hexdigest() != header.metadata.get(_HASH):
+        raise TransferError(
+            f"{file.path} is damaged: its hash is not the one that was written; "
+            "take another copy of it"
+        )
+
+
+def _hash_of(text: str, table: Mapping[str, Any]) -> Any:
+    return hashlib.sha256(json.dumps([text, table], sort_keys=True).encode())
+
+
+def _code(name: str, array: Any) -> str:
+    dtype = as_dtype(array.dtype)
+    if dtype.code is None or dtype.packed:
+        raise TransferError(f"{name}: a safetensors file holds no {dtype}", name)
+    return dtype.code
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _described(tree: Any, path: str, arrays: dict[str, Any]) -> Any:
+    """A tree as JSON, with a name in place of each array; the arrays go into `arrays`."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree):
+            raise ConfigurationError(f"{path}: keys must be strings to be saved, not {list(tree)}")
+        return {"dict": {key: _described(tree[key], f"{path}.{key}", arrays) for key in tree}}
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_described(part, f"{path}.{at}", arrays) for at, part in enumerate(tree)]}
+    assert len(leaves(tree)) == 1
+    name = path
+    while name in arrays:
+        name += "_"
+    arrays[name] = tree
+    return name
+
+
+def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, str):
+        return arrays[tree]
+    ((kind, parts),) = tree.items()
+    if kind == "dict":
+        return {key: _filled(part, arrays) for key, part in parts.items()}
+    filled = [_filled(part, arrays) for part in parts]
+    return filled if kind == "list" else tuple(filled)

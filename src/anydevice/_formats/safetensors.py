@@ -1,0 +1,460 @@
+"""Headers of safetensors files, of one file or of a sharded model, read and checked.
+
+A file is eight bytes with the length of its header, the header in JSON, and the tensors' bytes
+without a gap. Nothing here allocates an array. Every tensor of a header that is returned lies
+inside its file, has the bytes that its shape and dtype need, and shares none with another.
+
+Files may come from anyone. Before a header is parsed, its brackets, keys and commas are counted,
+since many empty lists take little text and much memory. Then `json` reads it. Duplicate keys, NaN,
+infinity and text that is not valid Unicode are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isinf, prod
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from anydevice._core.dtypes import BY_CODE, DType
+from anydevice._core.files import count_json
+from anydevice._core.record import NOTHING, Record
+from anydevice._core.text import shortened
+from anydevice._formats.files import PlainFile, Stamp
+from anydevice.errors import TransferError
+
+MODEL_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
+LONGEST_HEADER = 100_000_000
+"""Bytes: the format's own limit for a header, and ours for an index."""
+
+MOST_DIMENSIONS = 32
+"""What the oldest NumPy that we support can hold."""
+
+_LONGEST_NUMBER = 400
+"""Characters of a number; a float has at most some 330."""
+
+# A tensor has three brackets and four keys in at least 50 bytes of JSON, and in 64 or more where
+# there are very many, since names and offsets are longer then. Small headers may have any number.
+_BYTES_EACH, _BYTES_A_KEY = 16, 12
+_SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
+
+_NAMED_DUPLICATES = 2**20
+"""Bytes of JSON up to which the message names a duplicate key: finding it takes memory."""
+
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_PICKLED_CONTENT = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
+_AGAIN = "it is damaged or incomplete: download or save it again"
+_METADATA = "__metadata__"
+
+
+class Entry(Record):
+    """One tensor of a file: its dtype and shape, and where its bytes begin and end."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+class Header(Record):
+    """The header of one file: its tensors by name, in their order, and its metadata.
+
+    `stamp` is the state of the file to which all this applies.
+    """
+
+    path: Path
+    stamp: Stamp
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str] = NOTHING
+
+
+class Placed(Record):
+    """One tensor of a model: the header of its file, and its entry there."""
+
+    header: Header
+    entry: Entry
+
+
+def read_model(path: Path) -> dict[str, Placed]:
+    """Every tensor of a file, a folder or a sharded index, by name and in their order.
+
+    A folder is read through its index where it has one, and else holds one safetensors file, or
+    several of which one is called model.safetensors. The
+    tensors of an index come in the index's order; those of its files that it does not name are not
+    the model's. Raises `TransferError`, with the file's path, for everything that is wrong.
+    """
+    source = source_of(path)
+    if is_index(source):
+        return read_index(source)
+    header = read_header(source)
+    return {name: Placed(header, entry) for name, entry in header.entries.items()}
+
+
+def is_index(path: Path) -> bool:
+    """Whether a file is an index of others, by its name."""
+    return path.suffix == ".json"
+
+
+def read_header(path: Path) -> Header:
+    """The checked header of one safetensors file."""
+    with open_safetensors(path) as file:
+        return header_of(file)
+
+
+def open_safetensors(path: Path) -> PlainFile:
+    """The file, opened; one that is a pickle by its name is refused."""
+    if path.suffix.lower() in _PICKLED:
+        raise _pickled(path)
+    return PlainFile(path)
+
+
+def header_of(file: PlainFile) -> Header:
+    """The checked header of an opened file."""
+    path = file.path
+    if file.size < 8:
+        raise TransferError(
+            f"{path} has {file.size} bytes, and a safetensors file has at least 8; {_AGAIN}"
+        )
+    start = file.read(8, 0)
+    length = int.from_bytes(start, "little")
+    if not 0 < length <= min(file.size - 8, LONGEST_HEADER):
+        raise _wrong_length(file, start, length)
+    text = file.read(length, 8)
+    try:
+        header = _parse_object(text)
+        metadata = _strings(header.pop(_METADATA, {}))
+        entries = _read_entries(header, 8 + length, file.size)
+    except ValueError as error:
+        raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
+    except TransferError as error:
+        raise TransferError(f"{path}: {error}", error.path) from error
+    return Header(path, file.stamp, entries, metadata)
+
+
+def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
+    """The tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
+
+    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, where
+    it describes what cannot be.
+    """
+    entries = {}
+    for name, value in header.items():
+        try:
+            entries[name] = _read_entry(name, _object(value), base, size)
+        except ValueError as error:
+            raise ValueError(f"the tensor {_short(name)}: {error}") from error
+    _check_cover(entries, base, size)
+    return entries
+
+
+def _parse_object(raw: bytearray) -> dict[str, Any]:
+    """A JSON text that is an object; raises `ValueError` for anything else. Empties `raw`."""
+    keys = _check_size(raw)
+    text = raw.decode()
+    raw.clear()  # it may be large, and what it becomes is larger
+    try:
+        found = _object(_DECODER.decode(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(str(error)) from None  # that error would keep the text
+    # Text without wide characters holds no halves of them, which takes longest to find.
+    plain = text.isascii() and "\\u" not in text
+    if keys != (_count_keys(found) if plain else _check_strings(found)):
+        # Not found by a hook, which would have a list of all pairs beside each dict.
+        if len(text) <= _NAMED_DUPLICATES:
+            json.loads(text, object_pairs_hook=_unique)
+        raise ValueError("a key occurs twice in one object")
+    return found
+
+
+def _check_size(text: bytearray) -> int:
+    """The number of keys; a text that would become far more memory than it takes is refused."""
+    most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
+    most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
+    opened, keys = count_json(text)
+    if opened > most:
+        raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
+    if keys > most_keys:
+        raise ValueError(f"more than {most_keys} keys in {len(text)} bytes")
+    return keys
+
+
+def _count_keys(tree: Any) -> int:
+    """The number of keys in all objects."""
+    keys, level = 0, [tree]
+    while level:
+        keys += sum(len(value) for value in level if type(value) is dict)
+        inner = (value.values() if type(value) is dict else value for value in level)
+        level = [each for several in inner for each in several if type(each) in (dict, list)]
+    return keys
+
+
+def _check_strings(tree: Any) -> int:
+    """The number of keys in all objects; a string that is not valid Unicode is refused.
+
+    An escape can stand for half of a surrogate pair, which is no character.
+    """
+    keys, waiting = 0, [iter((tree,))]
+    while waiting:
+        for value in waiting[-1]:
+            if isinstance(value, str):
+                if not value.isascii():
+                    value.encode()
+            elif isinstance(value, dict):
+                keys += len(value)
+                waiting += [iter(value), iter(value.values())]
+                break
+            elif isinstance(value, list):
+                waiting.append(iter(value))
+                break
+        else:
+            waiting.pop()
+    return keys
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; duplicate keys are refused."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {_short(key)} occurs twice in one object")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text) if len(text) <= _LONGEST_NUMBER else float("inf")
+    if isinf(value):
+        raise ValueError(f"expected a number that a float can hold, found {reprlib.repr(text)}")
+    return value
+
+
+def _integer(text: str) -> float:
+    if len(text) < 19 and text != "-0":
+        return int(text)
+    value = _float(text)  # bounds the digits
+    return value if text == "-0" else int(text)  # the reference reader takes no -0 for an integer
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"expected a value, found {text}")
+
+
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_refuse_constant)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _unexpected("an object", value)
+    return value
+
+
+def _strings(value: Any) -> dict[str, str]:
+    found = _object(value)
+    for text in found.values():
+        if not isinstance(text, str):
+            raise _unexpected("a string", text)
+    return found
+
+
+def _integers(value: Any, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _unexpected(f"a list of at most {most} integers", value)
+    for number in value:
+        if type(number) is not int or not 0 <= number < 2**64:
+            raise _unexpected("an integer from 0 to 2**64 - 1", number)
+    return tuple(value)
+
+
+def _unexpected(expected: str, found: Any) -> ValueError:
+    return ValueError(f"expected {expected}, found {reprlib.repr(found)}")
+
+
+def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
+    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
+    if missing:
+        raise _wrong(name, f"it has no {' and no '.join(missing)}")
+    code = fields["dtype"]
+    if not isinstance(code, str):
+        raise _unexpected("the name of a dtype", code)
+    shape = _integers(fields["shape"], MOST_DIMENSIONS)
+    offsets = _integers(fields["data_offsets"], 2)
+    dtype = _type_of(name, code)
+    # Even an array without elements must have strides that a signed 64-bit integer can hold.
+    if prod(length for length in shape if length) * dtype.itemsize >= 2**63:
+        raise _wrong(name, f"its shape {_short(shape)} is larger than any array can be")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _wrong(name, f"its data_offsets {_short(offsets)} are not a start and an end")
+    start, stop = base + offsets[0], base + offsets[1]
+    if stop > size:
+        raise _wrong(name, f"it ends at byte {stop}, but the file has only {size} bytes")
+    needed = prod(shape) * dtype.itemsize
+    if stop - start != needed:
+        raise _wrong(
+            name, f"its shape {_short(shape)} of {dtype} needs {needed} bytes, not {stop - start}"
+        )
+    return Entry(name, dtype, shape, start, stop)
+
+
+def _type_of(name: str, code: str) -> DType:
+    dtype = BY_CODE.get(code)
+    if dtype is not None and not dtype.packed:
+        return dtype
+    readable = [known for known, row in BY_CODE.items() if not row.packed]
+    if dtype is None:
+        shown = repr(code[:40])
+        raise _wrong(name, f"its dtype {shown} is not known; known are {', '.join(readable)}", "")
+    raise _wrong(
+        name,
+        f"its dtype {code} packs elements of {dtype.bits} bits into bytes, which no engine reads; "
+        f"save it as one of {', '.join(readable)}",
+        "",
+    )
+
+
+def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
+    """Every byte after the header belongs to one tensor: no overlap, no gap, nothing left over."""
+    reached, before = base, "the header"
+    for entry in sorted(entries.values(), key=lambda each: (each.start, each.stop)):
+        if entry.start < reached:
+            raise _wrong(entry.name, f"its bytes overlap with those of {before}")
+        if entry.start > reached:
+            raise _wrong(entry.name, f"{entry.start - reached} bytes before it belong to no tensor")
+        reached, before = entry.stop, _short(entry.name)
+    if reached != size:
+        raise TransferError(f"its last {size - reached} bytes belong to no tensor; {_AGAIN}")
+
+
+def read_index(path: Path) -> dict[str, Placed]:
+    """Every tensor that an index names, as `read_model` has them."""
+    files = _weight_map(path)
+    paths = {file: _shard_path(path, file) for file in dict.fromkeys(files.values())}
+    missing = [file for file, shard in paths.items() if not os.path.exists(shard)]
+    if missing:
+        raise TransferError(
+            f"{path}: {len(missing)} of its {len(paths)} files are missing: "
+            f"{_listed(missing)}; download them again"
+        )
+    headers = {file: read_header(shard) for file, shard in paths.items()}
+    for name, file in files.items():
+        if name not in headers[file].entries:
+            raise TransferError(
+                f"{path}: it says that {paths[file].name} holds the tensor {_short(name)}, which "
+                "it does not; index and files are not of one model: download both again",
+                name,
+            )
+    return {
+        name: Placed(headers[file], headers[file].entries[name]) for name, file in files.items()
+    }
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    with PlainFile(path) as file:
+        if file.size > LONGEST_HEADER:
+            raise TransferError(
+                f"{path} has {file.size} bytes; an index has at most {LONGEST_HEADER}"
+            )
+        text = file.read(file.size, 0)
+    try:
+        index = _parse_object(text)
+        files = _strings(index["weight_map"]) if "weight_map" in index else None
+    except ValueError as error:
+        raise TransferError(f"{path} is not a valid index: {error}; {_AGAIN}") from error
+    if files is None:
+        raise TransferError(f"{path} is not an index of safetensors files: it has no weight_map")
+    return files
+
+
+def _shard_path(index: Path, file: str) -> Path:
+    """The file that an index names; one outside the index's folder is refused."""
+    inside = PurePosixPath(file)
+    plain = inside.parts and not inside.is_absolute() and ".." not in inside.parts
+    if not plain or PureWindowsPath(file).drive or "\\" in file or "\0" in file:
+        raise TransferError(
+            f"{index}: it names the file {_short(file)}; only files in the index's own folder are "
+            "read, so put it there and name it without a path"
+        )
+    return index.parent.joinpath(*inside.parts)
+
+
+def source_of(path: Path) -> Path:
+    """The file or the index that a path stands for."""
+    if not os.path.isdir(path):
+        return path
+    try:
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError as error:
+        raise TransferError(f"{path} cannot be read: {error.strerror}") from error
+    if INDEX_NAME in names:
+        return path / INDEX_NAME
+    found = [name for name in names if name.endswith(".safetensors.index.json")]
+    found = found or [name for name in names if name.lower().endswith(".safetensors")]
+    if len(found) == 1 or MODEL_NAME in found:
+        return path / (MODEL_NAME if MODEL_NAME in found else found[0])
+    if found:
+        raise TransferError(
+            f"{path} has {len(found)} candidate files ({_listed(found)}) "
+            f"and no {INDEX_NAME}; name one of them"
+        )
+    pickled = [name for name in names if Path(name).suffix.lower() in _PICKLED]
+    if pickled:
+        raise _pickled(path / pickled[0])
+    packed = [name for name in names if name.lower().endswith(".gguf")]
+    if packed:
+        raise TransferError(
+            f"{path} holds GGUF files ({_listed(packed)}) and no .safetensors file; "
+            "give anydevice.llm.load or anydevice chat the path of one"
+        )
+    raise TransferError(
+        f"{path} holds no .safetensors file; give the folder or the file with the weights, or "
+        "download it again"
+    )
+
+
+def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferError:
+    """The error for a header of an impossible length, or for a file of another kind."""
+    if _PICKLED_CONTENT.match(start):
+        return _pickled(file.path)
+    if start == b"version ":
+        return TransferError(
+            f"{file.path} is not the tensors but a pointer to them, as Git LFS leaves it; "
+            "run: git lfs pull"
+        )
+    most = min(file.size - 8, LONGEST_HEADER)
+    return TransferError(
+        f"{file.path}: its header says that it is {length} bytes long, and it can be 1 to {most}; "
+        f"this is not a safetensors file, or {_AGAIN}"
+    )
+
+
+def _pickled(path: Path) -> TransferError:
+    name = path.with_suffix(".safetensors").name
+    if name == path.name:  # a pickle under a wrong name, which must not be written over
+        name = f"{path.stem}.converted.safetensors"
+    return TransferError(
+        f"{path} is a pickle, which can run any program when it is read, so it is never read here. "
+        "Convert it first, where you trust its maker: safetensors.torch.save_file("
+        f"torch.load({path.name!r}, weights_only=True), {name!r})"
+    )
+
+
+def _wrong(name: str, problem: str, then: str = f"; {_AGAIN}") -> TransferError:
+    return TransferError(f"the tensor {_short(name)}: {problem}{then}", name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [shortened(name) for name in names[:5]]
+    return ", ".join((*shown, "…") if names[5:] else shown)
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:99]}…"

@@ -1,0 +1,274 @@
+"""The interface through which every kind of model is moved, compiled and verified."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+from anydevice._arrays.copy import download
+from anydevice._core.device import Device
+from anydevice._core.locks import ForkSafeLock
+from anydevice._libraries.changes import ChangeDetector
+from anydevice._libraries.precision import Policy
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice.errors import ConfigurationError
+
+Array = Any
+Arguments = Any
+"""The first argument of an adapter's function: the weights that are not part of the function."""
+
+After = Callable[[str, Any], Any]
+"""Gets the name and the output of each part; its result goes on to the next part."""
+
+State = Mapping[str, tuple[Any, int]]
+"""What a module may change in itself, by name: each value, and how often it was written to."""
+
+Change = Callable[[Array], Array]
+"""Makes the weights of a reference from a NumPy array, mostly in float64."""
+
+
+class ModelAdapter(ABC):
+    """One model with its weights on one device.
+
+    `kind` is the class of the model as text; `library` the engine it is written for, `None` if
+    it runs on all. `notes` go into the report. `detector` sees later changes of the module; `None`
+    if there can be none. `follows` says which changes a call sees, and which not.
+    """
+
+    kind: str
+    library: str | None = None
+    notes: tuple[str, ...] = ()
+    arguments: Arguments = ()
+    detector: ChangeDetector | None = None
+    follows: str = ""
+
+    @abstractmethod
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        """The output of the model, as a function that compilers can trace."""
+
+    @abstractmethod
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        """The output of the model, with the output of each part passed through `after`."""
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, Array]:
+        """Its weights by path."""
+
+    def kept_weights(self) -> frozenset[str]:
+        """The paths of those that keep their dtype when the others are cast."""
+        return frozenset()
+
+    @abstractmethod
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+        """The model with weights of this dtype on a device; those already there are shared."""
+
+    @abstractmethod
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        """The model on the CPU with weights that `change` makes of its own.
+
+        `engine` is that of the device it is compared with.
+        """
+
+    def update_weights(self, device: Device, dtype: str) -> bool:
+        """Take the weights that the module has now, as `moved` does.
+
+        False where more than its weights was changed: then it has to be compiled again.
+        """
+        return False
+
+    def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
+        """Sees changes of the model that is verified now; `None` if there can be none.
+
+        What it rewrites itself when it is called is no change.
+        """
+        return self.detector
+
+    def state(self) -> State:
+        """What a call could change in the module, as it is now; nothing if a call cannot."""
+        return {}
+
+    @property
+    def device(self) -> Device | None:
+        """The device of its weights; `None` if it has none, or can go anywhere."""
+        return None
+
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
+        """`call` with weights cast for computing, and outputs for the caller."""
+        if not policy.casts_parameters:
+            return self.call
+
+        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+            return policy.for_output(self.call(policy.for_computing(arguments), *inputs, **named))
+
+        return run
+
+    def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
+        """The adapter whose parts compute as those of `with_policy(policy)`."""
+        return self.moved(device, policy.compute) if policy.casts_parameters else self
+
+    def input_dtype(self, policy: Policy) -> str:
+        """The dtype of its floating inputs."""
+        return policy.compute
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """A block in which it is called without being compiled."""
+        return nullcontext()
+
+    def check_inputs(  # noqa: B027 - most models take any inputs
+        self, inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        """Raise `ConfigurationError` if the model does not take these inputs."""
+
+    def input_names(self) -> frozenset[str]:
+        """The names that its inputs can be passed by."""
+        return frozenset()
+
+    def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
+        """The outputs of all parts, and at the end the output; compilers can trace this too.
+
+        `None` if compiled code cannot give them.
+        """
+        return None
+
+    def check_verifiable(self) -> None:  # noqa: B027 - most models can be verified
+        """Raise `ConfigurationError` if two runs of the model need not agree."""
+
+    def has_coarse_products(self, device: Device) -> bool:
+        """Whether float32 products are computed on a device with fewer digits (TF32)."""
+        return False
+
+    def reference_input(self, x: Array) -> Array:
+        """A NumPy array as this reference takes it."""
+        return x
+
+
+def training_mode_error(path: str, instead: str = "model.eval()") -> ConfigurationError:
+    """The error for a module that is to be verified in training mode."""
+    return ConfigurationError(
+        f"{path} is in training mode, where its output is random or depends on the batch, so there "
+        f"is nothing to compare with; call {instead} before compile",
+        source="verify=",
+    )
+
+
+def training_mode_note(instead: str = "its eval()") -> str:
+    """The note in the report of a module in training mode."""
+    return f"the module is in training mode; call {instead} for inference"
+
+
+def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
+    """The names that a function's arguments can be passed by.
+
+    >>> sorted(parameter_names(lambda x, /, mask, *rest, scale=1, **more: x))
+    ['mask', 'scale']
+    """
+    try:
+        parameters = signature(call).parameters.values()
+    except (TypeError, ValueError):  # functions in C may have no signature
+        return frozenset()
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return frozenset(each.name for each in parameters if each.kind in named)
+
+
+def type_text(value: Any) -> str:
+    """The type of a value with its article, for a message.
+
+    >>> type_text(3), type_text("model.pt"), type_text(parameter_names)
+    ('an int', 'a str', 'a function')
+    """
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def host_array(x: Array) -> Array:
+    """One array of any library as a NumPy array."""
+    owner = owner_of(x)
+    assert owner is not None, "only arrays are read"
+    return x if owner.name == "numpy" else download(x, owner)
+
+
+def cpu_placer(engine: str) -> Callable[[Array], Array]:
+    """A function that makes NumPy arrays those of a library on the CPU, bit for bit."""
+    return partial(registry.load(engine).place, device=Device("cpu", 0, engine=engine))
+
+
+def float64_scope(engine: str) -> AbstractContextManager[Any]:
+    """A block in which the library computes in float64 on the CPU, where it can."""
+    make = {"jax": _jax_scope, "mlx": _mlx_scope, "torch": _torch_scope}.get(engine)
+    return nullcontext() if make is None else make()
+
+
+@contextmanager
+def _jax_scope() -> Iterator[None]:
+    jax: Any = sys.modules["jax"]
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@contextmanager
+def _mlx_scope() -> Iterator[None]:
+    mx: Any = sys.modules["mlx.core"]
+    with mx.stream(mx.cpu):
+        yield
+
+
+def _torch_scope() -> AbstractContextManager[Any]:
+    scope: AbstractContextManager[Any] = sys.modules["torch"].no_grad()
+    return scope
+
+
+_changing_classes = ForkSafeLock(reentrant=True, leaves="the classes of a model")
+
+
+@contextmanager
+def recording(
+    parts: Mapping[str, Any],
+    after: After,
+    around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[None]:
+    """A block in which the output of each of these objects, when called, passes through `after`.
+
+    Each is called inside of `around(name)`. For modules without hooks: Python looks calls up in
+    the class, so in the block the classes have another `__call__`, which leaves their other objects
+    alone.
+    """
+    names = {id(part): f"{path} {type(part).__name__}" for path, part in parts.items()}
+    with _changing_classes.native:
+        changed: list[tuple[type, Any]] = []
+        try:
+            for kind in {type(part): None for part in parts.values()}:
+                before = kind.__dict__.get("__call__")
+                type.__setattr__(kind, "__call__", _recorded(kind.__call__, names, after, around))
+                changed.append((kind, before))
+            yield
+        finally:
+            for kind, before in reversed(changed):
+                if before is None:
+                    type.__delattr__(kind, "__call__")
+                else:
+                    type.__setattr__(kind, "__call__", before)
+
+
+def _recorded(
+    original: Any,
+    names: Mapping[int, str],
+    after: After,
+    around: Callable[[str], AbstractContextManager[Any]],
+) -> Any:
+    def call(self: Any, *inputs: Any, **named: Any) -> Any:
+        name = names.get(id(self))
+        if name is None:
+            return original(self, *inputs, **named)
+        with around(name):
+            return after(name, original(self, *inputs, **named))
+
+    return call

@@ -1,0 +1,143 @@
+"""The adapter of a model, and the device and engine that it is compiled or trained on.
+
+Only libraries that are imported already are asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from anydevice._core.device import Device
+from anydevice._libraries.base import ModelAdapter, type_text
+from anydevice._libraries.jax.module import EquinoxAdapter, NnxAdapter, mapped_module
+from anydevice._libraries.mlx.module import MlxAdapter
+from anydevice._libraries.native import FunctionAdapter, NativeAdapter
+from anydevice._libraries.torch.module import TorchAdapter
+from anydevice._machine.choose.scope import one_device
+from anydevice._machine.engines import registry
+from anydevice._nn.layer import Layer
+from anydevice._nn.model import Model
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+_MODULES: tuple[tuple[str, Callable[[Any], ModelAdapter]], ...] = (
+    ("torch.nn", TorchAdapter),
+    ("flax.nnx", NnxAdapter),
+    ("mlx.nn", MlxAdapter),
+    ("equinox", EquinoxAdapter),
+)
+"""Where each library's class `Module` is, and the adapter of its modules."""
+
+
+def adapter_of(model: Any) -> ModelAdapter:
+    """The adapter through which a model is moved, compiled and verified.
+
+    >>> adapter_of(abs).kind
+    'function'
+
+    Raises `ConfigurationError` for anything but a model or a function.
+    """
+    for library, made in _MODULES:
+        module = sys.modules.get(library)
+        if module is not None and isinstance(model, module.Module):
+            return made(model)
+    if isinstance(model, Model):
+        return NativeAdapter(model)
+    if "equinox" in sys.modules and mapped_module(model) is not None:
+        return EquinoxAdapter(model)
+    if isinstance(model, Layer):
+        raise ConfigurationError(
+            f"{model.label} is a layer and has no parameters; make it a model with nn.Model(layer)",
+            source="model",
+        )
+    linen = sys.modules.get("flax.linen")
+    if linen is not None and isinstance(model, linen.Module):
+        raise ConfigurationError(
+            f"{type(model).__name__} is a module of flax.linen, whose parameters are elsewhere; "
+            "compile the function lambda x: module.apply(variables, x)",
+            source="model",
+        )
+    if isinstance(model, type):
+        raise ConfigurationError(
+            f"{model.__qualname__} is a class; give an instance, {model.__qualname__}(…)",
+            source="model",
+        )
+    if not callable(model):
+        inside = isinstance(getattr(model, "model", None), Model)
+        instead = (
+            "give its .model"
+            if inside
+            else "give a nn.Model, a function over arrays, or a module of PyTorch, Flax NNX, "
+            "Equinox or MLX"
+        )
+        raise ConfigurationError(
+            f"{type_text(model)} cannot be compiled; {instead}", source="model"
+        )
+    return FunctionAdapter(model)
+
+
+Facet = Literal["compiler", "autodiff"]
+"""A part that some engines lack."""
+
+
+def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compiled: bool) -> Device:
+    """The device, and the engine that serves it.
+
+    A module of a library is served by that library. Without `device`, a `nn.Model` stays where it
+    is, and so does a module on an accelerator; all else goes where `anydevice.device()` says.
+    If no engine is asked for, one that compiles is preferred.
+
+    Raises `DeviceNotFoundError` if the device is not usable, or not by that library.
+    """
+    if adapter.library is not None:
+        return _of_library(adapter, adapter.library, device)
+    return _of_any_library(adapter, device, "compiler" if compiled else None)
+
+
+def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
+    """The device and an engine with gradients: the one that is asked for, or the first that can.
+
+    Raises `UnsupportedError` if the engine that was asked for has none, or none there can.
+    """
+    chosen = _of_any_library(adapter, device, "autodiff")
+    if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
+        absent = registry.row_of(chosen.engine).lacks["autodiff"]
+        raise UnsupportedError(
+            f'{absent}: leave device= out, or give one such as device("cpu", engine="torch")',
+            absent,
+        )
+    return chosen
+
+
+def _of_library(adapter: ModelAdapter, library: str, device: Device | str | None) -> Device:
+    if device is None:
+        where = adapter.device
+        if where is not None and where.kind != "cpu":
+            return where.served_by(library)
+        return one_device(None, engine=library)
+    place = str(device) if isinstance(device, Device) else device
+    return one_device(place, engine=library)
+
+
+def _of_any_library(
+    adapter: ModelAdapter, device: Device | str | None, facet: Facet | None
+) -> Device:
+    if isinstance(device, Device) and not device.engine_is_free:
+        return one_device(device)
+    chosen = (adapter.device if device is None else None) or one_device(device)
+    return chosen if facet is None else _able(chosen, facet)
+
+
+def _able(device: Device, facet: Facet) -> Device:
+    """The same device, served by an engine that has this part, where there is one."""
+    if device.engine is not None and _has(device.engine, facet):
+        return device
+    standing = device.standing
+    able = [name for name in (standing.engines if standing else ()) if _has(name, facet)]
+    able.sort(key=lambda name: not registry.loaded(name))
+    return device.served_by(able[0]) if able else device
+
+
+def _has(engine: str, facet: Facet) -> bool:
+    return facet not in registry.row_of(engine).lacks

@@ -1,0 +1,349 @@
+"""Adapters of JAX modules: Flax NNX, and Equinox, whose modules are trees."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from operator import is_
+from types import CellType, FunctionType
+from typing import Any
+
+from anydevice._arrays.move import device_of, is_array, to_device
+from anydevice._core.device import Device
+from anydevice._libraries.base import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    ModelAdapter,
+    cpu_placer,
+    float64_scope,
+    host_array,
+    parameter_names,
+    recording,
+    training_mode_error,
+    training_mode_note,
+)
+from anydevice._libraries.changes import ChangeDetector, Watched
+from anydevice._libraries.precision import Policy, cast
+from anydevice.errors import ConfigurationError
+
+_MOST_WRAPPERS = 8
+"""Functions inside of one another that are searched for a module."""
+
+
+class JaxAdapter(ModelAdapter):
+    """A module that is a tree of arrays and static values; the latter are part of the code."""
+
+    library = "jax"
+    arguments: list[Array]
+    _training_note = training_mode_note()
+    _inference_mode = "model.eval()"
+
+    def __init__(
+        self, model: Any, arguments: list[Array] | None = None, *, reference: bool = False
+    ) -> None:
+        self._given = model
+        self.module = module = self._module_of(model)
+        self._reference = reference
+        values, self._structure = self._flat(module)
+        self._paths = self._all_paths(module)
+        self._places = [place for place, value in enumerate(values) if _is_numbers(value)]
+        self._rest = [None if _is_numbers(value) else value for value in values]
+        self._own = [values[place] for place in self._places]
+        self.arguments = self._own if arguments is None else arguments
+        if self._in_training() is not None:
+            self.notes = (*self.notes, self._training_note)
+
+    def bound(self, arguments: Sequence[Array]) -> Any:
+        """The module with other arrays."""
+        values = list(self._rest)
+        for place, value in zip(self._places, arguments, strict=True):
+            values[place] = value
+        return self._whole(values)
+
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        return self.run(self.bound(arguments), *inputs, **named)
+
+    def _module_of(self, model: Any) -> Any:
+        return model
+
+    def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
+        return module(*inputs, **named)
+
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
+        if not policy.casts_parameters:
+            return self.call
+        mapped = _trees().tree_map
+
+        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+            result = self.call([cast(x, policy.compute) for x in arguments], *inputs, **named)
+            return mapped(lambda x: cast(x, policy.output), result)
+
+        return run
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        module = self.bound(self.arguments)
+        with recording(self._parts(module), after):
+            return self.run(module, *inputs, **named)
+
+    def weights(self) -> Mapping[str, Array]:
+        names = [self._paths[place] for place in self._places]
+        return dict(zip(names, self.arguments, strict=True))
+
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+        arrays = [cast(x, dtype) for x in self.arguments]
+        return type(self)(self._given, to_device(arrays, device, convert=True))
+
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        with float64_scope("jax"):
+            place = cpu_placer("jax")
+            arrays = [place(change(host_array(x))) for x in self.arguments]
+        return type(self)(self._given, arrays, reference=True)
+
+    @property
+    def device(self) -> Device | None:
+        return device_of(self.arguments)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return float64_scope("jax") if self._reference else super().scope()
+
+    def reference_input(self, x: Array) -> Array:
+        return cpu_placer("jax")(x)
+
+    def input_names(self) -> frozenset[str]:
+        return parameter_names(self.module)
+
+    def has_coarse_products(self, device: Device) -> bool:
+        return device.kind != "cpu"
+
+    def check_verifiable(self) -> None:
+        path = self._in_training()
+        if path is not None:
+            raise training_mode_error(path, self._inference_mode)
+
+    def _flat(self, module: Any) -> tuple[list[Any], Any]:
+        values, structure = _trees().tree_flatten(module)
+        return values, structure
+
+    def _whole(self, values: list[Any]) -> Any:
+        return self._structure.unflatten(values)
+
+    def _all_paths(self, module: Any) -> list[str]:
+        trees = _trees()
+        pairs, _ = trees.tree_flatten_with_path(module)
+        return [trees.keystr(path).removeprefix(".") for path, _ in pairs]
+
+    def _parts(self, module: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _in_training(self) -> str | None:
+        """The first part in training mode whose output depends on it."""
+        raise NotImplementedError
+
+
+class EquinoxAdapter(JaxAdapter):
+    """A module of Equinox, also in `jax.vmap`. It cannot be changed, so no changes are detected."""
+
+    kind = "equinox.Module"
+    _training_note = training_mode_note("equinox.nn.inference_mode")
+    _inference_mode = "equinox.nn.inference_mode(model)"
+
+    def _module_of(self, model: Any) -> Any:
+        return mapped_module(model) or model
+
+    def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
+        if self._given is not self.module:
+            return self.over(module)(*inputs, **named)
+        try:
+            return module(*inputs, **named)
+        except Exception as error:
+            if _runs_mapped(module, inputs, named):
+                raise ConfigurationError(
+                    f"{type(module).__name__} takes one example, and got a batch: compile "
+                    "jax.vmap(model) in place of model",
+                    source="inputs",
+                ) from error
+            raise
+
+    def with_weights(self, arguments: Sequence[Array]) -> Any:
+        """The model as it was given, with other arrays."""
+        return self.over(self.bound(arguments))
+
+    def over(self, module: Any) -> Any:
+        """The model as it was given, over another module."""
+        return _with_module(self._given, self.module, module)
+
+    def _parts(self, module: Any) -> dict[str, Any]:
+        return dict(_modules_in(module, sys.modules["equinox"].Module, ""))
+
+    def _in_training(self) -> str | None:
+        parts = self._parts(self.module).items()
+        return next((path for path, part in parts if _is_false(part, "inference")), None)
+
+
+class NnxAdapter(JaxAdapter):
+    """A module of Flax NNX. Changes that it makes to itself when it is called are not kept."""
+
+    kind = "flax.nnx.Module"
+    _training_note = f"{training_mode_note()}; its random numbers are the same in every call"
+
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+        moved = super().moved(device, dtype)
+        moved.detector = ChangeDetector(lambda: _watched(self.module))
+        return moved
+
+    def update_weights(self, device: Device, dtype: str) -> bool:
+        now = NnxAdapter(self.module)
+        if now._graph != self._graph or now._structure != self._structure:
+            return False
+        rest = zip(now._rest, self._rest, strict=True)
+        if now._places != self._places or not all(new is old for new, old in rest):
+            return False
+        self.arguments = [
+            kept if x is old else to_device(cast(x, dtype), device, convert=True)
+            for x, old, kept in zip(now._own, self._own, self.arguments, strict=True)
+        ]
+        self._own = now._own
+        return True
+
+    def _flat(self, module: Any) -> tuple[list[Any], Any]:
+        nnx: Any = sys.modules["flax.nnx"]
+        self._graph, state = nnx.split(module)
+        if _trees().tree_leaves(nnx.state(module, nnx.Not(nnx.Param))):
+            self.notes = ("changes that the module makes to itself when called are not kept",)
+        return super()._flat(state)
+
+    def _whole(self, values: list[Any]) -> Any:
+        nnx: Any = sys.modules["flax.nnx"]
+        return nnx.merge(self._graph, super()._whole(values))
+
+    def _all_paths(self, module: Any) -> list[str]:
+        nnx: Any = sys.modules["flax.nnx"]
+        return super()._all_paths(nnx.state(module))
+
+    def _in_training(self) -> str | None:
+        for path, part in self._parts(self.module).items():
+            if _is_false(part, "deterministic") or _is_false(part, "use_running_average"):
+                return path
+        return None
+
+    def _parts(self, module: Any) -> dict[str, Any]:
+        nnx: Any = sys.modules["flax.nnx"]
+        found = nnx.iter_modules(module)
+        return {".".join(map(str, path)): part for path, part in found if path}
+
+
+def mapped_module(function: Any) -> Any:
+    """The module of Equinox inside a function that `jax.vmap` made of it; `None` of any other."""
+    base = sys.modules["equinox"].Module
+    inside = function
+    while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
+        inside = inside.__wrapped__
+    found = isinstance(inside, base) and _with_module(function, inside, None) is not function
+    return inside if found else None
+
+
+def in_inference(model: Any) -> Any:
+    """A module of Equinox, or a function that `jax.vmap` made of one, in inference mode."""
+    module = mapped_module(model)
+    module = model if module is None else module
+    return _with_module(model, module, sys.modules["equinox"].nn.inference_mode(module))
+
+
+def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
+    """The function over another module; itself where it is none over `old`.
+
+    One that `jax.jit` made is taken without it: it is part of what is compiled.
+    """
+    if function is old:
+        return new
+    if isinstance(function, sys.modules["jax"].stages.Wrapped):
+        inside = function.__wrapped__
+        made = _with_module(inside, old, new, depth + 1)
+        return function if made is inside else made
+    if not isinstance(function, FunctionType) or depth > _MOST_WRAPPERS:
+        return function
+    before = function.__closure__ or ()
+    after = [_with_module(cell.cell_contents, old, new, depth + 1) for cell in before]
+    cells = [
+        cell if value is cell.cell_contents else CellType(value)
+        for cell, value in zip(before, after, strict=True)
+    ]
+    if all(map(is_, cells, before)):
+        return function
+    code, scope, defaults = function.__code__, function.__globals__, function.__defaults__
+    made = FunctionType(code, scope, function.__name__, defaults, tuple(cells))
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    if hasattr(function, "__wrapped__"):  # by which it is known to be over a module
+        made.__dict__["__wrapped__"] = _with_module(function.__wrapped__, old, new, depth + 1)
+    return made
+
+
+def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether the module takes each of these examples alone."""
+    jax: Any = sys.modules["jax"]
+    axes = [0 if getattr(x, "shape", ()) else None for x in inputs]
+    mapped = jax.vmap(lambda *one: module(*one, **named), in_axes=axes)
+    try:
+        jax.eval_shape(mapped, *inputs)
+    except Exception:  # whatever a module raises for inputs that it does not take
+        return False
+    return True
+
+
+def _watched(module: Any) -> Watched:
+    """The objects of a module of Flax NNX, and the values of its variables."""
+    nnx: Any = sys.modules["flax.nnx"]
+    base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
+    views: list[Any] = []
+    values: list[Callable[[], Any]] = []
+    for _, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Variable):
+            values.append(_reader_of(node))
+        elif isinstance(node, dict):
+            views.append(node.values())
+        elif isinstance(node, list | tuple):
+            views.append(node)
+        elif isinstance(node, base):
+            views.append(vars(node).values())
+    return Watched(views, [lambda: [read() for read in values]], [])
+
+
+def _reader_of(variable: Any) -> Callable[[], Any]:
+    # In earlier releases it is an attribute.
+    return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
+
+
+def _is_false(part: Any, name: str) -> bool:
+    return getattr(part, name, None) is False
+
+
+def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
+    """The callable modules inside a module, by path, depth first."""
+    if isinstance(value, base):
+        inside = [(f"{path}.{name}", part) for name, part in vars(value).items()]
+    elif isinstance(value, Mapping):
+        inside = [(f"{path}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        inside = [(f"{path}[{place}]", part) for place, part in enumerate(value)]
+    else:
+        return
+    for name, part in inside:
+        yield from _modules_in(part, base, name)
+    if path and isinstance(value, base) and callable(value):
+        yield path.removeprefix("."), value
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether it is an array, and not one of keys of random numbers."""
+    if not is_array(value):
+        return False
+    dtypes: Any = sys.modules["jax"].dtypes
+    return not dtypes.issubdtype(value.dtype, dtypes.extended)
+
+
+def _trees() -> Any:
+    return sys.modules["jax"].tree_util

@@ -1,0 +1,134 @@
+"""The adapter of MLX modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from anydevice._arrays.move import device_of, to_device
+from anydevice._core.device import Device
+from anydevice._core.locks import ForkSafeLock
+from anydevice._core.trees import leaves, mapped, refilled
+from anydevice._libraries.base import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    ModelAdapter,
+    cpu_placer,
+    float64_scope,
+    host_array,
+    parameter_names,
+    recording,
+    training_mode_note,
+)
+from anydevice._libraries.changes import ChangeDetector, Snapshot, Watched
+from anydevice._libraries.native import paths_of
+from anydevice._libraries.precision import cast, cast_parameters
+
+_changing = ForkSafeLock(reentrant=True, leaves="the weights of a model")
+"""Held while a module has other weights than its own."""
+
+
+class MlxAdapter(ModelAdapter):
+    """A `mlx.nn.Module`. Each call puts weights into it, and its own back afterwards."""
+
+    kind = "mlx.nn.Module"
+    library = "mlx"
+    follows = (
+        "weights, parts, mode; not what is written into an array in place, as by w[0] = 1: call "
+        "refresh() after that"
+    )
+
+    def __init__(self, module: Any, arguments: Any = None, *, reference: bool = False) -> None:
+        self.module = module
+        with _changing.native:
+            self._own = module.parameters()
+            self._structure = _structure_of(module)
+        self.arguments = self._own if arguments is None else arguments
+        self._reference = reference
+        if any(part.training for part in module.modules()):
+            self.notes = (training_mode_note(),)
+
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        with _changing.native:
+            own = self.module.parameters()
+            self.module.update(arguments)
+            try:
+                return self.module(*inputs, **named)
+            finally:
+                self.module.update(own)
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        parts = {path: part for path, part in self.module.named_modules() if path}
+        with recording(parts, after):
+            return self.call(self.arguments, *inputs, **named)
+
+    def weights(self) -> Mapping[str, Array]:
+        return paths_of(self.arguments)
+
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+        arrays = cast_parameters(self.arguments, dtype)
+        moved = MlxAdapter(self.module, to_device(arrays, device))
+        moved.detector = _LockedDetector(lambda: Watched(list(_views(self.module)), [], []))
+        return moved
+
+    def update_weights(self, device: Device, dtype: str) -> bool:
+        with _changing.native:
+            own = self.module.parameters()
+            if _structure_of(self.module) != self._structure:
+                return False
+        before, there = leaves(self._own), leaves(self.arguments)
+        taken = [
+            kept if x is old else to_device(cast(x, dtype), device)
+            for x, old, kept in zip(leaves(own), before, there, strict=True)
+        ]
+        self._own, self.arguments = own, refilled(own, taken)
+        return True
+
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        place = cpu_placer("mlx")
+        changed = mapped(lambda x: place(change(host_array(x))), self.arguments)
+        return MlxAdapter(self.module, changed, reference=True)
+
+    @property
+    def device(self) -> Device | None:
+        return device_of(leaves(self.arguments))
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return float64_scope("mlx") if self._reference else super().scope()
+
+    def reference_input(self, x: Array) -> Array:
+        return cpu_placer("mlx")(x)
+
+    def input_names(self) -> frozenset[str]:
+        return parameter_names(self.module)
+
+
+class _LockedDetector(ChangeDetector):
+    def has_changed(self) -> bool:
+        with _changing.native:
+            return super().has_changed()
+
+    def snapshot(self) -> Snapshot:
+        with _changing.native:
+            return super().snapshot()
+
+
+def _views(value: Any) -> Iterator[Any]:
+    """The contents of a module, and of everything inside it."""
+    inside: Any = value.values() if isinstance(value, dict) else value
+    yield inside
+    if hasattr(value, "__dict__"):
+        yield vars(value).values()
+    for each in inside:
+        if isinstance(each, dict | list | tuple):
+            yield from _views(each)
+
+
+def _structure_of(module: Any) -> list[Any]:
+    """The parts of a module, and the shapes and dtypes of its weights."""
+    parts = [(path, type(part), part.training) for path, part in module.named_modules()]
+    weights = [(path, x.shape, x.dtype) for path, x in paths_of(module.parameters()).items()]
+    return [parts, weights]

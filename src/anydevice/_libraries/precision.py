@@ -1,0 +1,214 @@
+"""The dtypes in which a model keeps its parameters, computes, and returns its output."""
+
+from __future__ import annotations
+
+import sys
+from functools import reduce
+from typing import Any
+
+from anydevice import _ops as ops
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES, as_dtype
+from anydevice._core.record import Record
+from anydevice._core.trees import leaves, mapped
+from anydevice._machine.engines import registry
+from anydevice._machine.hardware.cuda.facts import capability_numbers
+from anydevice._machine.settings import config as settings
+from anydevice._ops.dispatch import primitives
+from anydevice.errors import ConfigurationError
+
+Array = Any
+Tree = Any
+ScaleState = dict[str, Array]
+
+PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
+
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+_FIRST_WITH_BFLOAT16 = (8, 0)
+"""The compute capability from which on NVIDIA's cards multiply bfloat16 themselves."""
+
+
+class Policy(Record):
+    """The dtypes of one way to run a model: of its parameters, of computing, and of its output.
+
+    Sums, norms, softmax and losses of 16-bit numbers are computed in float32 under every policy.
+
+    >>> policy_of("mixed", Device("cpu", engine="numpy"))
+    Policy(name='mixed', parameters='float32', compute='bfloat16', output='float32')
+    """
+
+    name: str
+    parameters: str
+    compute: str
+    output: str
+
+    @property
+    def casts_parameters(self) -> bool:
+        """Whether each call casts the parameters, for computing alone."""
+        return self.parameters != self.compute
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it computes in 16 bits."""
+        return self.compute != "float32"
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether gradients could underflow: they are float16, which has few exponents."""
+        return self.compute == "float16"
+
+    def for_computing(self, tree: Tree) -> Tree:
+        """Parameters or inputs in the dtype of computing; integers stay as they are."""
+        return cast_parameters(tree, self.compute)
+
+    def for_output(self, tree: Tree) -> Tree:
+        """Outputs in the dtype that the caller gets."""
+        return cast_parameters(tree, self.output)
+
+    def __str__(self) -> str:
+        if self.parameters == self.compute == self.output:
+            return self.name
+        return (
+            f"{self.name}: parameters {self.parameters}, computed in {self.compute}, "
+            f"results {self.output}"
+        )
+
+
+def default_precision() -> str:
+    """The precision where none is given: "mixed" if the setting `mixed_precision` is on.
+
+    >>> default_precision()
+    'float32'
+    """
+    return "mixed" if settings.current()[0].mixed_precision else "float32"
+
+
+def policy_of(precision: str | None, device: Device) -> Policy:
+    """The policy with this name on a device: "mixed" computes in bfloat16 where the device has it.
+
+    Without a name, it is that of `default_precision()`. Raises `ConfigurationError` for a name that
+    is none of `PRECISIONS`.
+    """
+    if precision is None:
+        precision = default_precision()
+    if precision not in PRECISIONS:
+        raise ConfigurationError(
+            f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}", source="precision="
+        )
+    if precision != "mixed":
+        return Policy(precision, precision, precision, precision)
+    compute = "bfloat16" if has_bfloat16(device) else "float16"
+    return Policy("mixed", "float32", compute, "float32")
+
+
+def has_bfloat16(device: Device) -> bool:
+    """Whether the device computes in bfloat16, and does not emulate it."""
+    engine = device.engine
+    if engine is None or "bfloat16" in registry.row_of(engine).lacks:
+        return False
+    if device.backend != "cuda" or (standing := device.standing) is None:
+        return True
+    capability = capability_numbers(standing.facts)
+    return capability is None or capability >= _FIRST_WITH_BFLOAT16
+
+
+def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
+    """Whether the device's library computes float32 products with fewer digits (TF32).
+
+    JAX does off the CPU. PyTorch does on NVIDIA cards where its settings allow it: they do for
+    convolutions and recurrent layers, unless changed, and do not for products of matrices.
+    """
+    if device.engine == "jax":
+        return device.kind != "cpu"
+    if device.engine != "torch" or device.backend != "cuda":
+        return False
+    backends: Any = sys.modules["torch"].backends
+    matmul, cudnn = backends.cuda.matmul, backends.cudnn
+    if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
+        parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
+        return any(part.fp32_precision == "tf32" for part in parts)
+    return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """A floating array in this dtype; one of integers or booleans as it is."""
+    xp = primitives(x)
+    return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
+
+
+def cast_parameters(tree: Tree, dtype: str) -> Tree:
+    """Every floating array of a tree in this dtype; all others stay as they are.
+
+    >>> import numpy
+    >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
+    {'weight': array([1., 1.], dtype=float16), 'count': array([1])}
+    """
+    name = as_dtype(dtype).name
+    return mapped(lambda x: cast(x, name), tree)
+
+
+class LossScale(Record):
+    """Keeps float16 gradients from underflowing: the loss is multiplied before gradients are taken,
+    and they are divided by the same afterwards.
+
+    The factor grows after `interval` finite steps, and shrinks with each step whose gradients are
+    infinite or NaN; such a step changes no parameter. The state is arrays, so it works inside
+    compiled code.
+
+    >>> import numpy
+    >>> scale = LossScale(initial=8.0)
+    >>> state = scale.start(numpy.ones(1, numpy.float32))
+    >>> gradients = [numpy.array([16.0, numpy.inf], numpy.float32)]
+    >>> finite = scale.finite(gradients)
+    >>> bool(finite), float(scale.after(state, finite)["scale"])
+    (False, 4.0)
+    >>> scale.unscaled(gradients, state)
+    [array([ 2., inf], dtype=float32)]
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    largest: float = 2.0**24
+
+    def start(self, like: Array) -> ScaleState:
+        """The state before the first step, on the device of an array."""
+        xp = primitives(like)
+        return {
+            "scale": xp.full((), self.initial, DTYPES["float32"], like),
+            "good_steps": xp.full((), 0, DTYPES["int32"], like),
+        }
+
+    def unscaled(self, gradients: Tree, state: ScaleState) -> Tree:
+        """The gradients of the loss itself, as float32."""
+        factor = ops.divide(ops.add(ops.multiply(state["scale"], 0.0), 1.0), state["scale"])
+        return mapped(lambda g: ops.multiply(ops.astype(g, "float32"), factor), gradients)
+
+    def finite(self, gradients: Tree) -> Array:
+        """Whether all gradients are finite, as an array without axes."""
+        counts = [_nonfinite_count(leaf) for leaf in leaves(gradients)]
+        return ops.equal(reduce(ops.add, counts), 0.0)
+
+    def after(self, state: ScaleState, finite: Array) -> ScaleState:
+        """The state for the next step."""
+        scale, good = state["scale"], ops.add(state["good_steps"], 1)
+        due = ops.less_equal(_like(good, self.interval), good)
+        grown = ops.minimum(ops.multiply(scale, self.growth), self.largest)
+        shrunk = ops.maximum(ops.multiply(scale, self.backoff), 1.0)
+        none = _like(good, 0)
+        return {
+            "scale": ops.where(finite, ops.where(due, grown, scale), shrunk),
+            "good_steps": ops.where(finite, ops.where(due, none, good), none),
+        }
+
+
+def _nonfinite_count(x: Array) -> Array:
+    """How many elements are infinite or NaN, as a float32 without axes."""
+    finite = ops.less_equal(ops.abs(ops.astype(x, "float32")), _LARGEST_FLOAT32)
+    return ops.sum(ops.astype(ops.logical_not(finite), "float32"))
+
+
+def _like(x: Array, value: int) -> Array:
+    xp = primitives(x)
+    return xp.full((), value, xp.dtype(x), x)

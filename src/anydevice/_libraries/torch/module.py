@@ -1,0 +1,398 @@
+"""Modules of PyTorch. Nothing here imports it: who has a module has imported it already."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
+from functools import cache, partial
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Any
+from weakref import ref
+
+from anydevice._arrays.move import device_of, to_device
+from anydevice._core.device import Device
+from anydevice._libraries.base import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    ModelAdapter,
+    State,
+    cpu_placer,
+    host_array,
+    parameter_names,
+    training_mode_error,
+    training_mode_note,
+)
+from anydevice._libraries.changes import ChangeDetector, Watched
+from anydevice._libraries.precision import Policy, has_coarse_products
+from anydevice._machine.engines import registry
+
+_FOLLOWS = (
+    "weights, steps of optimizers, buffers, parts, mode, hooks, forward; not plain attributes, nor "
+    "writes through NumPy or .data: call refresh() after these"
+)
+_SHARED = (
+    "everything, for the module itself runs; only writes through NumPy or .data do not end a "
+    "verification"
+)
+_RANDOM_IN_TRAINING = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "DropPath")
+
+
+class TorchAdapter(ModelAdapter):
+    """A `torch.nn.Module`; forward hooks read the outputs of its parts.
+
+    It is moved in place, as PyTorch moves modules. Where its weights have another dtype than asked
+    for, it is copied, and the given module stays as it is; later changes of it go to the copy too.
+    """
+
+    kind = "torch.nn.Module"
+    library = "torch"
+
+    def __init__(
+        self, module: Any, notes: tuple[str, ...] = (), computing: tuple[str, str] | None = None
+    ) -> None:
+        self.module = module
+        self.notes = notes
+        self._computing = computing
+        self.follows = _SHARED
+        self._copied: Any = None
+        self._code: ChangeDetector | None = None
+
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        return self.module(*inputs, **named)
+
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
+        if not policy.casts_parameters:
+            return self.call
+        torch: Any = sys.modules["torch"]
+        module, kind = self.module, self._device_type()
+        dtype, wanted = getattr(torch, policy.compute), getattr(torch, policy.output)
+
+        def widened(x: Any) -> Any:
+            floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+            return x.to(wanted) if floating else x
+
+        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+            with torch.autocast(kind, dtype=dtype):
+                result = module(*inputs, **named)
+            return torch.utils._pytree.tree_map(widened, result)
+
+        return run
+
+    def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
+        if not policy.casts_parameters:
+            return self
+        return TorchAdapter(self.module, computing=(self._device_type(), policy.compute))
+
+    def input_dtype(self, policy: Policy) -> str:
+        return policy.parameters
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        with ExitStack() as hooks:
+            for path, part in self.module.named_modules():
+                if path and not _is_script(part):
+                    hook = partial(_forward_hook, f"{path} {type(part).__name__}", after)
+                    hooks.callback(part.register_forward_hook(hook).remove)
+            return self.module(*inputs, **named)
+
+    def weights(self) -> Mapping[str, Array]:
+        return {
+            **{name: x.detach() for name, x in self.module.named_parameters()},
+            **dict(self.module.named_buffers()),
+        }
+
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+        torch: Any = sys.modules["torch"]
+        wanted = getattr(torch, dtype)
+        types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
+        if types <= {wanted}:
+            moved = TorchAdapter(to_device(self.module, device), _notes(self.module))
+            # The weights are the module's own. Of the rest, compiled code does not see the hooks.
+            moved.detector = ChangeDetector(lambda: _watched_code(moved.module))
+            return moved
+        copied = _copy_of(self.module).to(wanted)
+        others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
+        note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
+        moved = TorchAdapter(to_device(copied, device), (*_notes(copied), note))
+        moved.follows = _FOLLOWS
+        moved._copied = self.module
+        moved._code = ChangeDetector(lambda: _watched_code(self.module))
+        moved.detector = ChangeDetector(lambda: _watched(self.module))
+        return moved
+
+    def update_weights(self, device: Device, dtype: str) -> bool:
+        torch: Any = sys.modules["torch"]
+        if self._code is None or self._code.has_changed():
+            return False
+        if _structure(self._copied) != _structure(self.module):
+            return False
+        with torch.no_grad():
+            for source, part in zip(self._copied.modules(), self.module.modules(), strict=True):
+                part.training = source.training
+                _copy(source._parameters, part._parameters)
+                _copy(source._buffers, part._buffers)
+        return True
+
+    def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
+        given = self.module if self._copied is None else self._copied
+        return ChangeDetector(lambda: _watched_verdict(given, rewritten))
+
+    def state(self) -> State:
+        plain = vars(sys.modules["torch"].nn.Module()).keys()
+        found: dict[str, tuple[Any, int]] = {}
+        for path, part in self.module.named_modules():
+            own = {name: value for name, value in vars(part).items() if name not in plain}
+            for name, x in (*part._buffers.items(), *own.items()):
+                found[f"{path}.{name}".lstrip(".")] = x, _version_of(x)
+        return found
+
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        module, place = _copy_of(self.module), cpu_placer("torch")
+        for part in module.modules():
+            for x in part._parameters.values():
+                if x is not None:
+                    x.requires_grad_(False)
+                    x.data = place(change(host_array(x.detach())))
+            for name, x in part._buffers.items():
+                if x is not None:
+                    part._buffers[name] = place(change(host_array(x)))
+        return TorchAdapter(module)
+
+    @property
+    def device(self) -> Device | None:
+        return device_of(self.module)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        torch: Any = sys.modules["torch"]
+        stack = ExitStack()
+        stack.enter_context(torch.no_grad())
+        if self._computing is not None:
+            kind, dtype = self._computing
+            stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype)))
+        return stack
+
+    def reference_input(self, x: Array) -> Array:
+        return cpu_placer("torch")(x)
+
+    def input_names(self) -> frozenset[str]:
+        return parameter_names(self.module.forward)
+
+    def check_verifiable(self) -> None:
+        random = [
+            name
+            for name, part in self.module.named_modules()
+            if part.training and any(word in _name_of(part) for word in _RANDOM_IN_TRAINING)
+        ]
+        if random:
+            raise training_mode_error(random[0])
+
+    def has_coarse_products(self, device: Device) -> bool:
+        """See the base class. Weights of convolutions have three axes and more."""
+        recurrent = sys.modules["torch"].nn.RNNBase
+        convolutions = any(x.ndim > 2 for x in self.weights().values()) or any(
+            isinstance(part, recurrent) for part in self.module.modules()
+        )
+        return has_coarse_products(device, convolutions=convolutions)
+
+    def _device_type(self) -> str:
+        place = self.device or Device("cpu", 0, engine="torch")
+        kind: str = registry.load("torch").native(place).type
+        return kind
+
+
+def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with results that carry no gradients, unless one of its arrays requires them.
+
+    Its first argument is the weights, the others are arrays.
+    """
+    no_grad = sys.modules["torch"].no_grad
+
+    def run(arguments: Arguments, *arrays: Array) -> Any:
+        for x in arrays:
+            if x.requires_grad:
+                return function(arguments, *arrays)
+        with no_grad():
+            return function(arguments, *arrays)
+
+    return run
+
+
+def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
+    return after(name, result)
+
+
+def _copy_of(module: Any) -> Any:
+    copied = deepcopy(module)
+    for x in copied.parameters():
+        if not x.is_leaf:  # copied by TorchScript, as something computed from the first one
+            x.detach_().requires_grad_()
+    return copied
+
+
+def _is_script(module: Any) -> bool:
+    """Whether it is TorchScript, which runs its parts without hooks."""
+    return isinstance(module, sys.modules["torch"].jit.ScriptModule)
+
+
+def _name_of(module: Any) -> str:
+    """The name of a module's class; TorchScript has one class for all, and keeps the name."""
+    return str(module.original_name if _is_script(module) else type(module).__name__)
+
+
+def _watched(module: Any, *, buffers: bool = True) -> Watched:
+    """The weights, the mode and the code of a module."""
+    code, parts = _watched_code(module), list(module.modules())
+    held = [part._parameters for part in parts]
+    if buffers:
+        held += [part._buffers for part in parts]
+    dicts, views = _holders(held)
+    tensors = [x for each in held for x in each.values() if _has_version(x)]
+    return Watched(
+        code.views + views,
+        [],
+        [
+            *code.values,
+            *_modes(parts),
+            partial(map, attrgetter("_version"), tensors),
+            _StepCounter(module.parameters()),
+        ],
+        code.dicts + dicts,
+    )
+
+
+def _watched_code(module: Any) -> Watched:
+    """What decides how a module computes: its parts, hooks, and each `forward`."""
+    parts = list(module.modules())
+    everywhere = sys.modules["torch"].nn.modules.module
+    held = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
+    for part in parts:
+        held += [part._modules, part._forward_pre_hooks, part._forward_hooks]
+    dicts, views = _holders(held)
+    kinds = [kind for kind in {type(part): None for part in parts} if hasattr(kind, "forward")]
+    return Watched(
+        views,
+        [],
+        [partial(_forwards, kinds, [vars(part) for part in parts])],
+        dicts,
+    )
+
+
+def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collection[Any]]]:
+    """The plain dicts among these, and the values of the others, which TorchScript has."""
+    plain = tuple([x for x in held if type(x) in (dict, OrderedDict)])
+    return plain, [x.values() for x in held if type(x) not in (dict, OrderedDict)]
+
+
+def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
+    """The `forward` of each class, and each that is a part's own, with whose it is."""
+    own = [(id(part), part["forward"]) for part in parts if "forward" in part]
+    return [kind.forward for kind in kinds] + own
+
+
+def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
+    """Readers of whether each part is in training mode, from its dict where it is kept there."""
+    own = [vars(part) for part in parts if "training" in vars(part)]
+    others = [part for part in parts if "training" not in vars(part)]
+    return [
+        partial(map, itemgetter("training"), own),
+        partial(map, attrgetter("training"), others),
+    ]
+
+
+def _watched_verdict(module: Any, rewritten: Collection[str]) -> Watched:
+    """All that can be seen of a module, without what it rewrites itself when it is called."""
+    watched = _watched(module, buffers=False)
+    plain = {*vars(sys.modules["torch"].nn.Module()), *rewritten}
+    held = [
+        (holder, name)
+        for path, part in module.named_modules()
+        for holder in (part._buffers, vars(part))
+        for name in list(holder.keys())
+        if name not in plain and f"{path}.{name}".lstrip(".") not in plain
+    ]
+
+    def values() -> list[Any]:
+        return [
+            holder[name] if name in holder else None  # noqa: SIM401 - TorchScript's have no get
+            for holder, name in held
+        ]
+
+    return Watched(
+        watched.views,
+        [values],
+        [*watched.values, lambda: map(_version_of, values())],
+        watched.dicts,
+    )
+
+
+class _StepCounter:
+    """Counts the steps of optimizers that hold one of these weights.
+
+    Optimizers with `fused=True` write weights without moving PyTorch's counters of writes.
+    """
+
+    def __init__(self, weights: Iterator[Any]) -> None:
+        self._weights = {id(x) for x in weights}
+        self._count = 0
+        key, counters = id(self), _step_counters()
+        counters[key] = ref(self, lambda _: counters.pop(key, None))
+
+    def __call__(self) -> tuple[int]:
+        return (self._count,)
+
+    def see(self, optimizer: Any) -> None:
+        """An optimizer took a step."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        self._count += any(id(x) in self._weights for x in chain.from_iterable(groups))
+
+
+@cache
+def _step_counters() -> dict[int, ref[_StepCounter]]:
+    """All that there are. PyTorch tells them of each step, from the first module on."""
+    counters: dict[int, ref[_StepCounter]] = {}
+
+    def after_step(optimizer: Any, given: Any, named: Any) -> None:
+        for each in list(counters.values()):
+            counter = each()
+            if counter is not None:
+                counter.see(optimizer)
+
+    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(after_step)
+    return counters
+
+
+def _version_of(x: Any) -> int:
+    is_tensor = isinstance(x, sys.modules["torch"].Tensor)
+    return x._version if is_tensor and _has_version(x) else 0
+
+
+def _has_version(x: Any) -> bool:
+    """Whether PyTorch counts changes of this tensor; those of inference mode have no version."""
+    return x is not None and not x.is_inference()
+
+
+def _structure(module: Any) -> list[Any]:
+    """The parts of a module, and the shapes of its weights."""
+    return [
+        (path, type(part), [_shapes(x) for x in (part._parameters, part._buffers)])
+        for path, part in module.named_modules()
+    ]
+
+
+def _shapes(tensors: Mapping[str, Any]) -> list[Any]:
+    return [(name, None if x is None else x.shape) for name, x in tensors.items()]
+
+
+def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+    for name, x in target.items():
+        if x is not None:
+            x.copy_(source[name])
+
+
+def _notes(module: Any) -> tuple[str, ...]:
+    return (training_mode_note(),) * bool(module.training)

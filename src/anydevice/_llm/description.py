@@ -1,0 +1,460 @@
+"""A decoder described by data: everything but its weights, from its config.
+
+Families of models differ in where their norms are, how positions enter, which layers see a window,
+how experts are chosen. The rows of `_plan/families.py` say it, for memory planning and for
+running alike; here a row and a config become one `Description`, and nothing behind it knows the
+name of a family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+from anydevice._core.record import Record
+from anydevice._core.rope_scaling import frequencies, kind_of
+from anydevice._core.text import shortened
+from anydevice._plan.config import ModelConfig
+from anydevice._plan.decoder import (
+    DecoderSizes,
+    decoder_sizes,
+    layer_experts,
+    layer_windows,
+    rotary_share,
+)
+from anydevice._plan.families import ARCHITECTURES, Experts, LatentSizes, Running, integer
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+Norm = Literal["rms", "rms1", "layer"]
+Block = Literal["pre", "post", "sandwich", "parallel"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""What configs call an activation function, and what we do."""
+
+_LARGEST_ROPE = 2**16
+"""Elements of a head that can turn: each is computed beforehand."""
+CLIP, SLOPE = 7.0, 1.702
+"""Where experts that clip do so, and the slope of their sigmoid."""
+
+
+class Rope(Record):
+    """Rotary positions: the first `size` elements of a head turn.
+
+    `scaling` are the pairs of the mapping that `ops.rope` takes.
+    """
+
+    theta: float
+    size: int
+    interleaved: bool = False
+    scaling: tuple[tuple[str, Any], ...] = ()
+
+
+class Routing(Record):
+    """How tokens choose experts, and how these are.
+
+    Each token passes `per_token` of `count` networks of `intermediate` units. Their weights are, by
+    `kind`: `"softmax"` of all scores, of which the best are taken; `"top_k"`, the best scores, and
+    their softmax; `"groups"`, the sigmoid of scores, of which the best are taken in the best
+    `group_limit` of `groups` groups, with a bias that only chooses. `normalized` weights are
+    divided by their sum, and all are multiplied by `factor`. `shared` are the units of the network
+    that every token passes as well, weighted by a gate where `shared_gate` is set. With `clip`,
+    gate and up are clipped there, 1 is added to up, and the gate's sigmoid has this `slope`.
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    kind: Literal["softmax", "top_k", "groups"] = "softmax"
+    normalized: bool = True
+    factor: float = 1.0
+    groups: int = 1
+    group_limit: int = 1
+    shared: int = 0
+    shared_gate: bool = False
+    clip: float | None = None
+    slope: float = 1.0
+
+
+class LayerDescription(Record):
+    """What layers of one model may differ in; layers that are equal run the same program.
+
+    `window` is the number of tokens that a query attends to, its own included; `None`: all.
+    Without `rope`, positions do not enter. Without `experts`, the layer has one network.
+    `position_scale` is (beta, tokens): queries are multiplied by
+    1 + beta × log(1 + floor(position / tokens)).
+    """
+
+    window: int | None = None
+    rope: Rope | None = None
+    experts: Routing | None = None
+    position_scale: tuple[float, int] | None = None
+
+
+class Description(Record):
+    """A decoder without its weights. It can be hashed: a static argument of compiled functions.
+
+    - `heads` of queries share `kv_heads` of keys and values; keys have `head_size` elements and
+      values `value_size`. With `latent`, keys and values are made from one small vector a token.
+    - `norm`: `"rms"`, `"rms1"` (weights are stored without their 1) or `"layer"`, with `eps`.
+    - `block`: norms before attention and network (`"pre"`), after them (`"post"`), both
+      (`"sandwich"`), or one norm before both, which work side by side (`"parallel"`).
+    - `activation` of the network, which is `gated` or not, with `intermediate` units.
+    - `tied`: the embedding is the head.
+    - `scale` multiplies scores, `soft_cap` bounds them, `final_soft_cap` bounds the logits.
+    - `embedding_scale`, `residual_scale`, `logit_scale`: factors of the embedded tokens, of what
+      attention and network add, and of the logits.
+    - `query_key_norm`: none, of each head (`"head"`), or of all heads together (`"row"`).
+    - `sinks`: each head has a score that belongs to no key.
+    - `biases`: what has one, some of `"qkv"` (with latent attention, what comes before its norms),
+      `"output"`, `"mlp"`, `"router"`, `"experts"`, `"norm"`, `"head"`.
+
+    >>> from anydevice._plan.config import as_config
+    >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> more = {"intermediate_size": 128, "vocab_size": 100, "hidden_act": "silu"}
+    >>> description = describe(as_config({"model_type": "llama", **sizes, **more}))
+    >>> description.block, description.head_size, len(description.layers)
+    ('pre', 16, 2)
+    """
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    eps: float
+    layers: tuple[LayerDescription, ...]
+    norm: Norm = "rms"
+    block: Block = "pre"
+    activation: Activation = "silu"
+    gated: bool = True
+    tied: bool = False
+    scale: float = 1.0
+    soft_cap: float | None = None
+    final_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    query_key_norm: Literal["", "head", "row"] = ""
+    sinks: bool = False
+    latent: LatentSizes | None = None
+    biases: frozenset[str] = frozenset()
+
+
+def describe(config: ModelConfig) -> Description:
+    """The description of the decoder that a config describes.
+
+    Raises `UnsupportedError` for a family, or an option of it, that cannot be run, and
+    `ConfigurationError` if a number is missing or wrong.
+    """
+    row, running = config.architecture, _running(config)
+    config.check_options(row.only)
+    sizes = decoder_sizes(config)
+    return Description(
+        vocabulary=sizes.vocabulary,
+        hidden=sizes.hidden,
+        intermediate=sizes.intermediate,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_size=sizes.head_size,
+        value_size=sizes.latent.value if sizes.latent else sizes.head_size,
+        eps=_number(config, running.eps, 1e-5),
+        layers=_layers(config, running, sizes),
+        norm="layer" if row.layer_norm else "rms1" if running.unit_norm else "rms",
+        block=_block(config, running),
+        activation=_activation(config, running),
+        gated=row.gated,
+        tied=bool(config.get("tie_word_embeddings")),
+        scale=_scale(config, running, sizes),
+        soft_cap=_cap(config, running.soft_cap),
+        final_soft_cap=_cap(config, running.final_soft_cap),
+        embedding_scale=sizes.hidden**0.5
+        if row.embedding_scale
+        else _number(config, running.embedding_scale),
+        residual_scale=_number(config, running.residual_scale),
+        logit_scale=_number(config, running.logit_scale) / _divisor(config, running.logit_divisor),
+        query_key_norm={"": "", "head": "head", "heads": "row"}[row.query_key_norms],  # type: ignore[arg-type]
+        sinks=row.sinks,
+        latent=sizes.latent,
+        biases=_biases(config),
+    )
+
+
+def _running(config: ModelConfig) -> Running:
+    running = config.architecture.running
+    if running is not None:
+        _refuse_options(config, running)
+        return running
+    known = ", ".join(sorted(name for name, row in ARCHITECTURES.items() if row.running))
+    named = f"the family {shortened(config.family)!r}" if config.family else "a model of no family"
+    raise UnsupportedError(
+        f"{config.source}: {named} (model_type) cannot be run; the families that can are {known}"
+    )
+
+
+def _refuse_options(config: ModelConfig, running: Running) -> None:
+    if config.model_class not in ("", "ForCausalLM"):
+        raise _unsupported(config, f"the class {config.model_class}")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise UnsupportedError(
+            f"{config.source}: quantized weights ({shortened(str(method))}) cannot be run; use the "
+            "model in 16 bits, or a GGUF file of it"
+        )
+    for key, value in {**running.only, "per_layer_config": None}.items():
+        if config.get(key) not in (None, value):
+            raise _unsupported(config, f"{key} = {shortened(repr(config.get(key)))}")
+    other = [kind for kind in config.entries("layer_types") or () if kind not in _LAYER_TYPES]
+    if other:
+        raise _unsupported(config, f"{shortened(repr(other[0]))} in layer_types")
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _unsupported(config: ModelConfig, what: str) -> UnsupportedError:
+    return UnsupportedError(f"{config.source}: {what} of {config.family} cannot be run")
+
+
+def _number(config: ModelConfig, key: str, default: float = 1.0) -> float:
+    """A finite number by its key; `default` where there is no key, or no value."""
+    value = config.get(key) if key else None
+    if value is None:
+        return default
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) < 1e300:
+        said = shortened(repr(value))
+        raise ConfigurationError(f"{config.source}: {key} must be a number, not {said}", key)
+    return float(value)
+
+
+def _divisor(config: ModelConfig, key: str) -> float:
+    number = _number(config, key)
+    if number <= 0:
+        raise ConfigurationError(f"{config.source}: {key} must be above 0, not {number:g}", key)
+    return number
+
+
+def _cap(config: ModelConfig, key: str) -> float | None:
+    return _number(config, key, 0.0) or None
+
+
+def _block(config: ModelConfig, running: Running) -> Block:
+    if config.flag(config.architecture.parallel):
+        return "parallel"
+    if config.architecture.norms == 4:
+        return "sandwich"
+    return "post" if running.post_norm else "pre"
+
+
+def _activation(config: ModelConfig, running: Running) -> Activation:
+    for key in ("hidden_activation", "hidden_act", "activation_function"):
+        name = config.get(key)
+        if name is not None:
+            if not isinstance(name, str) or name not in ACTIVATIONS:
+                raise _unsupported(config, f"{key} = {shortened(repr(name))}")
+            found = ACTIVATIONS[name]
+            return "gelu_tanh" if found == "gelu" and running.tanh_gelu else found
+    return "silu"
+
+
+def _scale(config: ModelConfig, running: Running, sizes: DecoderSizes) -> float:
+    if running.scale:
+        return _number(config, running.scale)
+    root = _divisor(config, running.query_scale) if running.query_scale else sizes.head_size
+    if sizes.latent:  # what yarn takes from the size of rotated elements comes to the scores
+        given = rope_parameters(config, "full_attention")
+        by, factor = given.get("mscale_all_dim"), given.get("factor") or 1.0
+        if kind_of_rope(given) != "default" and by and factor > 1:
+            return float(root**-0.5 * (0.1 * by * math.log(factor) + 1) ** 2)
+    return float(root**-0.5)
+
+
+def _biases(config: ModelConfig) -> frozenset[str]:
+    row = config.architecture
+    flags = {"qkv": row.qkv_bias, "output": row.output_bias, "mlp": row.mlp_bias}
+    flags |= {"head": row.head_bias, "norm": row.layer_norm and row.norm_bias}
+    flags |= {"router": row.expert_bias, "experts": row.expert_bias}
+    return frozenset(name for name, flag in flags.items() if config.flag(flag))
+
+
+def _layers(
+    config: ModelConfig, running: Running, sizes: DecoderSizes
+) -> tuple[LayerDescription, ...]:
+    windows, experts = layer_windows(config, sizes), layer_experts(config, sizes)
+    routing = _routing(config, running, experts) if experts else None
+    ropes = {window: _rope(config, running, sizes, window) for window in set(windows)}
+    turned = _turned(config, running, sizes)
+    routed = frozenset(experts.layers) if experts else frozenset()
+
+    @cache  # layers that are equal are one object
+    def layer(window: int | None, turned: bool, routed: bool) -> LayerDescription:
+        return LayerDescription(
+            window=window,
+            rope=ropes[window] if turned else None,
+            experts=routing if routed else None,
+            position_scale=_position_scale(config) if running.position_scale else None,
+        )
+
+    return tuple(
+        layer(window, turned[number], number in routed) for number, window in enumerate(windows)
+    )
+
+
+def _routing(config: ModelConfig, running: Running, experts: Experts) -> Routing:
+    if _activation(config, running) not in ("silu", "gelu", "gelu_tanh"):
+        raise _unsupported(config, f"experts with {_activation(config, running)}")
+    grouped = running.routing == "groups"
+    groups = config.count("n_group", 1, least=1) if grouped else 1
+    limit = config.count("topk_group", 1, least=1) if grouped else 1
+    apart = experts.count % groups or limit > groups
+    if apart or experts.per_token > experts.count // groups * limit:
+        raise ConfigurationError(
+            f"{config.source}: a token cannot choose {experts.per_token} of {experts.count} "
+            f"experts in {limit} of {groups} groups",
+            config.source,
+        )
+    return Routing(
+        count=experts.count,
+        per_token=experts.per_token,
+        intermediate=experts.intermediate,
+        kind=running.routing,
+        normalized=config.flag(running.normalized),
+        factor=_number(config, running.routed_scale),
+        groups=groups,
+        group_limit=limit,
+        shared=experts.shared,
+        shared_gate=config.architecture.shared_gate,
+        clip=_number(config, "swiglu_limit", CLIP) if running.clipped else None,
+        slope=_number(config, "swiglu_alpha", SLOPE) if running.clipped else 1.0,
+    )
+
+
+def _turned(config: ModelConfig, running: Running, sizes: DecoderSizes) -> list[bool]:
+    """Which layers have rope."""
+    listed, nth = running.no_rope
+    flags = config.entries(listed) if listed else None
+    if flags is None:
+        step = config.count(nth) if nth else 0
+        return [not step or (number + 1) % step != 0 for number in range(sizes.layers)]
+    if len(flags) < sizes.layers:
+        raise ConfigurationError(
+            f"{config.source}: {listed} names {len(flags)} layers of {sizes.layers}", config.source
+        )
+    return [bool(flag) for flag in flags[: sizes.layers]]
+
+
+def _position_scale(config: ModelConfig) -> tuple[float, int] | None:
+    given = rope_parameters(config, "full_attention")
+    beta, tokens = given.get("llama_4_scaling_beta"), given.get("original_max_position_embeddings")
+    return (float(beta), int(tokens)) if beta and tokens else None
+
+
+def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
+    """What a config says of rope for a kind of layers, under its old names or its new ones.
+
+    Raises `ConfigurationError` if it is no object, or a number in it is none.
+    """
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping):
+        given = given[kind]
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{config.source}: rope_parameters is not an object", "rope")
+    wrong = [key for key, value in given.items() if not _is_sensible(key, value)]
+    if wrong:
+        said = f"{shortened(wrong[0])} = {shortened(repr(given[wrong[0]]))}"
+        raise ConfigurationError(f"{config.source}: {said} is not valid for rope", config.source)
+    return given
+
+
+def _is_sensible(key: str, value: Any) -> bool:
+    """Whether a value in rope parameters is of the kind that this key has."""
+    if key in ("type", "rope_type"):
+        return value is None or isinstance(value, str)
+    if key in ("short_factor", "long_factor"):
+        return isinstance(value, list | tuple) and all(_is_sensible("", each) for each in value)
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e30)
+
+
+def kind_of_rope(given: Mapping[str, Any]) -> str:
+    """The name of the scaling in rope parameters."""
+    return str(given.get("rope_type") or given.get("type") or "default")
+
+
+def _rope(
+    config: ModelConfig,
+    running: Running,
+    sizes: DecoderSizes,
+    window: int | None,
+) -> Rope | None:
+    """Rope of the layers with this window."""
+    by_window = running.rope_by_window
+    if by_window == "none" and window is None:
+        return None
+    kind = "full_attention" if window is None else "sliding_attention"
+    given = rope_parameters(config, kind)
+    nested = given is not (config.get("rope_scaling") or config.get("rope_parameters") or given)
+    own_base = by_window == "base" and window is not None and not nested
+    key = "rope_local_base_freq" if own_base else "rope_theta"
+    theta = _number(config, key, 10000.0) if own_base else given.get("rope_theta")
+    scaled = nested or window is None or by_window not in ("base", "scaling")
+    size = sizes.latent.rotated if sizes.latent else int(sizes.head_size * rotary_share(config))
+    if size % 2 or size > _LARGEST_ROPE:
+        raise _unsupported(config, f"rope of {size} elements")
+    rope = Rope(
+        theta=float(_number(config, key, 10000.0) if theta is None else theta),
+        size=size,
+        interleaved=config.flag(running.interleaved),
+        scaling=_scaling(config, running, given) if scaled else (),
+    )
+    frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # what is missing is said now
+    return rope
+
+
+def _scaling(
+    config: ModelConfig, running: Running, given: Mapping[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The scaling of rope as `ops.rope` takes it, with what the rest of the config says."""
+    kind = kind_of_rope(given)
+    if kind in running.longrope:
+        kind = "longrope"
+    if kind == "default":
+        return ()
+    try:
+        kind_of({"rope_type": kind})
+    except ConfigurationError as error:
+        raise _unsupported(config, f"rope of the type {shortened(repr(kind))}") from error
+    longest = config.optional("longest_context")
+    original = given.get("original_max_position_embeddings")
+    if kind == "longrope":
+        original = config.count("original_max_position_embeddings", least=1) or original
+    if kind == "dynamic":
+        original = longest
+    found = {**given, "rope_type": kind, "original_max_position_embeddings": original or longest}
+    if kind in ("yarn", "longrope") and not found.get("factor") and longest and original:
+        found["factor"] = longest / integer(f"{config.source}: the original context", original)
+    pairs = [
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in found.items()
+        if key in _SCALING_KEYS and value is not None
+    ]
+    return tuple(sorted(pairs))
+
+
+_SCALING_KEYS = {"rope_type", "factor", "low_freq_factor", "high_freq_factor", "mscale"}
+_SCALING_KEYS |= {"original_max_position_embeddings", "attention_factor", "mscale_all_dim"}
+_SCALING_KEYS |= {"beta_fast", "beta_slow", "truncate", "short_factor", "long_factor"}

@@ -1,0 +1,617 @@
+"""A language model on a device: prompts in, replies out."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from anydevice._core.device import Device
+from anydevice._core.files import parse_json, read_small
+from anydevice._core.record import NOTHING, Record
+from anydevice._core.text import format_count, format_size
+from anydevice._formats.gguf import GgufFile, read_gguf
+from anydevice._llm.capture import check_kernels
+from anydevice._llm.chunks import Prompts
+from anydevice._llm.decoder import Parameters
+from anydevice._llm.description import Description, describe
+from anydevice._llm.generate import Programs, replies, score
+from anydevice._llm.gguf import sampling_of, tokenizer_of
+from anydevice._llm.sampling import Sampling, sampling
+from anydevice._llm.text import TextStream
+from anydevice._llm.tokenizer import GENERATION, TOKENIZER, Tokenizer
+from anydevice._llm.weights import load_parameters, runnable_dtype
+from anydevice._machine.choose.scope import one_device
+from anydevice._machine.engines import registry
+from anydevice._plan.config import is_gguf_path, locate, read_config, title_of
+from anydevice._plan.plan import LOADED_CONTEXT, Plan, loading_options, plan_inference
+from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text to go on with, a conversation, or tokens."""
+
+CPU_ENGINES = ("jax", "torch", "mlx")
+"""Those that serve a CPU before NumPy, unless one is asked for. Alone on the machine they are about
+equal; beside other work JAX was ten times as fast as the others, whose threads wait for each other.
+"""
+SMALL = 32 * 2**20
+"""Bytes of weights up to which NumPy has replied before another library is imported."""
+
+
+class Speed(Record):
+    """How fast a reply came: seconds to the first token, and tokens per second.
+
+    `prefill` is tokens of the prompt per second until the first token came. `decode` is tokens of
+    the reply per second after that; it is 0 for a reply of one token.
+    """
+
+    prompt_tokens: int
+    first_token: float
+    prefill: float
+    decode: float
+
+
+class Reply(Record):
+    """What a model wrote.
+
+    `ended` says why it ends: `"stop"`, the model ended it; `"stop string"`; `"length"`, it has
+    `max_tokens`, or the context is full; `"interrupted"`, the stream was closed. `tokens` are those
+    of the text, without the end token; if a stop string ended it, they include that string, and the
+    text does not. `logprobs` are their log probabilities under the model itself, before
+    temperature, filters and penalty; `None` if they were not asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: str
+    logprobs: tuple[float, ...] | None
+    speed: Speed
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Score(Record):
+    """How likely a text is: the log probability of each token but the first, given those before.
+
+    `total` is their sum; `perplexity` is exp of minus their mean.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """The log probability of the whole text, given its first token."""
+        return math.fsum(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """1 for a text that was certain; the size of the vocabulary for a guess."""
+        mean = -self.total / len(self.logprobs)
+        return math.exp(mean) if mean < 700 else math.inf  # beyond what a float holds
+
+
+def load(
+    folder: str | os.PathLike[str],
+    device: Device | str | None = None,
+    dtype: object = None,
+    context: int | None = None,
+    *,
+    progress: bool | None = None,
+) -> LanguageModel:
+    """The language model in a folder, on a device, ready to generate.
+
+    `folder` is one that Hugging Face's libraries save, with `config.json`, safetensors files and
+    `tokenizer.json`; the name of a model in their cache; a GGUF file, or a folder with one. Nothing
+    in it is executed.
+
+    The device is the one that `anydevice.device(device)` chooses; unless an engine is asked for, a
+    CPU is served by NumPy only where the model is small or no other is installed. The weights are
+    in `dtype`; the default is that of the files, but float32 on the CPU. `context` is how many
+    tokens of prompt and reply together there can be; the default is what the model was made for, up
+    to 8192, or what fits. Memory is planned before anything is loaded.
+
+    A load that takes longer shows its progress on a terminal and in a notebook; `progress=False`
+    turns that off, `progress=True` shows it from the start.
+
+    Raises `OutOfMemoryError` if the model does not fit, with what would; `UnsupportedError` for a
+    kind of model that cannot be run, by name; `ConfigurationError` and `TransferError` for files
+    that are missing or wrong, naming them.
+    """
+    path = locate(os.fspath(folder))
+    _refuse_others(device, path)
+    target = one_device(device)
+    config = read_config(path)
+    description = describe(config)  # what cannot be run needs no plan
+    if dtype is not None:
+        dtype = runnable_dtype(dtype).name
+    asked = _context(context, config.optional("longest_context"))
+    plan = _planned(path, target, dtype, asked, given=context is not None)
+    target = _with_fast_engine(target, plan.estimate.weights)
+    file = read_gguf(path) if is_gguf_path(path) else None
+    tokenizer = Tokenizer.from_folder(path) if file is None else tokenizer_of(file)
+    defaults = _generation_defaults(path, file)
+    wanted = plan.estimate.dtype
+    check_kernels(target, wanted)
+    parameters = load_parameters(file or path, description, target, wanted, progress=progress)
+    return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
+
+
+class LanguageModel:
+    """A decoder on a device, with its tokenizer. `llm.load` makes one.
+
+    `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
+    many tokens there can be, prompt and reply together. `generation_defaults` are the options of
+    `generate` that the model's files recommend, none where they say nothing; `generate` does not
+    apply them by itself. Several threads may use one model: their steps take turns, and each reply
+    under way has a cache of its own.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        parameters: Parameters,
+        tokenizer: Tokenizer,
+        device: Device,
+        plan: Plan,
+        name: str = "model",
+        generation_defaults: Mapping[str, Any] = NOTHING,
+    ) -> None:
+        self.description, self.tokenizer = description, tokenizer
+        self.device, self.plan, self.name = device, plan, name
+        self.generation_defaults = dict(generation_defaults)
+        self.context = plan.estimate.context
+        self.dtype = plan.estimate.dtype
+        self._programs = Programs(description, parameters, device)
+
+    def __repr__(self) -> str:
+        estimate = self.plan.estimate
+        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {self.dtype}"
+        where = f"on {self.device} ({self.device.engine})"
+        return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.name} is on {self.device}, and cannot be copied or pickled: load it in each "
+            "process that needs it; threads of one process share a model"
+        )
+
+    @property
+    def parameters(self) -> Parameters:
+        """The tree of weights."""
+        return self._programs.parameters
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        max_tokens: int = 200,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        logprobs: bool = False,
+        reuse: bool = False,
+    ) -> Any:
+        """A reply to a prompt, or a list of replies to several, which are computed together.
+
+        A prompt is a text, which is continued; messages, dicts of `role` and `content`, which are
+        written as the model's chat template says; or a list of tokens. It is an error if one is as
+        long as the context.
+
+        Without `temperature`, and without a filter, each token is the likeliest. With one, tokens
+        are drawn: first `repetition_penalty` lowers the logits of tokens that are in the prompt or
+        the reply, then logits are divided by the temperature, `top_k` keeps the likeliest tokens,
+        `top_p` the fewest that together have this probability, `min_p` those with at least this
+        share of the largest probability. The same `seed` gives the same reply, on every engine up
+        to rounding; prompt i of several uses `seed` + i. A reply ends with the model's end token,
+        before one of the strings in `stop`, after `max_tokens` tokens, or when the context is full.
+
+        With `reuse`, a single prompt that begins with the last prompt and its reply is not read
+        again from the start: the next turn of a conversation begins sooner. Results may differ by
+        rounding from those of a prompt that is read as a whole.
+
+        Raises `VerificationError` where logits are NaN or infinite, naming the weight that is.
+        """
+        several, prompts, texts = self._prompts(prompt)
+        asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
+        batch = _Replies(self, prompts, texts, asked, max_tokens, stop, reuse)
+        for _ in batch.pieces():
+            pass
+        found = [row.reply(batch.clock) for row in batch.rows]
+        return found if several else found[0]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 200,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        logprobs: bool = False,
+        reuse: bool = False,
+    ) -> ReplyStream:
+        """The text of a reply piece by piece, as it comes; the options are those of `generate`.
+
+        The pieces, joined, are the text that `generate` returns. `reply` has the rest after the
+        last piece, or when the stream was closed.
+        """
+        several, prompts, texts = self._prompts(prompt)
+        if several:
+            raise ConfigurationError(
+                "stream takes one prompt, and this is a list of several; use generate", "prompt"
+            )
+        asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
+        return ReplyStream(_Replies(self, prompts, texts, asked, max_tokens, stop, reuse))
+
+    def score(self, text: str | Sequence[int]) -> Score:
+        """How likely a text is, token by token.
+
+        Memory is planned for one cache, and this takes it: a conversation with `reuse` is read
+        again from its start at the next turn.
+
+        Raises `ConfigurationError` if it has fewer than two tokens, or more than the context.
+        """
+        ids = self._encoded(text) if isinstance(text, str) else self._tokens(text)
+        if len(ids) < 2:
+            raise ConfigurationError(
+                f"a text to score has at least 2 tokens, and this has {len(ids)}", "text"
+            )
+        self._check_length(len(ids), self.context)
+        room = self.plan.estimate.activations + self.plan.estimate.logits
+        return Score(tuple(ids), tuple(score(self._programs, ids, self.context, room)))
+
+    def steps(
+        self, prompts: Prompts, asked: Sampling, most: int, reuse: bool = False
+    ) -> Iterator[Any]:
+        """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
+        return replies(self._programs, prompts, asked, most, self.context, reuse)
+
+    def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
+        """Whether there are several, the tokens of each, and whether each is a text to go on."""
+        if isinstance(prompt, str) or not _is_list(prompt):
+            return False, [self._ids(prompt)], [True]
+        if not prompt:
+            raise ConfigurationError("there is no prompt: the list is empty", "prompt")
+        one = isinstance(prompt[0], Mapping) or _is_integer(prompt[0])
+        each = [prompt] if one else prompt
+        return not one, list(map(self._ids, each)), [isinstance(p, str) for p in each]
+
+    def _ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self._encoded(prompt)
+        elif _is_list(prompt) and prompt and _is_integer(prompt[0]):
+            ids = self._tokens(prompt)
+        elif _is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
+            _refuse_images(prompt)
+            ids = self._known(self.tokenizer.encode_chat(prompt))
+        else:
+            raise ConfigurationError(
+                "a prompt must be a str, a list of messages (dicts of role and content) or a list "
+                f"of tokens, not {type(prompt).__name__}",
+                "prompt",
+            )
+        if not ids:
+            raise ConfigurationError(
+                "the prompt is empty, and this model has no token that begins a text", "prompt"
+            )
+        self._check_length(len(ids), self.context - 1)
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._known(self.tokenizer.encode(text))
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Tokens that the tokenizer made, if the model has all of them."""
+        if ids and max(ids) >= self.description.vocabulary:
+            raise ConfigurationError(
+                f"the tokenizer gives token {max(ids)} for this text, and the model has only "
+                f"{self.description.vocabulary}: {TOKENIZER} belongs to another model",
+                "prompt",
+            )
+        return ids
+
+    def _tokens(self, ids: Sequence[int]) -> list[int]:
+        known = self.description.vocabulary
+        if not _is_list(ids):
+            raise ConfigurationError(
+                f"text must be a str or a list of tokens, not {type(ids).__name__}", "text"
+            )
+        for token in ids:
+            if not _is_integer(token) or not 0 <= token < known:
+                raise ConfigurationError(
+                    f"a token must be an integer from 0 to {known - 1}, not {token!r}", "prompt"
+                )
+        return [int(token) for token in ids]
+
+    def _check_length(self, length: int, most: int) -> None:
+        if length > most:
+            raise ConfigurationError(
+                f"the prompt has {length} tokens, and the context of {self.context} tokens has "
+                f"room for {most} of them; shorten it, or load the model with a larger context",
+                "prompt",
+            )
+
+
+class ReplyStream:
+    """The pieces of one reply; an iterator, and a context manager that closes it.
+
+    `reply` is the whole of it, complete after the last piece; when the stream was closed before, or
+    Ctrl-C came, it is what was written so far.
+    """
+
+    def __init__(self, batch: _Replies) -> None:
+        self._batch = batch
+        self._pieces = batch.pieces()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            piece = next(self._pieces)[0]
+            if piece:
+                return piece
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reply here."""
+        self._pieces.close()
+
+    @property
+    def reply(self) -> Reply:
+        """What was written; `ended` is `"interrupted"` where it did not come to its end."""
+        return self._batch.rows[0].reply(self._batch.clock)
+
+
+class _Clock:
+    """When a generation began, and when its tokens came."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._came: list[float] = []
+
+    def tick(self) -> None:
+        """A token of each row has come."""
+        self._came.append(time.perf_counter())
+
+    @property
+    def first_token(self) -> float:
+        """The seconds until the first token was there; 0 if there is none."""
+        return self._came[0] - self._began if self._came else 0.0
+
+    def rate(self, tokens: int) -> float:
+        """The tokens a second from the first of so many to the last; 0 for fewer than two."""
+        if tokens < 2 or len(self._came) < tokens:
+            return 0.0
+        return (tokens - 1) / max(1e-9, self._came[tokens - 1] - self._came[0])
+
+
+class _Row:
+    """One reply as it grows."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        is_text: bool,
+        limit: int,
+        stop: Any,
+        logprobs: bool,
+    ) -> None:
+        # The text goes on, with the space in between; a reply to messages starts a new text.
+        self._stream = TextStream(tokenizer, stop, prompt if is_text else ())
+        self._ends, self._limit, self._prompt = tokenizer.eos_ids, limit, len(prompt)
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[float] | None = [] if logprobs else None
+        self.ended = ""
+
+    def take(self, token: int, logprob: float | None) -> str:
+        """The text that a token adds."""
+        if self.ended:
+            return ""
+        if token in self._ends:
+            return self._end("stop", "")
+        self._tokens.append(token)
+        if self._logprobs is not None and logprob is not None:
+            self._logprobs.append(logprob)
+        text = self._stream.push(token)
+        if self._stream.stopped:
+            return self._end("stop string", text)
+        if len(self._tokens) == self._limit:
+            return self._end("length", text)
+        self._texts.append(text)
+        return text
+
+    def _end(self, reason: str, text: str) -> str:
+        text += self._stream.finish()
+        self.ended = "stop string" if self._stream.stopped else reason
+        self._texts.append(text)
+        return text
+
+    def reply(self, clock: _Clock) -> Reply:
+        logprobs = None if self._logprobs is None else tuple(self._logprobs)
+        first, decode = clock.first_token, clock.rate(len(self._tokens))
+        speed = Speed(self._prompt, first, self._prompt / first if first else 0.0, decode)
+        ended = self.ended or "interrupted"
+        return Reply("".join(self._texts), tuple(self._tokens), ended, logprobs, speed)
+
+
+class _Replies:
+    """Several replies that are computed together."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: Prompts,
+        texts: Sequence[bool],
+        asked: Sampling,
+        most: int,
+        stop: Any,
+        reuse: bool,
+    ) -> None:
+        if not _is_integer(most) or most < 1:
+            raise ConfigurationError(
+                f"max_tokens must be an integer of 1 or more, not {most!r}", "max_tokens"
+            )
+        limits = [min(int(most), model.context - len(prompt)) for prompt in prompts]
+        self._model, self._prompts, self._sampling = model, prompts, asked
+        self._most, self._reuse = max(limits), reuse
+        self.clock = _Clock()
+        self.rows = [
+            _Row(model.tokenizer, prompt, is_text, limit, stop, asked.logprobs)
+            for prompt, is_text, limit in zip(prompts, texts, limits, strict=True)
+        ]
+
+    def pieces(self) -> Generator[list[str]]:
+        """What each row's text gains with every step, until all have ended."""
+        self.clock = _Clock()  # a stream may be read long after it was made
+        asked = self._prompts, self._sampling, self._most, self._reuse
+        for tokens, logprobs in self._model.steps(*asked):
+            self.clock.tick()
+            values = [None] * len(self.rows) if logprobs is None else logprobs.tolist()
+            rows = zip(self.rows, tokens.tolist(), values, strict=True)
+            pieces = [row.take(token, value) for row, token, value in rows]
+            yield pieces
+            if all(row.ended for row in self.rows):
+                return
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    """Bytes are a sequence of integers too, and no tokens."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _with_fast_engine(device: Device, weights: int) -> Device:
+    """The device, on a CPU with an engine that is fast at this, if NumPy was not asked for."""
+    standing = device.standing
+    if device.engine != "numpy" or not device.engine_is_free or weights <= SMALL or not standing:
+        return device
+    usable = [engine for engine in CPU_ENGINES if engine in standing.engines]
+    imported = [engine for engine in usable if engine in registry.loaded_engines()]
+    found = next(iter([*imported, *usable]), "numpy")
+    return device.served_by(found, device.chosen_by, picked=True)
+
+
+def _planned(path: Path, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
+    """The plan for a model on a device; with a smaller context where nobody asked for this one.
+
+    Raises `OutOfMemoryError` if it does not fit, with what would.
+    """
+    asked = loading_options(device.kind == "cpu", dtype)
+    plan = plan_inference(path, device, context=context, **asked)
+    if plan.device == device or not plan.placements:  # a device that does not tell its memory
+        return plan
+    smaller = [each for each in plan.alternatives if each.change == "context"]
+    if smaller and not given:
+        return plan_inference(path, device, context=int(smaller[0].value), **asked)
+    needed, free = plan.estimate.total, plan.free
+    advice = [
+        f"{_CHANGES[each.change]}={each.value!r}"
+        for each in plan.alternatives
+        if each.change in _CHANGES
+    ]
+    elsewhere = plan_inference(path, context=context, **asked)
+    if elsewhere.device not in (None, device):
+        advice.append(f"device={str(elsewhere.device)!r}")
+    then = f"; llm.load would fit with {' or '.join(advice)}" if advice else ""
+    raise OutOfMemoryError(
+        f"{title_of(path)} does not fit on {device}: it needs {format_size(needed)} with a context "
+        f"of {context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
+        asked=needed,
+        free=free,
+        device=device,
+        advice=advice,
+    )
+
+
+_CHANGES = {"context": "context", "dtype": "dtype"}
+_SEVERAL = "several devices together are used by vLLM, or by transformers with device_map='auto'"
+
+
+def _context(given: int | None, longest: int | None) -> int:
+    if given is None:
+        return min(longest or LOADED_CONTEXT, LOADED_CONTEXT)
+    if not _is_integer(given) or given < 2:
+        raise ConfigurationError(
+            f"context must be an integer of 2 or more, not {given!r}", "context"
+        )
+    if longest is not None and given > longest:
+        raise ConfigurationError(
+            f"a context of {given} tokens is more than the {longest} that the model supports",
+            "context",
+        )
+    return int(given)
+
+
+def _generation_defaults(path: Path, file: GgufFile | None) -> dict[str, Any]:
+    """What the files of a model say of sampling, as far as `generate` has it."""
+    source = path / GENERATION if file is None else path
+    found = _of_config(source) if file is None else sampling_of(file)
+    try:
+        sampling(**found)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", str(source)) from error
+    return found
+
+
+def _of_config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        values = parse_json(read_small(file))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}", str(file)) from error
+    if not isinstance(values, Mapping) or not values.get("do_sample"):
+        return {"temperature": 0.0}  # transformers takes the likeliest then
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    found = {name: values[name] for name in names if values.get(name) is not None}
+    return {"temperature": 1.0, **found}  # drawn, with the probabilities as they are
+
+
+def _refuse_others(device: object, path: Path) -> None:
+    """Refuse what others do, by name."""
+    if isinstance(device, list | tuple):
+        raise UnsupportedError(f"a model runs on one device here; {_SEVERAL}")
+    if (path / "adapter_config.json").is_file():
+        raise UnsupportedError(
+            f"{path} is an adapter, which changes the weights of a model; merge both with peft "
+            "(merge_and_unload, then save_pretrained), and load what it saves"
+        )
+
+
+def _refuse_images(messages: Sequence[Any]) -> None:
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else ()
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)]
+        other = next((kind for kind in kinds if kind != "text"), None)
+        if other is not None:
+            raise UnsupportedError(
+                f"a message has a part of type {other!r}, and only text is read here; transformers "
+                "(AutoModelForImageTextToText) and vLLM read images and sound"
+            )

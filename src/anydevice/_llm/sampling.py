@@ -1,0 +1,313 @@
+"""Which token comes next: computed on the device from the logits, the same on every engine.
+
+The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
+draw from what is left. The penalty comes first because it is about logits, and temperature before
+the filters, so that they judge the probabilities that are drawn from.
+
+A draw adds Gumbel noise to the logits and takes the largest sum, which is a draw from their
+softmax. The noise is a function of the seed, the place in the reply and the token, by arithmetic on
+32-bit integers, which wrap around everywhere. So a seed gives the same tokens on every engine,
+unless two sums are equal up to rounding; what else is in a batch changes nothing; and with
+filters, only the tokens that are left need noise.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from numbers import Integral, Real
+from typing import Any
+
+from anydevice import _ops as ops
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.record import Record
+from anydevice._nn.random_choice import BETWEEN, ROUNDS, folded_seed, mixed
+from anydevice._ops.dispatch import own_version, primitives
+from anydevice.errors import ConfigurationError
+
+Array = Any
+
+_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
+# Odd numbers without a pattern, within 31 bits.
+_BY_SEED, _BY_PLACE, _BY_TOKEN = 0x1F83D9AB, 0x5BE0CD19, 0x367CD507
+_FAINTEST = -40.0
+"""The logit below the largest from which on a token adds nothing to a sum of probabilities."""
+_LARGEST = 1e30
+"""What logits are multiplied with at most: times any logit, it is finite in float32."""
+_SMALLEST = 1 / _LARGEST
+"""The smallest number beside 0 that an option stands for: in float32 it is not 0."""
+_FEWEST, _MORE = 64, 8
+"""The candidates for a small `top_k`, and the factor to the next size of them."""
+_MOST_EXACT = 2**24
+"""The largest integer up to which float32 has all."""
+NO_TOKEN = -1
+"""What is chosen where a logit is NaN or infinite."""
+_HALVINGS = 28
+"""So often the span down to there is halved: then two logits in it are equal up to rounding."""
+
+
+class Filters(Record):
+    """Which steps a choice has: what compiled code depends on.
+
+    `candidates` are the largest logits that are looked at, `top_k` or some more: few sizes serve
+    all. 0 is all of them.
+    """
+
+    greedy: bool = True
+    candidates: int = 0
+    top_p: bool = False
+    min_p: bool = False
+    penalty: bool = False
+    logprobs: bool = False
+
+
+class Sampling(Record):
+    """How tokens are chosen, checked by `sampling`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logprobs: bool = False
+
+    @property
+    def filters(self) -> Filters:
+        """The steps that are not without effect."""
+        penalty = self.repetition_penalty != 1
+        if not self.temperature:
+            return Filters(penalty=penalty, logprobs=self.logprobs)
+        candidates = _FEWEST if self.top_k else 0
+        while candidates < self.top_k:
+            candidates *= _MORE
+        top_p, min_p = self.top_p < 1, self.min_p > 0
+        return Filters(False, candidates, top_p, min_p, penalty, self.logprobs)
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """The numbers that `choose` takes as an array: temperature, top_p, min_p, penalty, top_k.
+
+        Temperature is there as what logits are multiplied with, min_p as a distance of logits.
+        """
+        inverse = 1 / self.temperature if self.temperature else 1.0
+        distance = math.log(self.min_p) if self.min_p else -math.inf
+        penalty = _bounded(self.repetition_penalty)
+        top_k = float(min(self.top_k, _MOST_EXACT))
+        return _bounded(inverse), _bounded(self.top_p), distance, penalty, top_k
+
+
+def sampling(
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+    logprobs: bool = False,
+) -> Sampling:
+    """The options of `generate`, checked. `None` is without effect, or for a seed a random one.
+
+    Without a temperature, and without a filter that asks for a draw, the likeliest token is taken;
+    a temperature of 0 says so, too. A filter without a temperature has a temperature of 1.
+
+    >>> sampling(top_p=0.9, seed=1).temperature, sampling(top_k=5, temperature=0).filters.greedy
+    (1.0, True)
+
+    Raises `ConfigurationError` for a number that is out of its range, by name.
+    """
+    if temperature is None:
+        drawn = top_k is not None or top_p is not None or min_p is not None
+        temperature = 1.0 if drawn else 0.0
+    inf = math.inf
+    return Sampling(
+        _number("temperature", temperature, 0, inf, "of 0 or more (0: the likeliest token)"),
+        _integer("top_k", 0 if top_k is None else top_k),
+        _number("top_p", 1.0 if top_p is None else top_p, 0, 1, "above 0 and up to 1", above=True),
+        _number("min_p", 0.0 if min_p is None else min_p, 0, 1, "from 0 to 1"),
+        _number(
+            "repetition_penalty",
+            1.0 if repetition_penalty is None else repetition_penalty,
+            0,
+            inf,
+            "above 0, where 1 changes nothing",
+            above=True,
+        ),
+        secrets.randbits(31) if seed is None else _seed(seed),
+        bool(logprobs),
+    )
+
+
+def row_seeds(seed: int, rows: int) -> list[int]:
+    """The seeds of several prompts: each draws as it would alone with `seed` + its number."""
+    return [folded_seed(seed + row) for row in range(rows)]
+
+
+def choose(
+    filters: Filters,
+    logits: Array,
+    numbers: Array,
+    seeds: Array,
+    place: Array,
+    seen: Array | None = None,
+) -> tuple[Array, Array | None]:
+    """The next token of each row (rows,) int32, and its log probability if that is asked for.
+
+    `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) and
+    `place` (rows,) int32, the place of the token in its reply; `seen` (rows, vocabulary), true for
+    what the penalty is for. The log probability (rows,) is the model's own: that of the logits as
+    they came, before penalty, temperature and filters. A row with a logit that is NaN or infinite
+    gets `NO_TOKEN`.
+    """
+    token = _drawn_at_once(filters, logits, numbers, seeds, place)
+    if token is not NotImplemented:
+        if not filters.logprobs:
+            return token, None
+        known = ops.maximum(token, 0)
+        return token, log_probability(ops.astype(logits, _FLOAT32), known)
+    raw = ops.astype(logits, _FLOAT32)
+    token = _chosen(filters, raw, numbers, seeds, place, seen)
+    logprob = log_probability(raw, token) if filters.logprobs else None
+    # The token itself says so: the host reads nothing more.
+    return ops.where(ops.isfinite(ops.sum(raw, axis=-1)), token, NO_TOKEN), logprob
+
+
+def _chosen(
+    filters: Filters, raw: Array, numbers: Array, seeds: Array, place: Array, seen: Array | None
+) -> Array:
+    xp = primitives(raw)
+    inverse, top_p, distance, penalty, top_k = (ops.part(numbers, 0, at, at + 1) for at in range(5))
+    x = raw
+    if filters.penalty:
+        lowered = ops.where(ops.less(x, 0.0), ops.multiply(x, penalty), ops.divide(x, penalty))
+        x = ops.where(seen, lowered, x)
+    if filters.greedy:
+        token = ops.argmax(x)
+    else:
+        ids = None
+        if filters.candidates:
+            x, ids = _largest(x, filters.candidates, top_k)
+        # In this order: a compiler fuses a product and a sum, and the largest were not quite 0.
+        x = ops.multiply(ops.subtract(x, ops.max(x, axis=-1, keepdims=True)), inverse)
+        kept = _kept(filters, x, top_p, distance, in_order=ids is not None)
+        if ids is None:
+            every = xp.arange(x.shape[-1], _INT32, x)
+            token = ops.argmax(ops.add(kept, gumbel(seeds, place, ops.reshape(every, (1, -1)))))
+        else:
+            at = ops.argmax(ops.add(kept, gumbel(seeds, place, ids)))
+            token = ops.reshape(xp.take_along_axis(ids, ops.reshape(at, (-1, 1)), -1), (-1,))
+    return token
+
+
+def _largest(x: Array, candidates: int, top_k: Array) -> tuple[Array, Array]:
+    """Candidates in order, minus infinity from the `top_k`th on, and which tokens they are."""
+    x, ids = ops.top_k(x, min(candidates, x.shape[-1]))
+    place = ops.astype(primitives(x).arange(x.shape[-1], _INT32, x), _FLOAT32)
+    return ops.where(ops.less(ops.reshape(place, (1, -1)), top_k), x, -math.inf), ids
+
+
+_CONSTANTS = (_BY_SEED, _BY_PLACE, _BY_TOKEN, BETWEEN, ROUNDS, _HALVINGS, _FAINTEST)
+
+
+def _drawn_at_once(
+    filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array
+) -> Any:
+    """The token as the engine itself draws it; `NotImplemented` where it does not."""
+    if filters.penalty or filters.candidates:
+        return NotImplemented
+    own = own_version(logits, "draw_token", _no_version)
+    kind = filters.greedy, filters.top_p, filters.min_p
+    return own(logits, numbers, seeds, place, *kind, _CONSTANTS)
+
+
+def _no_version(*arguments: Any) -> Any:
+    return NotImplemented
+
+
+def log_probability(logits: Array, tokens: Array) -> Array:
+    """The logarithm of the probability of one token a row: float32 logits (…, vocabulary)."""
+    xp = primitives(logits)
+    own = xp.take_along_axis(logits, ops.reshape(tokens, (*tokens.shape, 1)), -1)
+    return ops.subtract(ops.reshape(own, tokens.shape), ops.logsumexp(logits, axis=-1))
+
+
+def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
+    """Gumbel noise (rows, tokens) for tokens (1 or rows, tokens); seeds and place are (rows,)."""
+    rows = (seeds.shape[0], 1)
+    key = mixed(ops.multiply(ops.reshape(seeds, rows), _BY_SEED))
+    key = mixed(ops.add(key, ops.multiply(ops.reshape(place, rows), _BY_PLACE)))
+    # An odd factor for each row, as in random_mask: no compiler may reason about x · x.
+    odd = ops.add(ops.multiply(key, 2), 1)
+    number = ops.multiply(mixed(ops.add(ops.multiply(tokens, _BY_TOKEN), key)), odd)
+    number = ops.where(ops.less(number, 0), ops.subtract(-1, number), number)
+    v = ops.multiply(ops.add(ops.astype(number, _FLOAT32), 0.5), 2.0**-31)
+    # -log(1 - v): by its series where v is small, which is where the largest noise comes from.
+    series = ops.multiply(v, ops.add(ops.multiply(v, ops.add(ops.multiply(v, 1 / 3), 0.5)), 1.0))
+    logarithm = ops.negative(ops.log(ops.maximum(ops.subtract(1.0, v), 2.0**-25)))
+    return ops.negative(ops.log(ops.where(ops.less(v, 2.0**-7), series, logarithm)))
+
+
+def _kept(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: bool) -> Array:
+    """The logits, whose largest is 0, with minus infinity for those that the filters drop."""
+    kept = x
+    if filters.top_p:
+        if in_order:
+            weights = ops.softmax(x)
+            above = ops.subtract(ops.cumulative_sum(weights), weights)
+            # The first is always kept: what lies above it is 0, up to rounding.
+            kept = ops.where(ops.less(above, top_p), kept, -math.inf)
+            kept = ops.where(ops.equal(x, 0.0), x, kept)
+        else:
+            kept = ops.where(ops.greater(x, _below_nucleus(x, top_p)), kept, -math.inf)
+    if filters.min_p:
+        kept = ops.where(ops.greater_equal(x, distance), kept, -math.inf)
+    return kept
+
+
+def _below_nucleus(x: Array, top_p: Array) -> Array:
+    """A logit for each row (rows, 1): those above it are the likeliest that reach `top_p`.
+
+    A token is one of them if those likelier than it do not reach it. Found by halving, in a third
+    of the time of a sort, and the same for every engine.
+    """
+    weights = ops.exp(x)
+    wanted = ops.multiply(ops.sum(weights, axis=-1, keepdims=True), top_p)
+    low = ops.full_like(wanted, _FAINTEST)
+    high = ops.full_like(wanted, 0.0)
+    for _ in range(_HALVINGS):
+        middle = ops.multiply(ops.add(low, high), 0.5)
+        above = ops.sum(ops.where(ops.greater(x, middle), weights, 0.0), axis=-1, keepdims=True)
+        reached = ops.greater_equal(above, wanted)
+        low, high = ops.where(reached, middle, low), ops.where(reached, high, middle)
+    return low
+
+
+def _bounded(number: float) -> float:
+    return max(min(number, _LARGEST), _SMALLEST)
+
+
+def _number(
+    name: str, value: object, least: float, most: float, rule: str, above: bool = False
+) -> float:
+    right = isinstance(value, Real) and not isinstance(value, bool)
+    if right:
+        number = float(value)  # type: ignore[arg-type]
+        right = (
+            least <= number <= most and math.isfinite(number) and not (above and number == least)
+        )
+    if not right:
+        raise ConfigurationError(f"{name} must be a number {rule}, not {value!r}", source=name)
+    return number
+
+
+def _integer(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+        rule = "an integer of 0 or more (0: all tokens)"
+        raise ConfigurationError(f"{name} must be {rule}, not {value!r}", source=name)
+    return int(value)
+
+
+def _seed(value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ConfigurationError(f"seed must be an integer, not {value!r}", source="seed")
+    return int(value)

@@ -1,0 +1,479 @@
+"""Conversations written as the model was trained to read them: chat templates.
+
+A template is a program in Jinja that came with the weights, from anyone. It runs in jinja2's
+sandbox, with what Hugging Face's libraries give templates, in a child process that may take so
+much time and memory and no more: whatever it does ends as a text or as an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any, Literal, NoReturn, Union
+
+from anydevice._core.child.parent import Conversation, Outcome
+from anydevice._core.record import Record
+from anydevice._core.text import shortened
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+SECONDS = 5.0
+"""How long a template may take."""
+_SECONDS_TO_START = 60.0
+MEMORY = 256 * 2**20
+"""How many bytes the child process may take on top of what it has when it starts; on Linux."""
+LONGEST = 2**22
+"""Characters of a conversation, as a template writes it."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of what a model thought, in messages; templates ask for the first two."""
+_DEEPEST = 100
+
+
+class ChatTemplate(Record):
+    """A chat template, and where it came from."""
+
+    text: str
+    source: str
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """A conversation as one text.
+
+        `tools` are JSON schemas, or functions with types and a docstring; `variables` are what else
+        the template may ask for, such as `enable_thinking`. Raises `ConfigurationError`, with the
+        template's own words where it refuses the messages.
+        """
+        given = {
+            **_plain(variables, "variables"),
+            "messages": _messages(messages),
+            "tools": None if tools is None else _plain(list(map(tool_schema, tools)), "tools"),
+            "documents": None if documents is None else _documents(documents),
+            "add_generation_prompt": bool(add_generation_prompt),
+        }
+        return self._text(_ask({"template": self.text, "variables": given}))
+
+    def _text(self, outcome: Outcome) -> str:
+        kind, text = outcome.answer if outcome.how == "answered" else (outcome.how, outcome.error)
+        if kind == "rendered":
+            return str(text)
+        if kind == "missing":
+            raise UnsupportedError(str(text))
+        if kind == "not_started":
+            raise UnsupportedError(f"no process for chat templates can be started: {text}")
+        raise ConfigurationError(self._sentence(kind, shortened(str(text), 400)), self.source)
+
+    def _sentence(self, kind: str, text: str) -> str:
+        name = f"the chat template of {self.source}"
+        if kind == "refused":
+            return f"{name} refuses these messages: {text}"
+        if kind == "syntax":
+            return f"{name} is damaged: {text}"
+        if kind == "memory" or (kind == "crashed" and text in ("SIGKILL", "SIGABRT")):
+            return f"{name} took more than {MEMORY // 2**20} MiB of memory, and was stopped"
+        if kind == "timed_out":
+            return f"{name} took more than {SECONDS:g} s, and was stopped"
+        if kind in ("long", "endless_output"):
+            return f"{name} wrote more than {LONGEST} characters, and was stopped"
+        return f"{name} cannot write these messages: {text}"
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(messages, Mapping | str) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigurationError(
+            "messages are a list of dicts such as {'role': 'user', 'content': 'Hello'}, at least "
+            f"one, not {shortened(repr(messages))}",
+            source="messages",
+        )
+    plain = [_plain(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    for place, message in enumerate(plain):
+        if not isinstance(message, dict):
+            raise ConfigurationError(
+                f"messages[{place}] is not a dict such as {{'role': 'user', 'content': 'Hello'}}: "
+                f"{shortened(repr(message))}",
+                source=f"messages[{place}]",
+            )
+    return [_with_reasoning(message) for message in plain]
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message that has its reasoning under each name that templates ask for."""
+    told = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    if told is None:
+        return message
+    return {"thinking": told, **message, "reasoning_content": told}
+
+
+def _documents(documents: Sequence[Mapping[str, Any]]) -> Any:
+    if not all(isinstance(each, Mapping) for each in documents):
+        raise ConfigurationError(
+            "documents are dicts such as {'title': 'Rivers', 'text': 'The Rhine …'}",
+            source="documents",
+        )
+    return _plain(list(documents), "documents")
+
+
+def _plain(value: Any, path: str, depth: int = 0) -> Any:
+    """The same of plain types: a template gets no object of the program's."""
+    if value is None or isinstance(value, bool):
+        return value
+    if depth > _DEEPEST:
+        raise ConfigurationError(f"{path} is nested more than {_DEEPEST} levels deep", path)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_key(k, path): _plain(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        inner = [_plain(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]
+        return tuple(inner) if isinstance(value, tuple) else inner
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        return _plain(values, path, depth + 1)
+    if callable(dumped := getattr(value, "model_dump", None)):  # a model of pydantic
+        return _plain(dumped(), path, depth + 1)
+    raise ConfigurationError(
+        f"{path} is of type {type(value).__name__}: a chat template takes text, numbers, booleans, "
+        "None, lists, dicts and dataclasses",
+        source=path,
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if key is None or isinstance(key, str | int | float):
+        return _plain(key, path)
+    raise ConfigurationError(f"{path}: the key {shortened(repr(key))} is not a text", source=path)
+
+
+# --- functions of Python as tools ------------------------------------------------------------
+
+_TYPES: dict[Any, dict[str, str]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    list: {"type": "array"},
+    tuple: {"type": "array"},
+    dict: {"type": "object"},
+    Any: {},
+}
+_SECTION = re.compile(r"^[ \t]*(Args|Returns|Raises):[ \t]*(?:\n|$)", re.MULTILINE)
+_ARGUMENT = re.compile(r"^(\w+)(?:[ \t]*\([^)]*\))?:[ \t]*(.*)$")
+_CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
+
+
+def tool_schema(tool: Any) -> Mapping[str, Any]:
+    """The JSON schema of a tool; one that is given as a schema stays as it is.
+
+    Of a function, its name, types and docstring are the schema. The docstring describes the
+    function, and under `Args:` every parameter, as in Google's style.
+
+    >>> def weather(city: str, days: int = 1) -> str:
+    ...     '''The weather of the next days.
+    ...
+    ...     Args:
+    ...         city: where
+    ...         days: how many
+    ...     '''
+    >>> schema = tool_schema(weather)["function"]
+    >>> schema["name"], schema["description"], schema["parameters"]["required"]
+    ('weather', 'The weather of the next days.', ['city'])
+    >>> schema["parameters"]["properties"]["days"]
+    {'type': 'integer', 'description': 'how many'}
+    """
+    if isinstance(tool, Mapping):
+        return tool
+    if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
+        raise ConfigurationError(
+            f"a tool is a JSON schema or a function, not {shortened(repr(tool))}", source="tools"
+        )
+    return {"type": "function", "function": _described(tool)}
+
+
+def _described(tool: Callable[..., Any]) -> dict[str, Any]:
+    name = tool.__name__
+    parts = _sections(inspect.getdoc(tool) or "")
+    if not parts[""]:
+        raise _refusal(name, "has no docstring; it tells the model what the tool does")
+    told = _arguments(parts.get("Args", ""))
+    try:
+        hints = typing.get_type_hints(tool)
+    except Exception as error:
+        raise _refusal(name, f"has types that cannot be read: {error}") from error
+    properties, required = {}, []
+    for parameter in inspect.signature(tool).parameters.values():
+        if parameter.name not in hints:
+            raise _refusal(name, f"has no type for {parameter.name}")
+        if parameter.name not in told:
+            raise _refusal(name, f"does not describe {parameter.name} under Args: in its docstring")
+        schema = _of_type(hints[parameter.name], name)
+        properties[parameter.name] = _with_choices(schema, told[parameter.name], name)
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        parameters["required"] = required
+    described = {"name": name, "description": parts[""], "parameters": parameters}
+    if "return" in hints:
+        returned = _of_type(hints["return"], name)
+        described["return"] = returned
+        if parts.get("Returns"):
+            returned["description"] = parts["Returns"]
+    return described
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The parts of a docstring by name; that before the first has none."""
+    first, *rest = _SECTION.split(text)
+    return {"": first.strip()} | {
+        name: inspect.cleandoc(part).strip() if name == "Args" else part.strip()
+        for name, part in zip(rest[::2], rest[1::2], strict=True)
+    }
+
+
+def _arguments(text: str) -> dict[str, str]:
+    """What is told of each argument; a line that names none goes on with the one before."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in filter(str.strip, inspect.cleandoc(f"\n{text}").splitlines()):
+        if match := _ARGUMENT.match(line.strip()):
+            name, found[match[1]] = match[1], match[2].strip()
+        elif name:
+            found[name] = f"{found[name]} {line.strip()}".strip()
+    return found
+
+
+def _with_choices(schema: dict[str, Any], text: str, name: str) -> dict[str, Any]:
+    if choices := _CHOICES.search(text):
+        try:
+            given = json.loads(choices[1])
+        except ValueError as error:
+            raise _refusal(name, f"has choices that are not JSON: {choices[1]}") from error
+        schema["enum"] = [each.strip() if isinstance(each, str) else each for each in given]
+        text = text[: choices.start()].strip()
+    schema["description"] = text
+    return schema
+
+
+def _of_type(hint: Any, name: str) -> dict[str, Any]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None:
+        return dict(_TYPES.get(hint, {"type": "object"}))
+    if origin in (Union, types.UnionType):
+        return _of_union(inner, name)
+    if origin is Literal:
+        kinds = list(dict.fromkeys(_TYPES.get(type(each), {}).get("type") for each in inner))
+        return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
+    if origin is list:
+        return {"type": "array", "items": _of_type(inner[0], name)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _of_type(inner[1], name)}
+    if origin is tuple and len(inner) > 1 and ... not in inner:
+        return {"type": "array", "prefixItems": [_of_type(each, name) for each in inner]}
+    raise _refusal(name, f"has a parameter of type {hint}, which JSON schemas do not have")
+
+
+def _of_union(inner: tuple[Any, ...], name: str) -> dict[str, Any]:
+    kinds = [_of_type(each, name) for each in inner if each is not type(None)]
+    if len(kinds) == 1:
+        schema = kinds[0]
+    elif all(kind.keys() == {"type"} and isinstance(kind["type"], str) for kind in kinds):
+        names = sorted({kind["type"] for kind in kinds})
+        schema = {"type": names[0] if len(names) == 1 else names}
+    else:
+        schema = {"anyOf": kinds}
+    return schema | ({"nullable": True} if type(None) in inner else {})
+
+
+def _refusal(name: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the tool {name} {what}; give a JSON schema instead, or fix it", source=f"tools: {name}"
+    )
+
+
+# --- the child process, one for all templates of this process --------------------------------
+
+
+@lru_cache(1)
+def _child() -> Conversation:
+    path = [entry or os.getcwd() for entry in sys.path]
+    function = f"{answering.__module__}:{answering.__qualname__}"
+    return Conversation("function", {"path": path, "function": function}, pause=0.0, site=True)
+
+
+def _ask(question: dict[str, Any]) -> Outcome:
+    # Starting it, on a busy machine, is not the template's fault.
+    started = _child().ask(None, limit=_SECONDS_TO_START)
+    if started.how == "crashed":  # somebody ended it since it was last asked
+        started = _child().ask(None, limit=_SECONDS_TO_START)
+    if started.how != "answered" or started.answer is not None:
+        return started
+    return _child().ask(question, limit=SECONDS)
+
+
+def answering(
+    tell: Callable[[str], None], arguments: dict[str, Any]
+) -> Callable[[Any], tuple[str, str] | None]:
+    """Called in the child: the function that renders, and answers how it went and the text."""
+    missing = _missing()
+    _limit_memory()
+
+    def answer(question: Any) -> tuple[str, str] | None:
+        if missing or question is None:
+            return ("missing", missing) if missing else None
+        try:
+            return _rendered(question["template"], question["variables"])
+        except MemoryError:
+            return "memory", ""
+
+    return answer
+
+
+def _missing() -> str | None:
+    advice = "run: pip install 'anydevice[llm]'"
+    try:
+        import jinja2
+    except ImportError:
+        return f"chat templates need the package jinja2, which is not installed; {advice}"
+    if tuple(map(int, jinja2.__version__.split(".")[:3])) < (3, 1, 6):
+        return f"the sandbox of jinja2 {jinja2.__version__} has known holes; {advice}"
+    return None
+
+
+def _limit_memory() -> None:
+    """Let this process take no more than `MEMORY` on top, and write to no file."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits; those of time and output hold there too
+        return
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+
+
+def _rendered(template: str, variables: dict[str, Any]) -> tuple[str, str]:
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        text = _compiled(template).render(variables)
+    except TemplateSyntaxError as error:
+        return "syntax", f"line {error.lineno}: {error.message}"
+    except _RefusedError as error:
+        return "refused", str(error)
+    except TemplateError as error:
+        return "failed", str(error)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}"
+    return ("long", "") if len(text) > LONGEST else ("rendered", text)
+
+
+class _RefusedError(Exception):
+    """Raised by a template, with its own words."""
+
+
+@lru_cache(8)
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+@lru_cache(1)
+def _environment() -> Any:
+    """What Hugging Face's libraries give to a template."""
+    from jinja2 import ext, nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(ext.Extension):
+        """`{% generation %}`: what the assistant writes. Here it is text like any other."""
+
+        tags = {"generation"}  # noqa: RUF012 - so is it in the base class
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+        def _written(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    class PublicNamespace(Namespace):
+        def __init__(*args: Any, **values: Any) -> None:
+            self, *rest = args
+            Namespace.__init__(self)
+            for name, value in dict(*rest, **values).items():
+                self[name] = value
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise SecurityError(f"a namespace takes no private name such as {name!r}")
+            super().__setitem__(name, value)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_refuse, strftime_now=_now, dict=_Dicts(), namespace=PublicNamespace
+    )
+    return environment
+
+
+class _Dicts:
+    """`dict` for templates, without what else the class has."""
+
+    def __call__(self, *values: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*values, **named)
+
+    def fromkeys(self, *values: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*values)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models are shown it; jinja2's own escapes what matters in HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: Any) -> NoReturn:
+    raise _RefusedError(message)
+
+
+def _now(form: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(form)

@@ -1,0 +1,193 @@
+"""Text from tokens as they come: characters stay whole, and stop strings are never shown.
+
+A token is not a piece of text. It may hold half a character, lose its space at the beginning of a
+text, or be a byte whose meaning depends on those around it. The pieces of a `TextStream`, joined,
+are exactly what decoding all tokens at once gives.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._llm.tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x..>", re.DOTALL)
+_CONTEXT = 16
+"""Tokens before the first that may change how it is written, more than enough."""
+
+
+class TextStream:
+    """The text of tokens that come one by one, up to the first of the stop strings.
+
+    `push(token)` returns the text that is certain by now, often none; `finish()` the rest. Joined,
+    they are `tokenizer.decode(tokens)`, cut before the stop string that is complete first; of
+    several that end there, before the longest. `stopped` says whether one was found: whatever
+    comes after it is ignored. `after` are tokens before the first, such as the prompt: the text is
+    then what follows theirs, a space at its beginning included. A token takes constant time, on
+    average.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: str | Iterable[str] | None = None,
+        after: Sequence[int] = (),
+    ) -> None:
+        self._stops = [_Stop(text) for text in stop_strings(stop)]
+        self._decoder = _token_decoder(tokenizer, list(after[-_CONTEXT:]))
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that this token makes certain."""
+        return "" if self.stopped else self._before_stops(self._decoder.push(token))
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come."""
+        if self.stopped:
+            return ""
+        text = self._before_stops(self._decoder.finish())
+        rest, self._held = "" if self.stopped else self._held, ""
+        return text + rest
+
+    def _before_stops(self, text: str) -> str:
+        if not self._stops or not text:
+            return text
+        buffer = self._held + text
+        for place in range(len(self._held), len(buffer)):
+            # All of them read each character.
+            complete = [stop for stop in self._stops if stop.reads(buffer[place])]
+            if complete:
+                self.stopped, self._held = True, ""
+                return buffer[: place + 1 - max(len(stop.text) for stop in complete)]
+        certain = len(buffer) - max(stop.matched for stop in self._stops)
+        self._held = buffer[certain:]
+        return buffer[:certain]
+
+
+def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    """The texts of the option `stop`, checked."""
+    if stop is None:
+        return []
+    if not isinstance(stop, Iterable):
+        raise ConfigurationError(f"stop is a text or a list of texts, not {stop!r}", source="stop")
+    texts = [stop] if isinstance(stop, str) else list(stop)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ConfigurationError(
+                f"a stop string is a text of at least one character, not {text!r}", source="stop"
+            )
+    return texts
+
+
+class _Stop:
+    """A text to be found among characters that come one by one (Knuth, Morris and Pratt)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._shorter = [0] * len(text)
+        for place in range(1, len(text)):
+            self._shorter[place] = self._next(self._shorter[place - 1], text[place])
+
+    def reads(self, character: str) -> bool:
+        """Whether the text ends with this character."""
+        self.matched = self._next(self.matched, character)
+        return self.matched == len(self.text)
+
+    def _next(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._shorter[matched - 1]
+        return matched + (self.text[matched] == character)
+
+
+class _TokenDecoder(Protocol):
+    def push(self, token: int) -> str: ...
+    def finish(self) -> str: ...
+
+
+def _token_decoder(tokenizer: Tokenizer, after: list[int]) -> _TokenDecoder:
+    kinds = tokenizer.decoder_kinds
+    if kinds == ("ByteLevel",):
+        return _Bytes(tokenizer, after)
+    joined = next((i for i, kind in enumerate(kinds) if kind in ("Fuse", "ByteLevel")), len(kinds))
+    # What looks at the joined text, such as a replacement, may change what was already shown.
+    if {*kinds[joined:]} <= {"Fuse", "Strip"}:
+        return _Window(tokenizer, after)
+    return _Whole(tokenizer, after)
+
+
+class _Bytes:
+    """Byte-level tokens: each stands for bytes, and all bytes together are UTF-8."""
+
+    def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
+        self._bytes_of = tokenizer.token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in after:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        return self._utf8.decode(self._bytes_of(token))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _Window:
+    """Tokens whose text depends on the one before, on being the first, or on bytes around them.
+
+    Of the tokens told it keeps the last ones that have a text, `_told`: what a decoder takes away
+    at the beginning of a text, it takes away from there. `_new` are those that were not told yet.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._has_bytes = "ByteFallback" in tokenizer.decoder_kinds
+        self._context: list[int] = []
+        self._new: list[int] = []
+        self._told = ""
+        for token in after:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        text = self._tokenizer.token_text(token)
+        if text is None:
+            return ""
+        self._new.append(token)
+        # The bytes of a run are a text, or none of them is.
+        return "" if self._has_bytes and _BYTE_TOKEN.fullmatch(text) else self.finish()
+
+    def finish(self) -> str:
+        if not self._new:
+            return ""
+        tokens, count = self._context + self._new, len(self._new)
+        new = self._tokenizer.decode(tokens)[len(self._told) :]
+        self._new = []
+        while not (told := self._tokenizer.decode(tokens[-count:])) and count < len(tokens):
+            count *= 2
+        self._context, self._told = tokens[-count:], told
+        return new
+
+
+class _Whole:
+    """Tokens that say nothing before the last one is there."""
+
+    def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = after
+        self._told = len(tokenizer.decode(after))
+
+    def push(self, token: int) -> str:
+        self._tokens.append(token)
+        return ""
+
+    def finish(self) -> str:
+        text = self._tokenizer.decode(self._tokens)[self._told :]
+        self._told += len(text)
+        return text

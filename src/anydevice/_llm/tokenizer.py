@@ -1,0 +1,477 @@
+"""Text to tokens and back, as the files beside a model's weights say.
+
+`tokenizer.json` decides: what Hugging Face's `tokenizers` reads there is what the model was trained
+with. The other files name special tokens, tokens that end a reply, and chat templates. Nothing in
+them is executed, except for chat templates, and these in a sandbox.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anydevice._core.files import expanded, parse_json, read_small
+from anydevice._core.text import shortened
+from anydevice._llm.splitting import BoundedTokenizer
+from anydevice._llm.template import ChatTemplate
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SPECIAL, GENERATION, CONFIG = "special_tokens_map.json", "generation_config.json", "config.json"
+
+TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+OLD_TEMPLATE = "chat_template.json"
+
+_LARGEST_TOKENIZER = 64 * 2**20
+_LARGEST_SETTINGS = 16 * 2**20
+"""Bytes; larger files are not what they are called."""
+
+_MOST_GROWTH = 128
+"""Characters that one may become, and special tokens that a text may get; usually it is one."""
+_MOST_TEMPLATES = 100
+_TEMPLATE_KEYS = ("name", "template")
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    `bos_id` is the token that begins a text, `None` if there is none; `adds_bos` whether every text
+    begins with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
+    `special_tokens` has those with a name, such as "bos_token", as a chat template sees them;
+    `templates` are the chat templates by name, "default" the usual one.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str],
+        templates: Mapping[str, ChatTemplate],
+        eos_ids: Sequence[int],
+        bos_id: int | None,
+        source: str,
+    ) -> None:
+        self._backend = backend
+        self.source = source
+        place = f"{source}/{TOKENIZER}"
+        to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
+        self._encoder = BoundedTokenizer.where_needed(backend, to_tokens, place)
+        self._decoder = BoundedTokenizer.where_needed(backend, _steps(backend.decoder), place)
+        self.special_tokens = dict(special_tokens)
+        self.templates = dict(templates)
+        self.eos_ids = tuple(sorted(set(eos_ids)))
+        self.bos_id = bos_id
+        self.size = backend.get_vocab_size()
+        self.adds_bos = bos_id is not None and self._ids("", special=True)[:1] == [bos_id]
+        self._special = {
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        }
+        self.token_bytes = lru_cache(2**16)(self._token_bytes)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer of a folder with `tokenizer.json`.
+
+        Raises `ConfigurationError` if it is missing or damaged, naming the file.
+        """
+        folder = expanded(folder)
+        if not (folder / TOKENIZER).exists():
+            raise _no_tokenizer(folder)
+        more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))[:_MOST_TEMPLATES]
+        names = (SETTINGS, SPECIAL, GENERATION, CONFIG, TEMPLATE, OLD_TEMPLATE)
+        files = {
+            name: _read(folder / name, _LARGEST_SETTINGS)
+            for name in (*names, *(f"{MORE_TEMPLATES}/{path.name}" for path in more))
+            if (folder / name).exists()
+        }
+        files[TOKENIZER] = _read(folder / TOKENIZER, _LARGEST_TOKENIZER)
+        return cls.from_files(files, str(folder))
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes | Mapping[str, Any]], source: str) -> Tokenizer:
+        """The tokenizer of such files, by name; each as its bytes, or as the values it holds.
+
+        `source` is where they came from, for errors.
+        """
+        backend = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
+        values = {
+            name: _values(files.get(name, {}), f"{source}/{name}")
+            for name in (SETTINGS, SPECIAL, GENERATION, CONFIG, OLD_TEMPLATE)
+        }
+        named = _named_tokens(values[SPECIAL]) | _named_tokens(values[SETTINGS])
+        _add_missing(backend, values[SETTINGS], named, f"{source}/{SETTINGS}")
+        return cls(
+            backend,
+            special_tokens=named,
+            templates=_templates(files, {**values[OLD_TEMPLATE], **values[SETTINGS]}, source),
+            eos_ids=_ids_of(backend, "eos", named, values, source),
+            bos_id=next(iter(_ids_of(backend, "bos", named, values, source)), None),
+            source=source,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with BOS exactly once where every text begins with it.
+
+        Special tokens that stand in the text are these tokens, as in transformers: `<s>` typed by
+        a user is BOS. Nothing is cut or padded, whatever the file says.
+        """
+        return self._one_bos(self._ids(text, special=True))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The tokens of a conversation, as `render_chat` writes it.
+
+        BOS is there exactly once where every text begins with it, whether the template writes it or
+        not. Special tokens that stand in a message are these tokens, as in transformers: who lets
+        strangers write messages removes such texts from them.
+        """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            **variables,
+        )
+        return self._one_bos(self._ids(text, special=False))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """A conversation as the model's chat template writes it, ready for the reply.
+
+        `tools` are JSON schemas, or functions with types and a docstring. `template` is the name of
+        one of `templates`; without it, "tool_use" is taken for tools where there is one. Other
+        arguments are for the template. Raises `ConfigurationError` if there is none, or if it
+        refuses the messages, in its own words.
+        """
+        return self._template(template, tools).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens, **variables},
+        )
+
+    def _template(self, name: str | None, tools: Sequence[Any] | None) -> ChatTemplate:
+        if not self.templates:
+            raise ConfigurationError(
+                f"{self.source} has no chat template, so messages cannot be written for it: give a "
+                f"text as the prompt, or put the model's template there as {TEMPLATE}",
+                source=self.source,
+            )
+        if name is None:
+            name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
+        if name not in self.templates:
+            raise ConfigurationError(
+                f"{self.source} has no chat template {shortened(name)!r}; it has "
+                f"{', '.join(self.templates)}",
+                source="template",
+            )
+        return self.templates[name]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without the special ones; ids that stand for nothing are left out."""
+        if self._decoder is not None and ids:
+            return self._decoder.text(list(ids))
+        try:
+            return self._backend.decode(list(ids), skip_special_tokens=True)
+        except BaseException as error:
+            raise _refusal(error, f"{self.source}/{TOKENIZER} cannot decode tokens") from error
+
+    def token_text(self, token: int) -> str | None:
+        """A token as the vocabulary writes it; `None` for one that `decode` leaves out."""
+        text = self._backend.id_to_token(token)
+        return None if text in self._special else text
+
+    @cached_property
+    def decoder_kinds(self) -> tuple[str, ...]:
+        """The steps from tokens to text, as `tokenizer.json` names them, in their order."""
+        return tuple(step["type"] for step in _steps(self._backend.decoder))
+
+    def _token_bytes(self, token: int) -> bytes:
+        """The bytes of a token of a byte-level vocabulary."""
+        text = self.token_text(token)
+        if text is None:
+            return b""
+        found = [_BYTE_OF.get(character) for character in text]
+        return text.encode() if None in found else bytes(found)  # type: ignore[arg-type]
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{shortened(repr(text))} is not a text", source="text")
+        try:
+            text.encode()
+            if self._encoder is not None and text:
+                return self._encoder.ids(text, special)
+            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"character {error.start} of the text is half a surrogate pair, which is no "
+                "Unicode; remove it",
+                source="text",
+            ) from None
+        except BaseException as error:
+            raise _refusal(error, f"{self.source}/{TOKENIZER} cannot encode a text") from error
+        return ids
+
+    def _one_bos(self, ids: list[int]) -> list[int]:
+        if not self.adds_bos or self.bos_id is None:
+            return ids
+        first = next((i for i, token in enumerate(ids) if token != self.bos_id), len(ids))
+        return [self.bos_id, *ids[first:]]
+
+
+def _no_tokenizer(folder: Path) -> ConfigurationError:
+    if not folder.is_dir():
+        return ConfigurationError(f"{folder} is not a folder", source=str(folder))
+    found = next((name for name in _SENTENCEPIECE if (folder / name).exists()), None)
+    if found is None:
+        return ConfigurationError(
+            f"{folder} has no {TOKENIZER}: copy it from where the model came from",
+            source=str(folder),
+        )
+    return ConfigurationError(
+        f"{folder} has only {found}, a SentencePiece model, which is not read here. Make a "
+        f'{TOKENIZER} of it: python -c "from transformers import AutoTokenizer as A; f = '
+        f'{str(folder)!r}; A.from_pretrained(f).save_pretrained(f)"',
+        source=str(folder / found),
+    )
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        return read_small(path, most=most)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror or error}", source=str(path)
+        ) from error
+
+
+def _values(file: bytes | Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    try:
+        values = parse_json(file, finite=False) if isinstance(file, bytes) else file
+    except ValueError as error:
+        raise ConfigurationError(f"{source} is not JSON: {error}", source=source) from error
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{source} is not a JSON object", source=source)
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{source} holds half a surrogate pair", source=source) from None
+    return values
+
+
+def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UnsupportedError(
+            "text needs the package tokenizers, which is not installed; "
+            "run: pip install 'anydevice[llm]'"
+        ) from error
+    data = file if isinstance(file, bytes) else json.dumps(file).encode()
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = False
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # at random, for training
+        _check_growth(backend, source)
+        backend.encode("")
+    except BaseException as error:
+        raise _refusal(error, f"{source} is damaged, or needs newer tokenizers") from error
+    return backend
+
+
+def _check_growth(backend: tokenizers.Tokenizer, source: str) -> None:
+    """Refuse what would make a short text too long for the memory."""
+    to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
+    grown = [math.prod(map(_growth, steps)) for steps in (to_tokens, _steps(backend.decoder))]
+    if max(*grown, backend.num_special_tokens_to_add(False)) > _MOST_GROWTH:
+        raise ConfigurationError(
+            f"{source} replaces or adds too much: a short text would become a very long one",
+            source=source,
+        )
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """How many characters may become of one, in this step."""
+    if step["type"] == "Replace":
+        # A pattern that matches nothing adds its text between all characters.
+        between = not step["pattern"].get("String")
+        return max(1, len(step["content"]) + between)
+    if step["type"] == "Precompiled":
+        table = base64.b64decode(step["precompiled_charsmap"])
+        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+        return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
+    return 2 if step["type"] in ("ByteLevel", "BPEDecoder", "CTC") else 1
+
+
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """The steps of a part of a tokenizer, in their order."""
+    return _flat(json.loads(component.__getstate__())) if component else []
+
+
+def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+    if step["type"] != "Sequence":
+        return [step]
+    inner = next(value for key, value in step.items() if key != "type")
+    return [each for part in inner for each in _flat(part)]
+
+
+def _refusal(error: BaseException, what: str) -> BaseException:
+    """What to raise for an error of `tokenizers`, whose panics are no `Exception`."""
+    if isinstance(error, ConfigurationError):
+        return error
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return ConfigurationError(f"{what}: {shortened(str(error), 200)}", source=what.split()[0])
+    return error
+
+
+def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a file names, such as "bos_token"."""
+    found = {}
+    for name in (f"{each}_token" for each in _NAMED):
+        value = values.get(name)
+        value = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(value, str) and value:
+            found[name] = value
+    return found
+
+
+def _add_missing(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: dict[str, str], source: str
+) -> None:
+    """Special tokens that only `tokenizer_config.json` calls so."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = _listed_tokens(settings, known, source)
+    backend.add_tokens(list(listed.values()))
+    for key, token in listed.items():
+        if backend.token_to_id(token.content) != key:
+            raise ConfigurationError(
+                f"{source} calls token {key} {shortened(token.content)!r}, which {TOKENIZER} does "
+                "not have there: the files are of different models",
+                source=source,
+            )
+    known |= {token.content for token in listed.values()}
+    # One that is not in the vocabulary would get an id that the model does not know.
+    missing = [t for t in named.values() if t not in known and backend.token_to_id(t) is not None]
+    backend.add_special_tokens([AddedToken(text, special=True) for text in missing])
+
+
+def _listed_tokens(
+    settings: Mapping[str, Any], known: set[str], source: str
+) -> dict[int, tokenizers.AddedToken]:
+    """The added tokens that are listed by id and not yet known, in the order of their ids."""
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    rows = settings.get("added_tokens_decoder", {})
+    found = {}
+    for key, row in rows.items() if isinstance(rows, Mapping) else ():
+        text = row.get("content") if isinstance(row, Mapping) else None
+        if not key.isdecimal() or len(key) > 10 or not isinstance(text, str):
+            raise ConfigurationError(
+                f"{source}: added_tokens_decoder[{shortened(key)!r}] is not a token", source=source
+            )
+        if text and text not in known:
+            given = {flag: row[flag] is True for flag in flags if flag in row}
+            found[int(key)] = AddedToken(text, **given)
+    return dict(sorted(found.items()))
+
+
+def _templates(
+    files: Mapping[str, Any], settings: Mapping[str, Any], source: str
+) -> dict[str, ChatTemplate]:
+    """The chat templates by name: those of `tokenizer_config.json`, and files that replace them."""
+    # What is no bytes was not read from a file of its own, but from that of the model.
+    in_model = isinstance(files.get(SETTINGS), Mapping)
+    settings_file = source if in_model else f"{source}/{SETTINGS}"
+    told = settings.get("chat_template")
+    rows = told if isinstance(told, list) else [{"name": "default", "template": told}]
+    texts = {}
+    for row in rows if told is not None else ():
+        name, text = (row.get(k) if isinstance(row, Mapping) else None for k in _TEMPLATE_KEYS)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConfigurationError(
+                f"{settings_file}: chat_template is neither a text nor a list of named ones",
+                source=settings_file,
+            )
+        texts[name] = (text, settings_file)
+    for name, file in files.items():
+        if name == TEMPLATE or name.startswith(f"{MORE_TEMPLATES}/"):
+            stem = "default" if name == TEMPLATE else Path(name).stem
+            path = f"{source}/{name}"
+            texts[stem] = (_as_text(file, path), path)
+    return {name: ChatTemplate(*found) for name, found in texts.items()}
+
+
+def _as_text(file: bytes, source: str) -> str:
+    try:
+        return file.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{source} is not UTF-8: {error}", source=source) from error
+
+
+def _ids_of(
+    backend: tokenizers.Tokenizer,
+    name: str,
+    named: Mapping[str, str],
+    values: Mapping[str, Mapping[str, Any]],
+    source: str,
+) -> list[int]:
+    """The ids of BOS or EOS: that of the token so named, then those of the first file with any."""
+    own = backend.token_to_id(named[f"{name}_token"]) if f"{name}_token" in named else None
+    found = [] if own is None else [own]
+    for file in (GENERATION, CONFIG):
+        told = values[file].get(f"{name}_token_id")
+        if told is None:
+            continue
+        ids = told if isinstance(told, list) else [told]
+        for each in ids:
+            if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < 2**32:
+                raise ConfigurationError(
+                    f"{source}/{file}: {name}_token_id is {shortened(repr(told))}, not a token",
+                    source=f"{source}/{file}",
+                )
+        return found + ids
+    return found
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write bytes with: those that can be seen."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(c): c for c in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,437 @@
+"""The device of a call (`device`), of a block (`use_device`) and of the process (`set_device`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar, cast
+
+from anydevice._core.backends import AUTO, NOT_YET
+from anydevice._core.choice import Choice, FreeMemory, Request, Wish, choose
+from anydevice._core.device import Device, unknown_backend
+from anydevice._core.record import Record, replace
+from anydevice._core.text import parse_size, warn
+from anydevice._machine.choose.measurements import measured_engines
+from anydevice._machine.discovery.discover import Report, discover, free_memory, on_refresh
+from anydevice._machine.engines import registry
+from anydevice._machine.settings import config as settings
+from anydevice._machine.settings.files import variables
+from anydevice._machine.settings.preferences import (
+    check_engine,
+    check_wish,
+    forget_files,
+    read_files,
+    split_wishes,
+)
+from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Spec = str | Device | Sequence[str | Device] | None
+Held = tuple[Device | None, Device | None]
+"""The device of the block and that of the process."""
+
+_block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
+_process: Device | None = None
+_said: set[str] = set()
+_known_choices: dict[object, _KnownChoice] = {}
+_modules: tuple[str, ...] = tuple(row.module for row in registry.BUILT_IN.values())
+_MOST_KNOWN = 64
+
+_UNASKED = ("configure", "order of backends")
+_INSISTING = ("argument", "use_device", "set_device")
+_LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
+
+SETTING_VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME", *_LOCAL_RANKS)
+"""The environment variables that affect the choice of a device."""
+
+_variables = variables(SETTING_VARIABLES)
+
+
+def device(
+    spec: Spec = None, *, engine: str | None = None, min_free: int | str | None = None
+) -> Device:
+    """The device to use: the requested one, or the best one of this machine.
+
+    `device()` follows the chain: a `use_device` block, `set_device`, the environment
+    (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
+    `configure`, the order of backends. If it falls back to the CPU, one warning gives every reason.
+    If a `spec` cannot be met, `DeviceNotFoundError` is raised. It is a backend or device ("cuda",
+    "cuda:1"), a kind ("gpu", "tpu", "cpu"), a library's own object (`torch.device`, `jax.Device`,
+    …; its library is then the engine), or a list in order of priority. `engine` is the array
+    library; the default is the one that `anydevice bench --save` found fastest on the device, if it
+    was run. `min_free` skips devices with less free memory (bytes or "20GiB").
+
+    >>> import anydevice
+    >>> str(anydevice.device(["tpu", "cpu"]))
+    'cpu'
+    """
+    asked = _key(spec, engine) if min_free is None else None
+    situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
+    held = (_block.get(), _process)
+    known = None if asked is None else _known_choices.get(asked)
+    if known is not None and known.holds(situation, held):
+        return known.device
+    settings.apply_files()
+    request = make_request(spec, engine=engine, min_free=min_free)
+    report = discover()
+    weighed: list[Device] = []
+
+    def free(device: Device) -> int | None:
+        weighed.append(device)
+        return free_memory(device)
+
+    choice = _choose(request, report, free)
+    if choice.device is None:
+        raise DeviceNotFoundError(_not_found(choice), report.findings, choice.reasons)
+    _warn_if_passed_over(choice)
+    # Not as the report has it: what is asked of it later is answered as things are then.
+    chosen = choice.device
+    served = chosen.engine, chosen.chosen_by
+    result = Device(chosen).served_by(*served, picked=chosen.engine_is_free)
+    if asked is not None and not weighed:
+        _keep(asked, _KnownChoice(situation, held, report, result))
+    return result
+
+
+def one_device(spec: str | Device | None = None, *, engine: str | None = None) -> Device:
+    """`device(spec, engine=engine)` where a list might be taken for several devices: it is refused.
+
+    >>> one_device(["cpu:0", "cpu:1"])
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: this takes one device, not the list ['cpu:0', 'cpu:1']; \
+anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
+    """
+    if isinstance(spec, list | tuple):
+        named = [str(each) for each in spec]
+        raise ConfigurationError(
+            f"this takes one device, not the list {named}; anydevice.device({named}) returns its "
+            "first usable one",
+            "device=",
+        )
+    return device(spec, engine=engine)
+
+
+def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
+    """How `device()` would choose now, step by step; does not raise if nothing fits."""
+    return _choose(make_request(spec, engine=engine, min_free=None), discover())
+
+
+def _choose(request: Request, report: Report, free: FreeMemory = free_memory) -> Choice:
+    known = replace(request, measured=measured_engines(report.devices))
+    return choose(known, report.findings, free)
+
+
+class _KnownChoice:
+    """A chosen device and everything that the choice depended on."""
+
+    __slots__ = ("_held", "_report", "_situation", "device")
+
+    def __init__(self, situation: object, held: Held, report: Report, device: Device) -> None:
+        self._situation, self._held, self._report = situation, held, report
+        self.device = device
+
+    def holds(self, situation: object, held: Held) -> bool:
+        """Whether the same would be chosen now."""
+        return (
+            self._situation == situation
+            # By identity: devices that are equal may have other engines.
+            and self._held[0] is held[0]
+            and self._held[1] is held[1]
+            and self._report is discover()
+        )
+
+
+def _key(spec: Any, engine: str | None) -> object:
+    """The cache key of a simple request; `None` for any other."""
+    if engine is not None and type(engine) is not str:
+        return None
+    if spec is None or type(spec) is str:
+        return spec, engine
+    if type(spec) is Device:
+        return spec.backend, spec.index, spec.engine_asked, spec.engine_is_free, engine
+    return None
+
+
+def _keep(asked: object, choice: _KnownChoice) -> None:
+    global _modules
+    if len(_known_choices) >= _MOST_KNOWN:
+        _known_choices.clear()
+    _known_choices[asked] = choice
+    _modules = tuple(row.module for row in registry.rows().values())
+
+
+def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
+    """Make this the device of the whole process, and return it; `set_device(None)` undoes it.
+
+    Raises `DeviceNotFoundError` if it is not usable, and keeps the previous one.
+    """
+    global _process
+    _process = None if spec is None else device(spec, engine=engine)
+    return _process
+
+
+class use_device:  # noqa: N801 - it is used like a function
+    """Make this the device of a block or decorated function, for the current thread or task.
+
+    >>> import anydevice
+    >>> with anydevice.use_device("cpu") as here:
+    ...     anydevice.device() == here
+    True
+
+    With `native=True` the engine's own default device is set too: new arrays of the library in the
+    block are then created there. Raises `DeviceNotFoundError` on entering if the device is not
+    usable. A decorated function may be a coroutine, but not a generator, because its steps run in
+    its caller's blocks.
+    """
+
+    def __init__(self, spec: Spec, *, engine: str | None = None, native: bool = False) -> None:
+        self._asked = (spec, engine, native)
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> Device:
+        spec, engine, native = self._asked
+        chosen = device(spec, engine=engine)
+        with ExitStack() as stack:
+            stack.callback(_block.reset, _block.set(chosen))
+            if native and chosen.engine:
+                stack.enter_context(registry.load(chosen.engine).default_scope(chosen))
+            self._entered.append(stack.pop_all())
+        return chosen
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._entered.pop().__exit__(*raised)
+
+    def __call__(self, function: Function) -> Function:
+        spec, engine, native = self._asked
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__name__}() is a generator and runs in its caller's blocks; "
+                "write `with use_device(…)` inside of it",
+                "use_device",
+            )
+
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def in_block(*arguments: Any, **named: Any) -> Any:
+                with use_device(spec, engine=engine, native=native):
+                    return await function(*arguments, **named)
+
+        else:
+
+            @wraps(function)
+            def in_block(*arguments: Any, **named: Any) -> Any:
+                with use_device(spec, engine=engine, native=native):
+                    return function(*arguments, **named)
+
+        return cast("Function", in_block)
+
+
+def block_device() -> Device | None:
+    """The device of the `use_device` block that the caller runs in; `None` outside of any."""
+    return _block.get()
+
+
+class _Asked(Record):
+    """An engine and who asked for it; `picked` if it only comes with a device."""
+
+    engine: str | None
+    source: str | None
+    picked: bool = False
+
+
+def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) -> Request:
+    """Everything that a choice depends on: arguments, scopes, environment and files."""
+    wishes: list[Wish] = []
+    engines: list[_Asked] = []
+    if spec is not None and not isinstance(spec, str | Device | list | tuple):
+        spec = _not_ours(spec)
+    if engine is not None:
+        check_engine(engine, "engine=")
+        engines.append(_Asked(engine, "argument"))
+    if spec is not None and spec != AUTO:
+        wishes.append(_argument(spec, engines))
+    else:
+        for held, source in ((_block.get(), "use_device"), (_process, "set_device")):
+            if held is not None:
+                wishes.append(Wish(source, (str(held),), binding=True))
+                if held.engine:
+                    engines.append(_Asked(held.engine, source, held.engine_is_free))
+    preferred: list[Wish] = []
+    _from_environment(preferred, engines)
+    _from_files(preferred, engines)
+    if spec is None or spec == AUTO:
+        wishes += preferred
+    config, _ = settings.current()
+    first = engines[0] if engines else _Asked(None, None)
+    return Request(
+        wishes=tuple(wishes),
+        engine=first.engine,
+        engine_source=first.source,
+        engine_binding=first.source in _INSISTING,
+        engine_picked=first.picked,
+        min_free=parse_size(min_free) if min_free is not None else 0,
+        order=config.order,
+        local_rank=_local_rank(),
+        loaded=frozenset(registry.loaded_engines()),
+    )
+
+
+def _argument(spec: Spec, engines: list[_Asked]) -> Wish:
+    assert spec is not None
+    named = list(spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
+    named = [one if isinstance(one, str | Device) else _not_ours(one) for one in named]
+    names = tuple(name for one in named for name in split_wishes(str(one)))
+    if not names:
+        raise ConfigurationError(
+            f"{spec!r} names no device; leave it out for the best one", "device()"
+        )
+    if isinstance(named[0], Device) and len(named) == 1 and named[0].engine_asked:
+        engines.append(_Asked(named[0].engine_asked, "argument", named[0].engine_is_free))
+    for name in names:
+        check_wish(name, "device()")
+    return Wish("argument", names, binding=True)
+
+
+def _not_ours(spec: Any) -> Device:
+    """The device of a library's own object; raises `ConfigurationError` for anything else."""
+    known = device_from_library(spec)
+    if known is not None:
+        return known
+    kind = type(spec)
+    said = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    raise ConfigurationError(
+        f"an object of type {said} does not name a device; give a backend and an index, such as "
+        "'cuda:0'. Functions that move data take it first: to_device(data, device)",
+        "device()",
+    )
+
+
+def _from_environment(wishes: list[Wish], engines: list[_Asked]) -> None:
+    names = split_wishes(os.environ.get("ANYDEVICE_DEVICE", ""))
+    for name in names:
+        check_wish(name, "ANYDEVICE_DEVICE")
+    if names and names != (AUTO,):
+        wishes.append(Wish("environment", names, detail="ANYDEVICE_DEVICE"))
+    engine = os.environ.get("ANYDEVICE_ENGINE", "").strip().lower()
+    if engine:
+        check_engine(engine, "ANYDEVICE_ENGINE")
+        engines.append(_Asked(engine, "ANYDEVICE_ENGINE"))
+
+
+def _from_files(wishes: list[Wish], engines: list[_Asked]) -> None:
+    for file in reversed(read_files()):
+        if file.wishes and file.wishes != (AUTO,):
+            wishes.append(Wish(file.origin, file.wishes, detail=str(file.path)))
+        if file.engine:
+            engines.append(_Asked(file.engine, file.origin))
+
+
+def _local_rank() -> int | None:
+    for name in _LOCAL_RANKS:
+        text = os.environ.get(name, "").strip()
+        if not text:
+            continue
+        if not text.isdecimal():
+            raise ConfigurationError(f"{name}={text!r} is not the number of a process", name)
+        return int(text)
+    return None
+
+
+def _not_found(choice: Choice) -> str:
+    asked = [step.asked for step in choice.steps[-1:] if step.source not in _UNASKED]
+    lines = [
+        f"no usable device matches {asked[0]!r}" if asked else "no device of this machine fits"
+    ]
+    lines += [f"  {step.source}: {step.outcome}" for step in choice.steps]
+    lines.append("  anydevice doctor explains each; anydevice.devices() lists what is usable")
+    return "\n".join(lines)
+
+
+def _warn_if_passed_over(choice: Choice) -> None:
+    """One warning if a preference was not met, or an automatic choice fell back to the CPU."""
+    assert choice.device is not None
+    at_the_end = choice.device.kind == "cpu" and choice.steps[-1].source == "order of backends"
+    unmet = [
+        f"{_asker(step.source)} asks for {step.asked}: {step.outcome}"
+        if step.source not in _UNASKED
+        else step.outcome
+        for step in choice.passed_over
+        if at_the_end or step.source not in _UNASKED
+    ]
+    if at_the_end and not unmet:
+        unmet = ["no accelerator is in this machine"]
+    text = f"using {choice.device}: " + "; ".join(unmet)
+    if unmet and text not in _said:
+        _said.add(text)
+        warn(AnyDeviceWarning(text, choice.reasons))
+
+
+def _asker(source: str) -> str:
+    return source if source.isupper() else f"the {source}"  # a variable has no article
+
+
+def forget() -> None:
+    """Forget the process's device and given warnings, so that the choice runs again."""
+    set_process_device(None)
+    forget_warnings()
+
+
+@on_refresh
+def forget_warnings() -> None:
+    """Give again warnings that were given before."""
+    _said.clear()
+    _known_choices.clear()
+    forget_files()
+
+
+def set_process_device(held: Device | None) -> Device | None:
+    """Set the device of the process without checking it, and return the former one."""
+    global _process
+    before, _process = _process, held
+    return before
+
+
+_PACKAGES = {"jaxlib": "jax", "pyopencl": "opencl"}
+"""The engine of packages that have another name."""
+
+_NAMES = ("device", "devicetype")
+"""Names of the classes of such objects; MLX's `mlx.core.cpu` is of the second."""
+
+
+def device_from_library(spec: Any) -> Device | None:
+    """The device that a library's own object stands for, with that library as its engine.
+
+    `None` if it is no such object. Raises `DeviceNotFoundError` if the library does not see that
+    device. Imports nothing: whoever has such an object has imported the library.
+    """
+    kind = type(spec)
+    package = kind.__module__.partition(".")[0]
+    name = _PACKAGES.get(package, package)
+    if kind.__name__.lower() not in _NAMES or name not in registry.loaded_engines():
+        return None
+    engine = registry.load(name)
+    for device in engine.devices():
+        if _is_same(engine.native(device), spec):
+            return Device(device, engine=name)
+    if getattr(spec, "type", None) in NOT_YET:
+        raise ConfigurationError(unknown_backend(spec.type), repr(spec))
+    seen = ", ".join(map(str, engine.devices())) or "no device"
+    raise DeviceNotFoundError(f"{name} itself has no {spec!r} here; it sees {seen}")
+
+
+def _is_same(native: Any, spec: Any) -> bool:
+    if hasattr(spec, "type") and hasattr(spec, "index"):  # to PyTorch, no index is the first
+        return bool(native.type == spec.type) and (native.index or 0) == (spec.index or 0)
+    return bool(native == spec)

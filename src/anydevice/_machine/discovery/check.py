@@ -1,0 +1,164 @@
+"""Checking a device by a small computation in a child process, and the verdicts of past checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from anydevice._core import hooks
+from anydevice._core.child.parent import Outcome
+from anydevice._core.child.parent import ask as ask_child
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent
+from anydevice._core.files import writing
+from anydevice._core.finding import Facts, Reason, Verdict
+from anydevice._core.record import as_dict
+from anydevice._core.text import warn
+from anydevice._machine.discovery import discover as discovery
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.diagnosis import code_of_message
+from anydevice._machine.engines.registry import place_of
+from anydevice._machine.settings.files import read_cache, verdicts_file
+from anydevice.errors import DeviceNotFoundError
+
+_LONG_ENOUGH = 60.0
+_TRIAL = str(Path(__file__).with_name("trial"))
+
+
+def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Verdict:
+    """Run the trial on `device` through `engine` and keep the verdict.
+
+    Raises `DeviceNotFoundError` if there is no such device or no library that could drive it,
+    and `UnsupportedError` if this engine cannot.
+    """
+    standing = device.standing
+    if standing is None or standing.stage not in (None, "compute"):
+        raise DeviceNotFoundError(
+            f"{device} cannot be checked: {device.why_not}",
+            tuple(discovery.discover()),
+            standing.reasons if standing else (),
+        )
+    candidates = engines_to_check(device)
+    chosen = engine or device.engine or candidates[0]
+    if chosen not in candidates:
+        refused = next((r.reason for r in standing.refusals if r.engine == chosen), None)
+        what = f"{chosen} does not drive {device}{f': {refused}' if refused else ''}"
+        instead = f"check it with {' or '.join(candidates)}"
+        raise Absent(what, instead, refused.code if refused else "not_driven").error()
+    place = str(place_of(device.served_by(chosen)))
+    began = time.perf_counter()
+    path = [entry or os.getcwd() for entry in sys.path]
+    question = {"path": path, "engine": chosen, "device": place}
+    # Three quarters of a card for one small product would disturb whoever else is on it.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    outcome = ask_child(_TRIAL, question, limit=limit, environment=environment, site=True)
+    verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
+    if _worth_keeping(verdict, limit) and place == str(device):  # what is elsewhere is a fake
+        key = key_of(device.backend, device.index, standing.facts, chosen)
+        problem = keep_verdict(key, verdict)
+        if problem:
+            warn(problem)
+        discovery.forget_report()
+    return verdict
+
+
+def engines_to_check(device: Device) -> tuple[str, ...]:
+    """The engines that could drive a device, those with a bad verdict included."""
+    standing = device.standing
+    if standing is None:
+        return ()
+    condemned = tuple(v.engine for v in standing.verdicts if not v.right)
+    return tuple(dict.fromkeys((*standing.engines, *condemned)))
+
+
+def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:
+    if outcome.how != "answered":
+        code: str = outcome.how
+        said = code_of_message(outcome.error or "")
+        # A library may end the process itself when memory runs out.
+        if code == "failed" or (code == "crashed" and said == "out_of_memory"):
+            code = said
+        reason = Reason(code, outcome.sentence)
+        return Verdict(str(device), engine, False, reason, round(seconds, 3))
+    answer = outcome.answer
+    wrong = None
+    if answer["largest_error"] != 0:
+        wrong = Reason("wrong_answer", f"wrong answer: off by {answer['largest_error']:g}")
+    elif place not in answer["where"]:
+        where = ", ".join(answer["where"]) or "no known device"
+        wrong = Reason("computed_elsewhere", f"it computed on {where} instead")
+    return Verdict(
+        device=str(device),
+        engine=engine,
+        right=wrong is None,
+        reason=wrong,
+        seconds=round(seconds, 3),
+        first_call=round(answer["first_call"], 6),
+        second_call=round(answer["second_call"], 6),
+    )
+
+
+def _worth_keeping(verdict: Verdict, limit: float) -> bool:
+    # A card that is full at this moment, or was given no time, is not one that computes wrongly.
+    code = verdict.reason.code if verdict.reason else None
+    if code == "timed_out":
+        return limit >= _LONG_ENOUGH
+    return code not in ("out_of_memory", "not_started")
+
+
+def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
+    """The key of a verdict: when any part changes, the verdict no longer counts.
+
+    The library counts with its version and its folder: another environment has another copy.
+    """
+    card = facts.uuid or facts.pci_address or f"{facts.name} {index}"
+    build = registry.installed(engine)
+    library = f"{engine} {build.version} in {build.folder}"
+    return " | ".join((backend, card, facts.driver_version or "-", library))
+
+
+def read_verdicts() -> dict[str, Verdict]:
+    """Every verdict that is kept and can be read; none if the file is missing or damaged."""
+    kept = {key: _verdict(value) for key, value in read_cache(verdicts_file()).items()}
+    return {key: verdict for key, verdict in kept.items() if verdict is not None}
+
+
+def _verdict(plain: Any) -> Verdict | None:
+    """The verdict; `None` for one of another version, or a damaged one."""
+    try:
+        reason = Reason(**plain["reason"]) if plain["reason"] else None
+        verdict = Verdict(**{**plain, "reason": reason})
+    except (TypeError, KeyError):
+        return None
+    texts = (verdict.device, verdict.engine, *(as_dict(reason).values() if reason else ()))
+    times = (verdict.seconds, verdict.first_call, verdict.second_call)
+    fits = (
+        isinstance(verdict.right, bool)
+        and verdict.seconds is not None
+        and all(isinstance(text, str | None) for text in texts)
+        and all(isinstance(seconds, int | float | None) for seconds in times)
+    )
+    return verdict if fits else None
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {**as_dict(verdict), "reason": verdict.reason and verdict.reason.to_dict()}
+
+
+def keep_verdict(key: str, verdict: Verdict) -> str | None:
+    """Keep a verdict; where that cannot be done, a sentence that says why."""
+    path = verdicts_file()
+    try:
+        with writing(path, private=True) as write:
+            kept = {k: _plain(v) for k, v in (read_verdicts() | {key: verdict}).items()}
+            write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        return f"the verdict could not be kept in {path}: {error.strerror}"
+    return None
+
+
+hooks.check.register(check)

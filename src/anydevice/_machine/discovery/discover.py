@@ -1,0 +1,396 @@
+"""Discovery: the devices of this machine, the installed libraries, and past checks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from anydevice._core import hooks
+from anydevice._core.backends import BACKENDS, KINDS
+from anydevice._core.child.parent import reap
+from anydevice._core.device import Device, parse_place, unknown_backend
+from anydevice._core.finding import Finding, Reason, Sighting, Standing, same_card
+from anydevice._core.locks import ForkSafeLock, started
+from anydevice._core.record import Record, as_dict, replace
+from anydevice._core.text import printable
+from anydevice._machine.engines.installed import EntryPoint, entry_points
+from anydevice._machine.hardware.readers import READERS, Begin, Look
+from anydevice._machine.settings.config import Config, apply_files, current
+from anydevice._machine.settings.files import variables
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+Source = Callable[[float], Iterable[Sighting]]
+"""Where sightings come from: the real machine, or a fake one in a test."""
+
+_SITUATION = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "ROCM_PATH"),
+    *("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_ACCELERATOR_TYPE"),
+    *("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
+    *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH", "LD_LIBRARY_PATH"),
+    *("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "ANYDEVICE_HOME"),
+)
+"""The environment that a report depends on: when one changes, the machine is looked at again."""
+
+_situation = variables(_SITUATION)
+
+_PROBES = "anydevice.probes"
+_GRACE = 0.75
+
+_lock = ForkSafeLock()
+_looking = threading.local()
+_source: Source | None = None
+_kept: tuple[tuple[object, ...], Report] | None = None
+_on_refresh: list[Callable[[], None]] = []
+
+
+class Report(Record):
+    """The result of `discover()`: iterate over it, or ask it for one backend by name.
+
+    >>> import anydevice
+    >>> report = anydevice.discover()
+    >>> report["cpu"].usable
+    True
+
+    `recommended` is the backend that is chosen without preferences; `seconds` is the duration of
+    discovery. In a notebook it shows as a table.
+    """
+
+    findings: tuple[Finding, ...]
+    recommended: str
+    seconds: float = 0.0
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __contains__(self, backend: object) -> bool:
+        return any(finding.backend == backend for finding in self.findings)
+
+    def __getitem__(self, backend: str) -> Finding:
+        for finding in self.findings:
+            if finding.backend == backend:
+                return finding
+        raise ConfigurationError(unknown_backend(backend), repr(backend))
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Every device that was seen, usable or not, backend by backend."""
+        return tuple(device for finding in self.findings for device in finding.devices)
+
+    @property
+    def cards(self) -> tuple[tuple[Device, ...], ...]:
+        """The devices grouped by physical card: a card seen through two backends is one group.
+
+        Grouped only on a trusted identity, a UUID or a PCI address; never by name.
+        """
+        groups: list[list[Device]] = []
+        for device in self.devices:
+            for group in groups:
+                if _one_card(group[0], device):
+                    group.append(device)
+                    break
+            else:
+                groups.append([device])
+        return tuple(tuple(group) for group in groups)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain data, ready for JSON."""
+        return {
+            "backends": [finding.to_dict() for finding in self.findings],
+            "recommended": self.recommended,
+            "cards": [[str(device) for device in card] for card in self.cards],
+            "seconds": round(self.seconds, 4),
+        }
+
+    def __repr__(self) -> str:
+        usable = ", ".join(str(device) for device in self.devices if device.usable)
+        return f"<Report: usable are {usable}; recommended is {self.recommended}>"
+
+    def __str__(self) -> str:
+        from anydevice._report.summary import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from anydevice._report.summary import html
+
+        return html(self)
+
+
+def discover(refresh: bool = False) -> Report:
+    """Every accelerator of this machine: which are usable, and why the others are not.
+
+    Reads drivers and installed packages, imports no array library, and starts no CUDA context in
+    this process. The report is cached; `refresh=True` looks again and repeats warnings. It never
+    raises for what it finds: a driver that crashes or hangs is a finding.
+    """
+    global _kept
+    if getattr(_looking, "now", False):
+        raise AnyDeviceError("discover() was called from inside discovery, such as by a probe")
+    if refresh:
+        _refreshed()
+    with _lock.native:
+        if refresh or _kept is None or _kept[0] != _situation():
+            _looking.now = True
+            try:
+                _let_files_take_effect()
+                _kept = (_situation(), _look())
+            finally:
+                _looking.now = False
+        return _kept[1]
+
+
+def _one_card(one: Device, two: Device) -> bool:
+    first, second = one.standing, two.standing
+    if first is None or second is None or one.backend == two.backend:
+        return False
+    return same_card(first.facts, second.facts)
+
+
+class Devices(tuple[Device, ...]):
+    """Several devices: a tuple, which a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Devices(found) if isinstance(index, slice) else found
+
+    def _repr_html_(self) -> str:
+        from anydevice._report.summary import devices_html
+
+        return devices_html(self, discover())
+
+
+def devices(kind: str | None = None) -> tuple[Device, ...]:
+    """Every usable device in order of choice, optionally of one kind ("gpu") or backend ("cuda").
+
+    >>> import anydevice
+    >>> [str(device) for device in anydevice.devices("cpu")][0]
+    'cpu'
+
+    "cpu" means the CPU itself; an OpenCL driver's view of it is among `devices("opencl")`.
+    """
+    usable = Devices(device for device in discover().devices if device.usable)
+    if kind is None:
+        return usable
+    if kind in KINDS and kind not in BACKENDS:
+        return Devices(device for device in usable if device.kind == kind)
+    backend, index = parse_place(kind)
+    if index is not None:
+        raise ConfigurationError(
+            f"devices() takes a kind or a backend; for one device, call device({kind!r})",
+            "devices()",
+        )
+    return Devices(device for device in usable if device.backend == backend)
+
+
+def _html(device: Device) -> str:
+    from anydevice._report.summary import device_html
+
+    return device_html(device, discover())
+
+
+def added_backends() -> frozenset[str]:
+    """The backends that only a user's own probe knows.
+
+    Empty while discovery is still running.
+    """
+    if getattr(_looking, "now", False):
+        return frozenset()
+    return frozenset(finding.backend for finding in discover()).difference(BACKENDS)
+
+
+def standing_of(device: Device) -> Standing | None:
+    """The standing of a device that was made by hand; `None` if the machine does not have it."""
+    return next((found.standing for found in discover().devices if found == device), None)
+
+
+def free_memory(device: Device) -> int | None:
+    """The free bytes of a device now."""
+    return device.facts.free_memory
+
+
+def kept_report() -> Report | None:
+    """The cached report of `discover()`; `None` if there is none yet."""
+    return _kept[1] if _kept else None
+
+
+def forget_report() -> None:
+    """Look at the machine again when the report is next asked for."""
+    global _kept
+    with _lock.native:
+        _kept = None
+
+
+def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call a function whenever the machine is looked at again; used as a decorator."""
+    _on_refresh.append(callback)
+    return callback
+
+
+def _refreshed() -> None:
+    for callback in _on_refresh:
+        callback()
+
+
+@contextmanager
+def machine_from(source: Source) -> Iterator[None]:
+    """A block in which discovery reads a fake machine, for tests."""
+    global _source
+    before, _source = _source, source
+    try:
+        discover(refresh=True)
+        yield
+    finally:
+        _source = before
+        forget_report()
+        _refreshed()
+
+
+def _let_files_take_effect() -> None:
+    try:
+        # Not the memory, for which the machine must be known: choosing a device sees to it.
+        apply_files(("env", "x64", "jit"))
+    except ConfigurationError:
+        pass  # choosing a device complains of it
+
+
+def _look() -> Report:
+    began = time.perf_counter()
+    sightings = (_source or look_everywhere)(_time_limit())
+    # The drivers are being asked; loading what comes next takes about as long.
+    from anydevice._core.choice import recommend
+    from anydevice._machine.discovery.libraries import findings_of, read_ahead
+
+    read_ahead()
+    findings = tuple(sorted(findings_of(map(_printable, sightings)), key=_place_in_order))
+    reap()
+    return Report(findings, recommend(findings), time.perf_counter() - began)
+
+
+def _printable(told: Any) -> Any:
+    """What a reader tells, with texts that can be printed: drivers may answer anything."""
+    if isinstance(told, str):
+        return printable(told)
+    if isinstance(told, Record):
+        return replace(told, **{name: _printable(each) for name, each in as_dict(told).items()})
+    if isinstance(told, tuple):
+        return tuple(map(_printable, told))
+    if isinstance(told, Mapping):
+        return MappingProxyType({name: _printable(each) for name, each in told.items()})
+    return told
+
+
+def _time_limit() -> float:
+    try:
+        return current()[0].time_limit
+    except ConfigurationError:
+        # A broken file must not hide what the machine has; choosing a device complains of it.
+        return Config().time_limit
+
+
+def _place_in_order(finding: Finding) -> float:
+    names = list(BACKENDS)
+    known = finding.backend in BACKENDS
+    return names.index(finding.backend) if known else names.index("cpu") - 0.5
+
+
+hooks.discover.register(discover)
+hooks.html.register(_html)
+hooks.added_backends.register(added_backends)
+hooks.standing.register(standing_of)
+
+
+def look_everywhere(limit: float) -> Iterator[Sighting]:
+    """A sighting for every backend, after little more than `limit` seconds at most.
+
+    Reading starts at once; the caller waits only for the first sighting. A reader that fails or
+    hangs becomes a sighting that says so, and does not affect the others. A probe that another
+    package adds under the entry point `anydevice.probes` is a callable that takes the limit and
+    returns a `Sighting`; for a known backend it replaces our own reader, unless the probe itself
+    failed.
+    """
+    own = _start(READERS, limit)
+    points = entry_points(_PROBES)
+    added = _start({f"probe {p.name} of {p.distribution}": _loader(p) for p in points}, limit)
+
+    def wait() -> Iterator[Sighting]:
+        yield from merge(own(), added())
+
+    return wait()
+
+
+def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Sighting]:
+    """Our readers' sightings with those of added probes in their place or after them."""
+    found = {sighting.backend: sighting for sighting in own.values()}
+    notes: list[str] = []
+    for name, sighting in added.items():
+        if sighting.backend == name:  # it failed before it could say what it speaks of
+            notes.append(f"{name}: {sighting.reason}")
+        else:
+            found[sighting.backend] = sighting
+    if notes:
+        cpu = found["cpu"]
+        found["cpu"] = replace(cpu, notes=(*cpu.notes, *notes))
+    return list(found.values())
+
+
+def _loader(point: EntryPoint) -> Begin:
+    def look(limit: float) -> Sighting:
+        sighting = hooks.load(point.target)(limit)
+        if not isinstance(sighting, Sighting):
+            raise TypeError(f"it returned {sighting!r} instead of a Sighting")
+        return sighting
+
+    return lambda: look
+
+
+def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str, Sighting]]:
+    results: dict[str, Sighting] = {}
+
+    def work(name: str, look: Look) -> None:
+        try:
+            results[name] = look(limit)
+        except BaseException as error:  # sys.exit() in a probe is a failure like any other
+            results[name] = _failed(name, error)
+
+    deadline = time.monotonic() + limit + _GRACE
+    looks = {name: _begun(name, begin) for name, begin in readers.items()}
+    threads = [
+        threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
+        for pair in looks.items()
+    ]
+    running = [started(thread) for thread in threads]
+
+    def finish() -> dict[str, Sighting]:
+        for pair, thread, is_running in zip(looks.items(), threads, running, strict=True):
+            if is_running:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            else:
+                work(*pair)
+        late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
+        missing = {name: Sighting(name, True, stage="driver", reason=late) for name in looks}
+        return missing | results
+
+    return finish
+
+
+def _begun(name: str, begin: Begin) -> Look:
+    try:
+        return begin()
+    except Exception as error:
+        failed = _failed(name, error)
+        return lambda limit: failed
+
+
+def _failed(name: str, error: BaseException) -> Sighting:
+    text = f"reading it failed: {type(error).__name__}: {error}"
+    return Sighting(name, True, stage="driver", reason=Reason("reading_failed", text))

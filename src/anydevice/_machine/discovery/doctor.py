@@ -1,0 +1,189 @@
+"""The examination of `anydevice doctor`: what it checks, and what follows from the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from anydevice._core.backends import BACKENDS, KINDS
+from anydevice._core.device import Device
+from anydevice._core.finding import Finding, Reason, Standing, Verdict
+from anydevice._core.record import Record, as_dict, replace
+from anydevice._machine.discovery.check import engines_to_check
+from anydevice._machine.discovery.discover import Report
+from anydevice._machine.hardware.readers import DeviceProcess, processes
+from anydevice._machine.settings.preferences import check_engine, check_wish
+from anydevice._report.diagnosis import (
+    Explanation,
+    explain,
+    explain_verdict,
+    has_little_free,
+    worth_knowing,
+)
+from anydevice.errors import DeviceNotFoundError
+
+
+class Unusable(Record):
+    """A backend or device that is here, and too far from usable to compute anything on it."""
+
+    place: str
+    stage: str
+    code: str
+    reason: str
+    fix: str | None
+
+
+class Examination(Record):
+    """The part of a report that is examined, and each device with each library to check it with."""
+
+    report: Report
+    pairs: tuple[tuple[Device, str], ...]
+
+    @property
+    def unusable(self) -> tuple[Unusable, ...]:
+        """Everything that cannot even be checked."""
+        return tuple(_unusable(self.report))
+
+
+class Conclusion(Record):
+    """The result of an examination; `healthy` where all that is here is usable and right."""
+
+    verdicts: tuple[Verdict, ...]
+    unusable: tuple[Unusable, ...]
+    explanations: tuple[Explanation, ...]
+    worth_knowing: tuple[Explanation, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return not self.unusable and all(self.verdicts)
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            "healthy": self.healthy,
+            "checks": [verdict.to_dict() for verdict in self.verdicts],
+            "not_usable": [as_dict(each) for each in self.unusable],
+            "explanations": [explanation.to_dict() for explanation in self.explanations],
+            "worth_knowing": [explanation.to_dict() for explanation in self.worth_knowing],
+        }
+
+
+def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
+    """The checks to run: only the named devices, only with one engine, where so asked.
+
+    The further CPU devices that JAX shows are the same cores, and are checked only by name. Raises
+    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine lacks
+    what was named or the engine drives none of it.
+    """
+    wanted = [name.strip().lower() for name in names]
+    for name in wanted:
+        check_wish(name, "device")
+    if engine is not None:
+        check_engine(engine, "--engine")
+    part = _narrowed(report, wanted) if wanted else report
+    pairs = tuple(
+        (device, each)
+        for device in part.devices
+        if wanted or device.backend != "cpu" or device.index == 0
+        for each in engines_to_check(device)
+        if engine in (None, each)
+    )
+    if engine and not pairs:
+        raise _drives_nothing(engine, part)
+    return Examination(part, pairs)
+
+
+def pairs_among(
+    report: Report, names: Sequence[str] = (), engines: Sequence[str] | None = None
+) -> tuple[tuple[Device, str], ...]:
+    """Each device with each library that drives it, or those of both that are named.
+
+    Raises as `prepare` does.
+    """
+    asked: Sequence[str | None] = (None,) if engines is None else engines
+    return tuple(pair for engine in asked for pair in prepare(report, names, engine).pairs)
+
+
+def conclude(
+    examined: Examination, verdicts: Sequence[Verdict], environment: Mapping[str, str]
+) -> Conclusion:
+    """The conclusion from the verdicts and the rest of the report.
+
+    Of a device that was checked, the verdict of now counts and not that of the past.
+    """
+    report = examined.report
+    checked = {verdict.device for verdict in verdicts}
+    earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
+    failed = (explain_verdict(verdict) for verdict in verdicts)
+    return Conclusion(
+        tuple(verdicts),
+        examined.unusable,
+        (*earlier, *(explanation for explanation in failed if explanation)),
+        worth_knowing(report, verdicts, environment, _holders(report)),
+    )
+
+
+def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
+    """Who uses the devices that have little memory free; nobody else's driver is asked."""
+    return {
+        device: processes(device.backend, device.index, device.standing.facts)
+        for device in report.devices
+        if has_little_free(device) and device.standing is not None
+    }
+
+
+def _unusable(report: Report) -> Iterator[Unusable]:
+    for finding in report:
+        stopped: list[tuple[str, Finding | Standing]] = []
+        if finding.present and not finding.devices:
+            stopped.append((finding.backend, finding))
+        for device in finding.devices:
+            standing = device.standing
+            if standing is not None and standing.stage not in (None, "compute"):
+                stopped.append((str(device), standing))
+        for place, what in stopped:
+            stage, code = what.stage or "driver", what.code or "driver_failed"
+            yield Unusable(place, stage, code, what.reason or "", what.fix)
+
+
+def _narrowed(report: Report, names: Sequence[str]) -> Report:
+    kept: list[Finding] = []
+    for finding in report:
+        devices = tuple(d for d in finding.devices if any(_is_named(d, name) for name in names))
+        stopped_early = finding.present and not finding.devices and _kind_of(finding) in names
+        if devices or finding.backend in names or stopped_early:
+            kept.append(replace(finding, devices=devices))
+    for name in names:
+        seen = any(_is_named(device, name) for finding in kept for device in finding.devices)
+        concerned = (f for f in kept if name in (f.backend, _kind_of(f)))
+        if not seen and not any(f.present for f in concerned):
+            reasons = report[name].reasons if name in report else ()
+            because = "".join(f": {reason}" for reason in reasons[:1])
+            message = f"this machine has no {name}{because}"
+            raise DeviceNotFoundError(message, report.findings, reasons)
+    return replace(report, findings=tuple(kept))
+
+
+def _kind_of(finding: Finding) -> str | None:
+    row = BACKENDS.get(finding.backend)
+    return row.kind if row else None
+
+
+def _is_named(device: Device, name: str) -> bool:
+    if name in KINDS and name != "cpu":
+        return device.kind == name
+    return name in (device.backend, str(device), f"{device.backend}:{device.index}")
+
+
+def _drives_nothing(engine: str, report: Report) -> DeviceNotFoundError:
+    reasons = [
+        replace(refusal.reason, text=f"{device}: {refusal.reason}")
+        for device in report.devices
+        if device.standing
+        for refusal in device.standing.refusals
+        if refusal.engine == engine
+    ]
+    reasons = reasons or [Reason("not_driven", "")]
+    places = ", ".join(str(device) for device in report.devices)
+    because = "; ".join(reason.text for reason in reasons if reason.text)
+    message = f"{engine} drives none of {places}" + (f": {because}" if because else "")
+    return DeviceNotFoundError(message, report.findings, reasons)

@@ -1,0 +1,367 @@
+"""Why an installed library cannot drive a device, and the command that fixes it here.
+
+Every command takes packages by name from the default index. What the index holds decides: its
+PyTorch for Linux carries CUDA, that for Windows does not; which CUDA, and for which cards, depends
+on the release. The rows of `REQUIREMENTS` say so, the newest first.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+
+from anydevice._core.backends import BACKENDS
+from anydevice._core.finding import Facts, Reason, Refusal, compare_versions, version_numbers
+from anydevice._core.record import Record, replace
+from anydevice._machine.engines.installed import Build, distributions
+from anydevice._machine.engines.registry import engines_for, row_of
+
+OLDEST_CAPABILITY = {"jax": {12: "5.2", 13: "7.5"}, "cupy": {11: "3.5", 12: "5.0", 13: "7.5"}}
+"""The oldest compute capability that a library's build for a CUDA major release runs on."""
+
+
+def refusal(build: Build, backend: str, facts: Facts) -> Refusal | None:
+    """Why `build` cannot drive a device of `backend` with these facts; `None` if it can.
+
+    The fix is the command that makes this same library drive it, if there is one.
+    """
+    reason = why_not(build, backend, facts)
+    if reason is None:
+        return None
+    return Refusal(build.engine, replace(reason, fix=command_for(build, backend, facts)))
+
+
+def why_not(build: Build, backend: str, facts: Facts) -> Reason | None:
+    """The reason alone, without a fix."""
+    if not build.installed:
+        return Reason("library_missing", f"{build.library} is not installed")
+    if build.broken:
+        return build.broken
+    if backend == "cpu":
+        return None
+    if backend in build.faults:
+        return build.faults[backend]
+    if backend not in build.runtimes:
+        return _not_made_for(build, backend)
+    if backend == "cuda":
+        return _driver_too_old(build, facts) or _card_not_in_build(build, facts)
+    if backend == "rocm":
+        return _other_rocm(build, facts) or _architecture_not_in_build(build, facts)
+    return None
+
+
+def _not_made_for(build: Build, backend: str) -> Reason:
+    label = BACKENDS[backend].label if backend in BACKENDS else backend
+    if build.engine == "jax":
+        plugin = "TPU plugin (libtpu)" if backend == "tpu" else f"{label} plugin"
+        return Reason("plugin_missing", f"{build.name} has no {plugin}")
+    others = " and ".join(BACKENDS[other].label for other in build.runtimes if other in BACKENDS)
+    if others:
+        return Reason("other_build", f"{build.name} is a build for {others}, not for {label}")
+    if backend == "metal":
+        return Reason("other_build", f"{build.name} has no Metal: only its builds for macOS do")
+    return Reason("cpu_only_build", f"{build.name} is a CPU-only build")
+
+
+def _driver_too_old(build: Build, facts: Facts) -> Reason | None:
+    needs, serves = build.runtimes["cuda"], facts.runtime_version
+    if not needs or not serves or version_numbers(needs)[:1] <= version_numbers(serves)[:1]:
+        # Within a major release, a driver runs what was made for a later minor one.
+        return None
+    driver = f"driver {facts.driver_version}" if facts.driver_version else "the driver"
+    text = f"{build.name} needs CUDA {needs}, but {driver} serves CUDA {serves}"
+    return Reason("version_mismatch", text)
+
+
+def _card_not_in_build(build: Build, facts: Facts) -> Reason | None:
+    card = facts.compute_capability
+    if not card:
+        return None
+    carried = build.architectures()
+    if carried:
+        if any(_runs_on(name, card) for name in carried):
+            return None
+        made_for = ", ".join(dict.fromkeys(_capability(name) for name in carried))
+        text = f"{build.name} was built for sm {made_for}; this card is {card}"
+        return Reason("card_not_in_build", text)
+    majors = version_numbers(build.runtimes["cuda"])[:1]
+    oldest = OLDEST_CAPABILITY.get(build.engine, {}).get(majors[0]) if majors else None
+    if oldest and compare_versions(card, oldest) < 0:
+        text = f"{build.name} for CUDA {majors[0]} needs compute capability {oldest} or newer"
+        return Reason("card_not_in_build", f"{text}; this card is {card}")
+    return None
+
+
+def _runs_on(architecture: str, card: str) -> bool:
+    # Machine code runs on its own major generation from its minor one on ("a": nowhere else);
+    # code for the driver's compiler ("compute") on everything that is not older.
+    made, here = version_numbers(_capability(architecture)), version_numbers(card)
+    if architecture.endswith("a"):
+        return made == here
+    if architecture.startswith("compute_"):
+        return made <= here
+    return made[0] == here[0] and made <= here
+
+
+def _capability(architecture: str) -> str:
+    digits = re.sub(r"\D", "", architecture)
+    return f"{digits[:-1]}.{digits[-1]}"
+
+
+def _other_rocm(build: Build, facts: Facts) -> Reason | None:
+    # PyTorch brings the whole runtime along; JAX and CuPy use the one of the machine.
+    needs, here = build.runtimes["rocm"], facts.runtime_version
+    if build.engine == "torch" or not needs or not here:
+        return None
+    if version_numbers(needs)[:1] == version_numbers(here)[:1]:
+        return None
+    text = f"{build.name} needs ROCm {needs}, but this machine has ROCm {here}"
+    return Reason("version_mismatch", text)
+
+
+def _architecture_not_in_build(build: Build, facts: Facts) -> Reason | None:
+    if not facts.architecture or os.environ.get("HSA_OVERRIDE_GFX_VERSION"):
+        return None
+    card = facts.architecture.partition(":")[0]
+    carried = tuple(dict.fromkeys(name.partition(":")[0] for name in build.architectures()))
+    if not carried or card in carried or any(name.endswith("-generic") for name in carried):
+        return None
+    text = f"{build.name} was built for {', '.join(carried)}; this card is {card}"
+    return Reason("card_not_in_build", text)
+
+
+_FOREIGN = (
+    (
+        "out_of_memory",
+        r"out of memory|OUT_OF_MEMORY|MemoryError|RESOURCE_EXHAUSTED|ALLOC_FAILED"
+        r"|ALLOCATION_FAILURE|no memory left",
+    ),
+    ("hidden", r"VISIBLE_(DEVICES|CHIPS)"),
+    ("version_mismatch", r"version mismatch|CUDA driver version is insufficient"),
+    ("cpu_only_build", r"not compiled with CUDA"),
+    (
+        "cuda_library_missing",
+        r"lib(cuda|cudart|cublas|cublasLt|cudnn|cusparse|cufft|nvrtc|nvJitLink)[\w.-]*"
+        r"(: cannot open|.* not found)|Unable to (load|find) (CUDA|cuDNN|cuBLAS)"
+        r"|(cudart|cublas|nvrtc)64_\d+\.dll",
+    ),
+    ("card_not_in_build", r"no kernel image"),
+    (
+        "device_mismatch",
+        r"incompatible devices for|tensors to be on the same device|not on the expected device"
+        r"|Array device must be same as the current device",
+    ),
+    ("no_permission", r"Permission denied|[Nn]o permission|NOT_PERMITTED"),
+)
+"""Patterns in the messages of array libraries and drivers, by code; the first match counts."""
+
+
+def code_of_message(message: str) -> str:
+    """The code behind an error message of a library, which has none itself; "failed" for any other.
+
+    >>> code_of_message("RuntimeError: CUDA error: no kernel image is available")
+    'card_not_in_build'
+    """
+    return next((code for code, signs in _FOREIGN if re.search(signs, message)), "failed")
+
+
+_SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
+_PROCESSORS = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
+_ANYWHERE = ("Linux", "Windows", "macOS")
+_BOTH = ("x86-64", "arm64")
+_SAFE_CUDA = 12  # every driver that anydevice supports runs what was made for CUDA 12
+
+
+class Platform(Record):
+    """The platform that packages are chosen for."""
+
+    system: str
+    processor: str
+    python: tuple[int, int]
+
+
+class Requirement(Record):
+    """One specification for pip that brings a backend to an engine, and where it fits.
+
+    `runtime` is the major release of CUDA or ROCm it was made for, `oldest_card` the oldest
+    compute capability it carries, `newest_python` the last Python it was published for, and
+    `since` the first release of the library that knows this requirement. `in_extra` marks what
+    `anydevice[backend]` installs.
+    """
+
+    spec: str
+    systems: tuple[str, ...] = _ANYWHERE
+    processors: tuple[str, ...] = _BOTH
+    runtime: int | None = None
+    oldest_card: str | None = None
+    newest_python: tuple[int, int] | None = None
+    since: str | None = None
+    in_extra: bool = False
+
+
+_LINUX, _WINDOWS, _MAC = ("Linux",), ("Windows",), ("macOS",)
+_X86, _ARM = ("x86-64",), ("arm64",)
+
+REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
+    ("torch", "cuda"): (
+        Requirement("torch", _LINUX, _X86, 13, "7.5", in_extra=True),
+        Requirement("torch<2.11", _LINUX, _X86, 12, "7.0", newest_python=(3, 14)),
+        Requirement("torch<2.8", _LINUX, _X86, 12, "5.0", newest_python=(3, 13)),
+        Requirement("torch", _LINUX, _ARM, 13, "8.0", in_extra=True),
+    ),
+    ("jax", "cuda"): (
+        Requirement("jax[cuda13]", _LINUX, _BOTH, 13, "7.5", since="0.7"),
+        Requirement("jax[cuda12]", _LINUX, _BOTH, 12, "5.2"),
+    ),
+    ("cupy", "cuda"): (
+        Requirement("cupy-cuda12x[ctk]", _LINUX, _BOTH, 12, "5.0"),
+        Requirement("cupy-cuda12x[ctk]", _WINDOWS, _X86, 12, "5.0", in_extra=True),
+    ),
+    ("jax", "rocm"): (
+        Requirement("jax[rocm7-local]", _LINUX, _X86, 7, since="0.10", in_extra=True),
+        Requirement("jax[rocm]==0.5.0", _LINUX, _X86, 6, newest_python=(3, 12)),
+    ),
+    ("cupy", "rocm"): (
+        Requirement("cupy-rocm-7-0", _LINUX, _X86, 7),
+        Requirement("cupy-rocm-5-0", _LINUX, _X86, 5, newest_python=(3, 12)),
+    ),
+    ("mlx", "metal"): (Requirement("mlx", _MAC, _ARM, in_extra=True),),
+    ("torch", "metal"): (Requirement("torch", _MAC, _ARM),),
+    ("opencl", "opencl"): (Requirement("pyopencl", in_extra=True),),
+    ("jax", "tpu"): (Requirement("jax[tpu]", _LINUX, _X86, in_extra=True),),
+    ("numpy", "cpu"): (Requirement("numpy"),),
+    ("torch", "cpu"): (Requirement("torch"),),
+    ("jax", "cpu"): (Requirement("jax"),),
+    ("mlx", "cpu"): (Requirement("mlx", _MAC, _ARM), Requirement("mlx[cpu]", _LINUX)),
+}
+
+
+def best_fix(
+    backend: str, facts: Facts, builds: Sequence[Build], where: Platform | None = None
+) -> str | None:
+    """The one best step for a device that none of `builds` can drive; `None` if none is known.
+
+    A library that is installed already is preferred; `builds` come in order of choice. Where what
+    is left cannot train, the step says so.
+    """
+    where = where or this_platform()
+    installed = [build for build in builds if build.installed]
+    for build in builds if not installed else ():
+        row = _fitting(build.engine, backend, facts, where)
+        if row and row.in_extra:
+            extra = _quoted(f"anydevice[{backend}]")
+            return f"pip install {extra}{_if_it_cannot_train(build, backend)}"
+    for build in (*installed, *builds):
+        command = command_for(build, backend, facts, where)
+        if command:
+            return command + _if_it_cannot_train(build, backend)
+    if backend == "cuda" and _runtime_here(backend, facts) < _SAFE_CUDA:
+        return "update the NVIDIA driver to version 525 or newer"
+    return None
+
+
+def command_for(
+    build: Build, backend: str, facts: Facts, where: Platform | None = None
+) -> str | None:
+    """The command that makes this engine's library drive the device; `None` if none can."""
+    row = _fitting(build.engine, backend, facts, where or this_platform())
+    if row is None:
+        return None
+    obstacles = _in_the_way(build.engine, row)
+    removal = f"pip uninstall --yes {' '.join(obstacles)} && " if obstacles else ""
+    words = ["pip install"]
+    if build.installed and build.engine == "torch":
+        # Another build of the same release counts as installed, so pip would leave it alone.
+        words.append("--force-reinstall")
+    elif build.version and row.since and compare_versions(build.version, row.since) < 0:
+        words.append("--upgrade")
+    words.append(_quoted(row.spec))
+    words += _tied_to(build)
+    return removal + " ".join(words)
+
+
+def _if_it_cannot_train(build: Build, backend: str) -> str:
+    """A note for whoever installs a library without gradients, where another one has them."""
+    row = row_of(build.engine)
+    if build.installed or "autodiff" not in row.lacks or "torch" not in engines_for(backend):
+        return ""
+    return (
+        f" ({row.label} computes and cannot train; to train, install PyTorch for "
+        f"{BACKENDS[backend].label} as pytorch.org says)"
+    )
+
+
+def this_platform() -> Platform:
+    """The system, processor and Python that packages are chosen for here."""
+    processor = platform.machine().lower()
+    return Platform(
+        _SYSTEMS.get(sys.platform, sys.platform),
+        _PROCESSORS.get(processor, processor),
+        sys.version_info[:2],
+    )
+
+
+def _fitting(engine: str, backend: str, facts: Facts, where: Platform) -> Requirement | None:
+    for row in REQUIREMENTS.get((engine, backend), ()):
+        if (
+            where.system in row.systems
+            and where.processor in row.processors
+            and (row.newest_python is None or where.python <= row.newest_python)
+            and _runtime_fits(row, backend, facts)
+            and _card_fits(row, facts)
+        ):
+            return row
+    return None
+
+
+def _runtime_fits(row: Requirement, backend: str, facts: Facts) -> bool:
+    if row.runtime is None:
+        return True
+    here = _runtime_here(backend, facts)
+    # An NVIDIA driver also runs what was made for earlier releases; ROCm has to be the same one.
+    return row.runtime <= here if backend == "cuda" else row.runtime == here
+
+
+def _runtime_here(backend: str, facts: Facts) -> int:
+    numbers = version_numbers(facts.runtime_version or "")
+    if numbers:
+        return numbers[0]
+    return _SAFE_CUDA if backend == "cuda" else 7
+
+
+def _card_fits(row: Requirement, facts: Facts) -> bool:
+    card = facts.compute_capability
+    return not card or not row.oldest_card or compare_versions(card, row.oldest_card) >= 0
+
+
+def _in_the_way(engine: str, row: Requirement) -> list[str]:
+    """Installed packages that keep the requirement from being used."""
+    names = sorted(distributions())
+    wanted = row.spec.partition("[")[0]
+    if engine == "cupy":
+        here = [name for name in names if re.fullmatch(r"cupy(-cuda\d+x?|-rocm-\d+-\d+)?", name)]
+        return [] if here == [wanted] else here
+    if engine == "jax" and (match := re.search(r"\[(cuda\d+|rocm\d+)", row.spec)):
+        plugins = [name for name in names if re.fullmatch(r"jax-(cuda|rocm)\d+-\w+", name)]
+        return [name for name in plugins if not name.startswith(f"jax-{match[1]}-")]
+    return []
+
+
+def _tied_to(build: Build) -> list[str]:
+    """Packages that fit one release of the library only, and so have to change with it."""
+    if build.engine != "torch" or not build.installed:
+        return []
+    names = distributions()
+    return [name for name in ("torchvision", "torchaudio") if name in names]
+
+
+def _quoted(spec: str) -> str:
+    """A requirement as a POSIX shell and cmd both take it.
+
+    >>> _quoted("torch<2.11"), _quoted("numpy")
+    ('"torch<2.11"', 'numpy')
+    """
+    return spec if re.fullmatch(r"[\w.-]+", spec) else f'"{spec}"'

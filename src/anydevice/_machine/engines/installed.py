@@ -1,0 +1,374 @@
+"""Which build of each array library is installed, and what it was made for; nothing is imported.
+
+`importlib.metadata` answers some of the same questions, but importing it takes longer than all of
+discovery may; the name of a `.dist-info` folder already says a distribution and its version.
+"""
+
+from __future__ import annotations
+
+import ast
+import mmap
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+
+from anydevice._core.finding import Reason, version_numbers
+from anydevice._core.record import NOTHING, Record, replace
+
+
+class EntryPoint(Record):
+    """One line of an installed package that adds something: `name = module:object`."""
+
+    distribution: str
+    name: str
+    target: str
+
+
+class _Distribution(Record):
+    name: str
+    version: str
+    folder: Path
+
+
+def distributions() -> Mapping[str, str]:
+    """Every installed distribution with its version, under its normalised name.
+
+    Where one is installed twice, the folder that comes first on the search path counts, as it
+    does for `import`.
+    """
+    found: dict[str, str] = {}
+    for folder, changed in _search_path():
+        for distribution in _distributions_in(folder, changed):
+            found.setdefault(distribution.name, distribution.version)
+    return MappingProxyType(found)
+
+
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of installed distributions in a group such as "anydevice.engines"."""
+    found: dict[tuple[str, str], EntryPoint] = {}
+    for folder, changed in _search_path():
+        for entry in _entry_points_in(folder, changed, group):
+            found.setdefault((entry.distribution, entry.name), entry)
+    return tuple(found.values())
+
+
+def package_folder(name: str) -> Path | None:
+    """The folder of a top-level package, or `None` if no such package can be imported.
+
+    A folder without code of its own (left behind by an uninstallation, or a project's folder of
+    that name) is not a package.
+    """
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a module that was put there by hand
+        return None
+    if spec is None:
+        return None
+    if spec.origin is not None and spec.has_location:
+        return Path(spec.origin).parent
+    for folder in spec.submodule_search_locations or ():
+        if any(entry.endswith((".so", ".pyd")) for entry in _entries_of(folder)):
+            return Path(folder)
+    return None
+
+
+def normalise(name: str) -> str:
+    """The one spelling of a distribution's name.
+
+    >>> normalise("JAX_cuda12.plugin")
+    'jax-cuda12-plugin'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _search_path() -> Iterator[tuple[str, int]]:
+    # When a folder last changed makes a kept answer a new one as soon as something is installed.
+    for entry in sys.path:
+        folder = entry or os.curdir
+        try:
+            yield folder, os.stat(folder).st_mtime_ns
+        except OSError:
+            continue
+
+
+@lru_cache(maxsize=64)
+def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
+    found = []
+    for entry in _entries_of(folder):
+        stem, dot, ending = entry.rpartition(".")
+        if ending not in ("dist-info", "egg-info") or not dot:
+            continue
+        name, _, rest = stem.partition("-")
+        version = rest.split("-")[0]
+        if version:
+            found.append(_Distribution(normalise(name), version, Path(folder, entry)))
+    return tuple(found)
+
+
+def _entries_of(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:  # a zip file, or a folder that may not be read
+        return []
+
+
+@lru_cache(maxsize=64)
+def _entry_points_in(folder: str, changed: int, group: str) -> tuple[EntryPoint, ...]:
+    return tuple(
+        EntryPoint(distribution.name, name, target)
+        for distribution in _distributions_in(folder, changed)
+        for name, target in _entries(distribution.folder, group)
+    )
+
+
+def _entries(folder: Path, group: str) -> Iterator[tuple[str, str]]:
+    section = None
+    for line in map(str.strip, _own_entry_points(folder).splitlines()):
+        if line.startswith("["):
+            section = line.strip("[] ")
+        elif section == group and "=" in line and not line.startswith(("#", ";")):
+            name, _, target = line.partition("=")
+            yield name.strip(), target.split("[")[0].strip()
+
+
+@lru_cache(maxsize=4096)
+def _own_entry_points(folder: Path) -> str:
+    """The file of entry points of a distribution that adds something to anydevice, else nothing."""
+    try:
+        text = (folder / "entry_points.txt").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return text if "[anydevice." in text else ""
+
+
+_LIBRARIES = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
+_ONE = rb"(?:sm_\d{2,3}[af]?|compute_\d{2,3}[af]?|gfx[0-9a-f]+(?:-[0-9a-z]+)*(?::[a-z0-9+-]+)*)"
+_SEVERAL = re.compile(_ONE + rb"(?: " + _ONE + rb")+\x00")
+_ALONE = re.compile(rb"\x00" + _ONE + rb"\x00")
+# The list has no sure end on its left (in some builds another text runs into it), so several
+# names in a row are looked for first, and a single one only where it stands by itself.
+_MARKS = (
+    (b" sm_", _SEVERAL),
+    (b" gfx", _SEVERAL),
+    (b" compute_", _SEVERAL),
+    (b"\0sm_", _ALONE),
+    (b"\0gfx", _ALONE),
+)
+_REACH = 1024
+
+
+class TorchVersion(Record):
+    """The contents of `torch/version.py`; `None` if a build leaves a backend out."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+
+
+def read_version(folder: Path) -> TorchVersion | None:
+    """The version file of the PyTorch in `folder`; `None` if it has none that can be read."""
+    try:
+        module = ast.parse((folder / "version.py").read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    texts: dict[str, str] = {}
+    for statement in module.body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text)))
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text)))
+            ):
+                texts[name] = text
+    if "__version__" not in texts:
+        return None
+    return TorchVersion(texts["__version__"], texts.get("cuda") or None, texts.get("hip") or None)
+
+
+@lru_cache(maxsize=8)
+def read_architectures(folder: Path) -> tuple[str, ...]:
+    """The architectures compiled in, such as `("sm_80", "sm_90", "compute_90")`.
+
+    Empty where the library or the list in it cannot be found: then nobody can tell.
+    """
+    for name in _LIBRARIES:
+        try:
+            with (
+                (folder / "lib" / name).open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+            ):
+                return _architectures_in(library)
+        except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+            continue
+    return ()
+
+
+def _architectures_in(library: mmap.mmap) -> tuple[str, ...]:
+    # A regular expression over the whole library takes a second; finding a mark, a few hundredths.
+    for mark, pattern in _MARKS:
+        at = library.find(mark)
+        while at >= 0:
+            match = pattern.search(library[max(0, at - _REACH) : at + _REACH])
+            if match:
+                return tuple(match[0].strip(b"\0").decode().split())
+            at = library.find(mark, at + len(mark))
+    return ()
+
+
+class Build(Record):
+    """One array library as it is installed here; `version` is `None` if it is not.
+
+    `runtimes` has an entry for every accelerator that this build can drive, with the version of
+    the vendor's runtime it was made for ("" where its files do not say). `broken` is the reason
+    why the installation as a whole cannot be used, `faults` are those for one backend.
+    """
+
+    engine: str
+    library: str
+    version: str | None = None
+    folder: Path | None = None
+    runtimes: Mapping[str, str] = NOTHING
+    faults: Mapping[str, Reason] = NOTHING
+    broken: Reason | None = None
+
+    @property
+    def installed(self) -> bool:
+        return self.version is not None
+
+    @property
+    def name(self) -> str:
+        """Library and version, as a sentence names them: "torch 2.13.0+cpu"."""
+        return f"{self.library} {self.version}" if self.version else self.library
+
+    def architectures(self) -> tuple[str, ...]:
+        """The architectures in the build, such as `("sm_80", "sm_90")`; empty if unknown.
+
+        PyTorch keeps the list inside a library of some 30 MB, so this is asked only when a device
+        is at hand.
+        """
+        if self.engine != "torch" or self.folder is None:
+            return ()
+        return read_architectures(self.folder)
+
+
+def read_build(
+    engine: str, module: str, libraries: tuple[str, ...], backends: tuple[str, ...]
+) -> Build:
+    """The installed build of an engine's library: `module` is imported as, `libraries` installs it.
+
+    Of a library that has no reader here, what is installed counts as fit for all of `backends`.
+    """
+    package = module.partition(".")[0]
+    folder = package_folder(package)
+    if folder is None:
+        return Build(engine, package)
+    names = distributions()
+    library = next((name for name in libraries if name in names), libraries[0])
+    version = names.get(library)
+    if version is None:  # built from source, and on the path without any metadata
+        version = str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
+    build = Build(engine, library, version, folder, dict.fromkeys(backends, ""))
+    reader = _READERS.get(engine)
+    return reader(build, names) if reader else build
+
+
+def _broken(build: Build, text: str) -> Build:
+    return replace(build, broken=Reason("damaged_installation", text))
+
+
+def _torch(build: Build, names: Mapping[str, str]) -> Build:
+    assert build.folder is not None
+    written = read_version(build.folder)
+    if written is None:
+        return _broken(build, f"{build.name} is damaged: its version.py cannot be read")
+    runtimes = {}
+    if written.hip:
+        runtimes["rocm"] = written.hip
+    elif written.cuda:
+        runtimes["cuda"] = written.cuda
+    if (build.folder / "lib" / "libtorch_python.dylib").exists():
+        runtimes["metal"] = ""
+    return replace(build, version=written.version, runtimes=runtimes)
+
+
+def _jax(build: Build, names: Mapping[str, str]) -> Build:
+    jaxlib = names.get("jaxlib")
+    if jaxlib is None:
+        return _broken(build, f"{build.name} is installed without jaxlib")
+    runtimes: dict[str, str] = {}
+    faults: dict[str, Reason] = {}
+    for plugin, version in names.items():
+        match = re.fullmatch(r"jax-(cuda|rocm)(\d+)-plugin", plugin)
+        if not match:
+            continue
+        backend, runtime = match[1], _spread(match[2])
+        if backend in runtimes and version_numbers(runtimes[backend]) > version_numbers(runtime):
+            continue
+        runtimes[backend] = runtime
+        faults.pop(backend, None)
+        if fault := _fault_of_plugin(plugin, version, jaxlib, names):
+            faults[backend] = fault
+    if "libtpu" in names or "libtpu-nightly" in names:
+        runtimes["tpu"] = ""
+    return replace(build, runtimes=runtimes, faults=faults)
+
+
+def _fault_of_plugin(
+    plugin: str, version: str, jaxlib: str, names: Mapping[str, str]
+) -> Reason | None:
+    driver = plugin.replace("-plugin", "-pjrt")
+    if driver not in names:
+        return Reason("damaged_installation", f"{plugin} {version} is installed without {driver}")
+    # The ROCm plugins follow their own schedule, and JAX does not compare their versions.
+    if "cuda" in plugin and version_numbers(version) != version_numbers(jaxlib):
+        text = f"{plugin} {version} does not fit jaxlib {jaxlib}, so JAX will not use it"
+        return Reason("version_mismatch", text)
+    return None
+
+
+def _cupy(build: Build, names: Mapping[str, str]) -> Build:
+    here = [name for name in names if re.fullmatch(r"cupy(-cuda\d+x?|-rocm-\d+-\d+)?", name)]
+    if len(here) > 1:
+        both = " and ".join(f"{name} {names[name]}" for name in here)
+        return _broken(build, f"{both} are installed together and overwrite each other")
+    if not here:
+        return build
+    library = here[0]
+    runtimes = dict(build.runtimes)
+    if match := re.fullmatch(r"cupy-cuda(\d+)x?", library):
+        runtimes = {"cuda": match[1] if len(match[1]) < 3 else _spread(match[1])}
+    elif match := re.fullmatch(r"cupy-rocm-(\d+)-(\d+)", library):
+        runtimes = {"rocm": f"{match[1]}.{match[2]}"}
+    return replace(build, library=library, version=names[library], runtimes=runtimes)
+
+
+def _mlx(build: Build, names: Mapping[str, str]) -> Build:
+    assert build.folder is not None
+    libraries = build.folder / "lib"
+    if not any((libraries / name).exists() for name in ("libmlx.so", "libmlx.dylib", "mlx.dll")):
+        return _broken(build, f"{build.name} is installed without any of its backends")
+    metal = "mlx-metal" in names or (libraries / "mlx.metallib").exists()
+    return replace(build, runtimes={"metal": ""} if metal else {})
+
+
+_READERS: dict[str, Callable[[Build, Mapping[str, str]], Build]] = {
+    "torch": _torch,
+    "jax": _jax,
+    "cupy": _cupy,
+    "mlx": _mlx,
+}
+
+
+def _spread(digits: str) -> str:
+    """A version written without its dot: "60" is 6.0, "102" is 10.2, but "7" and "12" stay.
+
+    >>> _spread("60"), _spread("12"), _spread("102"), _spread("7")
+    ('6.0', '12', '10.2', '7')
+    """
+    if len(digits) == 3 or (len(digits) == 2 and digits[0] > "1"):
+        return f"{digits[:-1]}.{digits[-1]}"
+    return digits

@@ -1,0 +1,367 @@
+"""The engines, as data: one row each; which are installed or loaded, and whose an array is.
+
+Nothing here imports an array library except `load`. Other packages add a row by the entry point
+group `anydevice.engines`, whose entries name an `EngineRow`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from anydevice._core.backends import BACKENDS
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.hooks import load as load_by_name
+from anydevice._core.hooks import native as native_hook
+from anydevice._core.record import NOTHING, Record
+from anydevice._machine.engines.installed import Build, EntryPoint, entry_points, read_build
+from anydevice._machine.engines.library_settings import jax_started, virtual_cpus
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+GROUP = "anydevice.engines"
+
+_listeners: list[Callable[[Engine], None]] = []
+
+Disguise = Callable[[Engine], Engine]
+"""Makes another engine of one, which takes its place."""
+
+_disguise: Disguise | None = None
+
+_owners: dict[type, Engine | None] = {}
+
+
+class EngineRow(Record):
+    """One array library: how it is found, what it can drive, and what it cannot do.
+
+    `module` is what a user imports. `target` is the engine, `"package.arrays:ENGINE"`; its other
+    files lie beside `arrays`. `libraries` are the distributions that may provide the
+    module, the usual one first. `lacks` says what it cannot do, on all of its devices or on those
+    that the sentence names. `kernels` is the module with our own kernels for it, in a table
+    `KERNELS`, and `kernel_backends` says where they run.
+    """
+
+    name: str
+    label: str
+    module: str
+    target: str
+    libraries: tuple[str, ...]
+    backends: tuple[str, ...]
+    lacks: Mapping[str, Absent] = NOTHING
+    kernels: str = ""
+    kernel_backends: tuple[str, ...] = ()
+
+
+def _lacks(**parts: tuple[str, str]) -> dict[str, Absent]:
+    """By dtype or part of an engine: what is absent, and what to do instead."""
+    codes = {part: "no_dtype" if part in DTYPES else f"no_{part}" for part in parts}
+    return {part: Absent(*texts, code=codes[part]) for part, texts in parts.items()}
+
+
+_CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-7-0", "cupy-rocm-5-0", "cupy")
+
+BUILT_IN: dict[str, EngineRow] = {
+    row.name: row
+    for row in (
+        EngineRow(
+            name="numpy",
+            label="NumPy",
+            module="numpy",
+            target="anydevice._engines.numpy.arrays:ENGINE",
+            libraries=("numpy",),
+            backends=("cpu",),
+            lacks=_lacks(
+                autodiff=("NumPy has no autodiff", "train on torch, jax or mlx"),
+                compiler=("NumPy has no compiler", "compile on torch, jax or mlx"),
+                collectives=("NumPy knows one device", "use torch or jax for several"),
+            ),
+        ),
+        EngineRow(
+            name="torch",
+            label="PyTorch",
+            module="torch",
+            target="anydevice._engines.torch.arrays:ENGINE",
+            libraries=("torch",),
+            backends=("cuda", "rocm", "metal", "cpu"),
+            kernels="anydevice._engines.torch.triton.fused",
+            kernel_backends=("cuda", "rocm"),
+            lacks=_lacks(float64=("PyTorch has no float64 on Metal", "use float32, or the CPU")),
+        ),
+        EngineRow(
+            name="jax",
+            label="JAX",
+            module="jax",
+            target="anydevice._engines.jax.arrays:ENGINE",
+            libraries=("jax",),
+            backends=("cuda", "rocm", "tpu", "cpu"),
+            lacks=_lacks(
+                float64=(
+                    "JAX has no 64-bit numbers unless told so",
+                    "call configure(x64=True) first, or write x64 = true in anydevice.toml",
+                )
+            ),
+        ),
+        EngineRow(
+            name="mlx",
+            label="MLX",
+            module="mlx.core",
+            target="anydevice._engines.mlx.arrays:ENGINE",
+            libraries=("mlx",),
+            backends=("metal", "cpu"),
+            lacks=_lacks(
+                float64=("MLX has no float64 on a GPU", "use float32, or the CPU"),
+                complex128=("MLX has no complex128", "use complex64"),
+                collectives=(
+                    "MLX knows one GPU a process",
+                    "run several with `anydevice launch --engine mlx`, or use torch or jax",
+                ),
+            ),
+        ),
+        EngineRow(
+            name="cupy",
+            label="CuPy",
+            module="cupy",
+            target="anydevice._engines.cupy.arrays:ENGINE",
+            libraries=_CUPY,
+            backends=("cuda", "rocm"),
+            lacks=_lacks(
+                autodiff=("CuPy has no autodiff", "train on torch or jax"),
+                compiler=("CuPy compiles no models", "compile on torch or jax"),
+                bfloat16=("CuPy before 14 has no bfloat16", "install a newer one, or use float16"),
+            ),
+        ),
+        EngineRow(
+            name="opencl",
+            label="OpenCL",
+            module="pyopencl",
+            target="anydevice._engines.opencl.arrays:ENGINE",
+            libraries=("pyopencl",),
+            backends=("opencl",),
+            kernels="anydevice._engines.opencl.fused",
+            kernel_backends=("opencl",),
+            lacks=_lacks(
+                autodiff=("OpenCL has no autodiff", "train on torch or jax"),
+                compiler=("OpenCL compiles no models", "compile on torch or jax"),
+                collectives=("OpenCL devices share nothing", "use torch or jax"),
+            ),
+        ),
+    )
+}
+
+
+_SAID_ELSEWHERE = {
+    "pytorch": "torch",
+    "lightning": "torch",
+    "np": "numpy",
+    "jnp": "jax",
+    "flax": "jax",
+    "equinox": "jax",
+    "jaxlib": "jax",
+    "mx": "mlx",
+    "pyopencl": "opencl",
+}
+"""Other names of the engines and libraries on top of them, for "did you mean"."""
+
+
+def rows() -> Mapping[str, EngineRow]:
+    """Every engine by name: the built-in ones, then those that other packages add."""
+    return _rows(entry_points(GROUP))[0]
+
+
+def notes() -> tuple[str, ...]:
+    """What is wrong with entry points that could not be taken up."""
+    return _rows(entry_points(GROUP))[1]
+
+
+def engine_names() -> tuple[str, ...]:
+    """The names that an engine may be asked for by."""
+    return tuple(rows())
+
+
+def engines_for(backend: str) -> tuple[str, ...]:
+    """The engines that may drive a backend, in order of choice."""
+    ours = BACKENDS[backend].engines if backend in BACKENDS else ()
+    added = (name for name, row in rows().items() if backend in row.backends)
+    return tuple(dict.fromkeys((*ours, *added)))
+
+
+def installed(name: str) -> Build:
+    """The installed build of an engine's library; its `version` is `None` if there is none."""
+    row = row_of(name)
+    return read_build(row.name, row.module, row.libraries, row.backends)
+
+
+def require(name: str) -> Build:
+    """The installed build of an engine's library; `UnsupportedError` says how to install it."""
+    row, build = row_of(name), installed(name)
+    if not build.installed:
+        instead = f"run: pip install {row.libraries[0]}"
+        raise Absent(f"{row.label} is not installed", instead, "library_missing").error()
+    return build
+
+
+def version_of(name: str) -> str | None:
+    """The installed version of an engine's library."""
+    return installed(name).version
+
+
+def with_version(name: str) -> str:
+    """An engine and its version as a list shows them: "torch 2.13.0+cpu"."""
+    version = version_of(name)
+    return f"{name} {version}" if version else name
+
+
+def loaded(name: str) -> bool:
+    """Whether the engine's library is imported already."""
+    return row_of(name).module in sys.modules
+
+
+def loaded_engines() -> tuple[str, ...]:
+    """The engines whose library is imported already."""
+    return tuple(name for name, row in rows().items() if row.module in sys.modules)
+
+
+def started_engines() -> tuple[Engine, ...]:
+    """The engines that can hold memory of a device: their library is imported, and has started.
+
+    JAX starts when it is first asked for its devices, and takes most of a GPU then; until it has,
+    it is not among them. A damaged library, which holds nothing, is left out.
+    """
+    started = []
+    for name in loaded_engines():
+        if name == "jax" and not jax_started():
+            continue
+        try:
+            started.append(load(name))
+        except AnyDeviceError:
+            continue
+    return tuple(started)
+
+
+def row_of(name: str) -> EngineRow:
+    """The row of an engine; a name that none has is refused with the valid ones."""
+    row = BUILT_IN.get(name) or rows().get(name)
+    if row is None:
+        raise ConfigurationError(unknown_engine(name))
+    return row
+
+
+def unknown_engine(name: str) -> str:
+    """The sentence for a name that no engine has, with the one that is meant or the valid ones."""
+    said, known = name.lower(), engine_names()
+    if said in BACKENDS and said not in known:
+        return f'{name!r} is a backend and no engine; write device("{said}")'
+    meant = said if said in known else _SAID_ELSEWHERE.get(said)
+    hint = f" (did you mean {meant!r}?)" if meant else ""
+    return f"there is no engine {name!r}{hint}; the engines are {', '.join(known)}"
+
+
+@cache
+def load(name: str) -> Engine:
+    """The engine of that name; imports its library.
+
+    Raises `UnsupportedError` with what to do where the library is not installed or its import
+    fails.
+    """
+    row, build = row_of(name), require(name)
+    try:
+        engine: Engine = load_by_name(row.target)
+    except Exception as error:  # a damaged installation fails in any way it likes
+        what = f"{build.name} is installed, but importing it failed with"
+        raise Absent(
+            f"{what} {type(error).__name__}: {error}",
+            f"run: pip install --force-reinstall {row.libraries[0]}",
+            "damaged_installation",
+        ).error() from error
+    if _disguise is not None:
+        engine = _disguise(engine)
+    for listener in tuple(_listeners):
+        listener(engine)
+    return engine
+
+
+_forget_loaded = load.cache_clear
+
+
+def exchange(disguise: Disguise | None) -> Disguise | None:
+    """Have `load` return what the function makes of each engine; returns the one before it.
+
+    For tests. `None` gives the engines themselves again.
+    """
+    global _disguise
+    before, _disguise = _disguise, disguise
+    _forget_loaded()
+    return before
+
+
+def when_loaded(listener: Callable[[Engine], None]) -> None:
+    """Have a function called with every engine that is loaded from now on."""
+    if listener not in _listeners:
+        _listeners.append(listener)
+
+
+def owner_of(x: Any) -> Engine | None:
+    """The engine whose array `x` is; `None` if it is not an array of any imported library."""
+    kind = type(x)
+    if kind.__module__ == "builtins":
+        return None
+    if kind not in _owners:
+        engines = (load(name) for name in loaded_engines())
+        _owners[kind] = next((engine for engine in engines if engine.owns(x)), None)
+    return _owners[kind]
+
+
+def forget_owners() -> None:
+    """Look up the engine of every array again."""
+    _owners.clear()
+
+
+def place_of(device: Device) -> Device:
+    """The device itself; for a fake one, the CPU device that stands in for it in another process.
+
+    JAX can be told to show several CPU devices, and then each fake device has one of its own.
+    """
+    standing = device.standing
+    if standing is None or not standing.facts.details.get("fake"):
+        return device
+    index = device.index % virtual_cpus() if device.engine == "jax" else 0
+    return Device("cpu", index, engine=device.engine)
+
+
+def native(device: Device, engine: str) -> Any:
+    """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
+
+    Raises `DeviceNotFoundError` if the library does not see the device.
+    """
+    return load(engine).native(device)
+
+
+@lru_cache(maxsize=4)
+def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tuple[str, ...]]:
+    found, problems = dict(BUILT_IN), []
+    for entry in entries:
+        try:
+            row = load_by_name(entry.target)
+        except Exception as error:  # whatever another package does must not stop discovery
+            problems.append(f"{_origin(entry)} failed with {type(error).__name__}: {error}")
+            continue
+        if not isinstance(row, EngineRow):
+            problems.append(f"{_origin(entry)} is not an EngineRow but a {type(row).__name__}")
+        elif row.name in found:
+            problems.append(
+                f"{_origin(entry)} is left out: there is an engine {row.name!r} already"
+            )
+        else:
+            found[row.name] = row
+    return MappingProxyType(found), tuple(problems)
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"
+
+
+native_hook.register(native)

@@ -1,0 +1,163 @@
+"""Apple GPUs as macOS reports them; no framework and no array library is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+
+from anydevice._core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
+from anydevice._machine.hardware import macos
+from anydevice._machine.hardware.linux import as_number
+
+OLDEST_FOR_TORCH = "12.3"
+OLDEST_FOR_MLX = "13.5"
+
+_SMALL_MACHINE = 36 * 2**30
+_INTEGRATED = Reason("card_unsupported", "Metal needs Apple Silicon or a discrete GPU")
+_ROSETTA = Reason(
+    "translated_python",
+    "this Python is an Intel build running under Rosetta",
+    "arch -arm64 brew install python",
+)
+_UPDATE = "softwareupdate --list-full-installers"
+_VIRTUAL = (
+    "this is a virtual machine: its paravirtual GPU may be slow, refuse work or give wrong answers"
+)
+_CHIP = re.compile(r"Apple [AM]\d+")
+
+
+def look(
+    limit: float,
+    *,
+    run: macos.Run | None = None,
+    platform: str = sys.platform,
+    machine: str | None = None,
+) -> Sighting:
+    """The GPUs that Metal drives here, or why there are none, within `limit` seconds. Never raises.
+
+    The other arguments are for recordings: `run` answers a command with what it printed, or `None`
+    if it failed; `platform` and `machine` are the names of the system and of its processor.
+    """
+    if platform != "darwin":
+        return _stopped(Reason("wrong_system", "Metal is only on macOS"), present=False)
+    ask = run if run is not None else macos.running_until(time.monotonic() + limit)
+    told = macos.read_system(ask(macos.SYSTEM))
+    processor = machine if machine is not None else os.uname().machine
+    if told.get("hw.optional.arm64") == "1" or processor == "arm64":
+        return _apple_silicon(told, ask)
+    return _intel(told, ask)
+
+
+def free_memory(index: int, facts: Facts, *, run: macos.Run | None = None) -> int | None:
+    """The bytes that the GPU could get at this moment; `None` for a card with its own memory."""
+    if facts.memory_kind != "unified":
+        return None
+    ask = run if run is not None else macos.running_until(time.monotonic() + 1.0)
+    return _free(facts.usable_memory, ask)
+
+
+def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> Sighting:
+    model, cores = macos.read_accelerator(ask(macos.ACCELERATOR))
+    brand = told.get("machdep.cpu.brand_string", "")
+    # Under Rosetta the processor calls itself "VirtualApple"; the GPU keeps its name.
+    chip = brand if brand.startswith("Apple ") else model or "Apple Silicon GPU"
+    virtual = _is_virtual(told)
+    total = as_number(told.get("hw.memsize"))
+    usable, rule = _usable(total, as_number(told.get("iogpu.wired_limit_mb")))
+    generation = _CHIP.match(chip)
+    details: dict[str, Detail] = {"gpu_cores": cores, "usable_memory_is": rule}
+    facts = Facts(
+        name="Apple Paravirtual device" if virtual else chip,
+        memory_kind="unified",
+        total_memory=total,
+        usable_memory=usable,
+        free_memory=_free(usable, ask),
+        architecture=generation[0] if generation else None,
+        driver_version=told.get("kern.osproductversion"),
+        details=details,
+    )
+    reason = _why_not(told)
+    notes = [_VIRTUAL] if virtual else []
+    if not told:
+        notes.append("sysctl did not answer: memory and version of macOS are unknown")
+    elif reason is None and _older(told, OLDEST_FOR_MLX):
+        version = told["kern.osproductversion"]
+        notes.append(f"mlx needs macOS {OLDEST_FOR_MLX} or newer; on {version} only torch serves")
+    device = Seen(0, "gpu", facts, reason)
+    return Sighting("metal", present=True, devices=(device,), notes=tuple(notes))
+
+
+def _usable(total: int | None, limit_in_mib: int | None) -> tuple[int | None, str]:
+    if total is None:
+        return None, "unknown"
+    if limit_in_mib:
+        return min(total, limit_in_mib * 2**20), "set by iogpu.wired_limit_mb"
+    if total <= _SMALL_MACHINE:
+        return total * 2 // 3, "an approximation: two thirds of the memory"
+    return total * 3 // 4, "an approximation: three quarters of the memory"
+
+
+def _free(usable: int | None, ask: macos.Run) -> int | None:
+    available = macos.read_available_memory(ask(macos.PAGES))
+    return available if available is None or usable is None else min(available, usable)
+
+
+def _why_not(told: Mapping[str, str]) -> Reason | None:
+    if told.get("sysctl.proc_translated") == "1":
+        return _ROSETTA
+    if _older(told, OLDEST_FOR_TORCH):
+        version = told["kern.osproductversion"]
+        needs = f"torch needs {OLDEST_FOR_TORCH} and mlx {OLDEST_FOR_MLX}"
+        return Reason("system_too_old", f"macOS {version} is too old: {needs}", _UPDATE)
+    return None
+
+
+def _older(told: Mapping[str, str], needed: str) -> bool:
+    version = told.get("kern.osproductversion", "")
+    return version[:1].isdecimal() and compare_versions(version, needed) < 0
+
+
+def _is_virtual(told: Mapping[str, str]) -> bool:
+    return (
+        told.get("kern.hv_vmm_present") == "1"
+        or told.get("hw.model", "").startswith("VirtualMac")
+        or "(Virtual)" in told.get("machdep.cpu.brand_string", "")
+    )
+
+
+def _intel(told: Mapping[str, str], ask: macos.Run) -> Sighting:
+    listed = macos.read_graphics(ask(macos.DISPLAYS))
+    if listed is None:
+        text = "system_profiler did not tell which graphics hardware this Mac has"
+        return _stopped(Reason("not_readable", text, "system_profiler SPDisplaysDataType"))
+    if not listed:
+        return _stopped(Reason("no_hardware", "this Mac has no GPU"), present=False, stage="device")
+    # Metal takes the card before the integrated GPU, so the cards are numbered first.
+    ordered = sorted(listed, key=lambda graphics: not graphics.discrete)
+    devices = tuple(_of_intel(index, graphics, told) for index, graphics in enumerate(ordered))
+    notes = (
+        ["the last torch for Intel Macs is 2.2, and mlx has none"] if ordered[0].discrete else []
+    )
+    if _is_virtual(told):
+        notes.append(_VIRTUAL)
+    return Sighting("metal", present=True, devices=devices, notes=tuple(notes))
+
+
+def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> Seen:
+    facts = Facts(
+        name=graphics.name,
+        memory_kind="dedicated" if graphics.discrete else "unified",
+        total_memory=graphics.memory,
+        usable_memory=graphics.memory,
+        driver_version=told.get("kern.osproductversion"),
+    )
+    if not graphics.discrete:
+        return Seen(index, "gpu", facts, _INTEGRATED)
+    return Seen(index, "gpu", facts, _why_not(told))
+
+
+def _stopped(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> Sighting:
+    return Sighting("metal", present=present, stage=stage, reason=reason)

@@ -1,0 +1,394 @@
+"""Turns the answer of an OpenCL loader into devices, or into a reason and its fix.
+
+Pure, so that recorded answers can test it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from anydevice._core.child.parent import Outcome
+from anydevice._core.finding import (
+    Detail,
+    Facts,
+    Kind,
+    MemoryKind,
+    Reason,
+    Seen,
+    Sighting,
+    compare_versions,
+)
+from anydevice._core.record import replace
+from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.opencl.facts import (
+    Driver,
+    Loader,
+    OpenCLMachine,
+    registered_drivers,
+    vendor_folders,
+)
+
+OLDEST = "1.2"
+
+POCL = "Portable Computing Language"
+
+_CRASH_WITH_FLOAT64 = {(POCL, "3.0-rc2")}
+"""Releases of drivers whose compiler crashes on some processors, or leaves kernels without a name,
+when it compiles for float64."""
+
+_CPU_TYPE = 1 << 1
+_UNKNOWN_UUIDS = ("", "0" * 32, "f" * 32)
+
+Answer = Mapping[str, Any]
+"""The answer of `driver_process/opencl.py`."""
+
+
+def _stopped(reason: Reason, *, present: bool = True) -> Sighting:
+    return Sighting("opencl", present=present, stage="driver", reason=reason)
+
+
+def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> Sighting:
+    """The sighting for a child that came back, with an answer or without one."""
+    if outcome.how == "answered":
+        return read_answer(outcome.answer, loader, machine)
+    if outcome.how == "not_started":
+        text = f"OpenCL could not be asked, because no child process started: {outcome.error}"
+        present = bool(registered_drivers(loader, machine))
+        return _stopped(Reason("not_started", text), present=present)
+    text = f"the OpenCL loader {loader.path} does not work: {outcome.sentence}"
+    code = "driver_broken" if outcome.how == "failed" else outcome.how
+    return _stopped(Reason(code, text, repair(loader, machine)))
+
+
+def read_breakdown(
+    together: Outcome,
+    drivers: Sequence[Driver],
+    outcomes: Sequence[Outcome],
+    loader: Loader,
+    machine: OpenCLMachine,
+) -> Sighting:
+    """The sighting after all drivers together crashed or hung, and each was asked alone.
+
+    `outcomes` belongs to `drivers`, one for one; it is empty where they were not asked.
+    """
+    if len(drivers) == 1:
+        outcomes = (together,)
+    pairs = list(zip(drivers, outcomes, strict=False))
+    bad = [(driver, outcome) for driver, outcome in pairs if outcome.how != "answered"]
+    good = [outcome.answer for _, outcome in pairs if outcome.how == "answered"]
+    if bad:
+        blamed = "; ".join(f"{driver} {outcome.sentence}" for driver, outcome in bad)
+        names = " and ".join(driver.name for driver, _ in bad)
+        text = f"{blamed}; remove or hide it, since it does so in every program that uses OpenCL"
+    else:
+        names = "one of its drivers" if drivers else "it"
+        known = ", ".join(str(driver) for driver in drivers) or "none that could be named"
+        text = f"the OpenCL loader {loader.path} {together.sentence}; its drivers: {known}"
+        if good:
+            text += "; each of them answers when it is alone"
+    fix = hide([driver for driver, _ in bad], machine)
+    does = "hangs" if together.how == "timed_out" else "crashes"
+    devices = read_devices([each for answer in good for each in answer["platforms"]], machine)
+    unusable = f"listing the OpenCL devices {does}, because of {names}"
+    sighting = _stopped(Reason(together.how, text, fix))
+    return replace(sighting, devices=_made_unusable(devices, Reason(together.how, unusable, fix)))
+
+
+def add_seen_elsewhere(
+    sighting: Sighting, outcome: Outcome, system: Loader, machine: OpenCLMachine
+) -> Sighting:
+    """The sighting with the devices that only the system's loader shows, and not pyopencl's."""
+    if outcome.how != "answered":
+        return sighting
+    devices = read_devices(outcome.answer["platforms"], machine)
+    if not devices:
+        return sighting
+    text = f"only the system's loader {system.path} shows it, and pyopencl uses another"
+    stopped = sighting.reason and replace(sighting.reason, fix=LINK_WITH_SYSTEM)
+    unusable = _made_unusable(devices, Reason("other_loader", text, LINK_WITH_SYSTEM))
+    return replace(sighting, present=True, devices=unusable, reason=stopped)
+
+
+def _made_unusable(devices: Sequence[Seen], reason: Reason) -> tuple[Seen, ...]:
+    return tuple(device if device.reason else replace(device, reason=reason) for device in devices)
+
+
+def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Sighting:
+    """The sighting for a loader that answered."""
+    platforms = answer["platforms"]
+    if answer["error"]:
+        text = f"the OpenCL loader {loader.path}: {_refused('clGetPlatformIDs', answer)}"
+        return _stopped(Reason("driver_failed", text, repair(loader, machine)))
+    if not platforms:
+        return _no_platform(loader, machine)
+    devices = read_devices(platforms, machine)
+    notes = tuple(
+        f"{platform['name']}: {_refused('clGetDeviceIDs', platform)}"
+        for platform in platforms
+        if platform["error"]
+    )
+    if not devices:
+        return _no_device(platforms, machine, notes)
+    defects = (float64_defect(*each) for each in dict.fromkeys(map(_release, devices)))
+    notes += tuple(defect.with_fix for defect in defects if defect)
+    if all(device.kind == "cpu" for device in devices):
+        notes += _card_left_out(loader, machine)
+    return Sighting("opencl", present=True, devices=devices, notes=notes)
+
+
+def _refused(function: str, answer: Answer) -> str:
+    return f"{function} returned {answer['error']}"
+
+
+def float64_defect(platform: str, driver: str) -> Reason | None:
+    """Why nothing is computed in float64 with this release of a driver; `None` if it may be.
+
+    >>> float64_defect(POCL, "3.0-rc2").code, float64_defect(POCL, "6.0")
+    ('driver_defect', None)
+    """
+    if (platform, driver) not in _CRASH_WITH_FLOAT64:
+        return None
+    name = "PoCL" if platform == POCL else platform
+    text = f"{name} {driver} crashes on some processors when it compiles for float64, so OpenCL "
+    fix = f"use float32, or install a later release of {name}"
+    return Reason("driver_defect", f"{text}float64 is refused there", fix)
+
+
+def without_loader(machine: OpenCLMachine) -> Sighting:
+    """The sighting for a machine that has no loader, with or without drivers."""
+    drivers = registered_drivers(None, machine)
+    names = ", ".join(str(driver) for driver in drivers)
+    text = (
+        f"no OpenCL loader is installed, though a driver is: {names}"
+        if drivers
+        else "no OpenCL loader and no driver is installed"
+    )
+    return _stopped(Reason("loader_missing", text, GIVE_A_LOADER), present=bool(drivers))
+
+
+def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[Seen, ...]:
+    """Every device of every platform, numbered in that order."""
+    seen: list[Seen] = []
+    for place, platform in enumerate(platforms):
+        for number, device in enumerate(platform["devices"]):
+            where: dict[str, Detail] = {
+                "platform": platform["name"],
+                "platform_index": place,
+                "device_index": number,
+            }
+            seen.append(_read_device(len(seen), device, where, machine))
+    return tuple(seen)
+
+
+def _read_device(
+    index: int, device: Answer, where: Mapping[str, Detail], machine: OpenCLMachine
+) -> Seen:
+    kind: Kind = "cpu" if (device["type"] or 0) & _CPU_TYPE else "gpu"
+    version = re.match(r"OpenCL (\d+\.\d+)", device["version"])
+    reason = None
+    newer = f"install a newer OpenCL driver of {device['vendor'] or 'its vendor'}"
+    if version is None:
+        text = f"its driver does not say which OpenCL it serves: {device['version']!r}"
+        reason = Reason("card_unsupported", text, newer)
+    elif compare_versions(version[1], OLDEST) < 0:
+        reason = Reason("driver_too_old", f"OpenCL {version[1]} is older than {OLDEST}", newer)
+    board, free = device.get("board"), device.get("free_kib")
+    platform = where["platform"]
+    capability = device.get("capability") or (None, None)
+    facts = Facts(
+        name=board or device["name"],
+        uuid=_uuid(device["uuid"], device["vendor_id"]),
+        pci_address=_pci_address(device["pci"], device["vendor_id"], machine),
+        memory_kind=_memory_kind(kind, device["unified"]),
+        total_memory=device["memory"],
+        usable_memory=device["memory"],
+        free_memory=free if free is None else free * 1024,
+        compute_capability=None if None in capability else "{}.{}".format(*capability),
+        architecture=device["name"] if board else None,
+        driver_version=device["driver"] or None,
+        runtime_version=version[1] if version else None,
+        details={
+            **where,
+            "vendor": device["vendor"],
+            "compute_units": device["compute_units"],
+            "max_work_group_size": device["work_group"],
+            "half": device["half"],
+            "double": device["double"] and not float64_defect(str(platform), device["driver"]),
+        },
+    )
+    return Seen(index, kind, facts, reason)
+
+
+def _release(device: Seen) -> tuple[str, str]:
+    return str(device.facts.details["platform"]), device.facts.driver_version or ""
+
+
+def _memory_kind(kind: Kind, unified: bool) -> MemoryKind:
+    if kind == "cpu":
+        return "host"
+    return "unified" if unified else "dedicated"
+
+
+def _uuid(digits: str, vendor: int | None) -> str | None:
+    """As NVML writes it for an NVIDIA card, so that the two can be compared; plain for others."""
+    if digits in _UNKNOWN_UUIDS:
+        return None
+    ends = (0, 8, 12, 16, 20, 32)
+    dashed = "-".join(digits[start:end] for start, end in pairwise(ends))
+    return f"GPU-{dashed}" if vendor == linux.NVIDIA else dashed
+
+
+def _pci_address(
+    place: Sequence[int | None] | None, vendor: int | None, machine: OpenCLMachine
+) -> str | None:
+    if place is None:
+        return None
+    domain, *rest = place
+    tail = f"{rest[0]:02x}:{rest[1]:02x}.{rest[2]:x}"
+    if domain is not None:
+        return f"{domain:04x}:{tail}"
+    # A driver that leaves the domain out means the vendor's one card at that place, if it is one.
+    matching = [card for card in machine.cards(vendor or 0) if card.endswith(f":{tail}")]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _no_platform(loader: Loader, machine: OpenCLMachine) -> Sighting:
+    folders = vendor_folders(loader, machine)
+    drivers = registered_drivers(loader, machine)
+    card = card_without_driver(machine, folders[0])
+    fix = give_a_driver(machine, folders[0], loader)
+    if machine.system == "win32":
+        text = "the OpenCL loader finds no driver in the registry"
+    elif drivers:
+        text = "no OpenCL driver shows a platform: " + "; ".join(
+            f"{driver} is not there"
+            if _is_missing(driver.library, loader, machine)
+            else f"{driver} shows none"
+            for driver in drivers
+        )
+    else:
+        looked = " and ".join(str(folder) for folder in folders)
+        text = f"no OpenCL driver is registered: no .icd file in {looked}"
+    present = bool(drivers) or card is not None
+    return _stopped(Reason("driver_missing", text, fix), present=present)
+
+
+def _is_missing(library: str, loader: Loader, machine: OpenCLMachine) -> bool:
+    beside = loader.home is not None and (loader.home / ".libs" / library).is_file()
+    return not beside and machine.library(library) is None
+
+
+def _no_device(
+    platforms: Sequence[Answer], machine: OpenCLMachine, notes: tuple[str, ...]
+) -> Sighting:
+    names = ", ".join(platform["name"] for platform in platforms)
+    text = "; ".join((f"OpenCL shows no device on {names}", *notes))
+    rusticl = any(platform["name"] == "rusticl" for platform in platforms)
+    reason = Reason("no_device", text, enable_rusticl(machine) if rusticl else None)
+    return Sighting("opencl", present=True, stage="device", reason=reason)
+
+
+def _card_left_out(loader: Loader, machine: OpenCLMachine) -> tuple[str, ...]:
+    card = card_without_driver(machine, vendor_folders(loader, machine)[0])
+    if card is None:
+        return ()
+    return (f"there is an {card[0]} card, and no OpenCL driver shows it: {card[1]}",)
+
+
+INTEL = 0x8086
+
+GIVE_A_LOADER = 'pip install "anydevice[opencl]"'
+"""Installs a loader: pyopencl's wheels have one inside."""
+
+LINK_WITH_SYSTEM = "pip install --force-reinstall --no-binary pyopencl pyopencl"
+"""Makes pyopencl use the system's loader instead of one of its own."""
+
+_NVIDIA_DRIVER = "libnvidia-opencl.so.1"
+_DRIVERS = {
+    linux.NVIDIA: ("NVIDIA", "nvidia-opencl-icd", f"the NVIDIA driver with its {_NVIDIA_DRIVER}"),
+    linux.AMD: ("AMD", "rocm-opencl", "rocm-opencl, AMD's OpenCL driver"),
+    INTEL: ("Intel", "intel-opencl-icd", "Intel's compute runtime (intel-opencl-icd)"),
+}
+"""By the vendor of a card: its name, and its OpenCL driver as a package and in words."""
+_RUSTICL_DRIVERS = {INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau"}
+
+
+def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str] | None:
+    """The first vendor with a card on the bus, and how to get its OpenCL driver.
+
+    `None` if no known card is there. `folder` is where the loader looks for `.icd` files.
+    """
+    if machine.cards(linux.NVIDIA) and machine.library(_NVIDIA_DRIVER):
+        return "NVIDIA", _write(machine, folder / "nvidia.icd", _NVIDIA_DRIVER)
+    for vendor, (name, package, driver) in _DRIVERS.items():
+        if machine.cards(vendor):
+            return name, _install(machine, package) or f"install {driver}"
+    return None
+
+
+def give_a_driver(machine: OpenCLMachine, folder: Path, loader: Loader | None) -> str:
+    """How to get a first OpenCL driver: for the machine's card, or else for its CPU."""
+    card = card_without_driver(machine, folder)
+    if card is not None:
+        return card[1]
+    if machine.system == "linux" and machine.architecture == "x86_64":
+        # PoCL's wheel puts its driver beside the loader of pyopencl's, where only that one looks.
+        wheel = "" if loader is not None and loader.home is not None else "pyopencl "
+        return f"pip install {wheel}pocl-binary-distribution"
+    return "install the OpenCL driver of your GPU's vendor"
+
+
+def repair(loader: Loader, machine: OpenCLMachine) -> str:
+    """How to replace a loader that does not load."""
+    if loader.home is not None:
+        return "pip install --force-reinstall pyopencl"
+    command = _install(machine, "--reinstall ocl-icd-libopencl1")
+    return command or "install your system's OpenCL loader again"
+
+
+def hide(drivers: Sequence[Driver], machine: OpenCLMachine) -> str | None:
+    """How to keep these drivers from being loaded; `None` for no drivers."""
+    commands = [
+        _move_away(driver.file, machine)
+        for driver in drivers
+        if driver.file is not None and driver.variable is None
+    ]
+    for variable in sorted({driver.variable for driver in drivers if driver.variable}):
+        named = machine.environment.get(variable, "").split(os.pathsep)
+        bad = {driver.library for driver in drivers if driver.variable == variable}
+        kept = os.pathsep.join(name for name in named if name and name not in bad)
+        whole = variable != "OCL_ICD_FILENAMES" or not kept
+        commands.append(f"unset {variable}" if whole else f"export {variable}={shlex.quote(kept)}")
+    return " && ".join(commands) or None
+
+
+def enable_rusticl(machine: OpenCLMachine) -> str:
+    """How to make Mesa's rusticl show devices: it shows none that its variable does not name."""
+    names = [name for vendor, name in _RUSTICL_DRIVERS.items() if machine.cards(vendor)]
+    return f"export RUSTICL_ENABLE={','.join(names) or 'llvmpipe'}"
+
+
+def _move_away(icd: Path, machine: OpenCLMachine) -> str:
+    file = shlex.quote(str(icd))
+    return f"{_sudo(machine, icd.parent)}mv {file} {file}.off"
+
+
+def _write(machine: OpenCLMachine, file: Path, line: str) -> str:
+    sudo = _sudo(machine, file.parent)
+    folder, target = shlex.quote(str(file.parent)), shlex.quote(str(file))
+    return f"{sudo}mkdir -p {folder} && echo {line} | {sudo}tee {target}"
+
+
+def _install(machine: OpenCLMachine, package: str) -> str | None:
+    sudo = "" if machine.is_superuser else "sudo "
+    return f"{sudo}apt install {package}" if machine.has_apt else None
+
+
+def _sudo(machine: OpenCLMachine, folder: Path) -> str:
+    return "" if machine.is_superuser or os.access(folder, os.W_OK) else "sudo "

@@ -1,0 +1,104 @@
+"""The OpenCL devices of this machine, as its loader and drivers show them.
+
+Drivers are loaded in a child process only. The loader asked is the one that pyopencl will use, so
+that `opencl:1` means the same device here and there; the system's own where pyopencl is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from anydevice._core.child.parent import Outcome, Question, start
+from anydevice._core.finding import Sighting
+from anydevice._core.locks import side_by_side
+from anydevice._machine.hardware.opencl import facts
+from anydevice._machine.hardware.opencl.facts import Driver, Loader, OpenCLMachine
+
+_FIRST_SHARE = 0.6
+_WORTH_ASKING = 0.1
+
+
+def look(limit: float) -> Sighting:
+    """Every OpenCL device, or why there is none, within `limit` seconds; never raises.
+
+    A driver that crashes or hangs is a finding of its own: the drivers are then asked one by one,
+    so that the bad one is named and the devices of the others are listed. Those are not usable
+    as long as it is there, since it would do the same to any program that lists devices.
+    """
+    return begin()(limit)
+
+
+def begin() -> Callable[[float], Sighting]:
+    """Ask the question, and return a function that waits for the answer within a limit."""
+    machine = facts.this_machine()
+    loaders = facts.find_loaders(machine, facts.pyopencl_folder())
+    asked = _start(loaders[0], loaders[0].environment(machine)) if loaders else None
+    return lambda limit: look_through(loaders, machine, limit, asked)
+
+
+def look_through(
+    loaders: Sequence[Loader], machine: OpenCLMachine, limit: float, asked: Question | None = None
+) -> Sighting:
+    """The same through these loaders, of which the first is the one that counts."""
+    # Loaded while the child is at work.
+    from anydevice._machine.hardware.opencl import diagnosis
+
+    if not loaders:
+        return diagnosis.without_loader(machine)
+    end = time.monotonic() + limit
+    asked = asked or _start(loaders[0], loaders[0].environment(machine))
+    outcome = asked.finish(_whole_hundredths(limit * _FIRST_SHARE))
+    if outcome.how in ("crashed", "timed_out", "endless_output"):
+        drivers = _separable_drivers(loaders[0], machine)
+        outcomes = _ask_each(drivers, loaders[0], machine, end) if len(drivers) > 1 else ()
+        return diagnosis.read_breakdown(outcome, drivers, outcomes, loaders[0], machine)
+    sighting = diagnosis.read_outcome(outcome, loaders[0], machine)
+    left = end - time.monotonic()
+    if sighting.stage == "driver" and len(loaders) > 1 and left > _WORTH_ASKING:
+        elsewhere = _ask(loaders[1], loaders[1].environment(machine), left)
+        return diagnosis.add_seen_elsewhere(sighting, elsewhere, loaders[1], machine)
+    return sighting
+
+
+def _ask(loader: Loader, environment: dict[str, str], limit: float) -> Outcome:
+    return _start(loader, environment).finish(_whole_hundredths(limit))
+
+
+def _start(loader: Loader, environment: dict[str, str]) -> Question:
+    return start("opencl", {"loader": loader.path}, environment=environment)
+
+
+def _whole_hundredths(limit: float) -> float:
+    # Because the limit is said in the reason.
+    return max(int(limit * 100), 1) / 100
+
+
+def _separable_drivers(loader: Loader, machine: OpenCLMachine) -> tuple[Driver, ...]:
+    # Windows lists its drivers in the registry, and Apple's framework has none to take apart.
+    if machine.system == "win32" or loader.path.startswith(facts.FRAMEWORK):
+        return ()
+    return facts.registered_drivers(loader, machine)
+
+
+def _ask_each(
+    drivers: Sequence[Driver], loader: Loader, machine: OpenCLMachine, end: float
+) -> tuple[Outcome, ...]:
+    """Each driver asked by itself, all at once; empty if no time or disk is left for it."""
+    from functools import partial
+    from tempfile import TemporaryDirectory
+
+    def ask_one(driver: Driver, folder: Path) -> Outcome:
+        folder.mkdir()
+        return _ask(loader, facts.alone(driver, machine, folder), end - time.monotonic())
+
+    if end - time.monotonic() < _WORTH_ASKING:
+        return ()
+    try:
+        with TemporaryDirectory(prefix="anydevice-") as folder:
+            folders = (Path(folder) / str(number) for number in range(len(drivers)))
+            asked = map(partial, [ask_one] * len(drivers), drivers, folders)
+            return tuple(side_by_side(*asked))
+    except OSError:
+        return ()

@@ -1,0 +1,163 @@
+"""The readers of all backends: their devices, and the usage of each device now.
+
+A backend's files load when it is first asked: loading them takes longer than most of them look,
+and can be done while a driver is being asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from anydevice._core import hooks
+from anydevice._core.finding import Facts, Sighting
+from anydevice._core.record import Record, replace
+
+Look = Callable[[float], Sighting]
+"""A reader: reads the machine within a limit in seconds, and never raises."""
+
+Begin = Callable[[], Look]
+"""Starts what a reader can start, and returns the rest of it."""
+
+
+class Readings(Record):
+    """One device at one moment; `None` is what the driver does not tell.
+
+    `load` is the share of time that it computed, `memory_load` the share that its memory was
+    being read or written, `fan` the share of the fan's full speed: fractions, 1.0 is all of it.
+    `free_memory` is bytes, `temperature` °C, `power` and `power_limit` are watts, `clock` is MHz.
+
+    >>> Readings(load=0.5).temperature is None
+    True
+    """
+
+    load: float | None = None
+    memory_load: float | None = None
+    free_memory: int | None = None
+    temperature: float | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    fan: float | None = None
+    clock: float | None = None
+
+
+class DeviceProcess(Record):
+    """A process that uses a device, with the bytes it holds there and its share of the load.
+
+    `name` is the program, for an interpreter with its script ("python train.py"); "pid 1234"
+    where the system hides it, and "another container" where there is no such process in this one.
+    """
+
+    pid: int
+    name: str
+    memory: int | None = None
+    load: float | None = None
+
+
+class _Usage(Protocol):
+    """The functions of a backend's `usage.py`."""
+
+    def readings(self, index: int, facts: Facts) -> Readings: ...
+
+    def processes(self, index: int, facts: Facts) -> tuple[DeviceProcess, ...]: ...
+
+    def free_memory(self, index: int, facts: Facts) -> int | None: ...
+
+
+def readings(backend: str, index: int, facts: Facts) -> Readings:
+    """The load, heat and power of a device now. Never raises: what is not told is `None`.
+
+    >>> 0 <= readings("cpu", 0, Facts("some processor")).load <= 1
+    True
+    """
+    if facts.details.get("fake"):
+        return Readings(free_memory=facts.free_memory)
+    usage = _usage(backend)
+    return usage.readings(index, facts) if usage else Readings()
+
+
+def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
+    """Who uses the device with these facts, the one that holds most memory first. Never raises.
+
+    Of the CPU, only the processes that hold most are told. A driver that does not list processes,
+    and one that hides those of other users or containers, gives fewer, or none.
+    """
+    usage = None if facts.details.get("fake") else _usage(backend)
+    return usage.processes(index, facts) if usage else ()
+
+
+def free_memory(backend: str, index: int, facts: Facts) -> Facts:
+    """The same facts with the free memory of this moment, where the backend can tell."""
+    usage = _usage(backend)
+    now = usage.free_memory(index, facts) if usage else None
+    return facts if now is None else replace(facts, free_memory=now)
+
+
+def _usage(backend: str) -> _Usage | None:
+    if backend == "cpu":
+        from anydevice._machine.hardware.cpu import usage as cpu
+
+        return cpu
+    if backend == "cuda":
+        from anydevice._machine.hardware.cuda import usage as cuda
+
+        return cuda
+    if backend == "rocm":
+        from anydevice._machine.hardware.rocm import usage as rocm
+
+        return rocm
+    if backend == "metal":
+        from anydevice._machine.hardware.metal import usage as metal
+
+        return metal
+    return None
+
+
+def _begin_opencl() -> Look:
+    from anydevice._machine.hardware.opencl.reader import begin
+
+    return begin()
+
+
+def _begin_cuda() -> Look:
+    from anydevice._machine.hardware.cuda.reader import begin
+
+    return begin()
+
+
+def _look_at_cpu(limit: float) -> Sighting:
+    from anydevice._machine.hardware.cpu.reader import look
+
+    return look(limit)
+
+
+def _look_at_rocm(limit: float) -> Sighting:
+    from anydevice._machine.hardware.rocm.reader import look
+
+    return look(limit)
+
+
+def _look_at_tpu(limit: float) -> Sighting:
+    from anydevice._machine.hardware.tpu.reader import look
+
+    return look(limit)
+
+
+def _look_at_metal(limit: float) -> Sighting:
+    from anydevice._machine.hardware.metal.reader import look
+
+    return look(limit)
+
+
+# Those that ask a child come first, so that it works while the others load.
+READERS: dict[str, Begin] = {
+    "opencl": _begin_opencl,
+    "cuda": _begin_cuda,
+    "cpu": lambda: _look_at_cpu,
+    "rocm": lambda: _look_at_rocm,
+    "tpu": lambda: _look_at_tpu,
+    "metal": lambda: _look_at_metal,
+}
+
+
+hooks.free_memory.register(free_memory)

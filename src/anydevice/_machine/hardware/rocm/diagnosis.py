@@ -1,0 +1,266 @@
+"""From the files of AMD's driver to its GPUs, or to why none can be used and what fixes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from anydevice._core.child.parent import ask
+from anydevice._core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
+from anydevice._core.locks import started
+from anydevice._core.record import Record, replace
+from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.linux import exists
+from anydevice._machine.hardware.rocm import facts
+from anydevice._machine.hardware.rocm.facts import Gpu, Topology
+from anydevice._machine.hardware.rocm.visible import visible
+
+OLDEST_ROCM = "5.0"
+
+_SHARE_OF_CHILD = 0.6  # of the time that is left, so that a child that hangs stays a note
+_PASS_DEVICES = (
+    "docker run --device=/dev/kfd --device=/dev/dri --group-add video --group-add render …"
+)
+
+_JOIN_GROUPS = "sudo usermod -a -G render,video $USER"
+_LOAD = "sudo modprobe amdgpu"
+_INSTALL = {
+    "ubuntu": "sudo apt install linux-firmware linux-modules-extra-$(uname -r)",
+    "debian": "sudo apt install firmware-amd-graphics",
+    "fedora": "sudo dnf install kernel-modules amd-gpu-firmware",
+    "rhel": "sudo dnf install kernel-modules linux-firmware",
+    "suse": "sudo zypper install kernel-firmware-amdgpu",
+    "arch": "sudo pacman -S linux-firmware",
+}
+
+
+class AmdMachine(Record):
+    """Where to look, and with what permissions: the machine itself, or a recording of one.
+
+    `cards` are the PCI addresses of AMD's cards.
+    """
+
+    root: Path
+    environment: Mapping[str, str]
+    accessible: Callable[[Path], bool]
+    cards: tuple[str, ...]
+
+
+def look_within(limit: float, machine: AmdMachine) -> Sighting:
+    """The sighting, within `limit` seconds. Never raises."""
+    # A wedged driver can hold a read of its files for ever; the thread that waits is left behind.
+    answers: list[Sighting] = []
+
+    def work() -> None:
+        try:
+            answers.append(_look(machine, time.monotonic() + limit))
+        except Exception as error:
+            text = f"reading the driver's files failed: {type(error).__name__}: {error}"
+            answers.append(_stopped("reading_failed", text))
+
+    worker = threading.Thread(target=work, name="anydevice-rocm", daemon=True)
+    if started(worker):
+        worker.join(limit)
+    else:
+        work()
+    if answers:
+        return answers[0]
+    text = f"timed out: the driver's files could not be read within {limit:g} s"
+    return _stopped("timed_out", text, "sudo dmesg | grep -i amdgpu")
+
+
+def _look(machine: AmdMachine, deadline: float) -> Sighting:
+    root, environment = machine.root, machine.environment
+    if not exists(root / "dev/kfd"):
+        return _no_compute_driver(machine)
+    seen = facts.topology(root)
+    if not seen.gpus:
+        return _no_gpu_in_topology(machine, seen.withheld)
+    left = visible([gpu.uuid for gpu in seen.gpus], environment)
+    if left.reason is not None:
+        return Sighting("rocm", present=True, stage="device", reason=left.reason)
+    shown = [seen.gpus[position] for position in left.positions]
+    version = facts.rocm_version(root, environment)
+    devices, notes = _devices(shown, version, machine, deadline)
+    notes = [*left.notes, *_notes(seen, shown, version, environment), *notes]
+    sighting = Sighting("rocm", present=True, devices=tuple(devices), notes=tuple(notes))
+    reason = _why_none(sighting, version, machine)
+    if reason is None:
+        return sighting
+    unusable = (each if each.reason else replace(each, reason=reason) for each in sighting.devices)
+    return replace(sighting, devices=tuple(unusable), stage="driver", reason=reason)
+
+
+def _why_none(sighting: Sighting, version: str | None, machine: AmdMachine) -> Reason | None:
+    if version is not None and compare_versions(version, OLDEST_ROCM) < 0:
+        text = f"ROCm {version} is too old; anydevice needs ROCm {OLDEST_ROCM} or newer"
+        return Reason("driver_too_old", text, "sudo amdgpu-install --usecase=rocm")
+    if not machine.accessible(machine.root / "dev/kfd"):
+        return _no_permission("/dev/kfd", machine)
+    reasons = [device.reason for device in sighting.devices]
+    closed = all(each and each.code in ("no_permission", "not_in_container") for each in reasons)
+    return reasons[0] if reasons and closed else None
+
+
+def _no_permission(file: str, machine: AmdMachine) -> Reason:
+    return Reason("no_permission", f"no permission to open {file}", _give_access(machine))
+
+
+def _devices(
+    gpus: list[Gpu], version: str | None, machine: AmdMachine, deadline: float
+) -> tuple[list[Seen], list[str]]:
+    names = [facts.product_name(gpu, machine.root) for gpu in gpus]
+    driver = facts.driver_version(machine.root)
+    told: dict[str, dict[str, str]] = {}
+    notes: list[str] = []
+    if driver is None or None in names:
+        told, notes = _ask_amdsmi(machine, deadline)
+    override = _override(machine.environment)
+    devices = []
+    for index, (gpu, name) in enumerate(zip(gpus, names, strict=True)):
+        memory = facts.memory_of(gpu, machine.root)
+        also = told.get(gpu.pci_address, {})
+        details: dict[str, Detail] = {**memory.details}
+        if override is not None:
+            details["architecture_override"] = override
+        known = Facts(
+            name=name or also.get("name") or facts.last_resort_name(gpu),
+            uuid=gpu.uuid,
+            pci_address=gpu.pci_address,
+            memory_kind=memory.kind,
+            total_memory=memory.total,
+            usable_memory=memory.usable,
+            free_memory=memory.free,
+            architecture=gpu.architecture,
+            driver_version=driver or also.get("driver") or None,
+            runtime_version=version,
+            details=details,
+        )
+        devices.append(Seen(index, "gpu", known, _unfit(gpu, machine)))
+    return devices, notes
+
+
+def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
+    old = facts.too_old(gpu.architecture)
+    if old is not None:
+        return Reason("card_too_old", old)
+    if gpu.render_minor is None:
+        return None
+    node = f"dev/dri/renderD{gpu.render_minor}"
+    if not exists(machine.root / node):
+        text = f"/{node} of this GPU is missing"
+        return Reason("not_in_container", text, _PASS_DEVICES)
+    if not machine.accessible(machine.root / node):
+        return _no_permission(f"/{node}", machine)
+    return None
+
+
+def _notes(
+    seen: Topology, shown: list[Gpu], version: str | None, environment: Mapping[str, str]
+) -> list[str]:
+    notes = []
+    if seen.withheld:
+        notes.append(f"{seen.withheld} node(s) of the GPU topology may not be read by this process")
+    if version is None:
+        notes.append("ROCm itself is not installed; a library must bring its own copy of it")
+    written = environment.get("HSA_OVERRIDE_GFX_VERSION")
+    if written:
+        effect = _override(environment)
+        what = f"the runtime takes every GPU for {effect}" if effect else "this is no version"
+        notes.append(f"HSA_OVERRIDE_GFX_VERSION={written}: {what}")
+    young = [gpu.architecture for gpu in shown if not facts.too_old(gpu.architecture)]
+    cautions = [facts.caution(architecture) for architecture in dict.fromkeys(young)]
+    return notes + [text for text in cautions if text is not None]
+
+
+def _override(environment: Mapping[str, str]) -> str | None:
+    parts = environment.get("HSA_OVERRIDE_GFX_VERSION", "").split(".")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 2 for part in parts):
+        return None
+    major, minor, stepping = (int(part) for part in parts)
+    return facts.gfx_name(major * 10000 + minor * 100 + stepping)
+
+
+def _ask_amdsmi(
+    machine: AmdMachine, deadline: float
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    folder = facts.amdsmi_folder(machine.root, machine.environment)
+    limit = (deadline - time.monotonic()) * _SHARE_OF_CHILD
+    if folder is None or limit <= 0:
+        return {}, []
+    outcome = ask("amdsmi", {"folder": str(folder)}, limit=limit, environment=machine.environment)
+    if outcome.how != "answered":
+        return {}, [f"amdsmi did not tell more of the GPUs: {outcome.sentence}"]
+    return outcome.answer, []
+
+
+def _stopped(
+    code: str, text: str, fix: str | None = None, *, present: bool = True, stage: Stage = "driver"
+) -> Sighting:
+    """The sighting of a backend that stopped as a whole."""
+    return Sighting("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
+
+
+def _no_compute_driver(machine: AmdMachine) -> Sighting:
+    """There is no /dev/kfd: which of the possible causes it is."""
+    root = machine.root
+    if not machine.cards:
+        return _under_wsl(machine)
+    which = _named(machine.cards)
+    if linux.in_container(root, machine.environment):
+        text = f"{which} is in the machine, but this container has no /dev/kfd"
+        return _stopped("not_in_container", text, _PASS_DEVICES)
+    holder = linux.bound_driver(machine.cards[0], root)
+    if holder not in (None, "amdgpu"):
+        text = f"{which} is held by the driver {holder}, not by amdgpu"
+        return _stopped("driver_not_loaded", text)
+    if exists(root / "sys/module/amdgpu"):
+        text = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
+        has_apt = linux.uses_apt(linux.distribution(root))
+        fix = "sudo apt install amdgpu-dkms" if has_apt else None
+        return _stopped("driver_missing", text, fix)
+    text = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
+    return _stopped("driver_not_loaded", text, _install_driver(root))
+
+
+def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> Sighting:
+    """There is a /dev/kfd, but its topology shows this process no GPU."""
+    if withheld:
+        nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
+        text = f"no permission to read {nodes} of the GPU topology"
+        return _stopped("no_permission", text, _give_access(machine))
+    if not machine.cards:
+        text = "/dev/kfd is there, but no AMD GPU is on the PCI bus"
+        return _stopped("no_hardware", text, present=False)
+    text = f"{_named(machine.cards)} is on the PCI bus, but the compute driver did not take it"
+    return _stopped("no_device", text, "sudo dmesg | grep -i -e amdgpu -e kfd", stage="device")
+
+
+def _give_access(machine: AmdMachine) -> str:
+    """How to let this process open the device files that are closed to it."""
+    inside = linux.in_container(machine.root, machine.environment)
+    return _PASS_DEVICES if inside else _JOIN_GROUPS
+
+
+def _under_wsl(machine: AmdMachine) -> Sighting:
+    folders = facts.folders(machine.root, machine.environment)
+    if not any(exists(folder / "lib/librocdxg.so") for folder in folders):
+        text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
+        return _stopped("driver_missing", text, present=False)
+    text = (
+        "ROCm under WSL reaches the GPU through /dev/dxg, which has no topology to read: "
+        "anydevice cannot tell what is there"
+    )
+    return _stopped("not_readable", text, stage="device")
+
+
+def _named(cards: tuple[str, ...]) -> str:
+    others = f" (and {len(cards) - 1} more)" if len(cards) > 1 else ""
+    return f"the AMD GPU {cards[0]}{others}"
+
+
+def _install_driver(root: Path) -> str:
+    command = linux.fitting(_INSTALL, linux.distribution(root))
+    return f"{command} && {_LOAD}" if command else _LOAD

@@ -1,0 +1,57 @@
+"""AMD GPUs through the files of their driver; no library of ROCm is loaded in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from anydevice._core.finding import Facts, Reason, Sighting
+from anydevice._machine.hardware import linux
+from anydevice._machine.hardware.linux import exists
+
+_ROOT = Path("/")
+_TRACES = ("dev/kfd", "dev/dxg")
+
+
+def look(
+    limit: float,
+    *,
+    root: Path = _ROOT,
+    environment: Mapping[str, str] | None = None,
+    accessible: Callable[[Path], bool] = linux.may_open,
+    platform: str = sys.platform,
+) -> Sighting:
+    """The AMD GPUs of this machine, or why there are none, within `limit` seconds. Never raises.
+
+    The other arguments are for recordings: another root of the file system, other variables, who
+    may open a device file, and the name of the system as Python writes it.
+    """
+    if not platform.startswith("linux"):
+        system = {"win32": "Windows", "darwin": "macOS"}.get(platform, platform)
+        return _absent(Reason("wrong_system", f"ROCm needs Linux; this is {system}"))
+    cards = linux.cards(linux.AMD, root)
+    if not cards and not any(exists(root / trace) for trace in _TRACES):
+        return _absent(Reason("no_hardware", "no AMD GPU on the PCI bus"))
+    # Most machines have none, and need not wait for the rest to load.
+    from anydevice._machine.hardware.rocm.diagnosis import AmdMachine, look_within
+
+    environment = os.environ if environment is None else environment
+    return look_within(limit, AmdMachine(root, environment, accessible, cards))
+
+
+def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
+    """The free bytes of the GPU at this moment, or `None` if its driver does not tell."""
+    from anydevice._machine.hardware.rocm.facts import counters, free_of_card, free_of_shared
+
+    if facts.pci_address is None:
+        return None
+    now = counters(facts.pci_address, root)
+    if facts.memory_kind == "unified":
+        return free_of_shared(facts.usable_memory, facts.details.get("pool"), now)
+    return free_of_card(facts.total_memory, now)
+
+
+def _absent(reason: Reason) -> Sighting:
+    return Sighting("rocm", present=False, stage="driver", reason=reason)

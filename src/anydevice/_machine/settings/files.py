@@ -1,0 +1,269 @@
+"""The paths of anydevice's files, whose they are, and whether one has changed since it was read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from anydevice._core.files import distrust, make_folder, parse_json, read_small
+from anydevice._core.text import printable, warn
+
+FILE_NAME = "anydevice.toml"
+
+_UNSETTLED = 2_000_000_000
+"""Nanoseconds in which a file may change twice without another time stamp, on any file system."""
+
+LARGEST_SETTINGS = 2**16
+LARGEST_CACHE = 2**24
+"""Bytes; a full `measurements.json` has some hundred thousand."""
+
+NO_HOME = Path(os.devnull) / "anydevice"
+"""The home of a user who has none: nothing is there, and nothing can be saved."""
+
+_hidden: frozenset[Path] = frozenset()
+_said_no_home = False
+_fake_project: Path | None = None
+_watched: tuple[object, tuple[str, ...]] = (None, ())
+
+
+def user_file() -> Path:
+    """The user's settings; in `ANYDEVICE_HOME` where that is set."""
+    return _home("user_config_dir") / FILE_NAME
+
+
+def project_file() -> Path | None:
+    """The nearest `anydevice.toml` in the working directory or above it; `None` without one.
+
+    One that belongs to another user (but not to root), or that everyone may write, is passed over
+    with a warning: anyone may put one into a shared folder such as `/tmp`.
+    """
+    return next(filter(_is_ours, _project_files()), None)
+
+
+def read_project(path: Path) -> bytes:
+    """The bytes of a project's file; `OSError` if it cannot be read or is not to be trusted."""
+    return read_small(path, most=LARGEST_SETTINGS, trusted=True)
+
+
+def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
+    """The bytes of a file in the user's home; `OSError` as of `read_project`.
+
+    There the folder counts, too: who may write it may put other files there.
+    """
+    folder = path.parent
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise OSError(errno.EINVAL, f"{folder} is not a folder", str(path))
+    if why := distrust(folder, "its folder"):
+        raise PermissionError(errno.EPERM, why, str(path))
+    return read_small(path, most=most, trusted=True)
+
+
+def read_cache(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the user's cache; empty if there is none.
+
+    One that is damaged or not to be trusted is empty, too, and a warning says so.
+    """
+    try:
+        kept = parse_json(read_home(path, LARGEST_CACHE))
+        if isinstance(kept, dict):
+            return kept
+        why = "it holds no JSON object"
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:
+        why = f"it is not JSON: {error}"
+    warn(
+        f"{printable(path)} is not used ({why}); delete it, or set ANYDEVICE_HOME to a folder of "
+        "your own"
+    )
+    return {}
+
+
+def new_project_file() -> Path:
+    """The project's file; where there is none yet, its place in the working directory.
+
+    Raises `OSError` if the working directory was deleted.
+    """
+    return project_file() or (_fake_project or Path.cwd().resolve()) / FILE_NAME
+
+
+def measurements_file() -> Path:
+    """Where `anydevice bench --save` keeps its measurements."""
+    return _home("user_cache_dir") / "measurements.json"
+
+
+def verdicts_file() -> Path:
+    """Where the verdicts of past checks are kept."""
+    return _home("user_cache_dir") / "verdicts.json"
+
+
+def compiled_folder(engine: str) -> Path | None:
+    """Where an engine keeps compiled code for later processes; it is there, for this user alone.
+
+    `None`, with a warning, if that is impossible or somebody else could put code there.
+    """
+    home = _home("user_cache_dir")
+    folder = home / "compiled" / engine
+    if home == NO_HOME:
+        return None
+    try:
+        make_folder(folder, private=True)
+        why = next(filter(None, map(distrust, (home, folder.parent, folder))), None)
+        # Whoever may rename a folder above can put another in its place while the code is used.
+        above = next(filter(_is_open, home.resolve().parents), None)
+        if above is not None:
+            why = why or f"{above} may be written by everyone"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why is None:
+        return folder
+    warn(
+        f"compiled code is not kept in {printable(folder)} ({why}); "
+        "set ANYDEVICE_HOME to a folder that only you may write"
+    )
+    return None
+
+
+def _is_open(folder: Path) -> bool:
+    mode = folder.stat().st_mode
+    return bool(os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX)
+
+
+@contextmanager
+def fake_project(folder: Path) -> Iterator[None]:
+    """A block without the project's file, for tests: a new one is made in `folder`.
+
+    One that is made in the block anywhere else counts too.
+    """
+    global _hidden, _fake_project
+    before, path = (_hidden, _fake_project), project_file()
+    _hidden |= {path} if path else set()
+    _fake_project = folder
+    try:
+        yield
+    finally:
+        _hidden, _fake_project = before
+
+
+def variables(names: Sequence[str]) -> Callable[[], tuple[object, ...]]:
+    """A function that reads these environment variables quickly; its result is for comparing.
+
+    >>> read = variables(["SOME_SWITCH"])
+    >>> before = read()
+    >>> os.environ["SOME_SWITCH"] = "1"
+    >>> read() == before
+    False
+    >>> del os.environ["SOME_SWITCH"]
+    >>> read() == before
+    True
+    """
+    keys = tuple(map(os.environ.encodekey, names))
+
+    def read() -> tuple[object, ...]:
+        # Through its methods every variable takes a microsecond.
+        data = getattr(os.environ, "_data", None)
+        return tuple(map(os.environ.get, names) if data is None else map(data.get, keys))
+
+    return read
+
+
+_places = variables(("ANYDEVICE_HOME", "HOME", "USERPROFILE", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"))
+
+
+def state() -> tuple[object, ...]:
+    """A value that is another one as soon as a file of settings or measurements has changed.
+
+    That includes files that appear or go, the working directory, and variables that say where the
+    files are. Files are compared by their time stamps, size and identity; those that were changed
+    just now by their content too.
+    """
+    global _watched
+    try:
+        key = (os.getcwd(), _places(), _hidden, _fake_project)
+    except OSError:  # the working directory was deleted
+        key = ("", _places(), _hidden, _fake_project)
+    if _watched[0] != key:
+        files = (*_project_files(), user_file(), measurements_file())
+        _watched = (key, tuple(map(str, files)))
+    return key, [stamp(path) for path in _watched[1] if os.path.lexists(path)]
+
+
+def stamp(path: str | Path) -> object:
+    """A value that is another one as soon as the file has changed."""
+    try:
+        of_link = status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            status = os.stat(path)
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        stamp = (path, *_identity(of_link), *_identity(status))
+        if time.time_ns() - changed > _UNSETTLED:
+            return stamp
+        return (*stamp, read_small(path, most=LARGEST_CACHE))
+    except OSError as error:
+        return (path, error.errno)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (*times, status.st_size, status.st_ino, status.st_dev, status.st_uid, status.st_mode)
+
+
+def _project_files() -> Iterator[Path]:
+    """Every place of a project's file, the nearest first."""
+    folders = [] if _fake_project is None else [_fake_project]
+    with suppress(OSError):  # the working directory was deleted
+        here = Path.cwd().resolve()
+        folders += [here, *here.parents]
+    mine = user_file()
+    for folder in folders:
+        candidate = folder / FILE_NAME
+        if candidate != mine and candidate not in _hidden:
+            yield candidate
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError:  # there is none, or its folder may not be entered
+        return False
+    why = distrust(path)
+    if why:
+        warn(
+            f"{printable(path)} is not obeyed: {why}; to use it, make it a file that belongs to "
+            "you and that only you may write",
+        )
+    return not why
+
+
+def _home(kind: str) -> Path:
+    global _said_no_home
+    own = os.environ.get("ANYDEVICE_HOME")
+    if own:
+        # What is still a "~" is no folder of this name here, which anyone may have put there.
+        found = Path(os.path.expanduser(own))
+        is_known = not str(found).startswith("~")
+    else:
+        import platformdirs
+
+        try:
+            found = Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
+        except RuntimeError:  # neither a variable nor the system's list of users names one
+            found = Path()
+        is_known = found.is_absolute()
+    if is_known:
+        return found
+    if not _said_no_home:
+        _said_no_home = True
+        warn(
+            "this user has no home folder, so no settings are read and nothing is saved; "
+            "set ANYDEVICE_HOME to a folder to change that"
+        )
+    return NO_HOME

@@ -1,0 +1,333 @@
+"""Layers over images and sequences of channels.
+
+An example is (channels, height, width) or (channels, length).
+"""
+
+from __future__ import annotations
+
+from operator import ge
+from typing import TYPE_CHECKING
+
+from anydevice import _ops as ops
+from anydevice._nn.initializers import Constant, Initializer, initializer_of
+from anydevice._nn.layer import (
+    Array,
+    Inferred,
+    Layer,
+    Parameters,
+    Run,
+    Shape,
+    check_booleans,
+    check_integers,
+    setting_error,
+)
+from anydevice._nn.layers import ACTIVATIONS, check_activation
+
+if TYPE_CHECKING:
+    from anydevice._arrays.random.generator import Random
+
+Pair = tuple[int, int]
+
+_ZEROS = Constant(0.0)
+
+
+class Conv2d(Layer):
+    """A 2-d convolution with kernels of `size`; `padding` zeros are added on each side.
+
+    Its parameters are `weight` (outputs, inputs, height, width) and `bias` (outputs,). `size`,
+    `stride` and `padding` are numbers, or one for the height and one for the width.
+
+    >>> Conv2d(1, 8, 3, padding=1).output((1, 28, 28))
+    (8, 28, 28)
+    """
+
+    inputs: Inferred
+    outputs: int
+    size: int | Pair
+    stride: int | Pair = 1
+    padding: int | Pair = 0
+    bias: bool = True
+    activation: str | None = None
+    initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", 0)
+
+    @property
+    def label(self) -> str:
+        return f"Conv2d({self.inputs}→{self.outputs}, {_shown(self.size)})"
+
+    def settings_fit(self) -> None:
+        check_integers(self, inputs=self.inputs, outputs=self.outputs)
+        _pairs(self, 1, size=self.size, stride=self.stride)
+        _pairs(self, 0, padding=self.padding)
+        _check_rest(self)
+
+    def output(self, shape: Shape) -> Shape:
+        _check_image(self, shape)
+        _check_channels(self, shape)
+        return (self.outputs, *_windows(self, shape, self.size, self.stride, self.padding))
+
+    def initial(self, generator: Random) -> Parameters:
+        high, wide = _pair(self.size)
+        counts = self.inputs * high * wide, self.outputs * high * wide
+        return _drawn(self, generator, (self.outputs, self.inputs, high, wide), counts)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        bias = parameters["bias"] if self.bias else None
+        y = ops.conv2d(x, parameters["weight"], bias, self.stride, self.padding)
+        return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+class Conv1d(Layer):
+    """A 1-d convolution with kernels of `size`; `padding` zeros are added on each side.
+
+    An example is (channels, length). Its parameters are `weight` (outputs, inputs, size) and `bias`
+    (outputs,).
+
+    >>> Conv1d(4, 8, 3, stride=2, padding=1).output((4, 100))
+    (8, 50)
+    """
+
+    inputs: Inferred
+    outputs: int
+    size: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
+    activation: str | None = None
+    initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", 0)
+
+    @property
+    def label(self) -> str:
+        return f"Conv1d({self.inputs}→{self.outputs}, {self.size})"
+
+    def settings_fit(self) -> None:
+        check_integers(self, inputs=self.inputs, outputs=self.outputs)
+        check_integers(self, size=self.size, stride=self.stride)
+        check_integers(self, 0, padding=self.padding)
+        _check_rest(self)
+
+    def output(self, shape: Shape) -> Shape:
+        if len(shape) != 2:
+            raise self.misfit(f"got the shape {shape}, expected (channels, length)")
+        _check_channels(self, shape)
+        room = shape[1] + 2 * self.padding
+        if room < self.size:
+            raise self.misfit(f"got a length of {shape[1]}, which its windows do not fit")
+        return (self.outputs, (room - self.size) // self.stride + 1)
+
+    def initial(self, generator: Random) -> Parameters:
+        counts = self.inputs * self.size, self.outputs * self.size
+        return _drawn(self, generator, (self.outputs, self.inputs, self.size), counts)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        # As images of one row.
+        image, kernels = (
+            ops.reshape(each, (*each.shape[:2], 1, *each.shape[2:]))
+            for each in (x, parameters["weight"])
+        )
+        bias = parameters["bias"] if self.bias else None
+        y = ops.conv2d(image, kernels, bias, (1, self.stride), (0, self.padding))
+        y = ops.reshape(y, (*y.shape[:2], y.shape[3]))
+        return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+class ConvTranspose2d(Layer):
+    """The transpose of a 2-d convolution, which makes images larger.
+
+    Each element adds its multiple of a kernel of `size` to the output, `stride` apart from the
+    next one; `padding` is cut off on each side, and `output_padding`, less than the stride, is
+    added at the end. Its parameters are `weight` (inputs, outputs, height, width) and `bias`
+    (outputs,).
+
+    >>> ConvTranspose2d(8, 4, 2, stride=2).output((8, 14, 14))
+    (4, 28, 28)
+    """
+
+    inputs: Inferred
+    outputs: int
+    size: int | Pair
+    stride: int | Pair = 1
+    padding: int | Pair = 0
+    output_padding: int | Pair = 0
+    bias: bool = True
+    activation: str | None = None
+    initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", 0)
+
+    @property
+    def label(self) -> str:
+        return f"ConvTranspose2d({self.inputs}→{self.outputs}, {_shown(self.size)})"
+
+    def settings_fit(self) -> None:
+        check_integers(self, inputs=self.inputs, outputs=self.outputs)
+        _pairs(self, 1, size=self.size, stride=self.stride)
+        _pairs(self, 0, padding=self.padding, output_padding=self.output_padding)
+        strides = _pair(self.stride)
+        if any(map(ge, _pair(self.output_padding), strides)):
+            wanted = f"less than the stride of {_shown(strides)}"
+            raise setting_error(self, "output_padding", wanted, self.output_padding)
+        _check_rest(self)
+
+    def output(self, shape: Shape) -> Shape:
+        _check_image(self, shape)
+        _check_channels(self, shape)
+        settings = (self.size, self.stride, self.padding, self.output_padding)
+        sizes = tuple(
+            (length - 1) * step + size - 2 * cut + more
+            for length, size, step, cut, more in zip(shape[1:], *map(_pair, settings), strict=True)
+        )
+        if min(sizes) < 1:
+            raise self.misfit(
+                f"got an image of {shape[1]}×{shape[2]}, of which its padding leaves nothing"
+            )
+        return (self.outputs, *sizes)
+
+    def initial(self, generator: Random) -> Parameters:
+        (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
+        # Of a kernel's elements, so many meet at an element of the output.
+        met = max(1, high * wide // (down * along))
+        counts = self.inputs * met, self.outputs * high * wide
+        return _drawn(self, generator, (self.inputs, self.outputs, high, wide), counts)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        bias = parameters["bias"] if self.bias else None
+        y = ops.conv_transpose2d(
+            x, parameters["weight"], bias, self.stride, self.padding, self.output_padding
+        )
+        return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+class _Pool(Layer):
+    """The base class of poolings over windows of `size`; the default `stride` is `size`."""
+
+    size: int | Pair
+    stride: int | Pair | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{type(self).__name__}({_shown(self.size)})"
+
+    def settings_fit(self) -> None:
+        _pairs(self, 1, size=self.size)
+        if self.stride is not None:
+            _pairs(self, 1, stride=self.stride)
+
+    def output(self, shape: Shape) -> Shape:
+        _check_image(self, shape)
+        stride = self.size if self.stride is None else self.stride
+        return (shape[0], *_windows(self, shape, self.size, stride, 0))
+
+
+class MaxPool2d(_Pool):
+    """The largest element of each window.
+
+    >>> MaxPool2d(2).output((8, 28, 28))
+    (8, 14, 14)
+    """
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.max_pool2d(x, self.size, self.stride)
+
+
+class AvgPool2d(_Pool):
+    """The mean of each window.
+
+    >>> AvgPool2d(7).output((8, 28, 28))
+    (8, 4, 4)
+    """
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.avg_pool2d(x, self.size, self.stride)
+
+
+class _GlobalPool(Layer):
+    """The base class of poolings over all places of a channel."""
+
+    def output(self, shape: Shape) -> Shape:
+        if len(shape) < 2:
+            raise self.misfit(
+                f"got the shape {shape}, expected (channels, height, width) or (channels, length)"
+            )
+        return shape[:1]
+
+
+class GlobalAvgPool(_GlobalPool):
+    """The mean of each channel, of images or of sequences.
+
+    >>> GlobalAvgPool().output((8, 7, 7)), GlobalAvgPool().output((8, 100))
+    ((8,), (8,))
+    """
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.mean(x, tuple(range(2, x.ndim)))
+
+
+class GlobalMaxPool(_GlobalPool):
+    """The largest element of each channel, of images or of sequences.
+
+    >>> GlobalMaxPool().output((8, 7, 7)), GlobalMaxPool().output((8, 100))
+    ((8,), (8,))
+    """
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.max(x, tuple(range(2, x.ndim)))
+
+
+def _check_rest(layer: Conv1d | Conv2d | ConvTranspose2d) -> None:
+    """Check the settings that all convolutions have."""
+    check_booleans(layer, bias=layer.bias)
+    initializer_of(layer.initializer)
+    if layer.activation is not None:
+        check_activation(layer.activation)
+
+
+def _check_channels(layer: Conv1d | Conv2d | ConvTranspose2d, shape: Shape) -> None:
+    if shape[0] != layer.inputs:
+        raise layer.misfit(f"got {shape[0]} channels")
+
+
+def _drawn(
+    layer: Conv1d | Conv2d | ConvTranspose2d, generator: Random, shape: Shape, counts: Pair
+) -> Parameters:
+    """The weight of this shape, for so many inputs and outputs, and the bias."""
+    parameters = {"weight": initializer_of(layer.initializer)(generator, shape, *counts)}
+    if layer.bias:
+        parameters["bias"] = _ZEROS(generator, (layer.outputs,), *counts)
+    return parameters
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _pairs(layer: Layer, least: int, **fields: int | Pair) -> None:
+    for name, value in fields.items():
+        both = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+        for one in both:
+            check_integers(layer, least, **{name: one})
+
+
+def _shown(size: int | Pair) -> str:
+    return "×".join(map(str, _pair(size)))
+
+
+def _check_image(layer: Layer, shape: Shape) -> None:
+    if len(shape) != 3:
+        raise layer.misfit(f"got the shape {shape}, expected (channels, height, width)")
+
+
+def _windows(
+    layer: Layer, shape: Shape, size: int | Pair, stride: int | Pair, padding: int | Pair
+) -> Shape:
+    """The number of windows along the height and the width."""
+    sizes, steps, around = _pair(size), _pair(stride), _pair(padding)
+    room = [length + 2 * pad for length, pad in zip(shape[1:], around, strict=True)]
+    if room[0] < sizes[0] or room[1] < sizes[1]:
+        raise layer.misfit(f"got an image of {shape[1]}×{shape[2]}, which its windows do not fit")
+    return tuple(
+        (have - one) // step + 1 for have, one, step in zip(room, sizes, steps, strict=True)
+    )

@@ -1,0 +1,125 @@
+"""Initializers draw the parameters before training, the same for the same seed on every engine."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from anydevice._nn.layer import (
+    Settings,
+    Shape,
+    check_booleans,
+    check_numbers,
+    is_number,
+    setting_error,
+)
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._arrays.random.generator import Random
+
+Array = Any
+
+
+class Initializer(Settings):
+    """Draws the initial values of a parameter, as float32 on the generator's device.
+
+    `inputs` and `outputs` are fan-in and fan-out. Your own initializer defines `__call__`;
+    `settings_fit` can check its fields.
+    """
+
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
+        """An array of this shape."""
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+class Constant(Initializer):
+    """The same number everywhere.
+
+    >>> import anydevice
+    >>> Constant(2.0)(anydevice.rng(0, "cpu"), (2,), 1, 1).tolist()
+    [2.0, 2.0]
+    """
+
+    value: float = 0.0
+
+    def settings_fit(self) -> None:
+        if not is_number(self.value):
+            raise setting_error(self, "value", "a number", self.value)
+
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
+        return generator.filled(shape, self.value)
+
+
+class Normal(Initializer):
+    """A normal distribution with mean 0 and this standard deviation."""
+
+    deviation: float = 0.02
+
+    def settings_fit(self) -> None:
+        check_numbers(self, deviation=self.deviation)
+
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
+        return generator.normal(shape, std=self.deviation)
+
+
+class Uniform(Initializer):
+    """A uniform distribution from -limit to limit."""
+
+    limit: float = 0.05
+
+    def settings_fit(self) -> None:
+        check_numbers(self, limit=self.limit)
+
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
+        return generator.uniform(shape, -self.limit, self.limit)
+
+
+class Scaled(Initializer):
+    """A distribution with variance `gain / fan`; `by` selects fan-in, fan-out or their mean.
+
+    It is normal, or uniform with `uniform=True`.
+    """
+
+    gain: float = 1.0
+    by: Literal["inputs", "outputs", "both"] = "inputs"
+    uniform: bool = False
+
+    def settings_fit(self) -> None:
+        check_numbers(self, gain=self.gain)
+        check_booleans(self, uniform=self.uniform)
+        if self.by not in ("inputs", "outputs", "both"):
+            raise setting_error(self, "by", "one of inputs, outputs, both", self.by)
+
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
+        counts = {"inputs": inputs, "outputs": outputs, "both": (inputs + outputs) / 2}
+        deviation = math.sqrt(self.gain / counts[self.by])
+        make = Uniform(deviation * math.sqrt(3)) if self.uniform else Normal(deviation)
+        return make(generator, shape, inputs, outputs)
+
+
+INITIALIZERS: dict[str, Initializer] = {
+    "zeros": Constant(0.0),
+    "ones": Constant(1.0),
+    "lecun": Scaled(),
+    "he": Scaled(2.0),
+    "glorot": Scaled(1.0, "both", uniform=True),
+}
+"""The usual initializers by name."""
+
+
+def initializer_of(spec: Initializer | str) -> Initializer:
+    """The initializer, or the one of that name.
+
+    >>> initializer_of("he")
+    Scaled(gain=2.0, by='inputs', uniform=False)
+    """
+    if isinstance(spec, Initializer):
+        return spec
+    if not isinstance(spec, str) or spec not in INITIALIZERS:
+        raise ConfigurationError(
+            f"unknown initializer {spec!r}; use one of {', '.join(INITIALIZERS)}, or a Constant, "
+            "Normal, Uniform or Scaled",
+            source="initializer",
+        )
+    return INITIALIZERS[spec]

@@ -1,0 +1,356 @@
+"""The base class of layers: frozen settings; the parameters are in a separate tree.
+
+A layer maps shapes, draws its initial parameters, and is applied to parameters and an input. It is
+written in ops alone, so it runs on every engine. Layers, optimizers, schedules and initializers
+check their settings when they are made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from anydevice._core.engine import Absent
+from anydevice._core.primitives import Autodiff
+from anydevice._core.record import Record, as_dict, replace
+from anydevice._core.trees import leaf_names
+from anydevice._machine.engines.registry import owner_of
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._arrays.random.generator import Random
+
+Array = Any
+"""An array of any library that has an engine."""
+
+Parameters = Any
+"""A tree of dicts and lists of arrays; a layer without parameters has an empty dict."""
+
+Shape = tuple[int, ...]
+"""The sizes of one example, without the batch."""
+
+Watch = Callable[[str, "Layer", Array], None]
+"""Gets the path of a part of the model, the part, and its output."""
+
+Updates = dict[tuple[str, str], Array]
+"""New state of layers, by the path of the layer and the name of the parameter."""
+
+
+class Inferred:
+    """The type of a size that may be given as `None`, and is a number in a model."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, layer: Layer | None, kind: type[Layer]) -> int: ...
+        def __set__(self, layer: Layer, size: int | None) -> None: ...
+
+
+class Run(Record):
+    """How a model is applied: in training or not, and with which random numbers.
+
+    `seed` and `step` decide what `Dropout` drops: integers, or 0-d integer arrays so that compiled
+    code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
+    layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
+    dict, layers with state put their new state there, by path and name. `still` are the paths of
+    layers with frozen state, which behave in training as in inference. If the batch is part of a
+    larger one, `rows` is its first row, its number of rows and that of the larger one: `Dropout`
+    then drops the same elements as in the larger one.
+
+    >>> Run(training=True, seed=1, step=20).path
+    ''
+    """
+
+    training: bool = False
+    seed: int | Array = 0
+    step: int | Array = 0
+    path: str = ""
+    watch: Watch | None = None
+    updates: Updates | None = None
+    still: frozenset[str] = frozenset()
+    rows: tuple[int, int, int] | None = None
+
+    def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
+        """The output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
+        path = self.path + step
+        training = self.training and path not in self.still
+        here = Run(
+            training, self.seed, self.step, path, self.watch, self.updates, self.still, self.rows
+        )
+        y = layer.apply(parameters, x, here)
+        if self.watch is not None:
+            self.watch(path, layer, y)
+        return y
+
+    def update(self, name: str, value: Array) -> None:
+        """Store the new state of the current layer, as a constant; a no-op without `updates`."""
+        if self.updates is not None:
+            self.updates[self.path, name] = without_gradient(value)
+
+
+class MisfitError(ConfigurationError):
+    """A shape that a layer does not take; the message has the layer and its path."""
+
+    def __init__(self, layer: str, what: str, where: str = "", steps: str = "") -> None:
+        path = f"{where}{steps} " if steps else ""
+        super().__init__(f"{path}{layer}: {what}", source=f"{path}{layer}")
+        self.layer = layer
+        self.what = what
+        self.steps = steps
+
+    def seen_from(self, where: str, step: str) -> MisfitError:
+        """The same error, with the path from the layer around it."""
+        return MisfitError(self.layer, self.what, where, step + self.steps)
+
+
+class Settings(Record):
+    """A record whose fields are checked when it is made."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.settings_fit()
+
+    def settings_fit(self) -> None:
+        """Raise `ConfigurationError` for invalid fields; called once, when it is made."""
+
+
+class Layer(Settings):
+    """The base class of layers.
+
+    Your own layer defines `apply`, `output` if the shape changes, and `initial` if it has
+    parameters; `settings_fit` can check its fields.
+
+    >>> from anydevice import ops
+    >>> class Doubled(Layer):
+    ...     def apply(self, parameters, x, run):
+    ...         return ops.multiply(x, 2.0)
+    >>> Doubled().output((3, 4)), Doubled().label
+    ((3, 4), 'Doubled')
+    """
+
+    inferred = ("", 0)
+    """The size that may be `None`, and the axis of an example that it is taken from."""
+
+    @property
+    def label(self) -> str:
+        """The name of this layer in errors and tables."""
+        return type(self).__name__
+
+    @property
+    def root(self) -> str:
+        """The name with which paths into this layer begin."""
+        return type(self).__name__
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        """The layers inside this one, each with its path step."""
+        return ()
+
+    @property
+    def alone(self) -> Layer:
+        """The layer as it is on one device: itself, or what a pipeline cuts into stages."""
+        return self
+
+    def like(self, parameters: Parameters) -> Parameters:
+        """Arrays of the library, dtype and device that an input is to have."""
+        return parameters
+
+    @property
+    def input_shape(self) -> Shape | None:
+        """The default shape of an example; `None` if the model must name one."""
+        return None
+
+    @property
+    def takes_ids_below(self) -> int | None:
+        """The number of ids if an example is integer ids, such as tokens.
+
+        `None` if it is floating point.
+        """
+        parts = self.parts
+        return parts[0][1].takes_ids_below if parts else None
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Those of its own parameters that training updates without gradients."""
+        return ()
+
+    def output(self, shape: Shape) -> Shape:
+        """The output shape for an example's shape; raises `ConfigurationError` for a misfit."""
+        return shape
+
+    def resolved(self, shape: Shape) -> Layer:
+        """The layer, and those inside, with sizes that are `None` taken from an example's shape.
+
+        Layers in its fields get the same shape. Raises `ConfigurationError` for a misfit.
+
+        >>> from anydevice import nn
+        >>> nn.Chain(nn.Flatten(), nn.Dense(None, 10)).resolved((3, 4)).layers[1].inputs
+        12
+        """
+        parts = {name: part for name, part in as_dict(self).items() if isinstance(part, Layer)}
+        new: dict[str, Any] = {name: part.resolved(shape) for name, part in parts.items()}
+        name, axis = self.inferred
+        if name and getattr(self, name) is None:
+            if not shape:
+                raise self.misfit("got scalars, expected features")
+            new[name] = shape[axis]
+        return self if all(new[each] is parts.get(each) for each in new) else replace(self, **new)
+
+    def resolved_of(self, step: str, part: Layer, shape: Shape) -> Layer:
+        """A part with its sizes; errors name the path to it."""
+        try:
+            return part.resolved(shape)
+        except MisfitError as error:
+            raise error.seen_from(self.root, step) from None
+
+    def initial(self, generator: Random) -> Parameters:
+        """Initial parameters, drawn from the generator and on its device."""
+        return {}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        """The output for a batch."""
+        raise NotImplementedError(f"{type(self).__name__} has no apply")
+
+    def misfit(self, what: str) -> MisfitError:
+        """The error for a shape that this layer does not take."""
+        return MisfitError(self.label, what)
+
+    def output_of(self, step: str, part: Layer, shape: Shape) -> Shape:
+        """The output shape of a part; errors name the path to it."""
+        try:
+            return part.output(shape)
+        except MisfitError as error:
+            raise error.seen_from(self.root, step) from None
+
+    def takes_features(self, shape: Shape, features: int) -> None:
+        """Raise an error for a shape with another number of features."""
+        if not shape:
+            raise self.misfit(f"got scalars, expected {features} features")
+        if shape[-1] != features:
+            raise self.misfit(f"got {shape[-1]} features")
+
+
+class Wrapper(Layer):
+    """A layer around another one, which is computed in another way.
+
+    It has the parameters, shapes and paths of the layer inside; `apply` is its own.
+    """
+
+    layer: Layer
+
+    @property
+    def root(self) -> str:
+        return self.layer.root
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [("", self.layer)]
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return self.layer.input_shape
+
+    def output(self, shape: Shape) -> Shape:
+        return self.layer.output(shape)
+
+    def initial(self, generator: Random) -> Parameters:
+        return self.layer.initial(generator)
+
+
+def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
+    """The path and name of every parameter in a layer and its parts that is state.
+
+    The steps of a path lead through the parameters: `"[2]"` to an element of a list, `".mlp"` to
+    one of a dict.
+
+    >>> from anydevice import nn
+    >>> state_places(nn.Chain(nn.Dense(4, 8), nn.BatchNorm(8)))
+    [('[1]', 'mean'), ('[1]', 'variance')]
+    """
+    own = [(path, name) for name in layer.state_names]
+    return own + [place for step, part in layer.parts for place in state_places(part, path + step)]
+
+
+def state_paths(layer: Layer) -> list[str]:
+    """The paths of all parameters that are state, as `leaf_names` gives them."""
+    return [f"{path}.{name}" for path, name in state_places(layer)]
+
+
+def state_leaves(layer: Layer, parameters: Parameters) -> list[bool]:
+    """Which leaves of the parameters are the state of a layer: its training changes them itself."""
+    state = set(state_paths(layer))
+    return [name in state for name in leaf_names(parameters)]
+
+
+def without_gradient(x: Array) -> Array:
+    """The same array, taken for a constant."""
+    autodiff = autodiff_of(x)
+    return x if autodiff is None else autodiff.stop_gradient(x)
+
+
+def autodiff_of(x: Array) -> Autodiff | None:
+    """The gradients of the engine of x; `None` if it has none, and for anything but an array."""
+    return _autodiffs[_engine_of(x)]
+
+
+def _engine_of(x: Array) -> str:
+    """The name of the engine of x, whose gradients are then in the table."""
+    kind = type(x)
+    if kind not in _engines:
+        engine = owner_of(x)
+        if engine is None:
+            return ""
+        autodiff = engine.autodiff
+        _autodiffs[engine.name] = None if isinstance(autodiff, Absent) else autodiff
+        _engines[kind] = engine.name
+    return _engines[kind]
+
+
+_autodiffs: dict[str, Autodiff | None] = {"": None}
+_engines: dict[type, str] = {}
+# PyTorch's compiler calls this while it traces the caller, and keeps the result.
+_engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:
+    """Check that fields are integers of `least` or more, or `None` for one that is inferred."""
+    for name, value in fields.items():
+        if value is None and isinstance(owner, Layer) and owner.inferred[0] == name:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise setting_error(owner, name, f"an integer of {least} or more", value)
+
+
+def check_numbers(owner: object, below: float = math.inf, /, **fields: object) -> None:
+    """Check that fields are finite numbers of 0 or more, and below a bound."""
+    for name, value in fields.items():
+        if not is_number(value) or not 0 <= value < below:
+            bound = "" if below == math.inf else f" and below {below:g}"
+            raise setting_error(owner, name, f"a finite number of 0 or more{bound}", value)
+
+
+def check_positive(owner: object, /, **fields: object) -> None:
+    """Check that fields are finite numbers above 0."""
+    for name, value in fields.items():
+        if not is_number(value) or not 0 < value < math.inf:
+            raise setting_error(owner, name, "a finite number above 0", value)
+
+
+def check_booleans(owner: object, /, **fields: object) -> None:
+    """Check that fields are `True` or `False`."""
+    for name, value in fields.items():
+        if not isinstance(value, bool):
+            raise setting_error(owner, name, "True or False", value)
+
+
+def setting_error(owner: object, name: str, wanted: str, value: object) -> ConfigurationError:
+    """The error for one field."""
+    kind = type(owner).__name__
+    return ConfigurationError(
+        f"{kind}: {name} must be {wanted}, not {value!r}", source=f"{kind}.{name}"
+    )
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is an `int` or a `float`, and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

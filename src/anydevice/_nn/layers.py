@@ -1,0 +1,636 @@
+"""Activations, dense layers, embeddings, norms, dropout, and chains of layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import TYPE_CHECKING
+
+from anydevice import _ops as ops
+from anydevice._core.record import replace
+from anydevice._nn.initializers import Constant, Initializer, Normal, initializer_of
+from anydevice._nn.layer import (
+    Array,
+    Inferred,
+    Layer,
+    Parameters,
+    Run,
+    Shape,
+    check_booleans,
+    check_integers,
+    check_numbers,
+    check_positive,
+    is_number,
+    setting_error,
+    without_gradient,
+)
+from anydevice._nn.random_choice import random_mask
+from anydevice._ops.arguments import widened
+from anydevice._ops.dispatch import own_version, primitives
+from anydevice._ops.dispatch import run as run_op
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._arrays.random.generator import Random
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "relu": ops.relu,
+    "leaky_relu": ops.leaky_relu,
+    "gelu": ops.gelu,
+    "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
+    "silu": ops.silu,
+    "tanh": ops.tanh,
+    "sigmoid": ops.sigmoid,
+    "softmax": ops.softmax,
+}
+"""The functions by name; `softmax` is over the last axis, and `leaky_relu` has the slope 0.01."""
+
+
+class Activation(Layer):
+    """A function of each element, or of each row for `softmax`; the shape does not change.
+
+    >>> Activation("relu").label
+    'relu'
+    """
+
+    name: str
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def settings_fit(self) -> None:
+        check_activation(self.name)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ACTIVATIONS[self.name](x)
+
+
+def check_activation(name: object) -> None:
+    """Raise `ConfigurationError`, with the known names, for any other."""
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ConfigurationError(
+            f"unknown activation {name!r}; use one of {', '.join(ACTIVATIONS)}",
+            source="activation",
+        )
+
+
+def as_layer(spec: Layer | str) -> Layer:
+    """The layer, or the activation of that name.
+
+    >>> as_layer("gelu")
+    Activation(name='gelu')
+    """
+    if isinstance(spec, Layer):
+        return spec
+    if isinstance(spec, str):
+        return Activation(spec)
+    given = (
+        f"{spec.__name__} is a class and not a layer"
+        if isinstance(spec, type)
+        else f"this {type(spec).__name__} is not a layer"
+    )
+    raise ConfigurationError(f"{given}; {_instead_of(spec)}", source="layer")
+
+
+def _instead_of(spec: object) -> str:
+    """Advice for something that is not a layer."""
+    if isinstance(spec, type) and issubclass(spec, Layer):
+        return f"give one of it, {spec.__name__}(…)"
+    if isinstance(spec, list | tuple):
+        return "layers are given one by one: nn.build(*layers), nn.Chain(*layers)"
+    if hasattr(spec, "layer") and isinstance(spec.layer, Layer):
+        return "give its .layer"
+    if any(base.__name__ == "Module" for base in type(spec).__mro__):
+        return "a module of another library stays as it is: anydevice.compile takes it"
+    return "give a layer such as nn.Dense(4, 2), or the name of an activation"
+
+
+_ONES, _ZEROS = Constant(1.0), Constant(0.0)
+
+
+class Dense(Layer):
+    """`x · weightᵀ + bias` over the last axis, followed by an optional activation.
+
+    The number of inputs may be `None`, as the first size of other layers: a model takes it from the
+    shape of its examples. Its parameters are `weight` (outputs, inputs) and `bias` (outputs,).
+
+    >>> Dense(128, 10).output((5, 128)), Dense(128, 10).label
+    ((5, 10), 'Dense(128→10)')
+    """
+
+    inputs: Inferred
+    outputs: int
+    bias: bool = True
+    activation: str | None = None
+    initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", -1)
+
+    @property
+    def label(self) -> str:
+        return f"Dense({self.inputs}→{self.outputs})"
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return None if self.inputs is None else (self.inputs,)
+
+    def settings_fit(self) -> None:
+        check_integers(self, inputs=self.inputs, outputs=self.outputs)
+        check_booleans(self, bias=self.bias)
+        initializer_of(self.initializer)
+        if self.activation is not None:
+            check_activation(self.activation)
+
+    def output(self, shape: Shape) -> Shape:
+        self.takes_features(shape, self.inputs)
+        return (*shape[:-1], self.outputs)
+
+    def initial(self, generator: Random) -> Parameters:
+        sizes = self.inputs, self.outputs
+        make = initializer_of(self.initializer)
+        parameters = {"weight": make(generator, (self.outputs, self.inputs), *sizes)}
+        if self.bias:
+            parameters["bias"] = _ZEROS(generator, (self.outputs,), *sizes)
+        return parameters
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        y = ops.linear(x, parameters["weight"], parameters["bias"] if self.bias else None)
+        return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+class Embedding(Layer):
+    """A row of features for each id; its parameter is `weight` (rows, size).
+
+    >>> Embedding(1000, 64).output((20,))
+    (20, 64)
+    """
+
+    rows: int
+    size: int
+    initializer: Initializer | str = Normal(0.02)
+
+    @property
+    def label(self) -> str:
+        return f"Embedding({self.rows}→{self.size})"
+
+    @property
+    def takes_ids_below(self) -> int:
+        return self.rows
+
+    def settings_fit(self) -> None:
+        check_integers(self, rows=self.rows, size=self.size)
+        initializer_of(self.initializer)
+
+    def output(self, shape: Shape) -> Shape:
+        return (*shape, self.size)
+
+    def initial(self, generator: Random) -> Parameters:
+        make = initializer_of(self.initializer)
+        return {"weight": make(generator, (self.rows, self.size), self.size, self.rows)}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.embedding(parameters["weight"], x)
+
+
+class PositionEmbedding(Layer):
+    """Adds a learned row to the features of each position.
+
+    It takes (…, tokens, size) with at most as many tokens as it has rows. Its parameter is `weight`
+    (tokens, size).
+
+    >>> PositionEmbedding(128, 64).output((20, 64))
+    (20, 64)
+    """
+
+    tokens: int
+    size: Inferred
+    initializer: Initializer | str = Normal(0.02)
+
+    inferred = ("size", -1)
+
+    @property
+    def label(self) -> str:
+        return f"PositionEmbedding({self.tokens}×{self.size})"
+
+    def settings_fit(self) -> None:
+        check_integers(self, tokens=self.tokens, size=self.size)
+        initializer_of(self.initializer)
+
+    def output(self, shape: Shape) -> Shape:
+        self.takes_features(shape, self.size)
+        if len(shape) < 2:
+            raise self.misfit(f"got the shape {shape}, expected (tokens, {self.size})")
+        if shape[-2] > self.tokens:
+            raise self.misfit(f"got {shape[-2]} tokens, but it has {self.tokens} positions")
+        return shape
+
+    def initial(self, generator: Random) -> Parameters:
+        make = initializer_of(self.initializer)
+        return {"weight": make(generator, (self.tokens, self.size), self.size, self.tokens)}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.add(x, ops.part(parameters["weight"], 0, 0, x.shape[-2]))
+
+
+class LayerNorm(Layer):
+    """Normalize features to mean 0 and variance 1, then scale and shift.
+
+    Its parameters are `weight` and `bias`, (size,) both.
+    """
+
+    size: Inferred
+    eps: float = 1e-5
+    bias: bool = True
+
+    inferred = ("size", -1)
+
+    @property
+    def label(self) -> str:
+        return f"LayerNorm({self.size})"
+
+    def settings_fit(self) -> None:
+        check_integers(self, size=self.size)
+        check_numbers(self, eps=self.eps)
+        check_booleans(self, bias=self.bias)
+
+    def output(self, shape: Shape) -> Shape:
+        self.takes_features(shape, self.size)
+        return shape
+
+    def initial(self, generator: Random) -> Parameters:
+        parameters = {"weight": _ONES(generator, (self.size,), 1, 1)}
+        if self.bias:
+            parameters["bias"] = _ZEROS(generator, (self.size,), 1, 1)
+        return parameters
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        bias = parameters["bias"] if self.bias else None
+        return ops.layernorm(x, parameters["weight"], bias, self.eps)
+
+
+class RMSNorm(Layer):
+    """Normalize features to root mean square 1, then scale; its parameter is `weight` (size,)."""
+
+    size: Inferred
+    eps: float = 1e-6
+
+    inferred = ("size", -1)
+
+    @property
+    def label(self) -> str:
+        return f"RMSNorm({self.size})"
+
+    def settings_fit(self) -> None:
+        check_integers(self, size=self.size)
+        check_numbers(self, eps=self.eps)
+
+    def output(self, shape: Shape) -> Shape:
+        self.takes_features(shape, self.size)
+        return shape
+
+    def initial(self, generator: Random) -> Parameters:
+        return {"weight": _ONES(generator, (self.size,), 1, 1)}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.rmsnorm(x, parameters["weight"], self.eps)
+
+
+class BatchNorm(Layer):
+    """Normalize each channel to mean 0 and variance 1, then scale and shift.
+
+    An example is (size,), (size, length) or (size, height, width): the channels come first. In
+    training, the mean and variance are those of the batch, over all its examples and places; the
+    state, `mean` and `variance`, moves towards them by the share `momentum`. Otherwise the state
+    is used, and an output does not depend on the other examples. A batch with a single value a
+    channel has no variance: it is normalized by the state, which stays.
+
+    Its parameters are `weight`, `bias`, `mean` and `variance`, (size,) each. Statistics are
+    computed in float32, also of 16-bit numbers, and the state is best kept in float32.
+
+    >>> BatchNorm(8).output((8, 28, 28)), BatchNorm(8).state_names
+    ((8, 28, 28), ('mean', 'variance'))
+    """
+
+    size: Inferred
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    inferred = ("size", 0)
+
+    @property
+    def label(self) -> str:
+        return f"BatchNorm({self.size})"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("mean", "variance")
+
+    def settings_fit(self) -> None:
+        check_integers(self, size=self.size)
+        check_positive(self, eps=self.eps)
+        if not is_number(self.momentum) or not 0 < self.momentum <= 1:
+            raise setting_error(self, "momentum", "a number above 0 and at most 1", self.momentum)
+
+    def output(self, shape: Shape) -> Shape:
+        if not shape:
+            raise self.misfit(f"got scalars, expected {self.size} channels")
+        if shape[0] != self.size:
+            raise self.misfit(f"got {shape[0]} channels, the first axis of the shape {shape}")
+        return shape
+
+    def initial(self, generator: Random) -> Parameters:
+        start = {"weight": _ONES, "bias": _ZEROS, "mean": _ZEROS, "variance": _ONES}
+        return {name: make(generator, (self.size,), 1, 1) for name, make in start.items()}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        if x.ndim < 2 or x.shape[1] != self.size:
+            raise self.misfit(f"got a batch of the shape {tuple(x.shape)}")
+        weight, bias = parameters["weight"], parameters["bias"]
+        mean, variance = (without_gradient(parameters[name]) for name in self.state_names)
+        if not run.training:
+            own = own_version(x, "batch_norm", _batch_norm)
+            return run_op(own, _batch_norm, x, weight, bias, mean, variance, self.eps)
+        if math.prod(x.shape) == self.size:
+            y = _batch_norm(x, weight, bias, mean, variance, self.eps)
+        else:
+            own = own_version(x, "batch_norm_training", _batch_norm_training)
+            y, mean, variance = run_op(
+                own, _batch_norm_training, x, weight, bias, mean, variance, self.eps, self.momentum
+            )
+        run.update("mean", mean)
+        run.update("variance", variance)
+        return y
+
+
+def _batch_norm_training(
+    x: Array, weight: Array, bias: Array, mean: Array, variance: Array, eps: float, momentum: float
+) -> tuple[Array, Array, Array]:
+    """A batch normalized by its own statistics, and the state moved towards them."""
+    xp = primitives(x)
+    axes = tuple([axis for axis in range(x.ndim) if axis != 1])
+    count = math.prod([x.shape[axis] for axis in axes])
+    wide = widened(xp, x)
+    own_mean = xp.multiply(xp.sum(wide, axes), 1 / count)
+    apart = xp.subtract(wide, _over_channels(own_mean, x))
+    squares = xp.sum(xp.multiply(apart, apart), axes)
+    y = _batch_norm(x, weight, bias, own_mean, xp.multiply(squares, 1 / count), eps)
+    # The variance of all examples, of which the batch is a sample, is larger than its own.
+    news = own_mean, xp.multiply(squares, 1 / (count - 1))
+    moved = [
+        xp.add(xp.multiply(widened(xp, old), 1 - momentum), xp.multiply(new, momentum))
+        for old, new in zip((mean, variance), news, strict=True)
+    ]
+    return y, moved[0], moved[1]
+
+
+def _batch_norm(
+    x: Array, weight: Array, bias: Array, mean: Array, variance: Array, eps: float
+) -> Array:
+    xp = primitives(x)
+    weight, bias, mean, variance = (widened(xp, each) for each in (weight, bias, mean, variance))
+    scale = xp.multiply(weight, xp.rsqrt(xp.add(variance, eps)))
+    apart = xp.subtract(widened(xp, x), _over_channels(mean, x))
+    y = xp.add(xp.multiply(apart, _over_channels(scale, x)), _over_channels(bias, x))
+    return xp.astype(y, xp.dtype(x))
+
+
+def _over_channels(values: Array, x: Array) -> Array:
+    """A number for each channel, in a shape that broadcasts over a batch."""
+    return ops.reshape(values, (1, values.shape[0], *[1] * (x.ndim - 2)))
+
+
+class Flatten(Layer):
+    """Flatten an example to one axis.
+
+    >>> Flatten().output((3, 4, 5))
+    (60,)
+    """
+
+    def output(self, shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class Chain(Layer):
+    """Layers in sequence; strings name activations.
+
+    Its parameters are a list with those of each layer.
+
+    >>> chain = Chain(Dense(64, 128), "relu", Dense(128, 10))
+    >>> chain.output((64,)), len(chain.layers)
+    ((10,), 3)
+    >>> Chain(Dense(64, 128), "relu", Dense(64, 10)).output((64,))
+    Traceback (most recent call last):
+    anydevice._nn.layer.MisfitError: Chain[2] Dense(64→10): got 128 features
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, *given: Layer | str, layers: Sequence[Layer | str] = ()) -> None:
+        super().__init__(tuple([as_layer(layer) for layer in (*given, *layers)]))
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [(f"[{at}]", layer) for at, layer in enumerate(self.layers)]
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return self.layers[0].input_shape
+
+    def settings_fit(self) -> None:
+        if not self.layers:
+            raise ConfigurationError("Chain: it needs at least one layer")
+
+    def output(self, shape: Shape) -> Shape:
+        for step, layer in self.parts:
+            shape = self.output_of(step, layer, shape)
+        return shape
+
+    def resolved(self, shape: Shape) -> Layer:
+        layers: list[Layer] = []
+        for step, layer in self.parts:
+            layers.append(self.resolved_of(step, layer, shape))
+            shape = self.output_of(step, layers[-1], shape)
+        return self if all(map(is_, layers, self.layers)) else Chain(*layers)
+
+    def initial(self, generator: Random) -> Parameters:
+        # A generator for each, so that a layer's numbers do not depend on the sizes before it.
+        own = generator.split(len(self.layers))
+        return [layer.initial(one) for layer, one in zip(self.layers, own, strict=True)]
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        for (step, layer), own in zip(self.parts, parameters, strict=True):
+            x = run.through(step, layer, own, x)
+        return x
+
+
+class Residual(Layer):
+    """A residual connection: `layer(x) + x`, or `layer(x) + shortcut(x)`.
+
+    A `shortcut` is for a layer that changes the shape. Strings name activations. Its parameters are
+    `layer`, and with a shortcut `shortcut`.
+
+    >>> Residual(Chain(Dense(8, 8), "relu", Dense(8, 8))).output((8,))
+    (8,)
+    >>> Residual(Dense(8, 4)).output((8,))
+    Traceback (most recent call last):
+    anydevice._nn.layer.MisfitError: Residual: got (4,) from Dense(8→4) and (8,) beside it; ...
+    """
+
+    layer: Layer
+    shortcut: Layer | None = None
+
+    def __init__(self, layer: Layer | str, shortcut: Layer | str | None = None) -> None:
+        super().__init__(as_layer(layer), None if shortcut is None else as_layer(shortcut))
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        inside = [(".layer", self.layer)]
+        return inside if self.shortcut is None else [*inside, (".shortcut", self.shortcut)]
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return self.layer.input_shape
+
+    def output(self, shape: Shape) -> Shape:
+        own, beside, *_ = [self.output_of(step, part, shape) for step, part in self.parts] + [shape]
+        if own != beside:
+            raise self.misfit(
+                f"got {own} from {self.layer.label} and {beside} beside it; a shortcut that gives "
+                f"{own} too makes them fit"
+            )
+        return own
+
+    def initial(self, generator: Random) -> Parameters:
+        own = generator.split(len(self.parts))
+        pairs = zip(self.parts, own, strict=True)
+        return {step[1:]: part.initial(one) for (step, part), one in pairs}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        y = run.through(".layer", self.layer, parameters["layer"], x)
+        if self.shortcut is not None:
+            x = run.through(".shortcut", self.shortcut, parameters["shortcut"], x)
+        return ops.add(y, x)
+
+
+class LeakyReLU(Layer):
+    """`x` where it is positive, and `slope × x` elsewhere.
+
+    The name `"leaky_relu"` stands for a slope of 0.01.
+
+    >>> LeakyReLU(0.2).label
+    'LeakyReLU(0.2)'
+    """
+
+    slope: float = 0.01
+
+    @property
+    def label(self) -> str:
+        return f"LeakyReLU({self.slope:g})"
+
+    def settings_fit(self) -> None:
+        check_numbers(self, slope=self.slope)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.leaky_relu(x, self.slope)
+
+
+class Dropout(Layer):
+    """In training, set each element to 0 with probability `rate`, and scale the others.
+
+    They are multiplied by 1 / (1 - rate), so the mean stays. In inference it does nothing.
+
+    The mask depends on the seed and step of the run and on the layer's path: it is the same on
+    every engine, and when activations are recomputed.
+
+    >>> import numpy
+    >>> x = numpy.ones((2, 4), numpy.float32)
+    >>> Dropout(0.5).apply({}, x, Run(training=True, seed=1, step=1)).tolist()
+    [[0.0, 0.0, 0.0, 2.0], [2.0, 0.0, 2.0, 0.0]]
+    >>> Dropout(0.5).apply({}, x, Run()) is x
+    True
+    """
+
+    rate: float
+
+    @property
+    def label(self) -> str:
+        return f"Dropout({self.rate:g})"
+
+    def settings_fit(self) -> None:
+        check_numbers(self, 1.0, rate=self.rate)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        if not run.training or not self.rate:
+            return x
+        left_out = random_mask(run, self.rate, x)
+        return ops.where(left_out, 0.0, ops.multiply(x, 1 / (1 - self.rate)))
+
+
+class TiedEmbedding(Layer):
+    """An embedding whose matrix is also the output projection: ids in, logits out.
+
+    `inside` is the model in between; its output has `size` features. Its parameters are `weight`
+    (rows, size) and `inside`.
+
+    >>> from anydevice import nn
+    >>> blocks = nn.Chain(nn.TransformerBlock(64, 4, causal=True, rope=True), nn.RMSNorm(64))
+    >>> nn.Model(TiedEmbedding(1000, 64, blocks), (20,), device="cpu").output_shape
+    (20, 1000)
+    """
+
+    rows: int
+    size: int
+    inside: Layer
+    initializer: Initializer | str = Normal(0.02)
+
+    @property
+    def label(self) -> str:
+        return f"TiedEmbedding({self.rows}→{self.size}→{self.rows})"
+
+    @property
+    def takes_ids_below(self) -> int:
+        return self.rows
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [(".inside", self.inside)]
+
+    def settings_fit(self) -> None:
+        check_integers(self, rows=self.rows, size=self.size)
+        if not isinstance(self.inside, Layer):
+            raise ConfigurationError(
+                f"TiedEmbedding: inside must be a layer, not {self.inside!r}; "
+                "put several into a Chain",
+                source="TiedEmbedding.inside",
+            )
+        initializer_of(self.initializer)
+
+    def output(self, shape: Shape) -> Shape:
+        inner = self.output_of(".inside", self.inside, (*shape, self.size))
+        if not inner or inner[-1] != self.size:
+            raise self.misfit(f"got the shape {inner} from {self.inside.label}")
+        return (*inner[:-1], self.rows)
+
+    def resolved(self, shape: Shape) -> Layer:
+        inside = self.resolved_of(".inside", self.inside, (*shape, self.size))
+        return self if inside is self.inside else replace(self, inside=inside)
+
+    def initial(self, generator: Random) -> Parameters:
+        own, inner = generator.split(2)
+        make = initializer_of(self.initializer)
+        return {
+            "weight": make(own, (self.rows, self.size), self.size, self.rows),
+            "inside": self.inside.initial(inner),
+        }
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        y = ops.embedding(parameters["weight"], x)
+        y = run.through(".inside", self.inside, parameters["inside"], y)
+        return ops.linear(y, parameters["weight"])

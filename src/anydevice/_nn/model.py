@@ -1,0 +1,551 @@
+"""Models: a layer with its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from anydevice._arrays.move import device_of, is_array, refuse_mismatch, to_device
+from anydevice._arrays.random.generator import rng
+from anydevice._arrays.trees.containers import register_type, without_tables
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._core.text import format_size, table
+from anydevice._core.trees import difference, first_leaf, leaf_names, leaves, matches, unmatched
+from anydevice._machine.choose.scope import block_device, one_device
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice._nn.layer import Array, Layer, Parameters, Run, Shape, state_paths, state_places
+from anydevice._nn.layers import Chain, TiedEmbedding, as_layer
+from anydevice._ops.dispatch import primitives
+from anydevice.errors import ConfigurationError, DeviceMismatchError
+
+_NOT_TRAINING = Run()
+_NUMBERS = (int, float, np.number, np.bool_)
+_HEADINGS = ("model", "", "output", "parameters", "bytes", "training")
+
+Row = tuple[str, ...]
+
+
+class Model:
+    """A layer with its parameters: `model(x)` is its output for a batch.
+
+    `input_shape` is that of one example, without the batch; it is optional if the first layer
+    defines it. All shapes are checked at once, and errors name the layer that does not fit. The
+    parameters depend on the seed alone: they are the same on every engine and device. Without a
+    `device`, they are on `anydevice.device()`.
+
+    >>> import anydevice, numpy
+    >>> from anydevice import nn
+    >>> cpu = anydevice.device("cpu", engine="numpy")
+    >>> layer = nn.Chain(nn.Dense(64, 128), "relu", nn.Dense(128, 10))
+    >>> model = nn.Model(layer, seed=0, device=cpu)
+    >>> model(numpy.ones((2, 64), numpy.float32)).shape
+    (2, 10)
+    >>> print(model)
+    model                 output  parameters     bytes
+    [0]    Dense(64→128)  128          8,320  32.5 KiB
+    [1]    relu           128              0       0 B
+    [2]    Dense(128→10)  10           1,290   5.0 KiB
+    Chain  64 → 10                     9,610  37.5 KiB
+
+    A model is a tree: `device(model)` and `to_device(model, "cpu")` return a model on that device,
+    and `device_of` and `to_numpy` take it. It is immutable; `with_parameters` returns a new one.
+
+    Raises `ConfigurationError` if shapes do not fit.
+    """
+
+    frozen: frozenset[str] = frozenset()
+    properties: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        layer: Layer | str,
+        input_shape: int | Sequence[int] | None = None,
+        seed: int = 0,
+        device: Device | str | None = None,
+    ) -> None:
+        described = as_layer(layer)
+        self.input_shape = _shape_of(described, input_shape)
+        self.layer = described.resolved(self.input_shape)
+        self.output_shape = self.layer.output(self.input_shape)
+        # Drawn in host memory and moved together: many small copies would take longer.
+        drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
+        self.parameters: Parameters = to_device(drawn, one_device(device))
+        self._array_type, self._place = _type_and_place(self.parameters)
+
+    def __call__(self, x: Array) -> Array:
+        """The output for a batch, in inference and not in training.
+
+        An array of the parameters' library is taken as it is. A NumPy array, a DataFrame of pandas
+        or polars, or nested lists of numbers, is placed on their device first, and floating numbers
+        get their dtype. A model is never moved by itself: in a `use_device` block of another device
+        it is refused.
+
+        >>> from anydevice import nn
+        >>> nn.build(nn.Dense(2, 3), device="cpu")([[1.0, 2.0]]).shape
+        (1, 3)
+
+        Raises `ConfigurationError` for arrays of other libraries and of shapes that do not fit, and
+        `DeviceMismatchError` if the array or the block is of another device than the parameters.
+        """
+        _refuse_other_block(self._place)
+        if type(x) is not self._array_type:
+            x = as_batch(x, self.layer, self.input_shape, self.layer.like(self.parameters))
+        return self.apply(self.parameters, x, _NOT_TRAINING)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run = _NOT_TRAINING) -> Array:
+        """The output for these parameters; differentiate this function."""
+        try:
+            return self.layer.apply(parameters, x, run)
+        except ConfigurationError:
+            if hasattr(x, "shape"):
+                self.layer.output(tuple(x.shape[1:]))  # names the layer, if the shape is wrong
+            raise
+        except DeviceMismatchError as error:
+            refuse_mismatch(error, x=x, parameters=parameters)  # names the parameter
+            raise
+
+    def with_parameters(self, parameters: Parameters) -> Model:
+        """The model with other parameters, in the same tree and of the same shapes.
+
+        They may be on another device, and of another dtype. Raises `ConfigurationError`, with the
+        first difference.
+        """
+        found = difference(self.parameters, parameters)
+        if found is not None:
+            raise ConfigurationError(
+                f"these parameters do not fit this model: {found}", source="parameters"
+            )
+        return bound(self.layer, self.input_shape, parameters, self.frozen, self.properties)
+
+    def with_layer(self, layer: Layer) -> Model:
+        """The model with a layer that takes the same parameters, such as one that recomputes."""
+        return bound(layer, self.input_shape, self.parameters, self.frozen, self.properties)
+
+    def with_properties(self, *properties: Any) -> Model:
+        """The model with properties that are to hold for it, in place of those that it had.
+
+        They are claims of `anydevice.proofs`, which are saved with the model, or functions as
+        `anydevice.compile` takes them, which cannot be saved. They stay when the model is moved or
+        trained; whether they hold for the new parameters is for `compile(properties=…)` to say.
+
+        >>> from anydevice import nn, proofs
+        >>> model = nn.build(nn.Dense(2, 1), "sigmoid", device="cpu")
+        >>> share = proofs.claim(proofs.within(0, 1), over=proofs.box(-1.0, 1.0))
+        >>> model.with_properties(share).properties == (share,)
+        True
+        """
+        for each in properties:
+            if not callable(each) and not hasattr(each, "region"):
+                raise ConfigurationError(
+                    "a property of a model is a claim with its region, as in proofs.claim("
+                    f"proofs.within(0, 1), over=proofs.box(low, high)), not {each!r}",
+                    source="properties",
+                )
+        return bound(self.layer, self.input_shape, self.parameters, self.frozen, properties)
+
+    def freeze(self, *names: str) -> Model:
+        """The model with parameters that training does not change; without names, all of them.
+
+        A name is the path of a layer or of a parameter, as tables and errors have them; `*` stands
+        for anything. `frozen` has the names of all frozen parameters. They stay frozen when the
+        model is moved, saved or trained, until `unfreeze`. A layer whose state is frozen, such as a
+        `BatchNorm`, behaves in training as in inference.
+
+        >>> from anydevice import nn
+        >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
+        >>> sorted(model.freeze("[0]", "*.bias").frozen)
+        ['[0].bias', '[0].weight', '[2].bias']
+        >>> model.freeze("[0]").unfreeze("*.bias").frozen
+        frozenset({'[0].weight'})
+
+        Raises `ConfigurationError`, with the nearest names, for a name that matches nothing.
+        """
+        return self._with_frozen(self.frozen | self._named(names, "freeze"))
+
+    def unfreeze(self, *names: str) -> Model:
+        """The model with parameters that training changes again; see `freeze`."""
+        return self._with_frozen(self.frozen - self._named(names, "unfreeze"))
+
+    def _named(self, names: Sequence[str], source: str) -> frozenset[str]:
+        known = leaf_names(self.parameters)
+        found: set[str] = set() if names else set(known)
+        for name in names:
+            if not isinstance(name, str):
+                raise ConfigurationError(
+                    f"{source} takes names such as '[0]' or '*.bias', not {name!r}", source=source
+                )
+            rest = name.removeprefix(self.layer.root)  # errors have it: Chain[2]
+            path = rest if rest[:1] in ("", ".", "[") else name
+            here = [each for each in known if name and matches(path, each)]
+            if not here:
+                raise unmatched(name, known, source)
+            found.update(here)
+        return frozenset(found)
+
+    def _with_frozen(self, frozen: frozenset[str]) -> Model:
+        return bound(self.layer, self.input_shape, self.parameters, frozen, self.properties)
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of parameters."""
+        return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
+
+    def __str__(self) -> str:
+        return "\n".join(table(*self._table()))
+
+    def _repr_html_(self) -> str:
+        from anydevice._report import notebook
+
+        return notebook.block(notebook.line(repr(self), "strong"), notebook.table(*self._table()))
+
+    def _table(self) -> tuple[Sequence[str], list[tuple[str, ...]], Sequence[int]]:
+        """The head, the rows, and the columns of numbers."""
+        counts = _Counts(self)
+        rows = list(_rows(self.layer, self.input_shape, self.parameters, "", counts))
+        sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
+        *total, held = _row(self.layer.root, sizes, "", self.parameters, "", counts)
+        rows.append((*total, f"{counts.trained:,} trained, {held}"))
+        columns = 6 if held else 5
+        return _HEADINGS[:columns], [row[:columns] for row in rows], (3, 4)
+
+    def __repr__(self) -> str:
+        counts = _Counts(self)
+        layers = len(list(_rows(self.layer, self.input_shape, self.parameters, "", counts)))
+        try:
+            device = parameters_device(self.parameters)
+        except DeviceMismatchError:  # of a pipeline
+            device = None
+        parts = [
+            self.layer.label if layers == 1 else f"{self.layer.root} of {layers} layers",
+            f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}",
+            f"{self.parameter_count:,} parameters",
+            counts.text("", self.parameters),
+            "" if device is None else f"{device} {device.engine}",
+        ]
+        return f"Model({', '.join(part for part in parts if part)})"
+
+
+def build(
+    *layers: Layer | str,
+    input_shape: int | Sequence[int] | None = None,
+    seed: int = 0,
+    device: Device | str | None = None,
+) -> Model:
+    """A model of these layers in sequence; see `Model`.
+
+    >>> from anydevice import nn
+    >>> nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu").output_shape
+    (2,)
+    """
+    layer = layers[0] if len(layers) == 1 else Chain(*layers)
+    return Model(layer, input_shape, seed, device)
+
+
+def built_for(
+    layer: Layer | str, x: Any, seed: int = 0, device: Device | str | None = None
+) -> Model:
+    """The model of a layer whose examples are those of a batch.
+
+    >>> from anydevice import nn
+    >>> built_for(nn.Chain(nn.Dense(None, 8), "relu"), [[1.0, 2.0, 3.0]], device="cpu").input_shape
+    (3,)
+
+    Raises `ConfigurationError` if the batch is no array of examples.
+    """
+    layer, table = as_layer(layer), without_tables(x)
+    try:
+        shape = tuple(table.shape if hasattr(table, "shape") else np.asarray(table).shape)
+    except (TypeError, ValueError):
+        shape = ()
+    if not shape:
+        raise ConfigurationError(
+            f"the input shape of {layer.label} is taken from the first batch, which must be an "
+            f"array, not {type(x).__name__}; or set it with nn.build(…, input_shape=…)",
+            source="input_shape",
+        )
+    return Model(layer, tuple(map(int, shape[1:])), seed, device)
+
+
+def bound(
+    layer: Layer,
+    input_shape: Shape,
+    parameters: Parameters,
+    frozen: frozenset[str] = frozenset(),
+    properties: tuple[Any, ...] = (),
+) -> Model:
+    """The model of a layer with given parameters; draws none."""
+    model = Model.__new__(Model)
+    model.layer = layer
+    model.input_shape = input_shape
+    model.output_shape = layer.output(input_shape)
+    model.parameters = parameters
+    model.frozen = frozen
+    model.properties = properties
+    model._array_type, model._place = _type_and_place(parameters)
+    return model
+
+
+def trained_leaves(model: Model) -> list[bool]:
+    """Whether training moves each leaf of the parameters by gradients, in their order.
+
+    That is neither for frozen parameters nor for state, which a layer updates itself.
+
+    >>> from anydevice import nn
+    >>> layers = nn.Dense(4, 8), nn.BatchNorm(8), nn.Dense(8, 2)
+    >>> model = nn.build(*layers, device="cpu").freeze("[0]")
+    >>> dict(zip(leaf_names(model.parameters[1]), trained_leaves(model)[2:6]))
+    {'.bias': True, '.mean': False, '.variance': False, '.weight': True}
+    >>> trained_leaves(model)[:2], trained_leaves(model)[6:]
+    ([False, False], [True, True])
+    """
+    held = model.frozen.union(state_paths(model.layer))
+    return [name not in held for name in leaf_names(model.parameters)]
+
+
+def still_layers(model: Model) -> frozenset[str]:
+    """The paths of layers whose state is frozen, for `Run.still`."""
+    places = state_places(model.layer)
+    moving = {path for path, name in places if f"{path}.{name}" not in model.frozen}
+    return frozenset(path for path, _ in places) - moving
+
+
+def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
+    shape = layer.input_shape if given is None else given
+    if shape is None:
+        first = _first(layer)
+        if first.inferred[0] and getattr(first, first.inferred[0]) is None:
+            raise ConfigurationError(
+                f"{first.label} takes its size from the input, whose shape is not known yet; give "
+                "the shape of one example, without the batch, as in input_shape=(64,), or give "
+                "nn.train the layer: it takes the shape from the first batch",
+                source="input_shape",
+            )
+        raise ConfigurationError(
+            f"{layer.label} takes examples of many shapes; give one, without the batch, as in "
+            f"input_shape={_likely_shape(layer)}",
+            source="input_shape",
+        )
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ConfigurationError(
+            f"input_shape must be the shape of one example, without the batch, not {given!r}",
+            source="input_shape",
+        )
+    return sizes
+
+
+register_type(
+    Model,
+    lambda model: {"parameters": model.parameters},
+    lambda model, parts: _rebuilt(model, parts["parameters"]),
+)
+
+
+def _rebuilt(model: Model, parameters: Parameters) -> Model:
+    """The model with parameters that may be elsewhere: those of a pipeline are then together."""
+    same = all(map(is_, leaves(parameters), leaves(model.parameters)))
+    layer = model.layer if same else model.layer.alone
+    return bound(layer, model.input_shape, parameters, model.frozen, model.properties)
+
+
+def parameters_device(parameters: Parameters) -> Device | None:
+    """The device of parameters, with their library as its engine; `None` if there are none."""
+    place, owner = device_of(leaves(parameters)), owner_of(first_leaf(parameters))
+    return None if place is None or owner is None else place.served_by(owner.name)
+
+
+def _type_and_place(parameters: Parameters) -> tuple[type | None, str | None]:
+    """The type of the first parameter, whose arrays are used as they are, and its one device."""
+    first = first_leaf(parameters)
+    owner = owner_of(first)
+    if owner is None or len(owner.devices_of(first)) != 1:
+        return None if first is None else type(first), None
+    return type(first), str(device_of(first))
+
+
+def _refuse_other_block(place: str | None) -> None:
+    """Refuse a call in a `use_device` block of another device than that of the parameters."""
+    block = block_device()
+    if block is None or place is None or place == str(block):
+        return
+    raise DeviceMismatchError(
+        f'this model is on {place}, and it is called in a block of use_device("{block}"); move it '
+        f'with to_device(model, "{block}"), or call it outside of the block',
+        ("model", "use_device"),
+    )
+
+
+# PyTorch's compiler runs this while it looks through the caller.
+_refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
+    """A batch as an array of the parameters' library, on their device.
+
+    NumPy arrays, tables of pandas and polars, and nested lists of numbers are placed there, and
+    floating numbers get their dtype. Anything but an array stays, and is refused by the layer.
+    Raises `ConfigurationError` for a single number, for lists that do not form an array, for a
+    table with anything but numbers, and for an array of another library.
+    """
+    given, x = x, without_tables(x)
+    if isinstance(x, list | tuple) and _is_of_numbers(x):
+        x = _array_of(x, layer.takes_ids_below is not None, input_shape)
+    elif isinstance(x, _NUMBERS):
+        raise ConfigurationError(
+            f"this model takes a batch of examples of the shape {input_shape}, not the single "
+            f"number {x}",
+            source="x",
+        )
+    first = first_leaf(parameters)
+    if not (is_array(x) and is_array(first)):
+        return x
+    owner, wanted = owner_of(x), owner_of(first)
+    assert owner is not None
+    assert wanted is not None
+    if owner is wanted and x is given:
+        return x
+    if owner.name != "numpy":
+        theirs, mine = (registry.row_of(engine.name).label for engine in (owner, wanted))
+        raise ConfigurationError(
+            f"this is an array of {theirs}, and the model's parameters are of {mine}; move one of "
+            "them with anydevice.to_device(…, device, convert=True)",
+            source="x",
+        )
+    return _placed(x, first, wanted)
+
+
+def _placed(x: Array, like: Array, owner: Engine) -> Array:
+    """A NumPy array on the device of another one; floating numbers get its dtype."""
+    place = device_of(like)
+    assert place is not None
+    xp = primitives(like)
+    dtype = xp.dtype(like)
+    floating = primitives(x).dtype(x).kind == "float" and dtype.kind == "float"
+    # Floating numbers get the parameters' dtype anyway: narrowing them is what was asked for.
+    there = to_device(x, place.served_by(owner.name), convert=True, narrow=floating)
+    return xp.astype(there, dtype) if floating else there
+
+
+def _is_of_numbers(x: Any) -> bool:
+    """Whether nested lists begin with a number or a NumPy array, at any depth."""
+    while isinstance(x, list | tuple) and x:
+        x = x[0]
+    return isinstance(x, (*_NUMBERS, list, tuple)) or type(x) is np.ndarray
+
+
+def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
+    """Nested lists as an array: ids as int32 where they fit, all else as float32."""
+    try:
+        array = np.asarray(x)
+        if not ids or array.dtype.kind not in "iu":
+            return array.astype("float32")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"this is not a batch of examples of shape {input_shape}: {error}",
+            source="x",
+        ) from None
+    small = array.astype("int32")
+    return small if (small == array).all() else array
+
+
+def _first(layer: Layer) -> Layer:
+    """The layer that gets the input itself."""
+    return _first(layer.parts[0][1]) if layer.parts else layer
+
+
+def _likely_shape(layer: Layer) -> Shape:
+    """A usual shape that the layer takes, or at least its first part, for a message."""
+    for shape in _usual_shapes(layer):
+        try:
+            layer.output(shape)
+        except ConfigurationError:
+            continue
+        return shape
+    return _likely_shape(layer.parts[0][1]) if layer.parts else (28, 28)
+
+
+def _usual_shapes(layer: Layer) -> Iterator[Shape]:
+    if layer.takes_ids_below is not None:
+        yield from ((128,), (16,), (1,))
+        return
+    yield from ((28, 28), (3, 28, 28))
+    for features in _features(layer):
+        yield (features, 28, 28)
+        yield (features, 224, 224)
+        yield from ((128, features), (16, features), (1, features))
+        yield (features,)
+
+
+def _features(layer: Layer) -> Iterator[int]:
+    """The numbers of features and channels of a layer and its parts, in order."""
+    for name in ("inputs", "size"):
+        value = getattr(layer, name, None)
+        if isinstance(value, int):
+            yield value
+    for _, part in layer.parts:
+        yield from _features(part)
+
+
+class _Counts:
+    """How many parameters of a model training does not move, and why."""
+
+    def __init__(self, model: Model) -> None:
+        state = dict.fromkeys(state_paths(model.layer), "state")
+        self._kinds = state | dict.fromkeys(model.frozen, "frozen")
+        moved = zip(leaves(model.parameters), trained_leaves(model), strict=True)
+        self.trained = sum(math.prod(array.shape) for array, own in moved if own)
+
+    def text(self, path: str, parameters: Parameters) -> str:
+        found = {"frozen": 0, "state": 0}
+        for name, array in zip(leaf_names(parameters, path), leaves(parameters), strict=True):
+            if name in self._kinds:
+                found[self._kinds[name]] += math.prod(array.shape)
+        return ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
+
+
+def _rows(
+    layer: Layer,
+    shape: Shape,
+    parameters: Parameters,
+    path: str,
+    counts: _Counts,
+    remark: str = "",
+) -> Iterator[Row]:
+    """A row of the table for every layer of a chain, and of the chains inside it."""
+    if layer.parts and not layer.parts[0][0]:  # it wraps a layer, such as one to recompute
+        inside = layer.parts[0][1]
+        remark += layer.label.removeprefix(inside.label)
+        yield from _rows(inside, shape, parameters, path, counts, remark)
+    elif isinstance(layer, Chain):
+        for (step, part), own in zip(layer.parts, parameters, strict=True):
+            yield from _rows(part, shape, own, path + step, counts, remark)
+            shape = part.output(shape)
+    elif isinstance(layer, TiedEmbedding):
+        weight, output = parameters["weight"], _sizes(layer.output(shape))
+        yield _row(path, layer.label, output, weight, f"{path}.weight", counts)
+        inner = (*shape, layer.size)
+        inside, own = layer.inside, parameters["inside"]
+        yield from _rows(inside, inner, own, f"{path}.inside", counts, remark)
+    else:
+        label, output = layer.label + remark, _sizes(layer.output(shape))
+        yield _row(path, label, output, parameters, path, counts)
+
+
+def _row(
+    shown: str, label: str, output: str, parameters: Parameters, path: str, counts: _Counts
+) -> Row:
+    arrays = leaves(parameters)
+    count = sum(math.prod(array.shape) for array in arrays)
+    size = sum(math.prod(array.shape) * primitives(array).dtype(array).itemsize for array in arrays)
+    held = counts.text(path, parameters)
+    return shown, label, output, f"{count:,}", format_size(size), held
+
+
+def _sizes(shape: Shape) -> str:
+    return "×".join(map(str, shape)) or "1"

@@ -1,0 +1,520 @@
+"""Optimizers and schedules as frozen settings, and gradient clipping.
+
+`init` returns the state of an optimizer, and `update` returns new parameters and a new state. Steps
+count from 1; `step` and `rate` may be 0-d arrays, so that one compiled step works for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from anydevice import _ops as ops
+from anydevice._core.record import replace
+from anydevice._core.trees import Tree, leaf_names, leaves, mapped, matches, refilled, unmatched
+from anydevice._nn.layer import (
+    Settings,
+    check_booleans,
+    check_integers,
+    check_numbers,
+    is_number,
+    setting_error,
+)
+from anydevice._ops.arguments import wide
+from anydevice._ops.dispatch import primitives
+from anydevice.errors import ConfigurationError
+
+Array = Any
+Arrays = list[Array]
+State = dict[str, Tree]
+Options = Mapping[str, Any]
+"""Settings of a group of parameters, in place of the optimizer's."""
+
+
+class Optimizer(Settings):
+    """The base class of optimizers; `rate` is a number or a schedule.
+
+    Your own optimizer defines `init` and `update`; `settings_fit` can check its fields.
+    """
+
+    rate: float | Schedule = 1e-3
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        if not isinstance(self.rate, Schedule):
+            check_numbers(self, rate=self.rate)
+
+    def rate_at(self, step: int) -> float:
+        """The rate of a step, which counts from 1.
+
+        Raises `ConfigurationError` if a schedule returns an invalid rate.
+        """
+        return rate_of(self.rate, step) if isinstance(self.rate, Schedule) else float(self.rate)
+
+    def init(self, parameters: Tree) -> State:
+        """The state before the first step: trees like the parameters, on the same device."""
+        raise NotImplementedError(f"{type(self).__name__} has no init")
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: State,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, State]:
+        """The parameters and the state after one step.
+
+        The default `rate` is `rate_at(step)`; the step must then be a number.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no update")
+
+
+class _Groups(dict[str, dict[str, Any]]):
+    """Options by pattern, which do not change."""
+
+    def __init__(self, given: Mapping[str, Options]) -> None:
+        super().__init__({pattern: dict(options) for pattern, options in given.items()})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple((name, tuple(options.items())) for name, options in self.items()))
+
+
+class BuiltIn(Optimizer):
+    """An optimizer whose step is one op over lists of arrays, or one for each group of them."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        groups = getattr(self, "groups", None)
+        if groups is not None:
+            object.__setattr__(self, "groups", _checked_groups(self, groups))
+
+    @property
+    def _groups(self) -> _Groups:
+        # The field is the last one of each subclass, so that the others keep their places.
+        return getattr(self, "groups", None) or _Groups({})
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it treats all parameters alike, whatever their names."""
+        return not self._groups
+
+    def _state_names(self) -> tuple[str, ...]:
+        """The names of the trees of its state."""
+        raise NotImplementedError
+
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        """The new parameters and trees of the state, given the old ones and the gradients."""
+        raise NotImplementedError
+
+    def init(self, parameters: Tree) -> State:
+        names = leaf_names(parameters)
+        for pattern in self._groups:
+            if not any(matches(pattern, name) for name in names):
+                raise unmatched(pattern, names, "groups")
+        return {name: zeros_like(parameters) for name in self._state_names()}
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: State,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, State]:
+        names = self._state_names()
+        trees = [parameters, gradients, *[state[name] for name in names]]
+        rate = self.rate_at(step) if rate is None else rate
+        arrays = [leaves(tree) for tree in trees]
+        new = (
+            self._moved_by_group(leaf_names(parameters), arrays, step, rate)
+            if self._groups
+            else self._moved(arrays, step, rate)
+        )
+        moved, *states = [refilled(parameters, arrays) for arrays in new if arrays is not None]
+        return moved, dict(zip(names, states, strict=True))
+
+    def _moved_by_group(
+        self, names: list[str], arrays: list[Arrays], step: int | Array, rate: float | Array
+    ) -> list[Arrays]:
+        new = [list(old) for old in (arrays[0], *arrays[2:])]  # all but the gradients
+        for options, places in _parted(self._groups, tuple(names)):
+            options = dict(options)
+            factor = options.pop("rate", None)
+            own = replace(self, groups=None, **options)
+            scaled = rate if factor is None else _scaled_rate(rate, factor / base_rate(self.rate))
+            moved = own._moved([[old[at] for at in places] for old in arrays], step, scaled)
+            for after, part in zip(new, moved, strict=False):
+                for at, array in zip(places, part, strict=True):
+                    after[at] = array
+        return new
+
+
+def _checked_groups(optimizer: BuiltIn, groups: Any) -> _Groups:
+    kind = type(optimizer).__name__
+    known = [name for name in optimizer._fields if name != "groups"]
+    if not isinstance(groups, Mapping) or not all(
+        isinstance(name, str) and isinstance(options, Mapping) for name, options in groups.items()
+    ):
+        raise setting_error(
+            optimizer, "groups", "a dict such as {'*.bias': {'decay': 0.0}}", groups
+        )
+    for pattern, options in groups.items():
+        for name in options:
+            if name not in known:
+                raise ConfigurationError(
+                    f"{kind}: groups[{pattern!r}] has {name!r}; a group of {kind} may have "
+                    f"{', '.join(known)}",
+                    source=f"{kind}.groups",
+                )
+        try:
+            replace(optimizer, groups=None, **options)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{kind}: groups[{pattern!r}]: {error}", source=error.source
+            ) from None
+        if "rate" in options:
+            _check_group_rate(optimizer, pattern, options["rate"])
+    return _Groups(groups)
+
+
+def _check_group_rate(optimizer: Optimizer, pattern: str, rate: Any) -> None:
+    kind = type(optimizer).__name__
+    if not is_number(rate):
+        raise ConfigurationError(
+            f"{kind}: groups[{pattern!r}]: the rate of a group must be a number, which a schedule "
+            f"of {kind} scales too, not {rate!r}",
+            source=f"{kind}.groups",
+        )
+    if not base_rate(optimizer.rate):
+        raise ConfigurationError(
+            f"{kind}: groups[{pattern!r}]: the rate of a group is relative to that of {kind}, and "
+            f"{optimizer.rate!r} does not say where it starts; give {kind} a number above 0, "
+            "and nn.train the schedule",
+            source=f"{kind}.groups",
+        )
+
+
+def base_rate(rate: float | Schedule) -> float:
+    """The rate that a schedule begins to decay from; 0 if it does not say.
+
+    >>> base_rate(0.1), base_rate(WarmUp(10, then=CosineRate(0.2, steps=100)))
+    (0.1, 0.2)
+    """
+    if isinstance(rate, WarmUp):
+        return base_rate(rate.then)
+    found = getattr(rate, "rate", 0.0) if isinstance(rate, Schedule) else rate
+    return float(found) if is_number(found) else 0.0
+
+
+def _scaled_rate(rate: float | Array, factor: float) -> float | Array:
+    return rate * factor if is_number(rate) else ops.multiply(rate, factor)
+
+
+@lru_cache(maxsize=32)
+def _parted(
+    groups: _Groups, names: tuple[str, ...]
+) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
+    """The places of the parameters with the same options, with these; later patterns win."""
+    parts: dict[_Groups, list[int]] = {}
+    for at, name in enumerate(names):
+        options: dict[str, Any] = {}
+        for pattern, own in groups.items():
+            if matches(pattern, name):
+                options.update(own)
+        parts.setdefault(_Groups({"": dict(sorted(options.items()))}), []).append(at)
+    return [(key[""], tuple(places)) for key, places in parts.items()]
+
+
+class SGD(BuiltIn):
+    """Stochastic gradient descent, with momentum if it is not 0.
+
+    >>> import numpy
+    >>> sgd, parameters = SGD(0.25), {"x": numpy.array([1.0])}
+    >>> sgd.update(parameters, {"x": numpy.array([2.0])}, sgd.init(parameters), 1)[0]
+    {'x': array([0.5])}
+    """
+
+    rate: float | Schedule = 1e-2
+    momentum: float = 0.0
+    decay: float = 0.0
+    nesterov: bool = False
+    groups: Mapping[str, Options] | None = None
+
+    def settings_fit(self) -> None:
+        check_numbers(self, 1.0, momentum=self.momentum)
+        check_numbers(self, decay=self.decay)
+        check_booleans(self, nesterov=self.nesterov)
+        if self.nesterov and not self.momentum:
+            raise setting_error(self, "nesterov", "used with momentum, such as 0.9", True)
+
+    def _state_names(self) -> tuple[str, ...]:
+        moments = [options.get("momentum", 0.0) for options in self._groups.values()]
+        return ("velocities",) if self.momentum or any(moments) else ()
+
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        parameters, gradients, *velocities = arrays
+        return ops.update_sgd(
+            parameters,
+            gradients,
+            velocities[0] if velocities else None,
+            rate=rate,
+            momentum=self.momentum,
+            decay=self.decay,
+            nesterov=self.nesterov,
+        )
+
+
+class Adam(BuiltIn):
+    """Adam; `decay` is L2 regularization, a multiple of the parameters added to the gradients."""
+
+    rate: float | Schedule = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    decay: float = 0.0
+    groups: Mapping[str, Options] | None = None
+
+    _decoupled = False
+
+    def settings_fit(self) -> None:
+        check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
+        check_numbers(self, eps=self.eps, decay=self.decay)
+
+    def _state_names(self) -> tuple[str, ...]:
+        return "means", "squares"
+
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        parameters, gradients, means, squares = arrays
+        return ops.update_adam(
+            parameters,
+            gradients,
+            means,
+            squares,
+            step,
+            rate=rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            decay=self.decay,
+            decoupled=self._decoupled,
+        )
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay.
+
+    `groups`, which `SGD`, `Adam` and `Lion` have too, gives some parameters settings of their own.
+    A key is a name as in `Model.freeze`; of several that match a parameter, the later one wins. A
+    schedule scales the rate of a group too: where it halves the rate of the optimizer, it halves
+    that of the group.
+
+    >>> AdamW(1e-3, groups={"*.bias": {"decay": 0.0}, "[0]": {"rate": 1e-4}}).groups["[0]"]
+    {'rate': 0.0001}
+    """
+
+    rate: float | Schedule = 1e-3
+    decay: float = 1e-2
+
+    _decoupled = True
+
+
+class Lion(BuiltIn):
+    """Lion: steps by the sign of the averaged gradient, with decoupled weight decay."""
+
+    rate: float | Schedule = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    decay: float = 0.0
+    groups: Mapping[str, Options] | None = None
+
+    def settings_fit(self) -> None:
+        check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
+        check_numbers(self, decay=self.decay)
+
+    def _state_names(self) -> tuple[str, ...]:
+        return ("means",)
+
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        return ops.update_lion(
+            *arrays, rate=rate, beta1=self.beta1, beta2=self.beta2, decay=self.decay
+        )
+
+
+def zeros_like(parameters: Tree) -> Tree:
+    """A tree of zeros of the same shapes on the same devices: float64 for float64, else float32."""
+
+    def zeros(parameter: Array) -> Array:
+        xp = primitives(parameter)
+        return xp.full(tuple(parameter.shape), 0, wide(xp.dtype(parameter)), parameter)
+
+    return mapped(zeros, parameters)
+
+
+class Schedule(Settings):
+    """A rate for each step: called with the number of the step, which counts from 1.
+
+    Your own schedule defines `__call__`; `settings_fit` can check its fields.
+    """
+
+    def __call__(self, step: int) -> float:
+        """The rate of this step."""
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+class ConstantRate(Schedule):
+    """The same rate throughout."""
+
+    rate: float
+
+    def settings_fit(self) -> None:
+        check_numbers(self, rate=self.rate)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate)
+
+
+class WarmUp(Schedule):
+    """A rate that grows linearly over `steps` steps, and then the rate of `then`.
+
+    Step 1 of `then` is the first one after the warm-up. A number is a constant rate.
+
+    >>> rate = WarmUp(4, then=0.8)
+    >>> [rate(step) for step in (1, 2, 4, 5, 100)]
+    [0.2, 0.4, 0.8, 0.8, 0.8]
+    """
+
+    steps: int
+    then: float | Schedule
+
+    def settings_fit(self) -> None:
+        check_integers(self, steps=self.steps)
+        if not isinstance(self.then, Schedule):
+            check_numbers(self, then=self.then)
+
+    def __call__(self, step: int) -> float:
+        if step > self.steps:
+            return self._then(step - self.steps)
+        return self._then(1) * step / self.steps
+
+    def _then(self, step: int) -> float:
+        return self.then(step) if isinstance(self.then, Schedule) else float(self.then)
+
+
+class CosineRate(Schedule):
+    """Cosine decay from `rate` at step 1 to `floor` after `steps` steps.
+
+    >>> rate = CosineRate(1.0, steps=4)
+    >>> [round(rate(step), 3) for step in (1, 3, 5, 9)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+
+    rate: float
+    steps: int
+    floor: float = 0.0
+
+    def settings_fit(self) -> None:
+        check_integers(self, steps=self.steps)
+        check_numbers(self, rate=self.rate, floor=self.floor)
+
+    def __call__(self, step: int) -> float:
+        share = min(max(step - 1, 0) / self.steps, 1.0)
+        return self.floor + (self.rate - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+class SteppedRate(Schedule):
+    """A rate that is multiplied by `factor` every `every` steps.
+
+    >>> rate = SteppedRate(1.0, every=10, factor=0.5)
+    >>> [rate(step) for step in (1, 10, 11, 21)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+
+    rate: float
+    every: int
+    factor: float = 0.1
+
+    def settings_fit(self) -> None:
+        check_integers(self, every=self.every)
+        check_numbers(self, rate=self.rate, factor=self.factor)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate * self.factor ** (max(step - 1, 0) // self.every))
+
+
+def rate_of(schedule: Callable[[int], float], step: int) -> float:
+    """The rate that a schedule gives for a step.
+
+    >>> rate_of(lambda step: 1 / step, 4)
+    0.25
+
+    Raises `ConfigurationError`, with the step, for anything but a finite number of 0 or more.
+    """
+    given = schedule(step)
+    try:
+        rate = float(given)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise ConfigurationError(
+            f"the schedule returned {given!r} for step {step}; a rate must be a finite number of 0 "
+            "or more",
+            source="schedule",
+        )
+    return rate
+
+
+def global_norm(gradients: Tree) -> Array:
+    """The square root of the sum of all squares in a tree, computed in float32.
+
+    It is float64 if all gradients are. Raises `ConfigurationError` if there are none.
+
+    >>> import numpy
+    >>> global_norm({"a": numpy.array([3.0]), "b": [numpy.array([[4.0]])]}).tolist()
+    5.0
+    """
+    return ops.reshape(_norm(leaves(gradients)), ())
+
+
+def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
+    """The gradients, scaled down together if their global norm is above `limit`, and that norm.
+
+    Smaller gradients are unchanged, bit for bit. If one is NaN, all become NaN, and so does the
+    norm. Raises `ConfigurationError` for a limit that is not above 0.
+
+    >>> import numpy
+    >>> clipped({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
+    [0.6, 0.8]
+    """
+    if not is_number(limit) or not 0 < limit < math.inf:
+        raise ConfigurationError(
+            f"gradients are clipped to a finite norm above 0, not {limit!r}", source="limit"
+        )
+    arrays = leaves(gradients)
+    norm = _norm(arrays)
+    scale = ops.divide(float(limit), ops.maximum(norm, float(limit)))
+    scaled = [_scaled(array, scale) for array in arrays]
+    return refilled(gradients, scaled), ops.reshape(norm, ())
+
+
+def _norm(arrays: list[Array]) -> Array:
+    """The global norm, of shape (1,)."""
+    if not arrays:
+        raise ConfigurationError("there are no gradients in this tree, so they have no norm")
+    types = {wide(primitives(array).dtype(array)).name for array in arrays}
+    dtype = "float64" if types == {"float64"} else "float32"
+    squares = [_square(array, dtype) for array in arrays]
+    return ops.sqrt(ops.sum(ops.concat(squares, axis=0), axis=0, keepdims=True))
+
+
+def _square(array: Array, dtype: str) -> Array:
+    row = ops.astype(ops.reshape(array, (-1,)), dtype)
+    return ops.sum(ops.multiply(row, row), axis=0, keepdims=True)
+
+
+def _scaled(array: Array, scale: Array) -> Array:
+    dtype = primitives(array).dtype(array)
+    wider = ops.multiply(ops.astype(array, wide(dtype)), ops.astype(scale, wide(dtype)))
+    return ops.reshape(ops.astype(wider, dtype), tuple(array.shape))

@@ -1,0 +1,164 @@
+"""Every op, listed once: `anydevice.ops` shows these names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anydevice._ops.attention import attention
+from anydevice._ops.conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
+from anydevice._ops.elementwise import (
+    abs,
+    add,
+    clip,
+    cos,
+    divide,
+    equal,
+    erf,
+    exp,
+    floor,
+    gelu,
+    greater,
+    greater_equal,
+    isfinite,
+    isnan,
+    leaky_relu,
+    less,
+    less_equal,
+    log,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    not_equal,
+    power,
+    relu,
+    round,
+    rsqrt,
+    sigmoid,
+    sign,
+    silu,
+    sin,
+    sqrt,
+    subtract,
+    swiglu,
+    tanh,
+    where,
+)
+from anydevice._ops.experts import experts
+from anydevice._ops.losses import cross_entropy, mean_squared_error
+from anydevice._ops.manipulation import (
+    arange,
+    astype,
+    broadcast_to,
+    cache_write,
+    concat,
+    diff,
+    embedding,
+    eye,
+    flip,
+    full,
+    full_like,
+    one_hot,
+    ones,
+    ones_like,
+    pad,
+    part,
+    permute,
+    reshape,
+    split,
+    stack,
+    take,
+    take_along_axis,
+    zeros,
+    zeros_like,
+)
+from anydevice._ops.matmul import einsum, linear, matmul, outer
+from anydevice._ops.norm import layernorm, log_softmax, rmsnorm, softmax
+from anydevice._ops.optimizers import update_adam, update_lion, update_sgd
+from anydevice._ops.reduce import (
+    all,
+    any,
+    argmax,
+    argmin,
+    argsort,
+    cumulative_sum,
+    logsumexp,
+    max,
+    mean,
+    min,
+    prod,
+    sort,
+    std,
+    sum,
+    top_k,
+    var,
+    vector_norm,
+)
+from anydevice._ops.rope import rope
+
+# Element by element
+__all__ = ["abs", "add", "clip", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "greater"]
+__all__ += ["greater_equal", "isfinite", "isnan", "leaky_relu", "less", "less_equal", "log"]
+__all__ += ["logical_and", "logical_not", "logical_or", "maximum", "minimum", "multiply"]
+__all__ += ["negative", "not_equal", "power", "relu", "round", "rsqrt", "sigmoid", "sign", "silu"]
+__all__ += ["sin", "sqrt", "subtract", "swiglu", "tanh", "where"]
+# Along axes
+__all__ += ["all", "any", "argmax", "argmin", "argsort", "cumulative_sum", "diff", "log_softmax"]
+__all__ += ["logsumexp", "max", "mean", "min", "prod", "softmax", "sort", "std", "sum", "top_k"]
+__all__ += ["var", "vector_norm"]
+# New arrays, and from place to place
+__all__ += ["arange", "eye", "full", "full_like", "one_hot", "ones", "ones_like", "zeros"]
+__all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "zeros_like"]
+__all__ += ["pad", "part", "permute", "reshape", "split", "stack", "take"]
+__all__ += ["take_along_axis"]
+# Products, layers, losses and the steps of optimizers
+__all__ += ["einsum", "linear", "matmul", "outer"]
+__all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "experts", "layernorm"]
+__all__ += ["max_pool2d", "rmsnorm", "rope"]
+__all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]
+
+for _name in __all__:
+    globals()[_name].__module__ = "anydevice.ops"
+
+_ELSEWHERE = {
+    "absolute": "abs",
+    "amax": "max",
+    "amin": "min",
+    "cat": "concat",
+    "concatenate": "concat",
+    "cumsum": "cumulative_sum",
+    "gather": "take_along_axis",
+    "div": "divide",
+    "eq": "equal",
+    "ge": "greater_equal",
+    "gt": "greater",
+    "hstack": "concat",
+    "l2_norm": "vector_norm",
+    "le": "less_equal",
+    "lt": "less",
+    "mul": "multiply",
+    "ne": "not_equal",
+    "neg": "negative",
+    "norm": "vector_norm",
+    "permute_dims": "permute",
+    "pow": "power",
+    "rms_norm": "rmsnorm",
+    "layer_norm": "layernorm",
+    "scaled_dot_product_attention": "attention",
+    "sub": "subtract",
+    "take_along_dim": "take_along_axis",
+    "transpose": "permute",
+    "vstack": "concat",
+}
+"""Names of NumPy and PyTorch, and ours for them."""
+
+
+if not TYPE_CHECKING:  # type checkers would take it for a promise of any name
+
+    def __getattr__(name: str) -> object:
+        meant = _ELSEWHERE.get(name)
+        hint = "" if meant is None else f"; did you mean ops.{meant}?"
+        raise AttributeError(f"module 'anydevice.ops' has no attribute {name!r}{hint}")

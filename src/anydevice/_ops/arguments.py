@@ -1,0 +1,428 @@
+"""Checks of the arguments of ops, and their error messages.
+
+A NumPy scalar is taken for a Python number. 16-bit floating-point numbers are computed with as
+`float32` and rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._machine.engines.registry import owner_of, row_of
+from anydevice._ops.dispatch import (
+    Array,
+    float_primitives,
+    is_one_library,
+    known,
+    known_bool,
+    known_float,
+    known_integer,
+    number_primitives,
+    primitives,
+    type_name,
+    wrong_dtype,
+)
+from anydevice.errors import ConfigurationError
+
+NUMBERS = (int, float, bool)
+FLOAT32, INT32 = DTYPES["float32"], DTYPES["int32"]
+
+Operands = tuple[Primitives, Array, Array]
+
+_PYTHON_TYPES = {"bool": bool, "int": int, "uint": int, "float": float}
+
+
+# Errors
+
+
+def wrong(op: str, what: str) -> ConfigurationError:
+    """The error for an argument that an op cannot take."""
+    return ConfigurationError(f"{op}: {what}", source=op)
+
+
+def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> ConfigurationError:
+    """The error for shapes that do not fit: what the rule is, what the shapes are, and advice.
+
+    >>> import numpy
+    >>> str(wrong_shapes("matmul", "b must have two axes", b=numpy.ones(3)))
+    'matmul: b must have two axes, but b is (3,)'
+    """
+    shown = ", ".join(f"{name} is {tuple(x.shape)}" for name, x in arrays.items())
+    return wrong(op, f"{rule}, but {shown}{advice}")
+
+
+def different_shapes(op: str, **two: Array) -> ConfigurationError:
+    """The error for two arrays that must have one shape; the second is to become like the first.
+
+    >>> import numpy
+    >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
+    'add: x and y must have the same shape, but x is (2, 1), y is (2,); use y.reshape(2, 1)'
+    """
+    first, second = two
+    advice = reshape_advice(second, two[second], tuple(two[first].shape))
+    return wrong_shapes(op, f"{first} and {second} must have the same shape", advice, **two)
+
+
+def reshape_advice(name: str, x: Array, shape: tuple[int, ...]) -> str:
+    """The end of a sentence with the call that gives an array this shape; empty if none does."""
+    if math.prod(tuple(x.shape)) != math.prod(shape):
+        return ""
+    return f"; use {name}.reshape({', '.join(map(str, shape))})"
+
+
+def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:
+    """The error for arrays that must have one dtype."""
+    dtypes = {name: primitives(x, op, name).dtype(x).name for name, x in arrays.items()}
+    shown = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+    return wrong(op, f"arrays must have the same dtype, but {shown}; use astype on one of them")
+
+
+def in_words(value: Any) -> str:
+    """A value as an error shows it: numbers and texts themselves, of anything else the type.
+
+    >>> import numpy
+    >>> in_words(0.5), in_words(numpy.ones(3))
+    ('0.5', 'a numpy.ndarray')
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return repr(value)
+    return f"a {type_name(kind)}"
+
+
+# Numbers
+
+
+def python_number(x: Any) -> Any:
+    """A NumPy scalar as a Python number, which has no dtype; anything else as it is.
+
+    >>> import numpy
+    >>> python_number(1 / numpy.sqrt(64)), python_number(numpy.int8(3)), python_number("text")
+    (0.125, 3, 'text')
+    """
+    if type(x) in NUMBERS or known(x) is not None:
+        return x
+    kind = _scalar_kind(type(x))
+    return x if kind is None else _PYTHON_TYPES[kind](x)
+
+
+def _scalar_kind(kind: type) -> str | None:
+    """The kind of number that NumPy scalars of this type are; `None` if it is another type."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not issubclass(kind, numpy.generic):
+        return None
+    row = DTYPES.get(numpy.dtype(kind).name)
+    return row.kind if row is not None and row.kind in _PYTHON_TYPES else None
+
+
+# PyTorch's compiler runs this while it looks through the caller, and keeps the answer.
+_scalar_kind._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_finite(number: Any) -> bool:
+    """Whether it is a finite Python number; booleans and arrays are not.
+
+    >>> is_finite(0.5), is_finite(float("nan")), is_finite(True), is_finite("1")
+    (True, False, False, False)
+    """
+    return type(number) in (int, float) and -math.inf < number < math.inf
+
+
+def integer(op: str, name: str, value: Any, more: str = "") -> int:
+    """The value as a Python integer; a boolean, a fraction and anything else is refused."""
+    number: int = python_number(value)
+    if not _is_integer(number):
+        wanted = f"an integer{more and ' ' + more}"
+        raise wrong(op, f"{name} must be {wanted}, not {in_words(number)}")
+    return number
+
+
+def _is_integer(number: Any) -> bool:
+    """Whether it is an integer; also one that is symbolic, while code is traced."""
+    return type(number) is int or (
+        type(number) is not bool and hasattr(number, "__index__") and known(number) is None
+    )
+
+
+def finite_numbers(
+    op: str, rule: str, holds: Callable[[float], bool], **numbers: Any
+) -> tuple[Any, ...]:
+    """The numbers as Python's own; the first that is not finite or breaks the rule is refused.
+
+    >>> finite_numbers("update_adam", "of 0 or more", lambda number: number >= 0, decay=0.5)
+    (0.5,)
+    """
+    found = tuple([python_number(number) for number in numbers.values()])
+    for name, number in zip(numbers, found, strict=True):
+        if not is_finite(number) or not holds(number):
+            raise wrong(op, f"{name} must be a finite number {rule}, not {in_words(number)}")
+    return found
+
+
+def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> Any:
+    """A Python number, or an array without axes whose dtype is of one of the kinds.
+
+    Whether a number is finite is not looked at: code that is compiled for any rate would be
+    compiled again for each.
+    """
+    number = python_number(value)
+    if type(number) in (int, float):
+        return number
+    xp = known(number)
+    if xp is None or number.shape or xp.dtype(number).kind not in kinds:
+        found = in_words(number)
+        if xp is not None:
+            found = f"an array of {xp.dtype(number)} of the shape {tuple(number.shape)}"
+        raise wrong(op, f"{name} must be a number, or an array without axes, not {found}")
+    return number
+
+
+# Shapes and axes
+
+
+def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two shapes broadcast.
+
+    >>> broadcasts((2, 3), (1,)), broadcasts((2, 3), (2,))
+    (True, False)
+    """
+    return all(m == n or m == 1 or n == 1 for m, n in zip(a[::-1], b[::-1], strict=False))
+
+
+def axis_of(op: str, x: Array, axis: int) -> int:
+    """The axis counted from the front."""
+    if type(axis) is not int:
+        axis = integer(op, "axis", axis)
+    count: int = x.ndim
+    if not -count <= axis < count:
+        raise wrong(op, f"axis {axis} is out of range: x is {tuple(x.shape)}")
+    return axis % count
+
+
+def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The axes counted from the front; all of them for `None`."""
+    if type(axis) is int:
+        return (axis_of(op, x, axis),)
+    if axis is None:
+        return tuple(range(x.ndim))
+    if not isinstance(axis, tuple | list):
+        return (axis_of(op, x, integer(op, "axis", axis, "or several")),)
+    axes = tuple([axis_of(op, x, one) for one in axis])
+    if len(set(axes)) != len(axes):
+        raise wrong(op, f"{tuple(axis)} names an axis twice: x is {tuple(x.shape)}")
+    return axes
+
+
+def shape_of(op: str, shape: int | Sequence[int]) -> Shape:
+    """A shape that was asked for, as a tuple of Python integers; -1 is left as it is."""
+    if _is_integer(python_number(shape)):
+        return (python_number(shape),)
+    try:
+        sizes = tuple([python_number(size) for size in shape])  # type: ignore[union-attr]
+    except TypeError:
+        raise wrong(op, f"a shape must be integers, not {in_words(shape)}") from None
+    for size in sizes:
+        if not _is_integer(size):
+            raise wrong(op, f"a shape must be integers, but {in_words(size)} is in it")
+    return sizes
+
+
+def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
+    """An integer for both height and width, or one for each; neither is smaller than `least`."""
+    if type(value) is int and value >= least:
+        return value, value
+    one = python_number(value)
+    both = tuple(map(python_number, one)) if isinstance(one, tuple | list) else (one, one)
+    if len(both) != 2 or any(type(each) is not int or each < least for each in both):
+        raise wrong(
+            op, f"{name} must be an integer of {least} or more, or two of them, not {value!r}"
+        )
+    return both
+
+
+# Arrays
+
+
+def require_one_library(op: str, name: str, a: Array, another: str, b: Array) -> None:
+    """Refuse two arrays of different libraries, even where they would mix.
+
+    The same holds inside of compiled functions: a NumPy constant beside what JAX traces is
+    refused, as it is beside an array, so that code does the same whether it is compiled or not.
+    """
+    if is_one_library(a, b):
+        return
+    if primitives(a, op, name) is not primitives(b, op, another):
+        raise wrong(
+            op,
+            f"{name} is an array of {_library(a)} and {another} one of {_library(b)}; "
+            "convert one of them with anydevice.to_device(…, device, convert=True)",
+        )
+
+
+def _library(x: Array) -> str:
+    engine = owner_of(x)
+    return type(x).__module__ if engine is None else row_of(engine.name).label
+
+
+def require_one_dtype(op: str, **arrays: Array) -> None:
+    """Refuse arrays whose library or dtype is not that of the first."""
+    (first, a), *others = arrays.items()
+    for name, other in others:
+        if type(other) is not type(a):
+            require_one_library(op, first, a, name, other)
+        if a.dtype != other.dtype:
+            raise different_dtypes(op, **{first: a, name: other})
+
+
+def require_integers(
+    op: str, name: str, x: Array, beside: Array = None, beside_name: str = "x"
+) -> None:
+    """Refuse indices, counts and positions that are not integers.
+
+    And those of another library than the array that they go with, `beside`.
+    """
+    if beside is not None and type(x) is not type(beside):
+        require_one_library(op, beside_name, beside, name, x)
+    if known_integer(x) is None:
+        dtype = primitives(x, op, name).dtype(x)
+        if dtype.kind not in ("int", "uint"):
+            raise wrong_dtype(op, dtype, f"integers in {name}; use astype({name}, 'int32')")
+
+
+def bool_primitives(
+    op: str, x: Array, name: str = "", beside: Array = None, beside_name: str = "x"
+) -> Primitives:
+    """The primitives for a boolean array; any other is refused, as by `require_integers`."""
+    if beside is not None and type(x) is not type(beside):
+        require_one_library(op, beside_name, beside, name, x)
+    xp = known_bool(x)
+    if xp is None:
+        xp = primitives(x, op, name)
+        dtype = xp.dtype(x)
+        if dtype.kind != "bool":
+            raise wrong_dtype(op, dtype, "booleans; compare first, as in ops.less(x, 0)")
+    return xp
+
+
+# Two operands: arrays of one library and dtype, or an array and a number
+
+_TAKES = {"divide": float_primitives, "subtract": number_primitives, "power": number_primitives}
+"""What these ops ask of the array; all others take any."""
+
+
+def operands(op: str, a: Array, b: Array) -> Operands:
+    """Two arrays that go together, or an array and a number, with the primitives for them.
+
+    Numbers come back as Python's, which take over the dtype of the array. Raises
+    `ConfigurationError` if the libraries or dtypes differ, where the shapes do not broadcast,
+    and where the dtype cannot hold the number.
+    """
+    kind = type(b)
+    if kind is type(a):
+        xp = known(a) if op not in _TAKES else known_float(a)
+        if xp is not None and a.dtype == b.dtype:
+            left, right = a.shape, b.shape
+            if left == right or broadcasts(left, right):
+                return xp, a, b
+    elif kind is float:
+        xp = known_float(a)
+        if xp is not None:
+            return xp, a, b
+    return checked_operands(op, a, b)
+
+
+def bool_operands(op: str, a: Array, b: Array) -> Operands:
+    """The same for boolean arrays; any others are refused."""
+    if type(a) is type(b):
+        xp = known_bool(a)
+        if xp is not None and a.dtype == b.dtype:
+            left, right = a.shape, b.shape
+            if left == right or broadcasts(left, right):
+                return xp, a, b
+    bool_primitives(op, a, "a")
+    return checked_operands(op, a, b)
+
+
+def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a", "b")) -> Operands:
+    """The same as `operands`, whatever they are, with the error that says what is wrong."""
+    a, b = python_number(a), python_number(b)
+    first, second = names
+    if type(b) in NUMBERS:
+        if type(a) in NUMBERS:
+            raise wrong(op, f"{a} and {b} are both numbers; one of them must be an array")
+        xp = primitives(a, op, first)
+        return xp, a, _held(op, b, xp, first, a)
+    if type(a) in NUMBERS:
+        xp = primitives(b, op, second)
+        return xp, _held(op, a, xp, second, b), b
+    require_one_library(op, first, a, second, b)
+    if op in _TAKES:
+        _TAKES[op](op, a)
+    if a.dtype != b.dtype:
+        raise different_dtypes(op, **{first: a, second: b})
+    if not broadcasts(a.shape, b.shape):
+        rule = f"the shapes of {first} and {second} must broadcast"
+        raise wrong_shapes(op, rule, **{first: a, second: b})
+    return primitives(a), a, b
+
+
+def _held(op: str, number: float, xp: Primitives, name: str, x: Array) -> float:
+    """The number, where the dtype of the array holds it."""
+    if op in _TAKES:
+        _TAKES[op](op, x)
+    return held(op, number, xp.dtype(x), name)
+
+
+def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> float:
+    """The number, where a dtype holds it, which is that of what is named."""
+    if dtype.kind == "float" or dtype.kind == "complex":
+        # No library takes an integer of any size; some take none of more than 32 bits.
+        if type(number) is not int or -(2**31) <= number < 2**31:
+            return number
+        try:
+            return float(number)
+        except OverflowError:
+            what = f"{dtype} does not hold an integer of {number.bit_length()} bits"
+            raise wrong(op, what) from None
+    if type(number) is float:
+        what = f"{number} is not an integer, and {name} is {dtype}"
+        instead = advice or f"use astype({name}, 'float32')"
+        raise wrong(op, f"{what}; {instead}")
+    low, high = _range(dtype)
+    if not low <= number <= high:
+        what = f"{number} does not fit into {dtype} ({low} to {high}), the dtype of {name}"
+        instead = advice or f"use astype({name}, 'int64')"
+        raise wrong(op, f"{what}; {instead}, or another number")
+    return number
+
+
+def _range(dtype: DType) -> tuple[int, int]:
+    """The smallest and the largest number of an integer or boolean dtype."""
+    if dtype.kind == "bool":
+        return 0, 1
+    if dtype.kind == "uint":
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+# The dtype in which an op computes
+
+
+def wide(dtype: DType) -> DType:
+    """The dtype in which an op computes: `float64` for itself, `float32` for all others.
+
+    >>> wide(DTYPES["bfloat16"]).name, wide(DTYPES["float64"]).name
+    ('float32', 'float64')
+    """
+    return dtype if dtype.bits == 64 and dtype.kind == "float" else FLOAT32
+
+
+def widened(xp: Primitives, x: Array) -> Array:
+    """The array as `float32` where it has a floating-point dtype of fewer bits, else itself."""
+    dtype = xp.dtype(x)
+    return xp.astype(x, FLOAT32) if dtype.kind == "float" and dtype.bits < 32 else x

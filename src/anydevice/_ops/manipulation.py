@@ -1,0 +1,673 @@
+"""Ops that make arrays, and that rearrange, convert, read and write elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil, prod
+from typing import Any, TypeGuard
+
+from anydevice._core.dtypes import DType, as_dtype
+from anydevice._core.primitives import Primitives, Shape
+from anydevice._ops.arguments import (
+    INT32,
+    NUMBERS,
+    axes_of,
+    axis_of,
+    held,
+    in_words,
+    integer,
+    is_finite,
+    pair_of,
+    python_number,
+    require_integers,
+    require_one_dtype,
+    shape_of,
+    wide,
+    widened,
+    wrong,
+    wrong_shapes,
+)
+from anydevice._ops.dispatch import (
+    Array,
+    explain,
+    number_version,
+    own_version,
+    primitives,
+    run2,
+    run3,
+    wrong_dtype,
+)
+
+Axes = int | Sequence[int] | None
+Kind = str | DType | object
+"""A dtype: by name, ours, or any library's own."""
+
+
+def reshape(x: Array, shape: int | Sequence[int]) -> Array:
+    """The elements in C order in another shape; one size may be -1 and is inferred.
+
+    >>> import numpy
+    >>> reshape(numpy.arange(6), (2, -1)).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    xp = primitives(x, "reshape")
+    if type(shape) is not tuple or (1 in shape and bool in map(type, shape)):
+        shape = shape_of("reshape", shape)
+    count = prod(shape)
+    if type(count) is not int:
+        shape = shape_of("reshape", shape)
+    if count != prod(x.shape) or (shape and min(shape) < 0):
+        _refuse_misfit(x, shape)
+    try:
+        return xp.reshape(x, shape)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def permute(x: Array, axes: Sequence[int]) -> Array:
+    """The axes in another order: axis n of the result is axis `axes[n]` of x.
+
+    >>> import numpy
+    >>> permute(numpy.ones((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
+    xp = primitives(x, "permute")
+    if type(axes) is not tuple or not _in_order(axes, x.ndim):
+        axes = _from_the_front(x, axes)
+    try:
+        return xp.permute_dims(x, axes)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """Concatenate arrays along an existing axis; all other sizes must be equal.
+
+    >>> import numpy
+    >>> concat([numpy.ones((2, 1)), numpy.zeros((2, 2))], axis=1).tolist()
+    [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+    _require_arrays("concat", arrays)
+    first = arrays[0]
+    xp = primitives(first, "concat")
+    kind, dtype, shape = type(first), first.dtype, first.shape
+    at = axis if type(axis) is int and 0 <= axis < len(shape) else axis_of("concat", first, axis)
+    for other in arrays[1:]:
+        if type(other) is not kind or other.dtype != dtype:
+            require_one_dtype("concat", first=first, another=other)
+        if other.shape != shape:
+            _refuse_unlike(first, other, at)
+    try:
+        return xp.concat(arrays, at)
+    except Exception as error:
+        explain(error, arrays=arrays)
+        raise
+
+
+def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """Arrays of one shape side by side along a new axis.
+
+    >>> import numpy
+    >>> stack([numpy.array([1, 2]), numpy.array([3, 4])], axis=1).tolist()
+    [[1, 3], [2, 4]]
+    """
+    _require_arrays("stack", arrays)
+    first = arrays[0]
+    own = own_version(first, "stack", _stack)
+    kind, dtype, shape = type(first), first.dtype, first.shape
+    for other in arrays[1:]:
+        if type(other) is not kind or other.dtype != dtype:
+            require_one_dtype("stack", first=first, another=other)
+        if other.shape != shape:
+            raise wrong_shapes(
+                "stack", "the arrays must have the same shape", first=first, another=other
+            )
+    count = len(shape) + 1
+    if type(axis) is not int:
+        axis = integer("stack", "axis", axis)
+    if not -count <= axis < count:
+        rule = f"axis {axis} must be from {-count} to {count - 1}"
+        raise wrong_shapes("stack", rule, **{"each array": first})
+    return run2(own, _stack, arrays, axis % count)
+
+
+def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]:
+    """The array cut into pieces along an axis: a list of arrays.
+
+    `sections` is the number of equal pieces, or a list of indices at which to cut.
+
+    >>> import numpy
+    >>> [piece.tolist() for piece in split(numpy.arange(6), 3)]
+    [[0, 1], [2, 3], [4, 5]]
+    >>> [piece.tolist() for piece in split(numpy.arange(6), [1, 4])]
+    [[0], [1, 2, 3], [4, 5]]
+    """
+    xp = primitives(x, "split")
+    at = axis_of("split", x, axis)
+    size = x.shape[at]
+    if isinstance(sections, tuple | list):
+        cuts = [0, *(integer("split", "an index", cut) for cut in sections), size]
+        if any(one > other for one, other in pairwise(cuts)):
+            rule = f"the indices {list(sections)} must be in order and within axis {axis}"
+            raise wrong_shapes("split", rule, x=x)
+    else:
+        pieces = integer("split", "sections", sections, "or a list of them")
+        if pieces < 1 or size % pieces:
+            rule = f"axis {axis} must divide into {pieces} equal pieces"
+            raise wrong_shapes("split", rule, x=x)
+        cuts = list(range(0, size + 1, size // pieces)) if size else [0] * (pieces + 1)
+    try:
+        return [xp.part(x, at, start, stop) for start, stop in pairwise(cuts)]
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> Array:
+    """The array with elements of one value added before and after it.
+
+    `widths` says how many: one integer for all sides, or a pair (before, after) for each axis.
+
+    >>> import numpy
+    >>> pad(numpy.array([[1, 2]]), [(0, 1), (2, 0)]).tolist()
+    [[0, 0, 1, 2], [0, 0, 0, 0]]
+    """
+    own = own_version(x, "pad", _pad)
+    sides = _sides_of(x, widths)
+    number = _number_in("pad", "value", value, primitives(x).dtype(x), "cast x before")
+    return run3(own, _pad, x, sides, number)
+
+
+def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
+    """The differences of neighbouring elements along an axis, taken n times, in the dtype of x.
+
+    >>> import numpy
+    >>> diff(numpy.array([1, 4, 9, 16])).tolist(), diff(numpy.array([1, 4, 9, 16]), n=2).tolist()
+    ([3, 5, 7], [2, 2])
+    """
+    own = number_version(x, "diff", _diff)
+    at, times = axis_of("diff", x, axis), integer("diff", "n", n)
+    if times < 0:
+        raise wrong("diff", f"n must be 0 or more, not {times}")
+    return run3(own, _diff, x, at, times)
+
+
+def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+    """x[start:stop:step] at an axis, with 0 <= start <= stop <= its size and step >= 1.
+
+    >>> import numpy
+    >>> part(numpy.arange(10), 0, 1, 8, 3).tolist()
+    [1, 4, 7]
+    """
+    xp = primitives(x, "part")
+    at = axis_of("part", x, axis)
+    if not type(start) is type(stop) is type(step) is int:
+        start, stop = integer("part", "start", start), integer("part", "stop", stop)
+        step = integer("part", "step", step)
+    if not 0 <= start <= stop <= x.shape[at] or step < 1:
+        rule = f"{start}:{stop}:{step} must be a range within axis {axis}, counted from the front"
+        raise wrong_shapes("part", rule, x=x)
+    try:
+        return xp.part(x, at, start, stop, step)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
+    """The array repeated along new axes at the front and along axes of size 1.
+
+    >>> import numpy
+    >>> broadcast_to(numpy.array([1, 2]), (2, 2)).tolist()
+    [[1, 2], [1, 2]]
+    """
+    xp = primitives(x, "broadcast_to")
+    own = x.shape
+    if not _ends_with(shape, own):
+        shape = shape_of("broadcast_to", shape)
+        pairs = zip(own[::-1], shape[::-1], strict=False)
+        fits = all(size == wanted or size == 1 for size, wanted in pairs)
+        if len(own) > len(shape) or not fits or (shape and min(shape) < 0):
+            raise wrong_shapes("broadcast_to", f"x must broadcast to {shape}", x=x)
+    try:
+        return xp.broadcast_to(x, shape)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def flip(x: Array, axis: Axes = None) -> Array:
+    """The elements in reverse order along one or several axes, or along all.
+
+    >>> import numpy
+    >>> flip(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
+    [[2, 1], [4, 3]]
+    """
+    own = own_version(x, "flip", _flip)
+    return run2(own, _flip, x, axes_of("flip", x, axis))
+
+
+def astype(x: Array, dtype: Kind) -> Array:
+    """The same numbers in another dtype; x itself if it has that dtype.
+
+    `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
+    rounded to the nearest; conversion to integers truncates.
+
+    >>> import numpy
+    >>> astype(numpy.array([1.5, 2.5]), "int32").tolist()
+    [1, 2]
+    """
+    xp, wanted = primitives(x, "astype"), as_dtype(dtype)
+    try:
+        return xp.astype(x, wanted)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
+    """A new last axis of this size, with 1 at the index that x has there and 0 elsewhere.
+
+    A negative or too large index gives only zeros.
+
+    >>> import numpy
+    >>> one_hot(numpy.array([1, 0, 5]), 3).tolist()
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    own = own_version(x, "one_hot", _one_hot)
+    require_integers("one_hot", "x", x)
+    classes = integer("one_hot", "num_classes", num_classes)
+    if classes < 0:
+        raise wrong("one_hot", f"num_classes must be 0 or more, not {classes}")
+    return run3(own, _one_hot, x, classes, as_dtype(dtype))
+
+
+def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
+    """Zeros in the shape of x, on its device, and in its dtype unless another is given.
+
+    >>> import numpy
+    >>> zeros_like(numpy.array([[1.5, 2.5]])).tolist()
+    [[0.0, 0.0]]
+    """
+    return _filled("zeros_like", None, 0, x, "x", dtype)
+
+
+def ones_like(x: Array, dtype: Kind | None = None) -> Array:
+    """Ones in the shape of x, on its device, and in its dtype unless another is given.
+
+    >>> import numpy
+    >>> ones_like(numpy.array([[1.5, 2.5]])).tolist()
+    [[1.0, 1.0]]
+    """
+    return _filled("ones_like", None, 1, x, "x", dtype)
+
+
+def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
+    """One value in the shape of x, on its device, and in its dtype unless another is given.
+
+    >>> import numpy
+    >>> full_like(numpy.array([1, 2]), 7).tolist()
+    [7, 7]
+    """
+    return _filled("full_like", None, value, x, "x", dtype)
+
+
+def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
+    """Zeros on the device of the array `like`, in its dtype unless another is given.
+
+    >>> import numpy
+    >>> zeros((2, 2), like=numpy.array([1.5])).tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+    return _filled("zeros", shape, 0, like, "like", dtype)
+
+
+def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
+    """Ones on the device of the array `like`, in its dtype unless another is given.
+
+    >>> import numpy
+    >>> ones(3, like=numpy.array([1.5]), dtype="int32").tolist()
+    [1, 1, 1]
+    """
+    return _filled("ones", shape, 1, like, "like", dtype)
+
+
+def full(
+    shape: int | Sequence[int], value: float, *, like: Array, dtype: Kind | None = None
+) -> Array:
+    """An array of one value, on the device of `like` and in its dtype unless another is given.
+
+    >>> import numpy
+    >>> full((1, 2), numpy.inf, like=numpy.array([1.5])).tolist()
+    [[inf, inf]]
+    """
+    return _filled("full", shape, value, like, "like", dtype)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    like: Array,
+    dtype: Kind | None = None,
+) -> Array:
+    """The numbers from `start` to before `stop`, `step` apart; `arange(stop)` starts at 0.
+
+    They are on the device of the array `like`, in its dtype unless another is given.
+
+    >>> import numpy
+    >>> arange(3, like=numpy.array([1.5])).tolist()
+    [0.0, 1.0, 2.0]
+    >>> arange(5, 0, -2, like=numpy.array([1])).tolist()
+    [5, 3, 1]
+    """
+    xp, kind = _kind_like("arange", like, "like", dtype)
+    if kind.kind not in ("int", "uint", "float"):
+        raise wrong_dtype("arange", kind, "integers or floating-point numbers; give a dtype")
+    first, last = (0, start) if stop is None else (start, stop)
+    given = tuple(map(python_number, (first, last, step)))
+    if not all(map(is_finite, given)) or not given[2]:
+        rule = "start, stop and step must be finite numbers, and step must not be 0"
+        raise wrong("arange", f"{rule}, but they are {', '.join(map(in_words, given))}")
+    first, last, step = given
+    exact = float not in map(type, given)
+    count = max(0, -((first - last) // step) if exact else ceil((last - first) / step))
+    ends = (first, first + (count - 1) * step) if count else ()
+    for number in (*ends, *(each for each in given if type(each) is float)):
+        held("arange", number, kind, "the array", "give another dtype")
+    try:
+        return _counted(xp, first, step, count, kind, like)
+    except Exception as error:
+        explain(error, like=like)
+        raise
+
+
+def eye(
+    rows: int, columns: int | None = None, *, k: int = 0, like: Array, dtype: Kind | None = None
+) -> Array:
+    """A matrix with ones on a diagonal, `k` above the main one, and zeros elsewhere.
+
+    It is square if `columns` is not given, on the device of the array `like`, and in its dtype
+    unless another is given.
+
+    >>> import numpy
+    >>> eye(2, 3, like=numpy.array([1.5])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    xp, kind = _kind_like("eye", like, "like", dtype)
+    high = integer("eye", "rows", rows)
+    wide = high if columns is None else integer("eye", "columns", columns)
+    above = integer("eye", "k", k)
+    if high < 0 or wide < 0:
+        raise wrong("eye", f"rows and columns must be 0 or more, not {high} and {wide}")
+    try:
+        down = xp.reshape(xp.arange(high, INT32, like), (high, 1))
+        return xp.astype(xp.equal(xp.add(down, above), xp.arange(wide, INT32, like)), kind)
+    except Exception as error:
+        explain(error, like=like)
+        raise
+
+
+def embedding(weight: Array, ids: Array) -> Array:
+    """The row of `weight` for each id: weight (rows, size), ids of any shape, result (…, size).
+
+    An id that is negative or too large gives a row of NaN.
+
+    >>> import numpy
+    >>> embedding(numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[1, 0], [0, 7]])).tolist()
+    [[[3.0, 4.0], [1.0, 2.0]], [[1.0, 2.0], [nan, nan]]]
+    """
+    own = own_version(weight, "embedding", _embedding)
+    require_integers("embedding", "ids", ids, weight, "weight")
+    if len(weight.shape) != 2:
+        raise wrong_shapes("embedding", "weight must be (rows, size)", weight=weight)
+    return run2(own, _embedding, weight, ids)
+
+
+def take(x: Array, indices: Array, axis: int = 0) -> Array:
+    """The slices of x at these indices; the axis is replaced by the shape of `indices`.
+
+    An index that is negative or too large gives NaN, or 0 if x is not floating-point.
+
+    >>> import numpy
+    >>> take(numpy.array([5, 6, 7]), numpy.array([2, 0, 3])).tolist()
+    [7, 5, 0]
+    """
+    xp = primitives(x, "take")
+    require_integers("take", "indices", indices, x)
+    at = axis_of("take", x, axis)
+    try:
+        return xp.take(x, indices, at)
+    except Exception as error:
+        explain(error, x=x, indices=indices)
+        raise
+
+
+def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
+    """The elements of x at these indices along an axis, which gets the size it has in `indices`.
+
+    `indices` has as many axes as x; the other ones have the sizes of x, or 1, which broadcasts. An
+    index that is negative or too large gives NaN, or 0 if x is not floating-point.
+
+    >>> import numpy
+    >>> take_along_axis(numpy.array([[5, 6], [7, 8]]), numpy.array([[1], [0]])).tolist()
+    [[6], [7]]
+    """
+    xp = primitives(x, "take_along_axis")
+    require_integers("take_along_axis", "indices", indices, x)
+    at = axis_of("take_along_axis", x, axis)
+    sizes, full = tuple(indices.shape), tuple(x.shape)
+    pairs = enumerate(zip(sizes, full, strict=False))
+    if len(sizes) != len(full) or any(m not in (1, n) for one, (m, n) in pairs if one != at):
+        rule = f"except for axis {axis}, indices must have the shape of x, or 1 in place of a size"
+        raise wrong_shapes("take_along_axis", rule, x=x, indices=indices)
+    try:
+        return xp.take_along_axis(x, indices, at)
+    except Exception as error:
+        explain(error, x=x, indices=indices)
+        raise
+
+
+def cache_write(cache: Array, new: Array, positions: Array) -> Array:
+    """The cache with new rows in it; `cache` itself must not be used afterwards.
+
+    cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
+    (batch, tokens), says which key each token is. Positions outside of the cache are left out.
+
+    >>> import numpy
+    >>> cache = numpy.zeros((1, 1, 4, 1))
+    >>> cache_write(cache, numpy.array([[[[5.0], [6.0]]]]), numpy.array([2, 9])).ravel().tolist()
+    [0.0, 0.0, 5.0, 0.0]
+    """
+    own = own_version(cache, "cache_write", _cache_write)
+    require_one_dtype("cache_write", cache=cache, new=new)
+    require_integers("cache_write", "positions", positions, cache, "cache")
+    kept, given = tuple(cache.shape), tuple(new.shape)
+    if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
+        rule = "cache must be (batch, heads, keys, size) and new (batch, heads, tokens, size)"
+        raise wrong_shapes("cache_write", rule, cache=cache, new=new)
+    if tuple(positions.shape) not in ((given[2],), (given[0], given[2])):
+        rule = "positions must be (tokens,) or (batch, tokens)"
+        raise wrong_shapes("cache_write", rule, new=new, positions=positions)
+    return run3(own, _cache_write, cache, new, positions)
+
+
+def _in_order(axes: Sequence[int], count: int) -> bool:
+    """Whether these are all `count` axes, counted from the front, in any order."""
+    found = 0
+    for axis in axes:
+        if type(axis) is not int or not 0 <= axis < count:
+            return False
+        found |= 1 << axis
+    return len(axes) == count and found == (1 << count) - 1
+
+
+def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes counted from the front; raises an error unless they are each axis of x once."""
+    if not isinstance(axes, (tuple, list)):
+        raise wrong("permute", f"axes must be a tuple of integers, not {in_words(axes)}")
+    order = tuple([axis_of("permute", x, axis) for axis in axes])
+    if not len(order) == len(set(order)) == x.ndim:
+        raise wrong_shapes("permute", f"{tuple(axes)} must name each axis of x once", x=x)
+    return order
+
+
+def _ends_with(shape: Any, own: Shape) -> TypeGuard[Shape]:
+    """Whether a shape is plain numbers that end with all those of another."""
+    if type(shape) is not tuple or len(shape) < len(own):
+        return False
+    for size in shape:
+        if type(size) is not int or size < 0:
+            return False
+    return not own or shape[-len(own) :] == own
+
+
+def _refuse_unlike(first: Array, other: Array, at: int) -> None:
+    own, its = tuple(first.shape), tuple(other.shape)
+    if own[:at] != its[:at] or own[at + 1 :] != its[at + 1 :] or len(own) != len(its):
+        rule = f"the arrays must have the same shape except for axis {at}"
+        raise wrong_shapes("concat", rule, first=first, another=other)
+
+
+def _refuse_misfit(x: Array, shape: Shape) -> None:
+    """Raise an error unless x fits the shape with one size of -1 inferred."""
+    rest = -prod(shape)
+    one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
+    if not one_left or prod(x.shape) % rest:
+        raise wrong_shapes("reshape", f"the shape {shape} must have as many elements as x", x=x)
+
+
+def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
+    if not isinstance(arrays, (tuple, list)):
+        rule = f"it takes a list of arrays, not {in_words(arrays)}"
+        raise wrong(op, f"{rule}; write {op}([x, y])")
+    if not arrays:
+        raise wrong(op, "it needs at least one array")
+
+
+def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """How many elements come before and after each axis."""
+    count, one = len(x.shape), python_number(widths)
+    each = [(one, one)] * count if type(one) is int else one
+    if not isinstance(each, tuple | list) or not all(isinstance(x, tuple | list) for x in each):
+        rule = "widths must be an integer, or (before, after) for each axis"
+        raise wrong("pad", f"{rule}, not {in_words(widths)}")
+    sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in each])
+    if len(sides) != count:
+        rule = f"widths must have one (before, after) for each axis and has {len(sides)}"
+        raise wrong_shapes("pad", rule, x=x)
+    return sides
+
+
+def _number_in(
+    op: str, name: str, value: float, dtype: DType, advice: str = "give another dtype"
+) -> float:
+    """A number that a new array is made of, where its dtype holds it."""
+    number: float = python_number(value)
+    if type(number) not in NUMBERS:
+        raise wrong(op, f"{name} must be a number, not {in_words(number)}")
+    return held(op, number, dtype, "the array", advice)
+
+
+def _kind_like(op: str, like: Array, name: str, dtype: Kind | None) -> tuple[Primitives, DType]:
+    xp = primitives(like, op, name)
+    return xp, xp.dtype(like) if dtype is None else as_dtype(dtype)
+
+
+def _filled(
+    op: str,
+    shape: int | Sequence[int] | None,
+    value: float,
+    like: Array,
+    name: str,
+    dtype: Kind | None,
+) -> Array:
+    xp, kind = _kind_like(op, like, name, dtype)
+    sizes = tuple(like.shape) if shape is None else shape_of(op, shape)
+    if shape is not None and sizes and min(sizes) < 0:
+        raise wrong(op, f"a shape must have no negative sizes, but it is {sizes}")
+    number = _number_in(op, "value", value, kind)
+    try:
+        return xp.full(sizes, number, kind, like)
+    except Exception as error:
+        explain(error, **{name: like})
+        raise
+
+
+def _counted(
+    xp: Primitives, start: float, step: float, count: int, dtype: DType, like: Array
+) -> Array:
+    if dtype.kind == "uint" and step < 0:  # it has no negative numbers, not even to multiply with
+        return flip(_counted(xp, start + (count - 1) * step, -step, count, dtype, like), 0)
+    if dtype.bits >= 32 and (start, step) == (0, 1):
+        return xp.arange(count, dtype, like)
+    inside = dtype if dtype.kind != "float" and dtype.bits >= 32 else INT32
+    numbers = xp.arange(count, inside, like)
+    if dtype.kind == "float":
+        numbers = xp.astype(numbers, wide(dtype))
+    numbers = numbers if step == 1 else xp.multiply(numbers, step)
+    numbers = numbers if not start else xp.add(numbers, start)
+    return xp.astype(numbers, dtype)
+
+
+def padded(xp: Primitives, x: Array, axis: int, before: int, after: int, value: float = 0) -> Array:
+    """So many more before and after an axis; for a negative number, so many fewer."""
+    if before < 0 or after < 0:
+        x = xp.part(x, axis, max(0, -before), x.shape[axis] + min(0, after))
+    shape, dtype = x.shape, xp.dtype(x)
+    sides = [
+        [xp.full((*shape[:axis], count, *shape[axis + 1 :]), value, dtype, x)] if count > 0 else []
+        for count in (before, after)
+    ]
+    return xp.concat([*sides[0], x, *sides[1]], axis) if sides[0] or sides[1] else x
+
+
+def _pad(x: Array, sides: tuple[tuple[int, int], ...], value: float) -> Array:
+    xp = primitives(x)
+    for axis, (before, after) in enumerate(sides):
+        x = padded(xp, x, axis, before, after, value)
+    return x
+
+
+def _stack(arrays: Sequence[Array], axis: int) -> Array:
+    xp, shape = primitives(arrays[0]), arrays[0].shape
+    between = (*shape[:axis], 1, *shape[axis:])
+    return xp.concat([xp.reshape(x, between) for x in arrays], axis)
+
+
+def _diff(x: Array, axis: int, times: int) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x) if times > 1 else x
+    for _ in range(min(times, x.shape[axis])):
+        size = y.shape[axis]
+        y = xp.subtract(xp.part(y, axis, 1, size), xp.part(y, axis, 0, size - 1))
+    return xp.astype(y, xp.dtype(x)) if times > 1 else y
+
+
+def _one_hot(x: Array, classes: int, dtype: DType) -> Array:
+    xp = primitives(x)
+    inside = xp.dtype(x) if xp.dtype(x).bits >= 32 else INT32
+    places = xp.reshape(xp.astype(x, inside), (*x.shape, 1))
+    return xp.astype(xp.equal(places, xp.arange(classes, inside, x)), dtype)
+
+
+def _flip(x: Array, axes: tuple[int, ...]) -> Array:
+    xp = primitives(x)
+    for axis in axes:
+        size = x.shape[axis]
+        x = xp.take(x, xp.subtract(size - 1, xp.arange(size, INT32, x)), axis)
+    return x
+
+
+def _embedding(weight: Array, ids: Array) -> Array:
+    return primitives(weight).take(weight, ids, 0)
+
+
+def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
+    xp = primitives(cache)
+    batch, _, tokens, _ = new.shape
+    return xp.write(cache, new, xp.broadcast_to(positions, (batch, tokens)))

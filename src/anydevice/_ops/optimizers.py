@@ -1,0 +1,275 @@
+"""Optimizer steps over lists of arrays: pure functions that return new lists.
+
+They compute in float64 for parameters of that dtype, in float32 for all others. Every result has
+the dtype of what it replaces, so that the means of 16-bit parameters may be kept in float32. A
+rate, and the count of steps, may be a number or a 0-d array, so that compiled code is not compiled
+again when it changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from anydevice._core.primitives import Primitives
+from anydevice._ops.arguments import (
+    NUMBERS,
+    finite_numbers,
+    in_words,
+    number_or_array,
+    wide,
+    wrong,
+    wrong_shapes,
+)
+from anydevice._ops.dispatch import Array, own_version, primitives, run
+
+Arrays = Sequence[Array]
+
+
+def update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    *,
+    rate: float | Array,
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[list[Array], list[Array] | None]:
+    """One step of SGD with momentum: the new parameters and velocities.
+
+    The velocities begin as zeros, or are always `None` without momentum. `decay` is added to the
+    gradients as a multiple of the parameters.
+
+    >>> import numpy
+    >>> update_sgd([numpy.array([1.0])], [numpy.array([2.0])], None, rate=0.25)
+    ([array([0.5])], None)
+    """
+    rate = _rate("update_sgd", rate)
+    momentum, decay = _not_negative("update_sgd", momentum=momentum, decay=decay)
+    if velocities is None and momentum:
+        raise wrong("update_sgd", "momentum needs velocities; start with zeros like the parameters")
+    others = {} if velocities is None else {"velocities": velocities}
+    if not _alike("update_sgd", parameters, gradients=gradients, **others):
+        return [], None if velocities is None else []
+    given = parameters, gradients, velocities, rate, momentum, decay, nesterov
+    return run(own_version(parameters[0], "update_sgd", _update_sgd), _update_sgd, *given)
+
+
+def update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: int | Array,
+    *,
+    rate: float | Array,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    decay: float = 0.0,
+    decoupled: bool = True,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """One step of Adam: the new parameters, means and mean squares of the gradients.
+
+    Means and squares begin as zeros, and `step` counts from 1. `decay` shrinks the parameters
+    themselves (AdamW) or, not `decoupled`, is added to the gradients (Adam).
+
+    >>> import numpy
+    >>> one, zero = [numpy.array([1.0])], [numpy.array([0.0])]
+    >>> parameters, means, squares = update_adam(one, one, zero, zero, 1, rate=0.5)
+    >>> parameters[0].round(4).tolist(), means[0].round(4).tolist()
+    ([0.5], [0.1])
+    """
+    rate, step = _rate("update_adam", rate), _step("update_adam", step)
+    beta1, beta2 = _shares("update_adam", beta1=beta1, beta2=beta2)
+    eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
+    if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
+        return [], [], []
+    given = parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
+    return run(own_version(parameters[0], "update_adam", _update_adam), _update_adam, *given)
+
+
+def update_lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    *,
+    rate: float | Array,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    decay: float = 0.0,
+) -> tuple[list[Array], list[Array]]:
+    """One step of Lion, which is sign-based: the new parameters and means of the gradients.
+
+    The means begin as zeros. `decay` shrinks the parameters themselves.
+
+    >>> import numpy
+    >>> one, zero = [numpy.array([1.0])], [numpy.array([0.0])]
+    >>> update_lion(one, one, zero, rate=0.25)[0]
+    [array([0.75])]
+    """
+    rate = _rate("update_lion", rate)
+    beta1, beta2 = _shares("update_lion", beta1=beta1, beta2=beta2)
+    (decay,) = _not_negative("update_lion", decay=decay)
+    if not _alike("update_lion", parameters, gradients=gradients, means=means):
+        return [], []
+    given = parameters, gradients, means, rate, beta1, beta2, decay
+    return run(own_version(parameters[0], "update_lion", _update_lion), _update_lion, *given)
+
+
+def _rate(op: str, rate: Any) -> Any:
+    return number_or_array(op, "rate", rate, ("float",))
+
+
+def _step(op: str, step: Any) -> Any:
+    """Which step it is; of one that only the device knows, nobody looks whether it is 1 or more."""
+    number = number_or_array(op, "step", step, ("int", "uint", "float"))
+    if type(number) in NUMBERS and (type(number) is not int or number < 1):
+        raise wrong(op, f"step must be an integer of 1 or more, not {number!r}")
+    return number
+
+
+def _shares(op: str, **shares: Any) -> tuple[Any, ...]:
+    return finite_numbers(op, "from 0 to below 1", lambda one: 0 <= one < 1, **shares)
+
+
+def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
+    return finite_numbers(op, "of 0 or more", lambda number: number >= 0, **numbers)
+
+
+def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
+    """Whether there are parameters at all; lists that do not fit them are refused."""
+    for name, others in {"parameters": parameters, **lists}.items():
+        if not isinstance(others, list | tuple):
+            raise wrong(op, f"{name} must be a list of arrays, not {in_words(others)}")
+    for name, others in lists.items():
+        if len(others) != len(parameters):
+            count = f"{len(parameters)} parameters and {len(others)} {name}"
+            raise wrong(op, f"there must be as many {name} as parameters, but there are {count}")
+        for at, (parameter, other) in enumerate(zip(parameters, others, strict=True)):
+            primitives(parameter)
+            primitives(other)
+            if parameter.shape != other.shape:
+                rule = f"{name}[{at}] must have the shape of its parameter"
+                raise wrong_shapes(op, rule, **{"the parameter": parameter, "it": other})
+    return bool(len(parameters))
+
+
+class _Wide:
+    """One parameter, and all that its update takes, in the dtype in which that is computed."""
+
+    def __init__(self, parameter: Array) -> None:
+        self.xp: Primitives = primitives(parameter)
+        self.dtype = wide(self.xp.dtype(parameter))
+        self.given, self.parameter = parameter, self.of(parameter)
+
+    def of(self, x: Array) -> Array:
+        return x if type(x) in NUMBERS else self.xp.astype(x, self.dtype)
+
+    def back(self, x: Array, like: Array) -> Array:
+        return self.xp.astype(x, self.xp.dtype(like))
+
+    def decayed(self, gradient: Array, decay: float) -> Array:
+        """The gradient, and the decay as a part of it."""
+        xp, gradient = self.xp, self.of(gradient)
+        return xp.add(gradient, xp.multiply(self.parameter, decay)) if decay else gradient
+
+    def blend(self, mean: Array, new: Array, share: float) -> Array:
+        """`share` of the old mean and the rest of the new."""
+        return self.xp.add(self.xp.multiply(mean, share), self.xp.multiply(new, 1 - share))
+
+    def moved(self, change: Array, rate: Array, decay: float = 0.0) -> Array:
+        """The parameter, first made smaller by the decay, after a change at this rate."""
+        xp, p, rate = self.xp, self.parameter, self.of(rate)
+        if decay:
+            shrinking = rate * decay if type(rate) in NUMBERS else xp.multiply(rate, decay)
+            p = xp.subtract(p, xp.multiply(p, shrinking))
+        return self.back(xp.subtract(p, xp.multiply(change, rate)), self.given)
+
+    def grown(self, share: float, step: Array) -> Array:
+        """1 - share ** step without the loss of digits that the formula has near 0."""
+        if not share:
+            return 1.0
+        if type(step) in NUMBERS:
+            return -math.expm1(step * math.log(share))
+        xp = self.xp
+        half = xp.tanh(xp.multiply(self.of(step), math.log(share) / 2))
+        return xp.divide(xp.multiply(half, -2.0), xp.add(xp.negative(half), 1.0))
+
+    def root(self, x: Array) -> Array:
+        return math.sqrt(x) if type(x) in NUMBERS else self.xp.sqrt(x)
+
+
+def _update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    rate: Array,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> tuple[list[Array], list[Array] | None]:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        wider = _Wide(parameter)
+        xp, step = wider.xp, wider.decayed(gradients[at], decay)
+        if velocities is not None:
+            velocity = xp.add(xp.multiply(wider.of(velocities[at]), momentum), step)
+            kept.append(wider.back(velocity, velocities[at]))
+            step = xp.add(step, xp.multiply(velocity, momentum)) if nesterov else velocity
+        moved.append(wider.moved(step, rate))
+    return moved, None if velocities is None else kept
+
+
+def _update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Array,
+    rate: Array,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    moved, new_means, new_squares = [], [], []
+    grown: dict[str, tuple[Array, Array]] = {}
+    for at, parameter in enumerate(parameters):
+        wider = _Wide(parameter)
+        if wider.dtype.name not in grown:
+            root = wider.root(wider.grown(beta2, step))
+            grown[wider.dtype.name] = wider.grown(beta1, step), root
+        first, second = grown[wider.dtype.name]
+        xp = wider.xp
+        gradient = wider.decayed(gradients[at], 0.0 if decoupled else decay)
+        mean = wider.blend(wider.of(means[at]), gradient, beta1)
+        square = wider.blend(wider.of(squares[at]), xp.multiply(gradient, gradient), beta2)
+        spread = xp.add(xp.divide(xp.sqrt(square), second), eps)
+        change = xp.divide(xp.divide(mean, first), spread)
+        moved.append(wider.moved(change, rate, decay if decoupled else 0.0))
+        new_means.append(wider.back(mean, means[at]))
+        new_squares.append(wider.back(square, squares[at]))
+    return moved, new_means, new_squares
+
+
+def _update_lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    rate: Array,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> tuple[list[Array], list[Array]]:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        wider = _Wide(parameter)
+        gradient, mean = wider.of(gradients[at]), wider.of(means[at])
+        change = wider.xp.sign(wider.blend(mean, gradient, beta1))
+        moved.append(wider.moved(change, rate, decay))
+        kept.append(wider.back(wider.blend(mean, gradient, beta2), means[at]))
+    return moved, kept

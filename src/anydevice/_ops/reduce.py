@@ -1,0 +1,550 @@
+"""Along axes: sums, products, means, the largest and smallest, their indices and their order."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+
+from anydevice._core.primitives import Primitives
+from anydevice._ops.arguments import (
+    INT32,
+    axes_of,
+    axis_of,
+    in_words,
+    integer,
+    is_finite,
+    python_number,
+    wide,
+    widened,
+    wrong,
+    wrong_shapes,
+)
+from anydevice._ops.dispatch import (
+    Array,
+    explain,
+    float_version,
+    known_bool,
+    known_float,
+    own_version,
+    primitives,
+    run,
+    run2,
+    run3,
+)
+from anydevice._ops.manipulation import flip, padded
+
+Axes = int | Sequence[int] | None
+
+
+def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """The sum along one or several axes, or over the whole array, in the dtype of x.
+
+    16-bit numbers are added up in float32, and booleans are counted as int32.
+    `keepdims` leaves each axis that is summed over with the size 1.
+
+    >>> import numpy
+    >>> sum(numpy.ones((2, 3)), axis=1).tolist(), sum(numpy.ones((2, 3))).tolist()
+    ([3.0, 3.0], 6.0)
+    """
+    xp = known_float(x)
+    if xp is None:
+        xp = primitives(x, "sum")
+        if xp.dtype(x).kind == "bool":
+            x = run2(xp.astype, xp.astype, x, INT32)
+    axes: int | tuple[int, ...]
+    if type(axis) is int:
+        axes = axis_of("sum", x, axis)
+    else:
+        axes = axes_of("sum", x, axis)
+        if not axes:
+            return x
+    try:
+        return xp.sum(x, axes, keepdims)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The product along one or several axes, or over the whole array; dtypes as in `sum`.
+
+    The product of no elements is 1.
+
+    >>> import numpy
+    >>> prod(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
+    [2, 12]
+    """
+    own = own_version(x, "prod", _prod)
+    axes = axes_of("prod", x, axis)
+    x = _numbers(x)
+    return run3(own, _prod, x, axes, keepdims) if axes else x
+
+
+def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """Whether any element is true, along one or several axes or in the whole array.
+
+    Numbers other than 0 are true, and so is NaN. The result for no elements is false.
+
+    >>> import numpy
+    >>> any(numpy.array([[True, False], [False, False]]), axis=1).tolist()
+    [True, False]
+    """
+    own = own_version(x, "any", _any)
+    return run3(own, _any, x, axes_of("any", x, axis), keepdims)
+
+
+def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """Whether all elements are true, along one or several axes or in the whole array.
+
+    Numbers other than 0 are true, and so is NaN. The result for no elements is true.
+
+    >>> import numpy
+    >>> all(numpy.array([[True, True], [True, False]]), axis=1).tolist()
+    [True, False]
+    """
+    own = own_version(x, "all", _all)
+    return run3(own, _all, x, axes_of("all", x, axis), keepdims)
+
+
+def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The logarithm of the sum of `exp(x)` along one or several axes, or over the whole array.
+
+    Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. Without
+    elements it is minus infinity.
+
+    >>> import numpy
+    >>> logsumexp(numpy.array([[1000.0, 1000.0], [0.0, -numpy.inf]]), axis=1).round(3).tolist()
+    [1000.693, 0.0]
+    """
+    own = float_version(x, "logsumexp", _logsumexp)
+    return run3(own, _logsumexp, x, axes_of("logsumexp", x, axis), keepdims)
+
+
+def vector_norm(
+    x: Array,
+    axis: Axes = None,
+    keepdims: bool = False,
+    ord: float = 2,  # noqa: A002  as in the array API standard
+) -> Array:
+    """The norm along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
+
+    Of the dtype of x, computed in float32 for 16-bit numbers. With `ord` infinity it is the largest
+    magnitude, with minus infinity the smallest, and with 0 the number of elements that are not 0.
+    Where the 2-norm is 0, so is its gradient.
+
+    >>> import numpy
+    >>> x = numpy.array([[3.0, -4.0], [0.0, 0.0]])
+    >>> vector_norm(x, axis=1).tolist(), vector_norm(x, ord=numpy.inf).tolist()
+    ([5.0, 0.0], 4.0)
+    """
+    own = float_version(x, "vector_norm", _vector_norm)
+    power = python_number(ord)
+    if type(power) not in (int, float) or power != power:
+        raise wrong("vector_norm", f"ord must be a number, not {in_words(power)}")
+    axes = axes_of("vector_norm", x, axis)
+    if builtins.abs(power) == math.inf:
+        _filled("vector_norm", x, axis)
+    return run(own, _vector_norm, x, axes, keepdims, float(power))
+
+
+def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
+    """The running sums along an axis; dtypes as in `sum`.
+
+    With `include_initial` they start with 0.
+
+    >>> import numpy
+    >>> cumulative_sum(numpy.array([1, 2, 3])).tolist()
+    [1, 3, 6]
+    >>> cumulative_sum(numpy.array([1, 2, 3]), include_initial=True).tolist()
+    [0, 1, 3, 6]
+    """
+    own = own_version(x, "cumulative_sum", _cumulative_sum)
+    at = axis_of("cumulative_sum", x, axis)
+    sums = run2(own, _cumulative_sum, _numbers(x), at)
+    return padded(primitives(sums), sums, at, 1, 0) if include_initial else sums
+
+
+def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The mean along one or several axes, or over the whole array.
+
+    Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
+    for integers. The mean of no elements is NaN.
+
+    >>> import numpy
+    >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
+    [1.5, 4.5]
+    """
+    own = own_version(x, "mean", _mean)
+    axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
+    return run3(own, _mean, x, axes, keepdims)
+
+
+def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+    """The variance along one or several axes, or over the whole array; dtypes as in `mean`.
+
+    The sum of the squares of n differences from the mean is divided by n - `correction`: 1 gives
+    the unbiased estimate from a sample. Where nothing is left to divide by, the result is NaN, or
+    infinite.
+
+    >>> import numpy
+    >>> var(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1).tolist()
+    [1.0, 4.0]
+    """
+    own = own_version(x, "var", _var)
+    correction = _correction("var", correction)
+    return run(own, _var, x, axes_of("var", x, axis), keepdims, correction)
+
+
+def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+    """The standard deviation along one or several axes, or over the whole array: the root of `var`.
+
+    >>> import numpy
+    >>> std(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1, correction=0).tolist()
+    [1.0, 2.0]
+    """
+    own = own_version(x, "std", _std)
+    correction = _correction("std", correction)
+    return run(own, _std, x, axes_of("std", x, axis), keepdims, correction)
+
+
+def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """The largest element along one or several axes, or of the whole array; NaN propagates.
+
+    Raises `ConfigurationError` if an axis has no elements.
+
+    >>> import numpy
+    >>> max(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
+    [3.0, 6.0]
+    """
+    xp = primitives(x, "max")
+    axes: int | tuple[int, ...]
+    if type(axis) is int:
+        axes = _filled_axis("max", x, axis)
+    else:
+        axes = _filled("max", x, axis)
+        if not axes:
+            return x
+    try:
+        return xp.max(x, axes, keepdims)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """The smallest element along one or several axes, or of the whole array; NaN propagates.
+
+    Raises `ConfigurationError` if an axis has no elements.
+
+    >>> import numpy
+    >>> min(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
+    [1.0, 2.0]
+    """
+    xp = primitives(x, "min")
+    axes: int | tuple[int, ...]
+    if type(axis) is int:
+        axes = _filled_axis("min", x, axis)
+    else:
+        axes = _filled("min", x, axis)
+        if not axes:
+            return x
+    try:
+        return xp.min(x, axes, keepdims)
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def argmax(x: Array, axis: int = -1) -> Array:
+    """The index of the largest element along an axis, as int32; the axis is removed.
+
+    Of equal elements it is the first. NaN counts as the largest.
+
+    >>> import numpy
+    >>> argmax(numpy.array([[1.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
+    [1, 2]
+    """
+    own = own_version(x, "argmax", _argmax)
+    at = _filled_axis("argmax", x, axis)
+    return run2(own, _argmax, x, at)
+
+
+def argmin(x: Array, axis: int = -1) -> Array:
+    """The index of the smallest element along an axis, as int32; the axis is removed.
+
+    Of equal elements it is the first. NaN counts as the smallest.
+
+    >>> import numpy
+    >>> argmin(numpy.array([[3.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
+    [1, 2]
+    """
+    own = own_version(x, "argmin", _argmin)
+    return run2(own, _argmin, x, _filled_axis("argmin", x, axis))
+
+
+def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """The elements sorted along an axis: the smallest first, or with `descending` the largest.
+
+    NaN counts as the largest. Equal elements stay in their order: the sort is stable.
+
+    >>> import numpy
+    >>> sort(numpy.array([3.0, numpy.nan, 1.0])).tolist()
+    [1.0, 3.0, nan]
+    """
+    own = own_version(x, "sort", _sort)
+    return run3(own, _sort, x, axis_of("sort", x, axis), bool(descending))
+
+
+def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """The indices, as int32, that put the elements along an axis into the order of `sort`.
+
+    Equal elements keep their order, also with `descending`.
+
+    >>> import numpy
+    >>> argsort(numpy.array([2, 1, 2, 3])).tolist()
+    [1, 0, 2, 3]
+    >>> argsort(numpy.array([2, 1, 2, 3]), descending=True).tolist()
+    [3, 0, 2, 1]
+    """
+    own = own_version(x, "argsort", _argsort)
+    return run3(own, _argsort, x, axis_of("argsort", x, axis), bool(descending))
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    """The k largest elements along the last axis, the largest first, and their indices as int32.
+
+    Both have the shape of x with k in place of the last axis. NaN counts as the largest.
+
+    >>> import numpy
+    >>> values, places = top_k(numpy.array([3.0, 1.0, 4.0, 1.5]), 2)
+    >>> values.tolist(), places.tolist()
+    ([4.0, 3.0], [2, 0])
+    """
+    own = own_version(x, "top_k", _top_k)
+    last = axis_of("top_k", x, -1)
+    k = integer("top_k", "k", k)
+    if not 1 <= k <= x.shape[last]:
+        raise wrong_shapes("top_k", f"k = {k} must be from 1 to the size of the last axis", x=x)
+    return run2(own, _top_k, x, k)
+
+
+def _filled_axis(op: str, x: Array, axis: int) -> int:
+    """The axis counted from the front, where it has elements."""
+    shape = x.shape
+    at = axis + len(shape) if type(axis) is int and axis < 0 else axis
+    if type(at) is not int or not 0 <= at < len(shape) or shape[at] == 0:
+        at = axis_of(op, x, axis)
+        _filled(op, x, axis)
+    return at
+
+
+def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
+    axes = axes_of(op, x, axis)
+    if 0 in [x.shape[one] for one in axes]:
+        which = "x" if axis is None else f"axis {axis}"
+        raise wrong_shapes(op, f"{which} must have elements", x=x)
+    return axes
+
+
+def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    if dtype.kind == "complex":
+        raise wrong("mean", f"there is none for {dtype}; take the real and imaginary parts")
+    total = xp.astype(x, wide(dtype))
+    if axes:
+        total = xp.sum(total, axes, keepdims)
+        total = xp.divide(total, float(math.prod(tuple(x.shape[one] for one in axes))))
+    return xp.astype(total, dtype) if dtype.kind == "float" else total
+
+
+def _var(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    found = _squared_spread(xp, "var", x, axes, keepdims, correction)
+    return xp.astype(found, dtype) if dtype.kind == "float" else found
+
+
+def _std(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    found = xp.sqrt(_squared_spread(xp, "std", x, axes, keepdims, correction))
+    return xp.astype(found, dtype) if dtype.kind == "float" else found
+
+
+def _squared_spread(
+    xp: Primitives, op: str, x: Array, axes: tuple[int, ...], keepdims: bool, correction: float
+) -> Array:
+    """The variance, in the dtype in which it is computed."""
+    dtype = xp.dtype(x)
+    if dtype.kind == "complex":
+        raise wrong(op, f"there is none for {dtype}; take the real and imaginary parts")
+    y, count = xp.astype(x, wide(dtype)), float(math.prod([x.shape[one] for one in axes]))
+    off = xp.subtract(y, xp.divide(xp.sum(y, axes, True), count) if axes else y)
+    squares = xp.multiply(off, off)
+    total = xp.sum(squares, axes, keepdims) if axes else squares
+    return xp.divide(total, count - correction if count > correction else 0.0)
+
+
+def _correction(op: str, correction: float) -> float:
+    number = python_number(correction)
+    if not is_finite(number):
+        raise wrong(op, f"correction must be a finite number, not {in_words(number)}")
+    return float(number)
+
+
+def _argmax(x: Array, axis: int) -> Array:
+    return primitives(x).argmax(x, axis)
+
+
+def _top_k(x: Array, k: int) -> tuple[Array, Array]:
+    return primitives(x).top_k(x, k)
+
+
+def _argmin(x: Array, axis: int) -> Array:
+    """Where the largest is of the same numbers in the opposite order."""
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    if dtype.kind == "bool":
+        return xp.argmax(xp.logical_not(x), axis)
+    if dtype.kind == "float":
+        return xp.argmax(xp.negative(x), axis)
+    return xp.argmax(xp.subtract(-1 if dtype.kind == "int" else 2**dtype.bits - 1, x), axis)
+
+
+def _numbers(x: Array) -> Array:
+    """Booleans as int32, all else as it is."""
+    if known_bool(x) is None:
+        return x
+    xp = primitives(x)
+    return run2(xp.astype, xp.astype, x, INT32)
+
+
+def _without(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without some axes."""
+    return tuple([size for at, size in enumerate(x.shape) if at not in axes])
+
+
+def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x)
+    for axis in axes:  # the one half times the other, until one is left
+        size = y.shape[axis]
+        if not size:
+            shape = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
+            y = xp.full(shape, 1, xp.dtype(y), y)
+        while size > 1:
+            half = size // 2
+            pairs = xp.multiply(xp.part(y, axis, 0, half), xp.part(y, axis, half, 2 * half))
+            y = xp.concat([pairs, xp.part(y, axis, 2 * half, size)], axis) if size % 2 else pairs
+            size -= half
+    return xp.astype(y if keepdims else xp.reshape(y, _without(x, axes)), xp.dtype(x))
+
+
+def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    true = x if known_bool(x) is not None else xp.logical_not(xp.equal(x, 0))
+    return xp.less(0, xp.sum(xp.astype(true, INT32), axes, keepdims)) if axes else true
+
+
+def _all(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    false = xp.logical_not(x) if known_bool(x) is not None else xp.equal(x, 0)
+    count = xp.sum(xp.astype(false, INT32), axes, keepdims) if axes else xp.astype(false, INT32)
+    return xp.equal(count, 0)
+
+
+def _logsumexp(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    dtype, y = xp.dtype(x), widened(xp, x)
+    if not axes:
+        return x
+    if 0 in x.shape:
+        kept = tuple([1 if at in axes else size for at, size in enumerate(x.shape)])
+        shape = kept if keepdims else _without(x, axes)
+        return xp.full(shape, -math.inf, dtype, x)
+    largest = xp.max(y, axes, True)
+    finite = xp.where(xp.less(xp.abs(largest), math.inf), largest, 0.0)
+    total = xp.log(xp.sum(xp.exp(xp.subtract(y, finite)), axes, keepdims))
+    finite = finite if keepdims else xp.reshape(finite, tuple(total.shape))
+    return xp.astype(xp.add(total, finite), dtype)
+
+
+def _vector_norm(x: Array, axes: tuple[int, ...], keepdims: bool, power: float) -> Array:
+    xp = primitives(x)
+    sizes = xp.abs(widened(xp, x))
+    added: Callable[[Array], Array] = lambda y: xp.sum(y, axes, keepdims) if axes else y  # noqa: E731
+    if not axes and power:
+        found = sizes
+    elif power == math.inf:
+        found = xp.max(sizes, axes, keepdims)
+    elif power == -math.inf:
+        found = xp.min(sizes, axes, keepdims)
+    elif power == 0:
+        found = added(xp.astype(xp.logical_not(xp.equal(sizes, 0)), xp.dtype(sizes)))
+    elif power == 1:
+        found = added(sizes)
+    elif power == 2:
+        total = added(xp.multiply(sizes, sizes))
+        nothing = xp.equal(total, 0)  # where the root has no slope
+        found = xp.where(nothing, total, xp.sqrt(xp.where(nothing, 1.0, total)))
+    else:
+        found = xp.pow(added(xp.pow(sizes, power)), 1 / power)
+    return xp.astype(found, xp.dtype(x))
+
+
+def _cumulative_sum(x: Array, axis: int) -> Array:
+    """Each sum of as many as were added so far, plus the one of as many before."""
+    xp = primitives(x)
+    sums, size, done = widened(xp, x), x.shape[axis], 1
+    while done < size:
+        later = xp.part(sums, axis, done, size)
+        later = xp.add(later, xp.part(sums, axis, 0, size - done))
+        sums, done = xp.concat([xp.part(sums, axis, 0, done), later], axis), 2 * done
+    return xp.astype(sums, xp.dtype(x))
+
+
+def _sort(x: Array, axis: int, descending: bool) -> Array:
+    return primitives(x).take_along_axis(x, argsort(x, axis, descending), axis)
+
+
+_PAIRS_AT_ONCE = 1 << 24
+
+
+def _argsort(x: Array, axis: int, descending: bool) -> Array:
+    """How many come before each element, from comparing all pairs, is its place in the order."""
+    xp = primitives(x)
+    if descending:
+        order = flip(argsort(flip(x, axis), axis), axis)
+        return xp.subtract(x.shape[axis] - 1, order)
+    axes = tuple([at for at in range(x.ndim) if at != axis])
+    size, rows = x.shape[axis], math.prod([x.shape[at] for at in axes])
+    y = xp.reshape(xp.permute_dims(x, (*axes, axis)), (rows, size))
+    index = xp.broadcast_to(xp.arange(size, INT32, x), (rows, size))
+    ranks = xp.full((rows, size), 0, INT32, x)
+    block = builtins.max(1, _PAIRS_AT_ONCE // builtins.max(1, rows * size))
+    for start in range(0, size, block):
+        stop = builtins.min(size, start + block)
+        ahead = _is_before(xp, y, index, start, stop)
+        ranks = xp.add(ranks, xp.sum(xp.astype(ahead, INT32), 2))
+    places = xp.reshape(index, (rows, 1, size, 1))
+    room = xp.full((rows, 1, size, 1), 0, INT32, x)
+    order = xp.write(room, places, ranks)
+    moved = xp.reshape(order, tuple([x.shape[at] for at in (*axes, axis)]))
+    back = sorted(range(x.ndim), key=(*axes, axis).__getitem__)
+    return xp.permute_dims(moved, back)
+
+
+def _is_before(xp: Primitives, y: Array, index: Array, start: int, stop: int) -> Array:
+    """Whether elements from `start` to `stop` come before each one: (rows, size, some)."""
+    rows, size = y.shape
+    many, few = (rows, size, 1), (rows, 1, stop - start)
+    one, other = xp.reshape(y, many), xp.reshape(xp.part(y, 1, start, stop), few)
+    at, also = xp.reshape(index, many), xp.reshape(xp.part(index, 1, start, stop), few)
+    smaller, same = xp.less(other, one), xp.equal(other, one)
+    if xp.dtype(y).kind == "float":
+        last, also_last = xp.isnan(one), xp.isnan(other)
+        smaller = xp.logical_or(smaller, xp.logical_and(last, xp.logical_not(also_last)))
+        same = xp.logical_or(same, xp.logical_and(last, also_last))
+    return xp.logical_or(smaller, xp.logical_and(same, xp.less(also, at)))

@@ -1,0 +1,174 @@
+"""Which of anydevice's own kernels ops may use on this machine, saved across processes.
+
+A kernel is used only where `_engines/trust.py` has it. What is kept is keyed by device, driver and
+library version, as verdicts of checks are, and by the kernels' own text: whatever changes, the
+kernel is verified again before it is used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from anydevice._core.device import Device
+from anydevice._core.files import writing
+from anydevice._core.hooks import load
+from anydevice._core.locks import ForkSafeLock
+from anydevice._engines import trust
+from anydevice._engines.trust import Entry
+from anydevice._machine.discovery.check import key_of
+from anydevice._machine.discovery.discover import discover
+from anydevice._machine.engines.registry import place_of, row_of
+from anydevice._machine.settings.files import read_cache, verdicts_file
+
+_trusted: set[Entry] = set()
+_is_loaded = False
+_lock = ForkSafeLock(reentrant=True)
+"""Held while what is trusted is read, changed or written; never while anything is computed."""
+
+
+def load_trusted() -> tuple[Entry, ...]:
+    """Trust every kernel that was verified for this device, driver, library and text of it.
+
+    The file is read once in a process. Returns what is trusted now.
+    """
+    global _is_loaded
+    with _lock.native:
+        kept = {} if _is_loaded else _read()
+        _is_loaded = True
+        if kept:  # else nobody need look at the machine
+            found = {
+                (kernel, dtype, device)
+                for device, key in _keys().items()
+                for kernel, dtype in kept.get(key, ())
+            }
+            _replace(_trusted | found)
+        return tuple(sorted(_trusted))
+
+
+def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
+    """Trust some kernels and others no more, now and in later processes.
+
+    Returns why the file could not be written; `None` if all is well.
+    """
+    with _lock.native:
+        load_trusted()
+        _replace((_trusted | right) - wrong)
+        try:
+            with writing(kernels_file(), private=True) as write:
+                kept = _read()
+                for device, key in _keys().items():
+                    here = kept.get(key, set())
+                    here -= {(kernel, dtype) for kernel, dtype, place in wrong if place == device}
+                    here |= {(kernel, dtype) for kernel, dtype, place in right if place == device}
+                    kept[key] = here
+                lists = {key: sorted(map(list, pairs)) for key, pairs in kept.items()}
+                write(json.dumps(lists, indent=1, sort_keys=True) + "\n")
+        except OSError as error:
+            return f"the kernels could not be kept in {kernels_file()}: {error.strerror}"
+    return None
+
+
+@contextmanager
+def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
+    """A block in which this thread uses these kernels and no others, so that they can be judged.
+
+    It is given a function that condemns them: they are trusted no more, by any thread. Otherwise
+    all are trusted as before.
+    """
+    load_trusted()
+    tried = {(kernel, dtype, device) for kernel in kernels}
+
+    def condemn() -> None:
+        with _lock.native:
+            _replace(_trusted - tried)
+
+    with trust.trial(tried):
+        yield condemn
+
+
+def forget() -> None:
+    """Trust no kernel any more, until the file, which stays as it is, is read again."""
+    global _is_loaded
+    with _lock.native:
+        _is_loaded = False
+        _replace(set())
+
+
+def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
+    """The kernels of our own that an engine has on a device, by the names of their ops.
+
+    >>> kernels_of("numpy", Device("cpu"))
+    ()
+    """
+    if device.backend not in row_of(engine).kernel_backends:
+        return ()
+    module = kernel_module(engine)
+    return () if module is None else tuple(module.KERNELS)
+
+
+@cache
+def kernel_module(engine: str) -> ModuleType | None:
+    """The module with an engine's kernels; `None` if it has none or they cannot be used here."""
+    kernels = row_of(engine).kernels
+    try:
+        return cast("ModuleType", load(kernels)) if kernels else None
+    except ImportError:  # PyTorch is there without Triton
+        return None
+
+
+def kernels_file() -> Path:
+    """Where it is kept which kernels were right."""
+    return verdicts_file().with_name("kernels.json")
+
+
+@cache
+def sources() -> str:
+    """A short hash of the text of all our kernels, and of the files that start them."""
+    digest = hashlib.sha256()
+    engines = Path(trust.__file__).parent
+    patterns = ("torch/fused.py", "torch/triton/*", "opencl/*", "opencl/kernels/*")
+    for path in sorted(path for pattern in patterns for path in engines.glob(pattern)):
+        if path.suffix in (".py", ".cl"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _replace(entries: set[Entry]) -> None:
+    _trusted.update(entries)
+    _trusted.intersection_update(entries)
+    trust.replace(entries)
+
+
+def _keys() -> dict[str, str]:
+    """The key of each device that kernels may run on, under which its kernels are kept."""
+    found = {}
+    for device in discover().devices:
+        standing = device.standing
+        if standing is None or place_of(device) != device:
+            continue  # what is elsewhere is a fake
+        for engine in standing.engines:
+            if device.backend in row_of(engine).kernel_backends:
+                card = key_of(device.backend, device.index, standing.facts, engine)
+                found[str(device)] = f"{card} | {sources()}"
+    return found
+
+
+def _read() -> dict[str, set[tuple[str, str]]]:
+    """What is kept; nothing where the file is missing or damaged."""
+    return {
+        key: {(kernel, dtype) for kernel, dtype in pairs}
+        for key, pairs in read_cache(kernels_file()).items()
+        if isinstance(pairs, list) and all(map(_is_pair, pairs))
+    }
+
+
+def _is_pair(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) == 2
+    return is_list and all(isinstance(text, str) for text in value)

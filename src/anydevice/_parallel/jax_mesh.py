@@ -1,0 +1,202 @@
+"""Arrays over the devices of a mesh, by JAX's own sharding. Importing this imports JAX.
+
+Over several processes, each makes the parts of an array that its own devices hold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from anydevice._core.device import Device
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.library_settings import jax_started
+from anydevice._parallel.mesh import HostExchange, Mesh
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._parallel.processes import Launched
+
+_AXES = ("replicate", "shard")
+_HEARTBEAT = 20
+"""Seconds without a sign of life after which JAX takes a process for dead."""
+
+
+class JaxProcesses(HostExchange):
+    """The processes of `jax.distributed`."""
+
+    def every(self, numbers: Any) -> Any:
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(numbers))
+
+    def sum(self, arrays: Sequence[Any], share: float = 1.0) -> list[Any]:
+        """The sums over all processes of arrays, each times the share of its process.
+
+        Not inside of a function that is compiled: there, compute on arrays over a mesh.
+        """
+        engine = registry.load("jax")
+        found = [self.every(np.asarray(engine.to_host(x)) * np.float32(share)) for x in arrays]
+        pairs = zip(found, arrays, strict=True)
+        return [jax.device_put(each.sum(0).astype(x.dtype), x.sharding) for each, x in pairs]
+
+    def from_first(self, x: Any) -> Any:
+        """An array of the first process, in each of them."""
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.broadcast_one_to_all(x)
+
+
+def joined(found: Launched | None) -> JaxProcesses:
+    """The processes of `jax.distributed`, which this one joins unless it has already.
+
+    Raises `ConfigurationError` if JAX has started its devices before.
+    """
+    if not jax.distributed.is_initialized():
+        assert found is not None, "a process alone joins nobody"
+        if jax_started():
+            raise ConfigurationError(
+                "JAX has already started its devices, and can join other processes only before; "
+                "call parallel.initialize() first",
+                source="parallel.initialize",
+            )
+        # JAX would keep a request to end for itself, as the notice of a cluster.
+        jax.config.update("jax_enable_preemption_service", False)
+        jax.distributed.initialize(
+            f"{found.address}:{found.port}",
+            found.size,
+            found.rank,
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=_HEARTBEAT,
+        )
+        atexit.register(_end_failed)
+    return JaxProcesses(jax.process_index(), jax.process_count())
+
+
+def leave() -> None:
+    """Leave the other processes, once all have come here."""
+    jax.distributed.shutdown()
+
+
+def _end_failed() -> None:
+    """End a program that failed: JAX would wait for the others, which wait for this one."""
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = error.code if isinstance(error, SystemExit) else 1
+        os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+def sharded(x: Any, mesh: Mesh) -> Any:
+    """An array cut along its longest axis that divides evenly; a copy everywhere without one."""
+    spec: list[str | None] = [None] * x.ndim
+    axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
+    if axes and mesh.shard > 1:
+        longest = max(axes, key=lambda axis: x.shape[axis])
+        spec[longest] = "shard"
+    return _put(x, mesh, PartitionSpec(*spec))
+
+
+def replicated(x: Any, mesh: Mesh) -> Any:
+    """A copy of an array on every device."""
+    return _put(x, mesh, PartitionSpec())
+
+
+def divided(x: Any, mesh: Mesh) -> Any:
+    """The rows of an array, divided over all devices; a copy everywhere where that is uneven."""
+    if not x.ndim or x.shape[0] % mesh.size:
+        return replicated(x, mesh)
+    return _put(x, mesh, PartitionSpec(_AXES))
+
+
+def gathered(x: Any) -> Any:
+    """An array that is spread over processes, whole on one device of each; all must call this."""
+    if not x.is_fully_replicated:
+        x = _placed_as(NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
+    return x.block_until_ready().addressable_data(0)
+
+
+def bytes_a_device(tree: Any) -> dict[Device, int]:
+    """The bytes of the arrays of a tree on each device of this process."""
+    engine = registry.load("jax")
+    places = {engine.native(device): device for device in engine.devices()}
+    found: dict[Device, int] = {}
+    for x in jax.tree.leaves(tree):
+        for part in x.addressable_shards:
+            place = places[part.device]
+            found[place] = found.get(place, 0) + part.data.nbytes
+    return found
+
+
+def of_processes(numbers: Sequence[int], mesh: Mesh) -> Any:
+    """The numbers of each process, one row each: an array that is there once all have asked."""
+    mine = np.asarray([numbers], np.int32)
+    place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
+    shape = (mesh.size, len(numbers))
+    spread = jax.make_array_from_callback(shape, place, lambda index: mine)
+    return _one_each(len(mesh.devices), NamedSharding(_native(mesh), PartitionSpec()))(spread)
+
+
+@lru_cache(maxsize=64)
+def _one_each(devices: int, place: NamedSharding) -> Any:
+    return jax.jit(lambda rows: rows[::devices], out_shardings=place)
+
+
+def _put(x: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+    place = NamedSharding(_native(mesh), spec)
+    if mesh.group is None:
+        return jax.device_put(x, place)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        if x.sharding.is_equivalent_to(place, x.ndim):
+            return x
+        return _placed_as(place)(x).block_until_ready()
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, place, lambda index: host[index])
+
+
+@lru_cache(maxsize=64)
+def _placed_as(place: NamedSharding) -> Any:
+    return jax.jit(_same, out_shardings=place)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _native(mesh: Mesh) -> Any:
+    return _made(mesh.devices, mesh.replicate, mesh.shard, mesh.group is not None)
+
+
+@lru_cache(maxsize=64)
+def _made(devices: tuple[Device, ...], replicate: int, shard: int, all_processes: bool) -> Any:
+    engine = registry.load("jax")
+    natives = [engine.native(device) for device in devices]
+    if all_processes:
+        natives = _of_each_process(natives)
+    grid = np.array(natives, dtype=object).reshape(replicate, shard)
+    return jax.sharding.Mesh(grid, _AXES, axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def _of_each_process(own: list[Any]) -> list[Any]:
+    """The devices of all processes: of each, those that stand where the own ones do here."""
+    every: dict[int, list[Any]] = {}
+    for device in jax.devices(own[0].platform):
+        every.setdefault(device.process_index, []).append(device)
+    here = every[jax.process_index()]
+    at = [here.index(device) for device in own]
+    if any(len(theirs) <= max(at) for theirs in every.values()):
+        counts = ", ".join(str(len(theirs)) for theirs in every.values())
+        raise ConfigurationError(
+            f"each process needs as many devices as this one, and they have {counts}",
+            source="devices",
+        )
+    return [every[rank][index] for rank in sorted(every) for index in at]

@@ -1,0 +1,199 @@
+"""A mesh: the devices that compute one thing together, in one process or in several."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anydevice._arrays.move import to_numpy
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent
+from anydevice._core.record import Record
+from anydevice._core.trees import Tree, leaves
+from anydevice._machine.choose.scope import one_device
+from anydevice._machine.discovery.discover import devices as devices_of_backend
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+Devices = str | Device | Sequence[str | Device]
+
+
+class Processes(Record):
+    """Processes that compute together: the number of this one, from 0 on, and how many."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until every process has come here."""
+
+
+class HostExchange(Processes):
+    """Processes whose library gathers numbers of the host; all else follows from that."""
+
+    @abstractmethod
+    def every(self, numbers: Any) -> Any:
+        """The numbers of each process, a NumPy array of the same shape in all: one row each."""
+
+    def wait(self) -> None:
+        """Wait until every process has come here."""
+        self.every(np.zeros(1, np.int32))
+
+    def of_first(self, value: Any, root: int = 0) -> Any:
+        """A small value of the first process, or of another one, in each of them."""
+        text = np.frombuffer(pickle.dumps(value), np.uint8)
+        length = int(self.every(np.asarray([len(text)], np.int32))[root, 0])
+        text = np.resize(text, length) if len(text) != length else text
+        # Integers of 32 bits are what every library gathers.
+        return pickle.loads(self.every(text.astype(np.int32))[root].astype(np.uint8).tobytes())
+
+    def is_same(self, tree: Tree) -> bool:
+        """Whether the numbers of a tree are those that every other process has.
+
+        Each must be able to read its own.
+        """
+        found = self.every(np.frombuffer(digest_of(tree), np.int32))
+        return bool((found == found[:1]).all())
+
+
+def digest_of(tree: Tree) -> bytes:
+    """A hash of the shapes and numbers of a tree of arrays."""
+    digest = hashlib.sha256()
+    for x in leaves(tree):
+        digest.update(repr(tuple(x.shape)).encode())
+        digest.update(np.ascontiguousarray(to_numpy(x)).tobytes())
+    return digest.digest()
+
+
+class Mesh(Record):
+    """Devices that hold and compute one thing together.
+
+    They are `replicate` groups of `shard` devices: each group holds everything once, and each
+    device of a group its share of it. Batches are divided over all devices. Without both numbers,
+    every device holds everything.
+
+    >>> mesh = Mesh("cpu:0")
+    >>> mesh.size, mesh.rank, mesh.replicate, mesh.shard
+    (1, 0, 1, 1)
+
+    `devices` is a list, or the name of a backend for all devices that it has. `size` is the number
+    of devices, and `rank` the number of this process, from 0 on: `parallel.initialize()` returns a
+    mesh over several of them.
+
+    One process drives several devices through JAX. Raises `UnsupportedError` where it cannot, and
+    `ConfigurationError` for numbers whose product is not the number of devices.
+    """
+
+    devices: tuple[Device, ...]
+    replicate: int
+    shard: int
+    group: Processes | None
+
+    def __init__(
+        self,
+        devices: Devices,
+        replicate: int | None = None,
+        shard: int | None = None,
+        group: Processes | None = None,
+    ) -> None:
+        found = devices_of(devices)
+        size = len(found) * (1 if group is None else group.size)
+        super().__init__(found, *_sizes(size, replicate, shard), group)
+
+    @property
+    def size(self) -> int:
+        """The number of devices, those of other processes included."""
+        return self.replicate * self.shard
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return 0 if self.group is None else self.group.rank
+
+    @property
+    def engine(self) -> str | None:
+        """The array library that drives the devices."""
+        return self.devices[0].engine
+
+
+def devices_of(given: Any) -> tuple[Device, ...]:
+    """The devices of a list, or all those of a backend; several are served by one engine."""
+    names = _listed(given)
+    if not names:
+        raise ConfigurationError(
+            "devices= is empty; leave it out to use the device of the model", source="devices="
+        )
+    if len(names) == 1:
+        return (one_device(names[0]),)
+    engines = {
+        each.engine for each in names if isinstance(each, Device) and not each.engine_is_free
+    }
+    if engines - {"jax"}:
+        raise _one_a_process(len(names), sorted(map(str, engines))[0])
+    try:
+        found = tuple(one_device(str(name), engine="jax") for name in names)
+    except DeviceNotFoundError as error:
+        if any(not _is_there(name) for name in names):
+            raise
+        raise _one_a_process(len(names), "an engine other than JAX") from error
+    if len(set(found)) < len(found):
+        raise ConfigurationError(
+            f"devices= names a device twice: {', '.join(map(str, found))}", source="devices="
+        )
+    return found
+
+
+def _is_there(name: str | Device) -> bool:
+    try:
+        return bool(one_device(name))
+    except DeviceNotFoundError:
+        return False
+
+
+def _listed(given: Any) -> list[str | Device]:
+    if isinstance(given, Device):
+        return [given]
+    if not isinstance(given, str):
+        if not isinstance(given, Iterable):
+            raise ConfigurationError(
+                f"devices= is a device, a backend or a list of devices, not {given!r}",
+                source="devices=",
+            )
+        return list(given)
+    if ":" in given:
+        return [given]
+    return list(devices_of_backend(given)) or [given]
+
+
+def _one_a_process(count: int, engine: str) -> Exception:
+    return Absent(
+        f"{count} devices in one process need JAX, and {engine} drives one device a process",
+        instead="run it with `anydevice launch -n N train.py` and devices=parallel.initialize(), "
+        'or give devices of JAX, as in device("cuda:0", engine="jax")',
+        code="no_collectives",
+    ).error()
+
+
+def _sizes(count: int, replicate: int | None, shard: int | None) -> tuple[int, int]:
+    for name, value in (("replicate", replicate), ("shard", shard)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigurationError(
+                f"{name} must be an integer of 1 or more, not {value!r}", source=name
+            )
+    if replicate is None:
+        replicate = count // (shard or 1)
+    if shard is None:
+        shard = count // replicate
+    if replicate * shard != count:
+        raise ConfigurationError(
+            f"replicate={replicate} times shard={shard} is {replicate * shard}, and the number of "
+            f"devices is {count}, those of other processes included; give one of the two numbers, "
+            "and the other follows",
+            source="replicate" if shard == 1 else "shard",
+        )
+    return replicate, shard

@@ -1,0 +1,531 @@
+"""Parts of a model that lie in host memory or on disk, brought to a device as they are computed.
+
+Two parts are on the device at once: the one that computes, and the next, which a thread brings
+meanwhile. On CUDA, host memory is pinned where it is when it is first brought, and copied on a
+stream of its own, by a call for each array: many threads that copy small pieces wait for each
+other. The bytes of files, and of memory that cannot be pinned, go through the ring of pinned
+buffers. A part is computed with once it has arrived: by then its memory may be written to again,
+and the next part is under way.
+
+Files are read by position, not through a memory map: a map of a file that became shorter ends the
+process, and a read is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from mmap import PAGESIZE
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from anydevice._arrays.stage import WORTH_STAGING, Piece, Ring, ring_of
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES, DType, as_dtype
+from anydevice._core.engine import Engine
+from anydevice._core.files import write_whole
+from anydevice._core.locks import ForkSafeLock, started
+from anydevice._core.record import Record
+from anydevice._engines.cuda_driver import CudaDriver, driver_of
+from anydevice._formats.files import PlainFile
+from anydevice._formats.safetensors import header_of, open_safetensors
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+_ALIGNED = 256
+"""Bytes: where an array of a part begins is a multiple of it."""
+
+_SLOTS = 2
+_BYTES = DTYPES["uint8"]
+
+
+class KeptArray(Record):
+    """An array that lies elsewhere: at an address of host memory, or at a position of a file."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    start: int
+    file: PlainFile | None = None
+    holder: Any = None
+    """Whose changes are changes of it."""
+
+    memory: Any = None
+    """What keeps the memory at the address."""
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def read(self, target: int, first: int, size: int) -> None:
+        """Copy some of its bytes to an address of host memory."""
+        if self.file is None:
+            ctypes.memmove(target, self.start + first, size)
+        else:
+            memory = (ctypes.c_uint8 * size).from_address(target)
+            self.file.read_into(memoryview(memory), self.start + first)
+
+    def on_host(self) -> Any:
+        """A NumPy array of its own."""
+        raw = np.empty(self.nbytes, np.uint8)
+        self.read(raw.ctypes.data, 0, raw.nbytes)
+        return raw.view(self.dtype.numpy()).reshape(self.shape)
+
+    def refresh(self) -> None:
+        """Make the bytes those of the holder, where they are a copy."""
+
+
+class _CopiedArray(KeptArray):
+    """An array whose numbers do not lie one after the other, and so are copied."""
+
+    engine: Any = None
+    version: Any = None
+    """What the holder said of itself when it was copied, in a list."""
+
+    def refresh(self) -> None:
+        now = _version_of(self.holder)
+        if self.version != [now] or (now is None and self.engine.name != "jax"):
+            self.version[:] = [now]
+            np.copyto(self.memory, self.engine.to_host(self.holder))
+
+
+def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
+    """An array of an engine that is in host memory."""
+    address = engine.address(array)
+    shape, dtype = tuple(array.shape), engine.dtype_of(array)
+    if address is not None:
+        return KeptArray(shape, dtype, address, None, array, array)
+    own = np.ascontiguousarray(engine.to_host(array))
+    version = [_version_of(array)]
+    return _CopiedArray(shape, dtype, own.ctypes.data, None, array, own, engine, version)
+
+
+def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write NumPy arrays as a safetensors file, whole or not at all."""
+    table: dict[str, Any] = {}
+    end = 0
+    for name, array in arrays.items():
+        table[name] = {
+            "dtype": as_dtype(array.dtype).code,
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    header = json.dumps(table).encode()
+    header += b" " * (-len(header) % 8)
+    raw = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in arrays.values())
+    write_whole(path, [len(header).to_bytes(8, "little"), header, *raw])
+
+
+def read_parts(path: Path) -> dict[str, KeptArray]:
+    """Every tensor of a safetensors file, which is open while they are; its header is checked."""
+    file = open_safetensors(path)
+    try:
+        entries = header_of(file).entries.values()
+    except BaseException:
+        file.close()
+        raise
+    weakref.finalize(file, os.close, file.number)
+    return {each.name: KeptArray(each.shape, each.dtype, each.start, file) for each in entries}
+
+
+class _Arrived(Record):
+    """A part in a slot; `settle` waits for what is in flight, `state` is what was brought."""
+
+    number: int
+    slot: int
+    arrays: list[Any]
+    settle: Callable[[], None]
+    state: Any
+
+
+class _Failed(Record):
+    error: BaseException
+
+
+class Fetcher:
+    """Brings parts to a device, in their order and round again.
+
+    `acquire` gives the arrays of a part, and `release` says that what computes with them has been
+    started; until then they stay. A part out of order is brought too, and the order goes on there.
+    `turn` is for one thread at a time to hold, from the first part to the last.
+    """
+
+    def __init__(
+        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
+    ) -> None:
+        self.turn = ForkSafeLock(reentrant=True)
+        self._parts = parts
+        for part in parts:
+            _state(part)  # which every array must have
+        self._slots = _slots_for(parts, device, engine)
+        self._thread: _Worker | None = None
+        self._held: dict[int, int] = {}
+        self._done: dict[int, Callable[[], None] | None] = {}
+
+    def acquire(self, number: int) -> list[Any]:
+        """The arrays of a part on the device."""
+        worker = self._worker(number)
+        while True:
+            arrived = worker.ready.get()
+            if isinstance(arrived, _Failed):
+                self._thread = None
+                raise arrived.error
+            arrived.settle()
+            if arrived.number == number and arrived.state == _state(self._parts[number]):
+                self._held[number] = arrived.slot
+                return arrived.arrays
+            worker.next = number
+            worker.free.put((arrived.slot, None))
+
+    def release(self, number: int, result: Any) -> None:
+        """Let the memory of a part go to another, once `result`, computed with it, is there."""
+        slot = self._held.pop(number)
+        self._done[slot] = self._slots.done(result)
+        if self._thread is not None:
+            self._thread.free.put((slot, self._done[slot]))
+
+    def close(self) -> None:
+        """End the thread, and forget what it brought; the next part starts another one."""
+        worker, self._thread = self._thread, None
+        if worker is not None:
+            worker.stop()
+            worker.join()  # else it might still write where the next one does
+
+    def __del__(self) -> None:
+        worker = getattr(self, "_thread", None)
+        if worker is not None:
+            worker.stop()  # it has its memory until it ends
+
+    def _worker(self, number: int) -> _Worker:
+        if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
+            worker = _Worker(len(self._parts), partial(_brought, self._parts, self._slots))
+            worker.next = number
+            for slot in set(range(_SLOTS)) - set(self._held.values()):
+                worker.free.put((slot, self._done.get(slot)))
+            if not started(worker):
+                raise AnyDeviceError("no thread could be started to load parts of the model")
+            self._thread = worker
+        return self._thread
+
+
+class _Worker(threading.Thread):
+    """Fills slots that are free, one part after the other.
+
+    When it ends, nothing is in flight: the memory of the slots may go to somebody else then.
+    """
+
+    def __init__(self, count: int, bring: Callable[[int, int], _Arrived]) -> None:
+        super().__init__(name="anydevice offload", daemon=True)
+        self.next = 0
+        self.free: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
+        self.ready: SimpleQueue[_Arrived | _Failed] = SimpleQueue()
+        self._count, self._bring, self._stopped = count, bring, False
+
+    def stop(self) -> None:
+        """Bring nothing more."""
+        self._stopped = True
+        self.free.put(None)
+
+    def run(self) -> None:
+        try:
+            self._fill()
+        except BaseException as error:  # raised where the part is asked for
+            self.ready.put(_Failed(error))
+
+    def _fill(self) -> None:
+        begun: dict[int, _Arrived] = {}
+        try:
+            while (token := self.free.get()) is not None and not self._stopped:
+                slot, done = token
+                if done is not None:
+                    done()
+                number, self.next = self.next, (self.next + 1) % self._count
+                begun[slot] = self._bring(number, slot)
+                self.ready.put(begun[slot])
+        finally:
+            for arrived in begun.values():
+                arrived.settle()
+
+
+def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
+    state = _state(parts[number])
+    for each in parts[number]:
+        each.refresh()
+    arrays, settle = slots.bring(parts[number], slot)
+    try:
+        for file in {each.file for each in parts[number] if each.file is not None}:
+            file.confirm_unchanged()
+    except BaseException:
+        settle()
+        raise
+    return _Arrived(number, slot, arrays, settle, state)
+
+
+def _state(part: Sequence[KeptArray]) -> list[Any]:
+    """What changes where PyTorch writes into one of the arrays."""
+    return [_version_of(each.holder) for each in part]
+
+
+def _version_of(holder: Any) -> int | None:
+    """The number that PyTorch counts up where it writes into a tensor; other arrays have none."""
+    try:
+        version: int | None = getattr(holder, "_version", None)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "weights made in torch.inference_mode() do not tell when they change, so they cannot "
+            "be loaded ahead; make or load the model under torch.no_grad() instead",
+            source="model",
+        ) from error
+    return version
+
+
+def _slots_for(parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine) -> Any:
+    kind = engine.native(device).type if engine.name == "torch" else None
+    # Only the ring, and the driver beside it, write memory of a card.
+    is_written = kind == "cpu" or (kind == "cuda" and ring_of(device) is not None)
+    made = _Written if is_written else _Placed
+    return made(parts, device, engine)
+
+
+class _Written:
+    """Memory of a device that is written again and again; PyTorch's tensors are views of it."""
+
+    def __init__(
+        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
+    ) -> None:
+        self._parts, self._device, self._engine = parts, device, engine
+        size = max(_size(part) for part in parts)
+        self._memory = [engine.empty((size,), _BYTES, device) for _ in range(_SLOTS)]
+        self._ring: Ring | None = None
+        self._marks: list[Any] = []
+        self._direct: _Direct | None = None
+        self._views: dict[Any, list[Any]] = {}
+        # What had the memory before may be computed with still.
+        self._unused = self.done(None)
+
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
+        if self._unused is not None:
+            self._unused()
+            self._unused = None
+        memory = self._memory[slot]
+        address = self._engine.address(memory)
+        assert address is not None
+        offsets = _offsets(part)
+        arrays = self._arrays(part, slot, offsets)
+        ring = ring_of(self._device)  # another one, where memory was released meanwhile
+        if ring is None and self._engine.native(self._device).type == "cpu":
+            for each, offset in zip(part, offsets, strict=True):
+                each.read(address + offset, 0, each.nbytes)
+            return arrays, _nothing
+        if ring is None:
+            raise AnyDeviceError("no thread could be started to load parts of the model")
+        if self._direct is None:
+            place = self._engine.native(self._device)
+            self._direct = _Direct(self._device.index, place, self._parts)
+        settle = self._direct.begin(part, slot, [address + offset for offset in offsets])
+        if settle is not None:
+            return arrays, settle
+        if ring is not self._ring:
+            self._ring, self._marks = ring, [ring.events() for _ in range(_SLOTS)]
+        pieces, fill = _pieces(part, offsets, address)
+        ring.begin(pieces, fill, self._marks[slot])
+        return arrays, partial(ring.wait, self._marks[slot])
+
+    def _arrays(self, part: Sequence[KeptArray], slot: int, offsets: Sequence[int]) -> list[Any]:
+        key = slot, tuple((each.shape, each.dtype) for each in part)
+        if key not in self._views:
+            view, memory = self._engine.view, self._memory[slot]
+            self._views[key] = [
+                view(memory, each.dtype, offset, _strides(each), each.shape)
+                for each, offset in zip(part, offsets, strict=True)
+            ]
+        return self._views[key]
+
+    def done(self, result: Any) -> Callable[[], None] | None:
+        place = self._engine.native(self._device)
+        if place.type == "cpu":  # where whatever was computed is there
+            return None
+        cuda: Any = sys.modules["torch"].cuda
+        computed = cuda.Event()
+        computed.record(cuda.current_stream(place))
+        wait: Callable[[], None] = computed.synchronize
+        return wait
+
+
+class _Direct:
+    """Copies from memory that is pinned where it is, a call for each array, on a stream of its own.
+
+    Small arrays, which share pages with others, go through a pinned buffer for each slot: a copy
+    from ordinary memory would wait for all copies before it. Used by one thread, that of a
+    `Fetcher`. What it pinned is unpinned when nobody uses it.
+    """
+
+    def __init__(self, index: int, place: Any, parts: Sequence[Sequence[KeptArray]]) -> None:
+        self._driver = driver_of(index)
+        self._cuda: Any = sys.modules["torch"].cuda
+        self._stream = self._cuda.Stream(place)
+        self._parts, self._spans = parts, _spans(parts)
+        self._pinned: dict[int, Any] = {}
+        self._refused: set[int] = set()
+        self._buffers: list[int] = []
+        self._small = max(_size(list(filter(_is_small, part))) for part in parts)
+        given = self._driver, self._pinned, self._buffers
+        weakref.finalize(self, _unpin, *given).atexit = False
+
+    def begin(
+        self, part: Sequence[KeptArray], slot: int, targets: Sequence[int]
+    ) -> Callable[[], None] | None:
+        """Start the copies of a part, and return what waits; `None` if it cannot be read so."""
+        self._driver.enter()  # which is cheap, and needed in each thread
+        if not all(map(self._is_readable, part)):
+            return None
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        try:
+            for each, source, target in zip(part, self._sources(part, slot), targets, strict=True):
+                if each.nbytes:
+                    self._driver.copy_in(target, source, each.nbytes, stream)
+        except BaseException:
+            self._stream.synchronize()  # the memory may go to others now
+            raise
+        copied = self._cuda.Event()
+        copied.record(self._stream)
+        wait: Callable[[], None] = copied.synchronize
+        return wait
+
+    def _sources(self, part: Sequence[KeptArray], slot: int) -> list[int]:
+        """Where the arrays of a part are pinned; what the slot's buffer had has arrived."""
+        if not self._buffers and self._small:
+            self._buffers += [self._driver.pinned(self._small) for _ in range(_SLOTS)]
+        found, free = [], self._buffers[slot] if self._buffers else 0
+        for each in part:
+            found.append(free if _is_small(each) else each.start)
+            if _is_small(each):
+                each.read(free, 0, each.nbytes)
+                free += _aligned(each.nbytes)
+        return found
+
+    def _is_readable(self, kept: KeptArray) -> bool:
+        """Whether an array is pinned, after trying to; small ones go through a buffer."""
+        if kept.file is not None:
+            return False
+        if _is_small(kept):
+            return True
+        start, end = self._spans[bisect_right(self._spans, (kept.start, sys.maxsize)) - 1]
+        if start in self._pinned or start in self._refused:
+            return start in self._pinned
+        if self._driver.pin(start, end - start):
+            self._pinned[start] = self._parts  # which keep the memory
+            return True
+        if self._driver.is_pinned(kept.start, kept.nbytes):  # by somebody else, who unpins it
+            return True
+        self._refused.add(start)
+        return False
+
+
+def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
+    """Where memory to pin begins and ends, in order.
+
+    A page is pinned once: tensors that share one, as those of a file do that was mapped, are
+    pinned together.
+    """
+    found: list[tuple[int, int]] = []
+    large = {
+        (each.start, each.start + each.nbytes)
+        for part in parts
+        for each in part
+        if each.file is None and not _is_small(each)
+    }
+    for start, end in sorted(large):
+        if found and start // PAGESIZE <= (found[-1][1] - 1) // PAGESIZE:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _is_small(kept: KeptArray) -> bool:
+    return kept.nbytes < WORTH_STAGING
+
+
+def _unpin(driver: CudaDriver, pinned: dict[int, Any], buffers: list[int]) -> None:
+    """Unpin memory, in a thread of its own: the caller's may have another device."""
+
+    def work() -> None:
+        driver.enter()
+        for address in pinned:
+            driver.unpin(address)
+        pinned.clear()
+        for address in buffers:
+            driver.give_back(address)
+
+    thread = threading.Thread(target=work, name="anydevice unpin")
+    if started(thread):
+        thread.join()
+
+
+class _Placed:
+    """Arrays that are made again for each part, by engines whose arrays never change."""
+
+    def __init__(
+        self, parts: Sequence[Sequence[KeptArray]], device: Device, engine: Engine
+    ) -> None:
+        self._device, self._engine = device, engine
+
+    def bring(self, part: Sequence[KeptArray], slot: int) -> tuple[list[Any], Callable[[], None]]:
+        arrays = [self._engine.place(each.on_host(), self._device) for each in part]
+        self._engine.finish(arrays)
+        return arrays, _nothing
+
+    def done(self, result: Any) -> Callable[[], None] | None:
+        return None if result is None else partial(self._engine.finish, [result])
+
+
+def _pieces(
+    part: Sequence[KeptArray], offsets: Sequence[int], address: int
+) -> tuple[list[Piece], Any]:
+    """The copies of a part, and how a piece is filled: where it can be, by the ring itself."""
+    pairs = list(zip(part, offsets, strict=True))
+    if all(each.file is None for each in part):
+        return [Piece(each.start, address + offset, each.nbytes) for each, offset in pairs], None
+
+    def fill(buffer: int, piece: Piece) -> None:
+        at = bisect_right(offsets, piece.host) - 1
+        part[at].read(buffer, piece.host - offsets[at], piece.size)
+
+    return [Piece(offset, address + offset, each.nbytes) for each, offset in pairs], fill
+
+
+def _offsets(part: Sequence[KeptArray]) -> list[int]:
+    found, end = [], 0
+    for each in part:
+        found.append(end)
+        end += _aligned(each.nbytes)
+    return found
+
+
+def _size(part: Sequence[KeptArray]) -> int:
+    return sum(_aligned(each.nbytes) for each in part)
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // _ALIGNED) * _ALIGNED
+
+
+def _strides(kept: KeptArray) -> tuple[int, ...]:
+    return tuple(
+        prod(kept.shape[axis + 1 :]) * kept.dtype.itemsize for axis in range(len(kept.shape))
+    )
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,656 @@
+"""Models whose layers lie on several devices, in host memory or on disk, one stage after the other.
+
+Activations go from the device of a stage directly to that of the next. On JAX, each stage is a
+compiled function of its own, since one cannot span devices that hold different parts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, Literal
+from uuid import uuid4
+
+from anydevice._arrays.move import to_device, to_numpy
+from anydevice._compile.versions import FallbackFunction, compilers_for
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent
+from anydevice._core.files import expanded
+from anydevice._core.record import Record, replace
+from anydevice._core.text import warn
+from anydevice._core.trees import first_leaf, leaf_names, leaves, refilled
+from anydevice._machine.choose.scope import one_device
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice._nn.layer import Array, Layer, Parameters, Run, Wrapper, autodiff_of, state_places
+from anydevice._nn.layers import Chain, TiedEmbedding
+from anydevice._nn.model import Model, bound
+from anydevice._nn.recompute import Recomputed
+from anydevice._ops import embedding, linear
+from anydevice._parallel.offload import Fetcher, KeptArray, kept_in_memory, read_parts, write_parts
+from anydevice._plan.modules import planned_units
+from anydevice._plan.plan import Plan
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+Places = Sequence[str | Device] | Mapping[str, str | Device] | Plan
+Held = Literal["", "cpu", "disk"]
+
+DISK = "disk"
+
+
+class Place(Record):
+    """Where parameters lie and where they are computed with: on `device`, unless they are `held`.
+
+    Held ones are in host memory, "cpu", or on disk, and come to the device as they are needed.
+    """
+
+    device: Device
+    held: Held = ""
+
+    def __str__(self) -> str:
+        return f"{self.held} for {self.device}" if self.held else str(self.device)
+
+
+class Unit(Record):
+    """What a model can be cut between: its name, and the bytes of its parameters."""
+
+    name: str
+    size: int
+    is_layer: bool = True
+    """Whether it is one of the layers that plans count, and not what comes before or after."""
+
+
+def pipeline(
+    model: Any,
+    devices: Places,
+    *,
+    microbatches: int = 1,
+    folder: str | os.PathLike[str] | None = None,
+) -> Any:
+    """The model with its layers on several devices, one stage after the other.
+
+    `devices` is a list, over which the layers are divided evenly by bytes; or a plan of
+    `plan_inference` for this model; or a dict of the names of layers and their places, such as
+    `{"model.layers": "cpu", "lm_head": "cuda:0"}`, in which the longest name that fits counts.
+
+    >>> import numpy
+    >>> from anydevice import nn
+    >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
+    >>> held = pipeline(model, ["cpu", "disk"])
+    >>> x = numpy.ones((3, 4), numpy.float32)
+    >>> bool((held(x) == model(x)).all()), [stage.place.held for stage in held.layer.stages]
+    (True, ['', 'disk'])
+
+    Beside a place on an accelerator, "cpu" is host memory, and "disk" a file in `folder` (by
+    default that of temporary files) that has no name there, and is gone with the process: layers
+    there are computed by the accelerator before them in the list.
+    They are brought to it one ahead, while the layer before computes, and never take more of its
+    memory than two of them. In training, those in host memory are brought again for the gradients
+    and updated by the CPU; those on disk cannot be trained.
+
+    A `nn.Model` is not changed. A module of PyTorch, such as one of Hugging Face, is moved in
+    place. Inputs are to be on the first device; the output is on the last. With `microbatches`, a
+    training divides its batches, so that several devices compute at once.
+
+    Raises `ConfigurationError` for names that the model does not have, for more places than layers
+    and for a plan of another model; `DeviceNotFoundError` for a device that is not there;
+    `UnsupportedError` if an engine drives one device only.
+    """
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise ConfigurationError(
+            f"microbatches must be an integer of 1 or more, not {microbatches!r}",
+            source="microbatches",
+        )
+    if not isinstance(devices, Iterable | Plan):
+        raise ConfigurationError(
+            f"devices is a list, a plan or a dict of layers and places, not {devices!r}",
+            source="devices",
+        )
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise ConfigurationError(f"folder is a path, not {folder!r}", source="folder")
+    torch: Any = sys.modules.get("torch.nn")
+    if torch is not None and isinstance(model, torch.Module):
+        from anydevice._parallel.pipeline_modules import pipelined_module
+
+        return pipelined_module(model, devices, microbatches, folder)
+    if not isinstance(model, Model):
+        raise ConfigurationError(
+            f"a pipeline is made of a nn.Model or a module of PyTorch, not of "
+            f"{type(model).__name__}",
+            source="model",
+        )
+    return _pipelined(model, devices, microbatches, folder)
+
+
+# Where each unit goes
+
+
+def placed_units(
+    units: Sequence[Unit], given: Places, engine: str | None, parameters: int | None = None
+) -> tuple[list[Place], str]:
+    """The place of each unit, and the engine that drives the devices.
+
+    `parameters` is how many the model has, to tell whether a plan is that of another one.
+    """
+    if isinstance(given, Plan):
+        return _by_plan(units, given, engine, parameters)
+    if isinstance(given, Mapping):
+        return _by_name(units, given, engine)
+    if isinstance(given, str | Device):
+        given = [given]
+    names = list(given)
+    places, chosen = _places(names, engine)
+    return [places[at] for at in divided(units, len(places))], chosen
+
+
+def divided(units: Sequence[Unit], count: int) -> list[int]:
+    """The number of the part that each unit is in, of parts of about as many bytes.
+
+    Units without bytes stay with those before them.
+
+    >>> divided([Unit("a", 4), Unit("b", 0), Unit("c", 4), Unit("d", 4), Unit("e", 4)], 2)
+    [0, 0, 0, 1, 1]
+    """
+    sizes = [unit.size for unit in units if unit.size] or [1] * len(units)
+    if count > len(sizes):
+        raise ConfigurationError(
+            f"{count} places are too many for {len(sizes)} layers with parameters; give fewer",
+            source="devices",
+        )
+    if not count:
+        raise ConfigurationError("devices is empty; name at least one", source="devices")
+    ends: list[int] = []
+    start = 0
+    for left in range(count, 0, -1):
+        aim, own, stop = sum(sizes[start:]) / left, 0.0, start
+        last = len(sizes) - left + 1  # each further part gets one, too
+        while stop < last and (own + sizes[stop] / 2 <= aim or stop == start):
+            own += sizes[stop]
+            stop += 1
+        ends.append(stop if left > 1 else len(sizes))
+        start = stop
+    numbers = [n for n, (a, b) in enumerate(pairwise([0, *ends])) for _ in range(b - a)]
+    return _with_empty(units, numbers)
+
+
+def _with_empty(units: Sequence[Unit], numbers: Sequence[int]) -> list[int]:
+    if not any(unit.size for unit in units):
+        return list(numbers)
+    found, left, now = [], iter(numbers), 0
+    for unit in units:
+        now = next(left) if unit.size else now
+        found.append(now)
+    return found
+
+
+def _by_name(
+    units: Sequence[Unit], given: Mapping[str, str | Device], engine: str | None
+) -> tuple[list[Place], str]:
+    """Each unit where the longest name that is its own, or that of what holds it, says."""
+    keys = list(given)
+    for key in keys:
+        if not any(_holds(key, unit.name) for unit in units):
+            known = [unit.name for unit in units]
+            raise ConfigurationError(
+                f"the model has no layer {key!r}; its layers are {_listed(known)}",
+                source="devices",
+            )
+    fitting = [[key for key in keys if _holds(key, unit.name)] for unit in units]
+    for unit, found in zip(units, fitting, strict=True):
+        if not found and unit.size:
+            raise ConfigurationError(
+                f"devices has no place for the layer {unit.name!r}", source="devices"
+            )
+    places, chosen = _places([given[key] for key in keys], engine)
+    by_key = dict(zip(keys, places, strict=True))
+    first = next(by_key[max(found, key=len)] for found in fitting if found)
+    found_places = []
+    for found in fitting:
+        first = by_key[max(found, key=len)] if found else first
+        found_places.append(first)
+    return found_places, chosen
+
+
+def _holds(key: str, name: str) -> bool:
+    return name == key or not key or (name.startswith(key) and name[len(key)] in ".[")
+
+
+def _by_plan(
+    units: Sequence[Unit], plan: Plan, engine: str | None, parameters: int | None
+) -> tuple[list[Place], str]:
+    placements = planned_units(plan, [unit.is_layer for unit in units], parameters)
+    used = list(dict.fromkeys(placements))
+    places, chosen = _places([each.device for each in used], engine)
+    by_placement = dict(zip(used, places, strict=True))
+    return [by_placement[each] for each in placements], chosen
+
+
+def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Place], str]:
+    """The places of a list, and the engine that drives its devices."""
+    names = [str(each) for each in given]
+    named = {each.engine for each in given if isinstance(each, Device) and not each.engine_is_free}
+    chosen = _engine_for([name for name in names if name != DISK], named or {engine})
+    devices = [None if name == DISK else one_device(name, engine=chosen) for name in names]
+    beside = any(device is not None and device.kind != "cpu" for device in devices)
+    computing = [d for d in devices if d is not None and (d.kind != "cpu" or not beside)]
+    last = computing[0] if computing else one_device("cpu", engine=chosen)
+    found = []
+    for device in devices:
+        if device is None:
+            found.append(Place(last, "disk"))
+        elif beside and device.kind == "cpu":
+            found.append(Place(last, "cpu"))
+        else:
+            last = device
+            found.append(Place(device))
+    return found, chosen
+
+
+_WITH_GRADIENTS = ("torch", "jax")
+
+
+def _engine_for(names: Sequence[str], wanted: set[str | None]) -> str:
+    """An engine that drives all devices: the model's own, if it does."""
+    first = sorted(map(str, filter(None, wanted)))
+    others = sorted(_WITH_GRADIENTS, key=lambda name: not registry.loaded(name))
+    error: DeviceNotFoundError | None = None
+    for engine in (*first, *(name for name in others if name not in first)):
+        try:
+            for name in names:
+                one_device(name, engine=engine)
+        except DeviceNotFoundError as found:
+            error = error or found
+            continue
+        return engine
+    for name in names:
+        one_device(name)  # raises if it is not there at all
+    raise Absent(
+        f"no installed array library drives {_listed(names)} together",
+        instead="use PyTorch or JAX, and devices that one of them drives",
+        code="no_collectives",
+    ).error() from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [*names[:6], "…", names[-1]] if len(names) > 8 else names
+    return ", ".join(map(str, shown))
+
+
+def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) -> Path | None:
+    """The folder of the parts on disk, if there are any; that of the system by default."""
+    if not any(place.held == "disk" for place in places):
+        return None
+    if given is None:
+        return Path(gettempdir())
+    folder = expanded(given)
+    if not folder.is_dir():
+        raise ConfigurationError(f"folder: there is no folder {folder}", source="folder")
+    return folder
+
+
+def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
+    """NumPy arrays as tensors of a new file of this folder, which has no name there.
+
+    So nobody shortens it, and it is gone with the process, however that ends.
+    """
+    path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
+    write_parts(path, arrays)
+    found = read_parts(path)
+    try:
+        path.unlink()
+    except OSError:  # Windows keeps the names of open files, and their sizes
+        atexit.register(path.unlink, missing_ok=True)
+    return found
+
+
+def moved(x: Any, device: Device) -> Any:
+    """An array on a device, directly from where it is; gradients go back the same way."""
+    owner = owner_of(x)
+    return x if owner is None or owner.devices_of(x) == (device,) else owner.move(x, device)
+
+
+# Models of nn
+
+
+class Stage(Record):
+    """Consecutive layers in one place: the paths that lead to them, and their parameters."""
+
+    place: Place
+    steps: tuple[PlacedStep, ...]
+
+
+class PlacedStep(Record):
+    """A layer of a model: its path, itself, and the keys that lead to its parameters."""
+
+    path: str
+    layer: Layer
+    keys: tuple[str | int, ...]
+
+    def parameters_in(self, tree: Parameters) -> Parameters:
+        for key in self.keys:
+            tree = tree[key]
+        return tree
+
+
+class _Embedded(Layer):
+    """The beginning of a `TiedEmbedding`, as a layer of its matrix."""
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return embedding(parameters, x)
+
+
+class _Projected(Layer):
+    """The end of a `TiedEmbedding`."""
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return linear(x, parameters)
+
+
+class _Work:
+    """The stages of a layer, and what was made to compute them; equal to any other."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.stages = stages
+        self.functions: dict[Any, Callable[..., Any]] = {}
+        self.fetchers: dict[Device, tuple[Any, Fetcher]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Work)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Staged(Wrapper):
+    """A layer whose parts are computed stage by stage, each on the device of its place.
+
+    Its results are those of the layer inside.
+    """
+
+    places: tuple[Place, ...]
+    microbatches: int = 1
+    compiles: bool = True
+
+    work: Any = None
+
+    def settings_fit(self) -> None:
+        found: list[Stage] = []
+        for step, place in zip(steps_of(self.layer), self.places, strict=True):
+            if found and found[-1].place == place:
+                found[-1] = replace(found[-1], steps=(*found[-1].steps, step))
+            else:
+                found.append(Stage(place, (step,)))
+        object.__setattr__(self, "work", _Work(tuple(found)))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The layers, as they lie."""
+        stages: tuple[Stage, ...] = self.work.stages
+        return stages
+
+    @property
+    def label(self) -> str:
+        return f"{self.layer.label}, pipelined"
+
+    @property
+    def alone(self) -> Layer:
+        return self.layer
+
+    def like(self, parameters: Parameters) -> Parameters:
+        place, first = self.stages[0].place, first_leaf(parameters)
+        owner = owner_of(first)
+        if not place.held or owner is None:
+            return parameters
+        engine = registry.load(str(place.device.engine))
+        return engine.empty((1,), owner.dtype_of(first), place.device)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of the stages, in order."""
+        return tuple(stage.place.device for stage in self.stages)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        if run.training:  # what was brought ahead may be written to
+            self.work.fetchers.clear()
+        for number, stage in enumerate(self.stages):
+            own = [step.parameters_in(parameters) for step in stage.steps]
+            if number:  # the input is to be where the first stage is
+                x = moved(x, stage.place.device)
+            if not stage.place.held:
+                x = self._computed(stage, own, x, run)
+            elif run.training or _takes_gradients(x, own):
+                x = _brought_again(stage, own, x, run)
+            else:
+                x = self._fetched(number, parameters, x, run)
+        return x
+
+    def _computed(self, stage: Stage, own: list[Parameters], x: Array, run: Run) -> Array:
+        """The output of a stage, by one compiled function where that may take gradients inside."""
+        autodiff = autodiff_of(x)
+        if run.watch is not None or autodiff is None or not autodiff.compiles or not self.compiles:
+            return _applied(stage.steps, own, x, _run_on(stage.place.device, run))
+        key = stage, run.training, run.path, run.still, run.rows
+        if key not in self.work.functions:
+            self.work.functions[key] = _compiled(stage, run)
+        x, updates = self.work.functions[key](own, x, run.seed, run.step)
+        if run.updates is not None:
+            run.updates.update({tuple(name.split("\0")): new for name, new in updates.items()})
+        return x
+
+    def _fetched(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
+        """The output of a stage whose layers are brought one ahead."""
+        stage = self.stages[number]
+        fetcher, parts = self._fetcher(stage.place.device, parameters)
+        with fetcher.turn.native:
+            for at, step in enumerate(stage.steps):
+                given, part = step.parameters_in(parameters), parts.get((number, at))
+                if part is None:
+                    x = run.through(step.path, step.layer, given, x)
+                    continue
+                here = refilled(given, fetcher.acquire(part))
+                try:
+                    x = run.through(step.path, step.layer, here, x)
+                finally:
+                    fetcher.release(part, x)
+        return x
+
+    def _fetcher(self, device: Device, parameters: Parameters) -> tuple[Fetcher, dict[Any, int]]:
+        """What brings layers to a device, and the number of each, by its stage and place there."""
+        held = {
+            (number, at): arrays
+            for number, stage in enumerate(self.stages)
+            if stage.place.held and stage.place.device == device
+            for at, step in enumerate(stage.steps)
+            if (arrays := leaves(step.parameters_in(parameters)))
+        }
+        key = [id(x) for arrays in held.values() for x in arrays]
+        known = self.work.fetchers.get(device)
+        if known is None or known[0] != key:
+            parts = [[_kept(x) for x in arrays] for arrays in held.values()]
+            known = key, Fetcher(parts, device, registry.load(str(device.engine)))
+            self.work.fetchers[device] = known
+        return known[1], {place: part for part, place in enumerate(held)}
+
+
+def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> list[PlacedStep]:
+    """What a layer can be cut between: the layers of chains, in any depth."""
+    if isinstance(layer, Chain):
+        parts = enumerate(layer.parts)
+        return [s for at, (step, part) in parts for s in steps_of(part, path + step, (*keys, at))]
+    if isinstance(layer, Recomputed):
+        inside = steps_of(layer.layer, path, keys)
+        return [replace(step, layer=Recomputed(step.layer)) for step in inside]
+    if isinstance(layer, TiedEmbedding):
+        matrix = (*keys, "weight")
+        inside = steps_of(layer.inside, f"{path}.inside", (*keys, "inside"))
+        return [
+            PlacedStep(path, _Embedded(), matrix),
+            *inside,
+            PlacedStep(path, _Projected(), matrix),
+        ]
+    return [PlacedStep(path, layer, keys)]
+
+
+def _pipelined(
+    model: Model,
+    given: Places,
+    microbatches: int,
+    folder: str | os.PathLike[str] | None,
+) -> Model:
+    inner = model.layer.alone
+    steps = steps_of(inner)
+    units = _units(steps, model.parameters)
+    first = next(iter(leaves(model.parameters)), None)
+    owner = owner_of(first)
+    places, engine = placed_units(
+        units, given, None if owner is None else owner.name, model.parameter_count
+    )
+    by_keys: dict[Any, Place] = {}
+    for at, step in enumerate(steps):  # a matrix that is used twice is in one place
+        places[at] = by_keys.setdefault(step.keys, places[at])
+    target = folder_for(folder, places)
+    parameters = _placed(model.parameters, steps, places, engine, target)
+    staged = Staged(inner, tuple(places), microbatches)
+    return bound(staged, model.input_shape, parameters, model.frozen)
+
+
+def _units(steps: Sequence[PlacedStep], parameters: Parameters) -> list[Unit]:
+    """The units of a model; those that plans count are its blocks, else all with parameters."""
+    seen: set[Any] = set()
+    found = []
+    blocks = any(_is_block(step.layer) for step in steps)
+    for step in steps:
+        own = [] if step.keys in seen else leaves(step.parameters_in(parameters))
+        seen.add(step.keys)
+        size = sum(prod(x.shape) * x.dtype.itemsize for x in own)
+        found.append(Unit(step.path, size, _is_block(step.layer) if blocks else bool(size)))
+    return found
+
+
+def _is_block(layer: Layer) -> bool:
+    inside = layer.layer if isinstance(layer, Recomputed) else layer
+    return bool(inside.parts)
+
+
+def _placed(
+    parameters: Parameters,
+    steps: Sequence[PlacedStep],
+    places: Sequence[Place],
+    engine: str,
+    folder: Path | None,
+) -> Parameters:
+    """The parameters with those of each step in its place."""
+    names, arrays = leaf_names(parameters), leaves(parameters)
+    of_step = {step.keys: place for step, place in zip(steps, places, strict=True)}
+    numbered = refilled(parameters, range(len(arrays)))
+    where: dict[int, Place] = {}
+    for step in steps:
+        for at in leaves(step.parameters_in(numbered)):
+            where[at] = of_step[step.keys]
+    stored = {names[at]: to_numpy(arrays[at]) for at, place in where.items() if _is_on_disk(place)}
+    files = {} if folder is None else memory_maps(on_disk(folder, stored))
+    host = Device("cpu", engine=engine)
+    placed = [
+        files[name]
+        if _is_on_disk(where[at])
+        else to_device(x, host if where[at].held else where[at].device, convert=True)
+        for at, (name, x) in enumerate(zip(names, arrays, strict=True))
+    ]
+    return refilled(parameters, placed)
+
+
+def _is_on_disk(place: Place) -> bool:
+    return place.held == "disk"
+
+
+def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
+    """NumPy arrays that read a file where they are looked at; they take no memory."""
+    import numpy
+
+    found: dict[str, Any] = {}
+    for name, each in kept.items():
+        assert each.file is not None, "what is kept here is in a file"
+        with open(each.file.number, "rb", closefd=False) as file:
+            found[name] = numpy.memmap(file, each.dtype.numpy(), "r", each.start, each.shape)
+        setattr(found[name], _KEPT, each)
+    return found
+
+
+_KEPT = "_anydevice_kept"
+
+
+def _kept(x: Array) -> KeptArray:
+    """Where an array is: in a file, if it is a map of one."""
+    kept, owner = getattr(x, _KEPT, None), owner_of(x)
+    assert owner is not None
+    return kept_in_memory(x, owner) if kept is None else replace(kept, holder=x)
+
+
+def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
+    """Whether somebody takes gradients through a stage, whose weights must then stay."""
+    owner = owner_of(x)
+    arrays = [x, *leaves(own)]
+    own_arrays = [] if owner is None else [each for each in arrays if owner.owns(each)]
+    if owner is not None and any(map(owner.is_traced, own_arrays)):
+        return True
+    torch: Any = sys.modules.get("torch")
+    wanted = any(getattr(each, "requires_grad", False) for each in arrays)
+    return wanted and torch is not None and torch.is_grad_enabled()
+
+
+def _run_on(device: Device, run: Run) -> Run:
+    """A run whose numbers are on a device."""
+    seed, step = (moved(x, device) for x in (run.seed, run.step))
+    return replace(run, seed=seed, step=step)
+
+
+def _applied(steps: Sequence[PlacedStep], own: Sequence[Parameters], x: Array, run: Run) -> Array:
+    for step, parameters in zip(steps, own, strict=True):
+        x = run.through(step.path, step.layer, parameters, x)
+    return x
+
+
+def _compiled(stage: Stage, run: Run) -> Callable[..., Any]:
+    """A stage as a compiled function of its parameters, input, seed and step."""
+    training, path, still, rows = run.training, run.path, run.still, run.rows
+
+    def stage_function(own: list[Parameters], x: Array, seed: Any, step: Any) -> Any:
+        updates: dict[tuple[str, str], Array] = {}
+        here = Run(training, seed, step, path, None, updates, still, rows)
+        result = _applied(stage.steps, own, x, here)
+        return result, {"\0".join(name): new for name, new in updates.items()}
+
+    engine = registry.load(str(stage.place.device.engine))
+    compilers = compilers_for(engine, "default").compilers
+    if not compilers:
+        return stage_function
+    return FallbackFunction(
+        stage_function, compilers, lambda text: warn(f"a stage of a pipeline is {text}")
+    )
+
+
+def _brought_again(stage: Stage, own: Sequence[Parameters], x: Array, run: Run) -> Array:
+    """The output of a stage in training: each layer is brought, and once more for its gradient."""
+    device, autodiff = stage.place.device, autodiff_of(x)
+    run = _run_on(device, run)
+    engine = registry.load(str(device.engine))
+
+    def brought(x: Array) -> Array:
+        return moved(x, device) if engine.owns(x) else engine.place(x, device)
+
+    def applied(step: PlacedStep, given: Parameters, x: Array) -> Array:
+        here = refilled(given, [brought(each) for each in leaves(given)])
+        return run.through(step.path, step.layer, here, x)
+
+    for step, given in zip(stage.steps, own, strict=True):
+        function = partial(applied, step)
+        again = autodiff is not None and leaves(given) and not state_places(step.layer)
+        x = (autodiff.checkpoint(function) if again and autodiff else function)(given, x)
+    return x

@@ -1,0 +1,184 @@
+"""Trees of arrays over several devices: divided into rows, sharded, gathered, replicated."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from anydevice._arrays.move import is_array, to_device
+from anydevice._arrays.trees.tree import flatten
+from anydevice._core.engine import Absent
+from anydevice._machine.engines.registry import owner_of
+from anydevice._parallel.mesh import Devices, Mesh, devices_of
+from anydevice.errors import ConfigurationError
+
+
+def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Where each part of so many rows begins and ends: those with one row more come first.
+
+    >>> row_ranges(50, 4)
+    [(0, 13), (13, 26), (26, 38), (38, 50)]
+    >>> row_ranges(2, 3)
+    [(0, 1), (1, 2), (2, 2)]
+    """
+    each, more = divmod(rows, parts)
+    ends = [number * each + min(number, more) for number in range(parts + 1)]
+    return list(pairwise(ends))
+
+
+def part_of(x: Any) -> Any:
+    """What this process has of a tensor: all of it, but a part of a `DTensor`."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
+    """The rows of a tree of arrays divided over devices: one tree for each, on that device.
+
+    >>> import numpy
+    >>> [len(part) for part in split_batch(numpy.arange(5), ["cpu"])]
+    [5]
+
+    Where rows do not divide evenly, the first parts have one more; where there are fewer rows than
+    devices, the last ones have none. Of a mesh over several processes, the parts are those of this
+    process. Raises `ConfigurationError` if arrays differ in their number of rows.
+    """
+    here: tuple[Any, ...]
+    if isinstance(devices, Mesh):
+        here, count = devices.devices, devices.size
+        first = devices.rank * len(here)
+    else:
+        here = _each_of(devices)
+        first, count = 0, len(here)
+    leaves, rebuild = flatten(data, is_array)
+    rows = _rows(leaves)
+    ranges = row_ranges(rows, count)[first : first + len(here)]
+    return [
+        to_device(rebuild([x[start:stop] for x in leaves.values]), device)
+        for (start, stop), device in zip(ranges, here, strict=True)
+    ]
+
+
+def replicate(model: Any, devices: Devices | Mesh) -> list[Any]:
+    """A copy of a model, or of any tree of arrays, on each of the devices.
+
+    >>> from anydevice import nn
+    >>> len(replicate(nn.build(nn.Dense(2, 3), device="cpu"), ["cpu"]))
+    1
+
+    A module of PyTorch is copied before it is moved: the given one stays where it is.
+    """
+    here = devices.devices if isinstance(devices, Mesh) else _each_of(devices)
+    torch: Any = sys.modules.get("torch.nn")
+    in_place = torch is not None and isinstance(model, torch.Module)
+    return [to_device(copy.deepcopy(model) if in_place else model, device) for device in here]
+
+
+def shard(tree: Any, mesh: Mesh) -> Any:
+    """The same tree with every array divided over the devices of a mesh.
+
+    Each array is cut along its longest axis that divides evenly by `mesh.shard`, and copied to
+    the `mesh.replicate` groups; one without such an axis is copied to every device.
+
+    >>> import numpy
+    >>> shard({"weight": numpy.ones((4, 2), "float32")}, Mesh("cpu"))["weight"].shape
+    (4, 2)
+
+    JAX holds such arrays; over processes, PyTorch does too, as a `DTensor`. Raises
+    `UnsupportedError` for other engines and more than one device.
+    """
+    return _placed(tree, mesh, _sharder(mesh))
+
+
+def gather(tree: Any) -> Any:
+    """The same tree with every sharded array in one piece, on one device.
+
+    >>> import numpy
+    >>> gather(shard(numpy.ones(4, "float32"), Mesh("cpu"))).shape
+    (4,)
+    """
+    leaves, rebuild = flatten(tree, is_array)
+    return rebuild([_gathered(x) for x in leaves.values])
+
+
+def _placed(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
+    """The tree on a mesh, leaf by leaf: one device never holds more than one whole array."""
+    leaves, rebuild = flatten(tree, is_array)
+    device = mesh.devices[0]
+    # An array that is spread already goes on from there, without being gathered.
+    spread = [_is_spread(x) for x in leaves.values]
+    pairs = zip(leaves.values, spread, strict=True)
+    return rebuild(
+        [place(x if is_spread else to_device(x, device, convert=True)) for x, is_spread in pairs]
+    )
+
+
+def _sharder(mesh: Mesh) -> Callable[[Any], Any]:
+    if mesh.size == 1:
+        return lambda x: x
+    if mesh.engine == "jax":
+        from anydevice._parallel import jax_mesh
+
+        return lambda x: jax_mesh.sharded(x, mesh)
+    if mesh.engine != "torch":
+        raise _no_processes(mesh)
+    from anydevice._parallel import torch_mesh
+
+    return lambda x: torch_mesh.sharded(x, mesh)
+
+
+def _no_processes(mesh: Mesh) -> Exception:
+    return Absent(
+        f"{mesh.engine} does not shard over {mesh.size} processes",
+        instead="take devices of PyTorch or JAX",
+        code="no_collectives",
+    ).error()
+
+
+def _is_spread(x: Any) -> bool:
+    owner = owner_of(x)
+    if getattr(x, "is_fully_addressable", True) is False:
+        return True
+    return hasattr(x, "full_tensor") or (owner is not None and len(owner.devices_of(x)) > 1)
+
+
+def _gathered(x: Any) -> Any:
+    if hasattr(x, "full_tensor"):  # a DTensor of PyTorch
+        from anydevice._parallel import torch_mesh
+
+        return torch_mesh.whole_of(x)
+    if getattr(x, "is_fully_addressable", True) is False:  # of JAX, in several processes
+        from anydevice._parallel import jax_mesh
+
+        return jax_mesh.gathered(x)
+    owner = owner_of(x)
+    places = () if owner is None else owner.devices_of(x)
+    if owner is None or len(places) < 2 or owner.shares_memory:
+        return x
+    return owner.move(x, places[0])
+
+
+def _each_of(devices: Devices) -> tuple[Any, ...]:
+    """The devices of a list, each by any engine; computing on them together is not asked for."""
+    if isinstance(devices, str):
+        return devices_of(devices)
+    names = [devices] if not isinstance(devices, list | tuple) else list(devices)
+    if not names:
+        raise ConfigurationError("devices is empty; name at least one", source="devices")
+    return tuple(names)
+
+
+def _rows(leaves: Any) -> int:
+    counts = [tuple(x.shape)[:1] for x in leaves.values]
+    if len(set(counts)) != 1 or counts[0] == ():
+        shapes = ", ".join(
+            f"{leaf.path or 'data'} {tuple(x.shape)}"
+            for leaf, x in zip(leaves, leaves.values, strict=True)
+        )
+        raise ConfigurationError(
+            f"the arrays of a batch must have the same number of rows; they are {shapes or 'none'}",
+            source="data",
+        )
+    return int(counts[0][0])

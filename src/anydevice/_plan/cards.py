@@ -1,0 +1,212 @@
+"""Cards that need not be here, and clusters of them written in words: "16xH100-80GB".
+
+The table has what the makers state: memory, rate of products in 16 bits, and bandwidths. What is
+reached of it is measured and stands in `step_time`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts
+from anydevice._core.record import Record, replace
+from anydevice._core.text import parse_size, shortened
+from anydevice._plan.available import AvailableMemory
+from anydevice.errors import ConfigurationError
+
+GIB = 2**30
+NODE = 8
+"""The cards of a node where the words do not say it."""
+
+EXAMPLES = "'16xH100-80GB', '2xH100', '4x8xA100-40GB' (4 nodes of 8), or '8xMyCard-48GB'"
+
+Generation = Literal["a100", "h100", ""]
+"""Whose measured efficiencies a card is planned with; "" plans memory and no speed."""
+
+
+class Card(Record):
+    """A card: its memory in bytes as programs find it, and what its maker states by the second.
+
+    `flops` are those of dense products in 16 bits, `bandwidth` the bytes of its own memory, `link`
+    the bytes that it sends to the others of its node, and `network` what a node of such cards
+    usually sends to other nodes. `measured` says that published runs on this card were compared
+    with; `like` is the generation whose efficiencies it is planned with. `backend` is what its
+    devices are called here.
+    """
+
+    name: str
+    memory: int
+    flops: float = 0.0
+    bandwidth: float = 0.0
+    link: float = 0.0
+    network: float = 0.0
+    like: Generation = ""
+    measured: bool = False
+    backend: str = "cuda"
+
+
+def _card(
+    name: str,
+    memory: float,
+    teraflops: float,
+    bandwidth: float,
+    link: float,
+    network: float,
+    like: Generation,
+    measured: bool = False,
+) -> Card:
+    """A row of the table: GiB, TFLOP/s, and GB/s."""
+    return Card(
+        name,
+        memory=int(memory * GIB),
+        flops=teraflops * 1e12,
+        bandwidth=bandwidth * 1e9,
+        link=link * 1e9,
+        network=network * 1e9,
+        like=like,
+        measured=measured,
+        backend="rocm" if name.startswith("MI") else "cuda",
+    )
+
+
+CARDS = {
+    card.name.upper(): card
+    for card in (
+        _card("H100-80GB", 79.1, 989, 3350, 450, 400, "h100", True),
+        _card("H100-96GB", 94.9, 989, 2400, 450, 400, "h100"),
+        _card("H200-141GB", 139.8, 989, 4800, 450, 400, "h100"),
+        _card("B200-180GB", 178.3, 2250, 7700, 900, 400, "h100"),
+        _card("A100-80GB", 79.1, 312, 2039, 300, 200, "a100", True),
+        _card("A100-40GB", 39.4, 312, 1555, 300, 200, "a100", True),
+        _card("V100-32GB", 31.7, 125, 900, 150, 12.5, "a100"),
+        _card("V100-16GB", 15.8, 125, 900, 150, 12.5, "a100"),
+        _card("L40S-48GB", 44.4, 362, 864, 32, 50, "a100"),
+        _card("RTX4090-24GB", 23.6, 165, 1008, 32, 12.5, "a100"),
+        _card("MI300X-192GB", 191.0, 1307, 5300, 448, 400, "h100"),
+    )
+}
+"""The known cards; of several with one name, the first is meant where no memory is given."""
+
+
+class Cluster(Record):
+    """Nodes of equal cards.
+
+    >>> cluster = cluster_of("16xH100-80GB")
+    >>> cluster.nodes, cluster.per_node, cluster.cards, str(cluster)
+    (2, 8, 16, '16xH100-80GB')
+    """
+
+    card: Card
+    nodes: int = 1
+    per_node: int = 1
+
+    @property
+    def cards(self) -> int:
+        """All cards."""
+        return self.nodes * self.per_node
+
+    def __str__(self) -> str:
+        regular = self.nodes == 1 or self.per_node == NODE
+        count = str(self.cards) if regular else f"{self.nodes}x{self.per_node}"
+        return f"{count}x{self.card.name}"
+
+    def of(self, cards: int) -> Cluster:
+        """As many cards in nodes of the same size; a cluster of one node grows to a usual one.
+
+        >>> str(cluster_of("2xH100").of(32))
+        '32xH100-80GB'
+        """
+        size = max(self.per_node, NODE) if self.nodes == 1 else self.per_node
+        if cards <= size:
+            return replace(self, nodes=1, per_node=cards)
+        return replace(self, nodes=-(-cards // size), per_node=size)
+
+    def available(self) -> tuple[AvailableMemory, ...]:
+        """The cards as devices of one machine whose memory is all free."""
+        return tuple(
+            AvailableMemory(
+                Device(self.card.backend, index), self.card.memory, facts=Facts(self.card.name)
+            )
+            for index in range(self.cards)
+        )
+
+
+_WORDS = re.compile(
+    r"(?:(?:(?P<nodes>\d+)\s*[x×*]\s*)?(?P<count>\d+)\s*[x×*]\s*)?"
+    r"(?P<name>[a-z][a-z0-9_.+ ]*?)(?:\s*-\s*(?P<memory>\d+(?:\.\d+)?\s*(?:gb|gib|g)?))?",
+    re.IGNORECASE,
+)
+_MOST = 1_000_000
+
+
+def names_cluster(words: object) -> bool:
+    """Whether a text counts cards, as no name of a device does.
+
+    >>> names_cluster("2xH100"), names_cluster("cuda:0"), names_cluster("4x8xA100")
+    (True, False, True)
+    """
+    return isinstance(words, str) and re.match(r"\s*\d+\s*[x×*]", words) is not None
+
+
+def cluster_of(words: str | Cluster) -> Cluster:
+    """The cluster that the words name: `[NODESx]CARDSxNAME[-MEMORY]`.
+
+    More than 8 cards without a number of nodes are nodes of 8. A card that is not in the table
+    needs its memory, and is planned without speed.
+
+    >>> str(cluster_of("4x8xA100-40GB")), cluster_of("3x4xA100-40GB").nodes
+    ('32xA100-40GB', 3)
+    >>> cluster_of("8xMyCard-48GB").card.memory
+    48000000000
+
+    Raises `ConfigurationError` that says what to write.
+    """
+    if isinstance(words, Cluster):
+        return words
+    match = _WORDS.fullmatch(words.strip()) if isinstance(words, str) else None
+    if match is None:
+        raise ConfigurationError(
+            f"{shortened(repr(words))} is not a cluster; write {EXAMPLES}", "cluster"
+        )
+    nodes, count = (int(match[each]) if match[each] else None for each in ("nodes", "count"))
+    for number in (nodes, count):
+        if number is not None and not 1 <= number <= _MOST:
+            raise ConfigurationError(
+                f"{shortened(repr(words))} has {number} cards; write {EXAMPLES}", "cluster"
+            )
+    card = _named(match["name"].strip(), match["memory"], words)
+    if nodes is not None:
+        return Cluster(card, nodes, count or 1)
+    count = count or 1
+    if count > NODE and count % NODE:
+        raise ConfigurationError(
+            f"{count} cards do not make whole nodes of {NODE}; say how many a node has, "
+            f"such as '{count // 2}x2x{card.name}'",
+            "cluster",
+        )
+    return Cluster(card, max(1, count // NODE), min(count, NODE))
+
+
+def _named(name: str, memory: str | None, words: str) -> Card:
+    """The card of the table, with another memory where one is given, or one of no speed."""
+    known = [card for key, card in CARDS.items() if key.partition("-")[0] == name.upper()]
+    if memory is None:
+        if known:
+            return known[0]
+        names = ", ".join(card.name for card in CARDS.values())
+        raise ConfigurationError(
+            f"{shortened(name)!r} is not a card that is known ({names}); write its memory too: "
+            f"'{shortened(words.strip())}-48GB'",
+            "cluster",
+        )
+    size = memory.strip() if memory.strip()[-1].isalpha() else f"{memory.strip()}GB"
+    exact = CARDS.get(f"{name}-{size}".replace(" ", "").upper())
+    if exact is not None:
+        return exact
+    held = parse_size(size)
+    if held < GIB:
+        raise ConfigurationError(f"{size} is too little memory for a card", "cluster")
+    base = known[0] if known else Card(name, held)
+    return replace(base, name=f"{name}-{size}", memory=held, measured=False)

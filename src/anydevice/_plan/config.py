@@ -1,0 +1,381 @@
+"""A model's `config.json`: where it is, the part of it that is counted, and its values.
+
+Families call the same number by different names; `ModelConfig` knows them all. A model may also
+be named as on the Hugging Face hub, where the local cache has it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anydevice._core.files import parse_json, read_small
+from anydevice._core.record import NOTHING, Record
+from anydevice._core.text import shortened
+from anydevice._plan.encoder import EncoderFamily
+from anydevice._plan.encoder_families import ENCODERS
+from anydevice._plan.families import (
+    ARCHITECTURES,
+    LARGEST,
+    MOST_LAYERS,
+    UNKNOWN,
+    ModelFamily,
+    float_dtype,
+    integer,
+)
+from anydevice.errors import ConfigurationError
+
+CONFIG_NAME = "config.json"
+LARGEST_CONFIG = 4 * 2**20
+"""Bytes; a larger file is not a config."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed", "hidden_dim", "model_dim", "dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+    "head_size": ("head_dim",),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
+    "vocabulary": ("vocab_size", "padded_vocab_size", "n_vocab"),
+    "longest_context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_topk", "top_k"),
+    "expert_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_expert_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+}
+"""Our name for a number, and its names in the configs of families, the usual one first."""
+_IN_WORDS = {
+    "hidden": "hidden units",
+    "layers": "layers",
+    "heads": "attention heads",
+    "intermediate": "units of the feed-forward network",
+    "vocabulary": "tokens of the vocabulary",
+    "experts": "experts",
+    "experts_per_token": "experts that a token passes",
+}
+
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+_OUTER = ("tie_word_embeddings",)
+"""What the whole config says, where it says so, whatever its part for text does."""
+_ALIASES = {"gemma3": "gemma3_text"}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FILES = (".json", ".safetensors", ".gguf")
+
+
+class UncountableError(ConfigurationError):
+    """A config that does not tell the memory of its model, which the tables do not have."""
+
+    def __init__(self, reason: str, source: str) -> None:
+        advice = "Give the folder with its safetensors files, whose headers tell the weights"
+        super().__init__(f"{source} cannot be counted: {reason}. {advice}", source)
+        self.reason = reason
+
+
+class ModelConfig(Record):
+    """A config's values, with those that its family leaves out filled in.
+
+    `source` is where it came from, for errors; `family` is its `model_type`; `architecture` is its
+    row if it is a decoder, `encoder` if it is not. `part` is the key of the part for text where
+    the model has others too. `assumed` says, in sentences, what had to be assumed. `raw` is all of
+    the config, where `values` are the decoder's.
+    """
+
+    values: Mapping[str, Any]
+    family: str
+    source: str
+    architecture: ModelFamily = UNKNOWN
+    encoder: EncoderFamily | None = None
+    part: str = ""
+    assumed: tuple[str, ...] = ()
+    raw: Mapping[str, Any] = NOTHING
+
+    @property
+    def known(self) -> bool:
+        """Whether the family is in one of the tables."""
+        return self.encoder is not None or self.architecture is not UNKNOWN
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What a config of the family may leave out."""
+        return (self.encoder or self.architecture).defaults
+
+    @property
+    def model_class(self) -> str:
+        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none.
+
+        Raises `ConfigurationError` if it is not a class of the family.
+        """
+        named = None if self.part else self.entries("architectures")
+        if not named:
+            return ""
+        family = re.sub(r"_(text|text_model|vision_model)$", "", self.family)
+        prefix, name = re.sub("[_-]", "", family), str(named[0]).replace("_", "")
+        if not name.lower().startswith(prefix):
+            raise self.refusal(f"the class {shortened(name)!r} is not one of {self.family}")
+        return name[len(prefix) :]
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype that the config names for the weights; `None` if it names no known one."""
+        for key in ("dtype", "torch_dtype"):
+            name = self.get(key)
+            if isinstance(name, str):
+                try:
+                    return float_dtype("dtype", name.removeprefix("torch."))
+                except ConfigurationError:
+                    return None
+        return None
+
+    @property
+    def labels(self) -> int:
+        """The number of labels of a classifier."""
+        names = self.get("id2label")
+        if isinstance(names, Mapping) and self.values.get("num_labels") is None:
+            return len(names)
+        return self.count("num_labels", 2)
+
+    def member(self, key: str, family: str) -> ModelConfig:
+        """The config under a key, of one of the models that this one consists of."""
+        values = self.get(f"{key}_dict") or self.get(key) or {}
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
+        named = values.get("model_type") or family
+        if named != family:
+            raise self.refusal(f"{key} of the family {shortened(str(named))!r} is not in the table")
+        return as_config({**values, "model_type": family}, f"{self.source}: {key}")
+
+    def check_options(self, only: Mapping[str, Any]) -> None:
+        """Raise `ConfigurationError` for an option with another value than the one counted."""
+        for key, value in only.items():
+            given = self.get(key)
+            if given is not None and given != value:
+                raise self.refusal(f"{key} = {shortened(repr(given))} is not in the table")
+
+    def refusal(self, reason: str) -> UncountableError:
+        """The error for a model that cannot be counted from its config."""
+        return UncountableError(reason, self.source)
+
+    def get(self, key: str) -> Any:
+        """The config's value by its own key, or the family's default where it has no such key.
+
+        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
+        """
+        return self.values[key] if key in self.values else self.defaults.get(key)
+
+    def flag(self, flag: bool | str) -> bool:
+        """The value in this config of a flag of the family's row."""
+        return bool(self.get(flag)) if isinstance(flag, str) else flag
+
+    def number(self, word: str, default: int | None = None, least: int = 1) -> int:
+        """A number by our name for it; raises `ConfigurationError` if there is none."""
+        found = self.optional(word, least)
+        if found is not None:
+            return found
+        if default is not None:
+            return default
+        names = ", ".join(NAMES[word])
+        raise ConfigurationError(
+            f"{self.source} has no number of {_IN_WORDS[word]}: it has none of the keys "
+            f"{names}; if it is the config of a language model, add one of them",
+            self.source,
+        )
+
+    def optional(self, word: str, least: int = 1) -> int | None:
+        """A number by our name for it, or `None`."""
+        for name in NAMES[word]:
+            value = self.get(name)
+            if value is not None:
+                most = MOST_LAYERS if word == "layers" else LARGEST
+                return integer(f"{self.source}: {name}", value, least, most)
+        return None
+
+    def count(self, key: str, default: int = 0, least: int = 0) -> int:
+        """An integer by the config's own key, `default` where it is absent or null."""
+        value = self.get(key)
+        return default if value is None else integer(f"{self.source}: {key}", value, least)
+
+    def entries(self, key: str) -> tuple[Any, ...] | None:
+        """A list by the config's own key, `None` if it is absent or null."""
+        value = self.get(key)
+        if value is None or isinstance(value, list | tuple):
+            return None if value is None else tuple(value)
+        raise ConfigurationError(f"{self.source}: {key} is not a list", self.source)
+
+
+def is_config_path(path: Path) -> bool:
+    """Whether a path is a JSON or GGUF file, or a folder with a `config.json`."""
+    if path.is_dir():
+        return (path / CONFIG_NAME).is_file()
+    if is_gguf_path(path):
+        return True
+    return path.suffix == ".json" and not path.name.endswith(".index.json")
+
+
+def is_gguf_path(path: Path) -> bool:
+    """Whether a file is GGUF, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
+
+    Raises `ConfigurationError` if there is none, or it is not a JSON object.
+    """
+    if is_gguf_path(path):
+        from anydevice._plan.gguf import read_gguf_config  # it needs NumPy, and others do not
+
+        return read_gguf_config(path)
+    file = path / CONFIG_NAME if path.is_dir() else path
+    try:
+        values = parse_json(read_small(file, most=LARGEST_CONFIG), finite=False)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no file {file}; give a model's config.json, or the folder it is in",
+            str(file),
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}", str(file)) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not JSON: {error}", str(file)) from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise ConfigurationError(f"{file} holds a {kind}, and a config is an object", str(file))
+    return as_config(values, str(file))
+
+
+def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
+    """A config from its values; of a multimodal model, the part for text.
+
+    >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
+    3
+    """
+    text, part = dict(values), ""
+    family = str(values.get("model_type") or "")
+    for name in _NESTED if family not in ENCODERS else ():
+        inner = values.get(name)
+        if isinstance(inner, Mapping) and all(values.get(key) is None for key in NAMES["hidden"]):
+            text = {**{k: v for k, v in values.items() if k in _INHERITED}, **inner}
+            text |= {k: values[k] for k in _OUTER if values.get(k) is not None}
+            family, part = str(text.get("model_type") or family), name
+            break
+    family = _ALIASES.get(family, family)
+    assumed = (f"only the text part ({part}) is known by its config",) if part else ()
+    return ModelConfig(
+        values=text,
+        family=family,
+        source=source,
+        architecture=ARCHITECTURES.get(family, UNKNOWN),
+        encoder=ENCODERS.get(family),
+        part=part,
+        assumed=assumed,
+        raw=dict(values),
+    )
+
+
+def locate(
+    model: str, environment: Mapping[str, str] = os.environ, *, planning: bool = False
+) -> Path:
+    """The path of a model that is named by a path or by its name on the Hugging Face hub.
+
+    A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
+    nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
+    `ConfigurationError` if there are several, or if the model is not there, with how to get it:
+    `planning` says that its config is enough.
+
+    >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: nobody/no-model: there is no such file or folder, and \
+no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/no-model
+    """
+    path = _existing(model)
+    if path is not None:
+        return _model_in(path)
+    said = shortened(model)
+    if not _HUB_NAME.fullmatch(model) or model.endswith(_FILES):
+        raise ConfigurationError(
+            f"{said}: there is no such file or folder; write the path of a config.json, of its "
+            "folder, or the name of a model in the Hugging Face cache, such as 'org/name'",
+            model,
+        )
+    cache = _cache(environment)
+    for snapshot in _snapshots(cache / f"models--{model.replace('/', '--')}"):
+        found = _model_in(snapshot)
+        has_config = (snapshot / CONFIG_NAME).exists()
+        if found != snapshot or has_config or any(snapshot.glob("*.safetensors")):
+            return found
+    advice = f"give the path of its folder or file, or its whole name, such as 'org/{said}'"
+    if "/" in model:
+        enough = " (a plan needs no more of it than config.json)" if planning else ""
+        advice = f"to get it: hf download {said}{enough}"
+    raise ConfigurationError(
+        f"{said}: there is no such file or folder, and no such model in the Hugging Face cache "
+        f"{cache}; {advice}",
+        model,
+    )
+
+
+def title_of(path: Path) -> str:
+    """What people call the model at a path: its folder or file, or its name on the Hub.
+
+    >>> title_of(Path("models--org--name/snapshots/0123abcd"))
+    'org/name'
+    """
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return path.name or path.resolve().name
+
+
+def _model_in(path: Path) -> Path:
+    """The GGUF file that is all of a model in a folder; any other path as it is."""
+    try:
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError:
+        return path  # a file, or a folder whose reader says what is wrong
+    found = [name for name in names if is_gguf_path(Path(name))]
+    has_config, has_weights = CONFIG_NAME in names, any(".safetensors" in name for name in names)
+    if not found or (has_config and has_weights):
+        return path
+    if len(found) == 1:
+        return path / found[0]
+    if has_config or has_weights:
+        return path
+    raise ConfigurationError(
+        f"{path} holds {len(found)} GGUF files ({', '.join(map(shortened, found))}); give the path "
+        f"of one of them, such as {path / found[0]}",
+        str(path),
+    )
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # no file can be called this, or there is no such user
+
+
+def _cache(environment: Mapping[str, str]) -> Path:
+    direct = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = environment.get("HF_HOME") or f"{caches}/huggingface"
+    return Path(os.path.expanduser(direct or f"{home}/hub"))
+
+
+def _snapshots(repository: Path) -> Iterator[Path]:
+    """The downloaded snapshots of a repository: that of its main branch, then the newest ones."""
+    try:
+        commit = read_small(repository / "refs" / "main").decode("utf-8").strip()
+        if commit:
+            yield repository / "snapshots" / commit
+    except (OSError, ValueError):
+        pass  # a single commit may have been asked for by its number
+    try:
+        folders = list((repository / "snapshots").iterdir())
+    except OSError:
+        return  # no such model, or none can be called this
+    yield from sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)

@@ -1,0 +1,314 @@
+"""Encoders and encoder–decoders: what a row of one is, and the shape that follows from it.
+
+The rows are in `encoder_families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from anydevice._core.dtypes import as_dtype
+from anydevice._core.record import NOTHING, Record, replace
+from anydevice._plan.decoder import NO_DTYPE, USUAL_DTYPE, Matrix
+from anydevice._plan.families import (
+    MOST_LAYERS,
+    Flag,
+    ModelFamily,
+    ModelShape,
+    Outputs,
+    Tower,
+    integer,
+    quotient,
+)
+from anydevice._plan.overheads import rounding
+
+if TYPE_CHECKING:
+    from anydevice._plan.config import ModelConfig
+
+Size = int | str
+
+
+class ModelPart(Record):
+    """`count` matrices of `rows` x `columns`, each with a bias of its rows if `bias` is true.
+
+    `when` is a key (or `"!"` and a key) that says whether the model has it. What is not `learned`
+    is a buffer. `width` are the bytes of an element that does not have the model's dtype.
+    """
+
+    rows: Size
+    columns: Size = 1
+    bias: Flag = False
+    count: Size = 1
+    when: str = ""
+    learned: bool = True
+    width: int = 0
+
+
+Parts = tuple[ModelPart, ...]
+
+
+def linear(
+    rows: Size, columns: Size, bias: Flag = True, *, count: Size = 1, when: str = ""
+) -> ModelPart:
+    """Linear maps from `columns` to `rows` elements; a convolution is one, too."""
+    return ModelPart(rows, columns, bias, count, when)
+
+
+def table(rows: Size, columns: Size, when: str = "") -> ModelPart:
+    """An embedding."""
+    return ModelPart(rows, columns, when=when)
+
+
+def norm(size: Size, bias: Flag = True, when: str = "") -> ModelPart:
+    """A norm with weights, and with a bias unless told otherwise."""
+    return ModelPart(size, bias=bias, when=when)
+
+
+def vector(size: Size, when: str = "", width: int = 0) -> ModelPart:
+    """A learned vector."""
+    return ModelPart(size, when=when, width=width)
+
+
+def buffer(rows: Size, columns: Size = 1, width: int = 8) -> ModelPart:
+    """A buffer: integers of 8 bytes, unless told otherwise."""
+    return ModelPart(rows, columns, learned=False, width=width)
+
+
+PRE_NORM = ModelFamily(gated=False, layer_norm=True, rotary=False, bidirectional=True)
+POST_NORM = replace(PRE_NORM, post_norm=True)
+
+
+class Layers(Record):
+    """One tower: equal layers of the parts `layer`, with what lies before and after them.
+
+    `first` are parts of the first layer alone, `later` those of all but the first. `tokens` is the
+    number of tokens where it is fixed, as for pictures; otherwise it is the context. A tower with
+    a `source` writes: it keeps a cache, and attends to the output of the tower of that number.
+    """
+
+    layer: Parts
+    before: Parts = ()
+    after: Parts = ()
+    first: Parts = ()
+    later: Parts = ()
+    layers: Size = "num_hidden_layers"
+    hidden: Size = "hidden_size"
+    heads: Size = "num_attention_heads"
+    head_size: Size = 0
+    intermediate: Size = "intermediate_size"
+    activation: str = "hidden_act"
+    gated: Flag = False
+    tokens: Size = 0
+    source: int | None = None
+    distances: Size = 0
+    build: ModelFamily = POST_NORM
+
+
+class Head(Record):
+    """What a class of models has on top: its parts, and the numbers that it gives.
+
+    `towers` are the numbers of those that the class has, all of them where it does not say.
+    """
+
+    parts: Parts = ()
+    outputs: Size = 0
+    outputs_of: Outputs = "tokens"
+    towers: tuple[int, ...] | None = None
+
+
+class EncoderFamily(Record):
+    """One family.
+
+    - `classes`: the heads, by the names of the family's classes without the family's own; a config
+      that names no class is one of the `usual` class.
+    - `members`: for a model of several models, the key of each one's config and its family.
+    - `otherwise`: a key, and the key whose value it has where it is absent or null.
+    - `derived`: a name that sizes may use, and how it follows from the config.
+    - `only`: options that are counted with this value only.
+    - `same`: another name for a key, which may be there too, with the same value.
+    - `longest`: the longest context; 0 where there is no limit.
+    """
+
+    towers: tuple[Layers, ...] = ()
+    before: Parts = ()
+    classes: Mapping[str, Head] = NOTHING
+    usual: str = "Model"
+    members: Mapping[str, str] = NOTHING
+    defaults: Mapping[str, Any] = NOTHING
+    otherwise: Mapping[str, str] = NOTHING
+    derived: Mapping[str, Callable[[Any], Any]] = NOTHING
+    only: Mapping[str, Any] = NOTHING
+    same: Mapping[str, str] = NOTHING
+    longest: Size = "max_position_embeddings"
+
+
+class Sizes:
+    """The numbers of one config, by the names that the row of its family uses."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        assert config.encoder is not None
+        self.config, self.row = config, config.encoder
+        members = self.row.members.items()
+        self.members = {key: Sizes(config.member(key, family)) for key, family in members}
+        config.check_options(self.row.only)
+        config.check_options({key: self.get(other) for key, other in self.row.same.items()})
+
+    def get(self, key: str) -> Any:
+        """The value of a key, of a derived name, or, behind a dot, of a member's key."""
+        member, _, inner = key.rpartition(".")
+        if member:
+            return self.members[member].get(inner)
+        if key in self.row.derived:
+            return self.row.derived[key](self)
+        if key == "labels":
+            return self.config.labels
+        value = self.config.get(key)
+        other = self.row.otherwise.get(key)
+        return self.get(other) if value is None and other else value
+
+    def size(self, size: Size) -> int:
+        """A sum of products of numbers and keys.
+
+        Raises `ConfigurationError` if a key has no value, or one that is no integer.
+        """
+        if isinstance(size, int):
+            return size
+        return sum(prod(map(self._factor, term.split("*"))) for term in size.split("+"))
+
+    def _factor(self, word: str) -> int:
+        if word.lstrip("-").isdigit():
+            return int(word)
+        return integer(f"{self.config.source}: {word}", self.get(word), least=0)
+
+    def flag(self, flag: Flag) -> bool:
+        """The value of a flag of the row; `"!"` before a key turns it around."""
+        if isinstance(flag, bool):
+            return flag
+        return not self.get(flag[1:]) if flag.startswith("!") else bool(self.get(flag))
+
+
+Placed = tuple[Sizes, ModelPart]
+"""A part, and the sizes of the model that it belongs to."""
+
+
+class Count(Record):
+    """Parameters, the bytes of all weights and buffers, and those of each matrix."""
+
+    parameters: int
+    bytes: int
+    matrices: tuple[int, ...]
+
+
+def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
+    """The shape of the encoder or encoder–decoder that a config describes.
+
+    Its weights are in `dtype`, or in its own. Raises `ConfigurationError` if a number is missing or
+    wrong, or if the config has a class or an option that the row does not know.
+    """
+    sizes = Sizes(config)
+    if config.get("quantization_config"):
+        raise config.refusal(f"quantized weights of {config.family} are not counted")
+    kind = config.model_class or sizes.row.usual
+    head = sizes.row.classes.get(kind)
+    if head is None:
+        raise config.refusal(f"the class {kind!r} of {config.family} is not in the table")
+    named = dtype or config.dtype
+    width = as_dtype(named or USUAL_DTYPE).itemsize
+    rows = [(own, row) for own in (sizes, *sizes.members.values()) for row in own.row.towers]
+    rows = [rows[number] for number in head.towers] if head.towers is not None else rows
+    towers = tuple(_tower(own, row) for own, row in rows)
+    layers = [each for own, row in rows for each in _layers(own, row, width)]
+    before = _count(
+        [(sizes, part) for part in sizes.row.before]
+        + [(own, part) for own, row in rows for part in row.before],
+        width,
+    )
+    after = _count(((own, part) for own, row in rows for part in row.after), width)
+    top = _count(((sizes, part) for part in head.parts), width)
+    outputs = sizes.size(head.outputs)
+    writes = head.outputs_of == "new token"
+    vocabulary = outputs if head.outputs == "vocab_size" else 0
+    crossed = tuple(
+        2 * tower.heads * tower.head_size * (tower.source is not None)
+        for tower in towers
+        for _ in range(tower.layers)
+    )
+    last = vars(towers[-1])
+    counts = (*layers, before, after, top)
+    return ModelShape(
+        **{key: last[key] for key in ModelShape._fields if key in last}
+        | {
+            "layers": len(layers),
+            "kv_elements": crossed if writes else (0,) * len(layers),
+            "windows": (None,) * len(layers),
+        },
+        name=str(config.raw.get("_name_or_path") or config.family),
+        architecture=config.family,
+        dtype=named or USUAL_DTYPE,
+        vocabulary=vocabulary,
+        tied_embeddings=bool(vocabulary) and top.parameters < vocabulary * towers[-1].hidden,
+        layer_weights=tuple(each.parameters for each in layers),
+        layer_bytes=tuple(each.bytes for each in layers),
+        embedding_parameters=before.parameters,
+        embedding_bytes=before.bytes,
+        head_parameters=top.parameters,
+        head_bytes=top.bytes,
+        other_parameters=after.parameters,
+        other_bytes=after.bytes,
+        outputs=outputs,
+        outputs_of=head.outputs_of,
+        towers=towers,
+        cross_elements=crossed if writes else (),
+        source_tokens=towers[0].tokens,
+        longest_context=sizes.size(sizes.row.longest) or None,
+        rounding=rounding(size for each in counts for size in each.matrices),
+        exact=True,
+        assumed=() if named else (NO_DTYPE,),
+    )
+
+
+def _tower(sizes: Sizes, row: Layers) -> Tower:
+    hidden, heads, layers = map(sizes.size, (row.hidden, row.heads, row.layers))
+    integer(f"{sizes.config.source}: {row.layers}", layers, 1, MOST_LAYERS)
+    source = sizes.config.source
+    even = sizes.size(row.head_size) or quotient(f"{source}: {row.hidden}", hidden, "heads", heads)
+    return Tower(
+        layers=layers,
+        hidden=hidden,
+        intermediate=sizes.size(row.intermediate),
+        heads=heads,
+        kv_heads=heads,
+        head_size=even,
+        kv_elements=(),
+        windows=(None,),
+        build=replace(row.build, gated=row.build.gated or sizes.flag(row.gated)),
+        activation=str(sizes.get(row.activation) or ""),
+        tokens=sizes.size(row.tokens) or None,
+        source=row.source,
+        distances=sizes.size(row.distances) if sizes.get("relative_attention") else 0,
+    )
+
+
+def _layers(sizes: Sizes, row: Layers, width: int) -> list[Count]:
+    """Each layer of a tower, in order."""
+    first, later = (
+        _count(((sizes, part) for part in (*row.layer, *more)), width)
+        for more in (row.first, row.later)
+    )
+    return [first, *[later] * (sizes.size(row.layers) - 1)]
+
+
+def _count(parts: Iterable[Placed], width: int) -> Count:
+    parameters = held = 0
+    matrices: list[int] = []
+    for sizes, part in parts:
+        if part.when and not sizes.flag(part.when):
+            continue
+        rows, columns, count = map(sizes.size, (part.rows, part.columns, part.count))
+        found = Matrix("", rows, columns, sizes.flag(part.bias), count)
+        parameters += found.elements * part.learned
+        held += found.elements * (part.width or width)
+        matrices += [rows * columns * (part.width or width)] * (count if columns > 1 else 0)
+    return Count(parameters, held, tuple(matrices))

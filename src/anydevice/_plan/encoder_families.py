@@ -1,0 +1,602 @@
+"""Families of encoders and encoder–decoders, one row each.
+
+A row lists the tensors of a family: those of one layer, and what lies before, behind and on top.
+A size is a number or a key of the family's `config.json`, or a sum of products of these, such as
+`"num_heads*d_kv"`. What a config may leave out is in `defaults`. To add a family, print the names
+and shapes of a model's parameters and buffers, and write them down as parts. Checked against
+transformers 5.22 on its `meta` device: weights and caches that follow from a row are right to the
+byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anydevice._core.record import replace
+from anydevice._plan.encoder import (
+    POST_NORM,
+    PRE_NORM,
+    EncoderFamily,
+    Head,
+    Layers,
+    ModelPart,
+    Parts,
+    Size,
+    buffer,
+    linear,
+    norm,
+    table,
+    vector,
+)
+from anydevice._plan.families import ModelFamily, integer
+
+# The tables are easier to read in fewer lines than the formatter would make of them.
+# fmt: off
+
+H, INNER, V, P = "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"
+E, D, TYPES, LABELS = "embedding_size", "d_model", "type_vocab_size", "labels"
+UNTIED = "!tie_word_embeddings"
+
+LAYER = (linear(H, H, count=4), norm(H), linear(INNER, H), linear(H, INNER), norm(H))
+"""The layer of BERT and, with its norms at other places, of most encoders."""
+
+POOLER = linear(H, H)
+_ENCODER_ONLY = {"is_decoder": False, "add_cross_attention": False}
+_BASE = {H: 768, INNER: 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_TIED = {"tie_word_embeddings": True}
+_TEXT = {**_BASE, **_TIED, V: 30522, P: 512, TYPES: 2, "hidden_act": "gelu"}
+
+
+def _masked(size: Size = H, *untied: ModelPart) -> Head:
+    """A head that gives scores for words; it has more parts where it is not tied."""
+    return Head((linear(size, H), norm(size), vector(V), table(V, size, UNTIED), *untied), V)
+
+
+def _scored(*parts: ModelPart, outputs: Size = LABELS, size: Size = H) -> Head:
+    """A head that gives `outputs` scores for a sequence."""
+    return Head((*parts, linear(outputs, size)), outputs, "sequence")
+
+
+def _labelled(*parts: ModelPart, size: Size = H) -> Mapping[str, Head]:
+    """The heads that give labels for every token."""
+    head = Head((*parts, linear(LABELS, size)), LABELS)
+    return {"ForTokenClassification": head, "ForQuestionAnswering": head}
+
+
+_MASKED = _masked(H, vector(V, UNTIED))
+BERT = EncoderFamily(
+    towers=(Layers(
+        LAYER,
+        (table(V, H), table(P, H), table(TYPES, H), norm(H), buffer(P), buffer(P)),
+    ),),
+    classes={
+        **_labelled(),
+        "Model": Head((POOLER,)),
+        "ForMaskedLM": _MASKED,
+        "ForPreTraining": Head((POOLER, *_MASKED.parts, linear(2, H)), V),
+        "ForNextSentencePrediction": _scored(POOLER, outputs=2),
+        "ForSequenceClassification": _scored(POOLER),
+        "ForMultipleChoice": _scored(POOLER, outputs=1),
+    },
+    defaults=_TEXT,
+    only=_ENCODER_ONLY,
+)
+ROBERTA = replace(
+    BERT,
+    classes={
+        **_labelled(),
+        "Model": Head((POOLER,)),
+        "ForMaskedLM": _MASKED,
+        "ForSequenceClassification": _scored(linear(H, H)),
+        "ForMultipleChoice": _scored(POOLER, outputs=1),
+    },
+    longest=f"{P}+-2",  # positions are counted from the one after that of padding
+)
+DISTILBERT = EncoderFamily(
+    towers=(Layers(LAYER, (table(V, H), table(P, H), norm(H), buffer(P))),),
+    classes={
+        **_labelled(),
+        "Model": Head(),
+        "ForMaskedLM": _masked(),
+        "ForSequenceClassification": _scored(linear(H, H)),
+        "ForMultipleChoice": _scored(linear(H, H), outputs=1),
+    },
+    defaults={**_TIED, V: 30522, P: 512, "dim": 768, "hidden_dim": 3072, "n_layers": 6}
+    | {"n_heads": 12, "activation": "gelu"},
+    otherwise={H: "dim", INNER: "hidden_dim", "num_hidden_layers": "n_layers"}
+    | {"num_attention_heads": "n_heads", "hidden_act": "activation"},
+)
+ELECTRA = EncoderFamily(
+    towers=(Layers(
+        LAYER,
+        (table(V, E), table(P, E), table(TYPES, E), norm(E), linear(H, E, when="projected"),
+         buffer(P), buffer(P)),
+    ),),
+    classes={
+        **_labelled(),
+        "Model": Head(),
+        "ForPreTraining": Head((linear(H, H), linear(1, H)), 1),
+        "ForMaskedLM": _masked(E),
+        "ForSequenceClassification": _scored(linear(H, H)),
+    },
+    defaults={**_TEXT, E: 128, H: 256, INNER: 1024, "num_attention_heads": 4},
+    derived={"projected": lambda config: config.size(E) != config.size(H)},
+    only=_ENCODER_ONLY,
+)
+_ALBERT_MASKED = _masked(E, vector(V, UNTIED))
+ALBERT = EncoderFamily(
+    towers=(Layers(
+        LAYER,
+        (table(V, E), table(P, E), table(TYPES, E), norm(E), linear(H, E), buffer(P), buffer(P)),
+        layers="num_hidden_groups*inner_group_num",  # those of a group are one, run several times
+    ),),
+    classes={
+        **_labelled(),
+        "Model": Head((POOLER,)),
+        "ForPreTraining": Head((POOLER, *_ALBERT_MASKED.parts, linear(LABELS, H)), V),
+        "ForMaskedLM": _ALBERT_MASKED,
+        "ForSequenceClassification": _scored(POOLER),
+        "ForMultipleChoice": _scored(POOLER, outputs=1),
+    },
+    defaults={**_TEXT, V: 30000, E: 128, H: 4096, INNER: 16384, "num_attention_heads": 64}
+    | {"num_hidden_groups": 1, "inner_group_num": 1, "hidden_act": "gelu_new"},
+)
+MPNET = replace(
+    ROBERTA,
+    towers=(Layers(
+        LAYER,
+        (table(V, H), table(P, H), norm(H), buffer(P)),
+        (table("relative_attention_num_buckets", "num_attention_heads"),),
+        build=replace(POST_NORM, score_tensors=3),
+    ),),
+    defaults={**_TEXT, V: 30527, "relative_attention_num_buckets": 32},
+    only={},
+)
+
+_POOLED = linear("pooler_hidden_size", "pooler_hidden_size")
+_DEBERTA_BEFORE = (
+    table(V, E), table(P, E, "position_biased_input"), table(TYPES, E),
+    linear(H, E, bias=False, when="projected"), norm(H), buffer(P),
+    table("2*relative_positions", H, "relative_attention"),
+)
+DEBERTA = EncoderFamily(
+    towers=(Layers(
+        (linear("3*hidden_size", H, bias=False), vector("2*hidden_size", width=4),
+         linear(H, H, bias=False, when="c2p"), linear(H, H, when="p2c"),
+         linear("heads", "heads", bias=False, count=2, when="talking_head"),
+         linear(H, H), norm(H), linear(INNER, H), linear(H, INNER), norm(H)),
+        _DEBERTA_BEFORE,
+        # Scores for all distances are twice as many as those for all pairs of tokens.
+        build=replace(POST_NORM, fused_qkv=True, score_tensors=5),
+    ),),
+    classes={
+        **_labelled(),
+        "Model": Head(),
+        "ForMaskedLM": Head((
+            linear("predicted", H), norm("predicted"), vector(V), table(V, E, "untied"),
+            vector(V, "untied"),
+        ), V),
+        "ForSequenceClassification": _scored(_POOLED, size="pooler_hidden_size"),
+    },
+    defaults={**_TEXT, V: 50265, TYPES: 0, "position_biased_input": True, "legacy": True},
+    otherwise={E: H, "pooler_hidden_size": H, "heads": "num_attention_heads"},
+    derived={
+        "projected": lambda config: config.size(E) != config.size(H),
+        "c2p": lambda config: _attends_to_positions(config, "c2p"),
+        "p2c": lambda config: _attends_to_positions(config, "p2c"),
+        "relative_positions": lambda config: _relative_positions(config),
+        "predicted": lambda config: config.size(E if config.get("legacy") else H),
+        "untied": lambda config: config.get("legacy") and not config.get("tie_word_embeddings"),
+    },
+)
+DEBERTA_V2 = replace(
+    DEBERTA,
+    towers=(Layers(
+        (linear("all_heads", H, count=3), linear("all_heads", H, when="c2p"),
+         linear("all_heads", H, when="p2c"), linear(H, H), norm(H),
+         linear(INNER, H), linear(H, INNER), norm(H)),
+        _DEBERTA_BEFORE,
+        (norm(H, when="relative_norm"), linear(H, "conv_columns", when="conv_kernel_size"),
+         norm(H, when="conv_kernel_size")),
+        distances="2*relative_positions",
+        build=replace(POST_NORM, score_tensors=4),
+    ),),
+    classes={
+        **DEBERTA.classes,
+        "ForMultipleChoice": _scored(_POOLED, outputs=1, size="pooler_hidden_size"),
+    },
+    defaults={**DEBERTA.defaults, V: 128100, H: 1536, INNER: 6144, "num_hidden_layers": 24}
+    | {"num_attention_heads": 24},
+    derived={
+        **DEBERTA.derived,
+        "c2p": lambda config: _attends_to_positions(config, "c2p", unless="share_att_key"),
+        "p2c": lambda config: _attends_to_positions(config, "p2c", unless="share_att_key"),
+        "relative_positions": lambda config: (
+            max(0, config.get("position_buckets") or 0) or _relative_positions(config)
+        ),
+        "relative_norm": lambda config: "layer_norm" in str(config.get("norm_rel_ebd")).lower(),
+        "all_heads": lambda config: config.size("heads") * (
+            config.get("attention_head_size") or config.size(H) // config.size("heads")
+        ),
+        "conv_columns": lambda config: (
+            config.size(H) // (config.get("conv_groups") or 1) * config.size("conv_kernel_size")
+        ),
+    },
+)
+
+
+def _attends_to_positions(config: Any, kind: str, unless: str = "") -> bool:
+    """Whether DeBERTa's heads have a matrix of this kind for relative positions."""
+    kinds = config.get("pos_att_type") or ()
+    listed = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+    named = kind in [str(each).strip() for each in listed]
+    return bool(config.get("relative_attention")) and named and not config.get(unless)
+
+
+def _relative_positions(config: Any) -> int:
+    """The largest distance between two tokens that DeBERTa tells apart."""
+    most = config.get("max_relative_positions") or 0
+    return int(most) if most >= 1 else int(config.size(P))
+
+
+_MODERN_HEAD = (linear(H, H, "classifier_bias"), norm(H, "norm_bias"))
+MODERNBERT = EncoderFamily(
+    towers=(Layers(
+        (linear("3*hidden_size", H, "attention_bias"), linear(H, H, "attention_bias"),
+         linear("2*intermediate_size", H, "mlp_bias"), linear(H, INNER, "mlp_bias"),
+         norm(H, "norm_bias")),
+        (table(V, H), norm(H, "norm_bias")),
+        (norm(H, "norm_bias"), buffer("2*kinds_of_layers", "frequencies", width=4)),
+        later=(norm(H, "norm_bias"),),
+        activation="hidden_activation",
+        build=replace(PRE_NORM, gated=True, rotary=True, fused_qkv=True, fused_gate=True),
+    ),),
+    classes={
+        **_labelled(*_MODERN_HEAD),
+        "Model": Head(),
+        "ForMaskedLM": Head((*_MODERN_HEAD, table(V, H, UNTIED), vector(V, "decoder_bias")), V),
+        "ForSequenceClassification": _scored(*_MODERN_HEAD),
+        "ForMultipleChoice": _scored(*_MODERN_HEAD, outputs=1),
+    },
+    defaults={**_BASE, **_TIED, V: 50368, P: 8192, INNER: 1152, "num_hidden_layers": 22}
+    | {"hidden_activation": "gelu", "decoder_bias": True},
+    derived={
+        "kinds_of_layers": lambda config: _kinds_of_layers(config),
+        "frequencies": lambda config: config.size(H) // config.size("num_attention_heads") // 2,
+    },
+)
+
+
+def _kinds_of_layers(config: Any) -> int:
+    """How many kinds of layers ModernBERT has; each has a table of rotary frequencies."""
+    listed = config.get("layer_types")
+    every = config.get("global_attn_every_n_layers") or 3
+    usual = (bool(number % every) for number in range(config.size("num_hidden_layers")))
+    return len(set(listed if listed is not None else usual))
+
+
+_T5_HEADS = "num_heads*d_kv"
+_T5_ATTENTION = (
+    linear(_T5_HEADS, D, bias=False, count=3), linear(D, _T5_HEADS, bias=False), norm(D, bias=False)
+)
+_T5_NETWORK = (
+    linear("d_ff", D, bias=False), linear("d_ff", D, bias=False, when="gated"),
+    linear(D, "d_ff", bias=False), norm(D, bias=False),
+)
+_T5_ENCODER = Layers(
+    (*_T5_ATTENTION, *_T5_NETWORK),
+    after=(norm(D, bias=False),),
+    first=(table("relative_attention_num_buckets", "num_heads"),),
+    layers="num_layers", hidden=D, heads="num_heads", head_size="d_kv", intermediate="d_ff",
+    activation="network_activation", gated="gated",
+    build=replace(PRE_NORM, layer_norm=False, position_bias=True),
+)
+_T5_DECODER = replace(
+    _T5_ENCODER, layer=(*_T5_ATTENTION * 2, *_T5_NETWORK), layers="num_decoder_layers", source=0
+)
+T5 = EncoderFamily(
+    towers=(_T5_ENCODER, _T5_DECODER),
+    before=(table(V, D),),
+    classes={
+        "Model": Head(),
+        "EncoderModel": Head(towers=(0,)),
+        "ForConditionalGeneration": Head((), V, "new token"),
+        "ForSequenceClassification": _scored(linear(D, D), size=D),
+        "ForTokenClassification": Head((linear(LABELS, D),), LABELS, towers=(0,)),
+        "ForQuestionAnswering": Head((linear(LABELS, D),), LABELS),
+    },
+    usual="ForConditionalGeneration",
+    defaults={V: 32128, D: 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+    | {"relative_attention_num_buckets": 32, "feed_forward_proj": "relu"},
+    otherwise={"num_decoder_layers": "num_layers"},
+    derived={
+        "gated": lambda config: (
+            config.get("is_gated_act") if config.get("is_gated_act") is not None
+            else str(config.get("feed_forward_proj")).startswith("gated-")
+        ),
+        "network_activation": lambda config: (
+            str(config.get("feed_forward_proj")).replace("gated-gelu", "gelu_new").split("-")[-1]
+        ),
+    },
+    only={"is_decoder": False},
+    same={H: D, "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+    | {"head_dim": "d_kv"},
+    longest=0,
+)
+MT5 = replace(
+    T5,
+    defaults={**T5.defaults, V: 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
+    | {"feed_forward_proj": "gated-gelu"},
+)
+_BIASED = (replace(each, layer=(*each.layer, *each.first), first=()) for each in T5.towers)
+UMT5 = replace(MT5, towers=tuple(_BIASED))
+
+
+def _sides(**numbers: int) -> dict[str, int]:
+    return {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in numbers.items()}
+
+
+def _bart(
+    before: Parts, after: Parts, build: ModelFamily, name: str = "ForConditionalGeneration",
+    key_bias: bool = True, logits_bias: bool = True, **defaults: Any,
+) -> EncoderFamily:
+    """A family of BART's kind: what its towers have before and after their layers."""
+    attention: Parts = (linear(D, D, count=3), linear(D, D, key_bias), norm(D))
+
+    def tower(side: str, attentions: int, source: int | None) -> Layers:
+        inner = f"{side}_ffn_dim"
+        return Layers(
+            (*attention * attentions, linear(inner, D), linear(D, inner), norm(D)), before, after,
+            layers=f"{side}_layers", hidden=D, heads=f"{side}_attention_heads", intermediate=inner,
+            activation="activation_function", source=source, build=build,
+        )
+
+    untied = table(V, D, UNTIED)
+    biases = (buffer(V, width=0),) if logits_bias else ()
+    return EncoderFamily(
+        towers=(tower("encoder", 1, None), tower("decoder", 2, 0)),
+        before=(table(V, D), untied, untied),
+        classes={"Model": Head(), name: Head((untied, *biases), V, "new token")},
+        usual=name,
+        defaults={V: 50265, P: 1024, D: 1024, "activation_function": "gelu", **_TIED}
+        | _sides(layers=12, ffn_dim=4096, attention_heads=16) | defaults,
+        only={"is_decoder": False, "share_encoder_decoder_embeddings": True},
+        same={H: D, "num_hidden_layers": "encoder_layers"}
+        | {"num_attention_heads": "encoder_attention_heads"},
+    )
+
+
+_KEPT = {"keeps_embeddings": True, "positions": True}
+BART = _bart((table(f"{P}+2", D), norm(D)), (), replace(POST_NORM, **_KEPT))
+_LABELLED = {
+    "ForSequenceClassification": _scored(linear(D, D), size=D),
+    "ForQuestionAnswering": Head((linear(2, D),), 2),
+}
+BART = replace(
+    BART, classes={**BART.classes, **_LABELLED}, defaults={**BART.defaults, "num_labels": 3}
+)
+MBART = _bart((table(f"{P}+2", D), norm(D)), (norm(D),), replace(PRE_NORM, **_KEPT))
+PEGASUS = _bart((table(P, D),), (norm(D),), replace(PRE_NORM, positions=True))
+M2M_100 = _bart(
+    (buffer(f"{P}+2", D, width=0),), (norm(D),), replace(PRE_NORM, **_KEPT),
+    logits_bias=False, vocab_size=128112,
+)
+MARIAN = _bart(
+    (table(P, D),), (), replace(POST_NORM, positions=True), "MTModel", vocab_size=58101
+)
+_WHISPER = _bart((), (norm(D),), PRE_NORM, key_bias=False)
+WHISPER = replace(
+    _WHISPER,
+    towers=(
+        replace(
+            _WHISPER.towers[0],
+            before=(linear(D, "3*num_mel_bins"), linear(D, f"3*{D}"),
+                    table("max_source_positions", D)),
+            tokens="max_source_positions",
+        ),
+        replace(_WHISPER.towers[1], before=(table(V, D), table("max_target_positions", D))),
+    ),
+    before=(),
+    classes={
+        "Model": Head(),
+        "ForConditionalGeneration": Head((table(V, D, UNTIED),), V, "new token"),
+        "ForAudioClassification": Head(
+            (linear("classifier_proj_size", D), linear(LABELS, "classifier_proj_size"),
+             vector("encoder_layers+1", "use_weighted_layer_sum")),
+            LABELS, "sequence", towers=(0,),
+        ),
+    },
+    defaults={**_TIED, V: 51865, D: 384, "num_mel_bins": 80, "max_source_positions": 1500}
+    | {"max_target_positions": 448, "classifier_proj_size": 256, "activation_function": "gelu"}
+    | _sides(layers=4, ffn_dim=1536, attention_heads=6),
+    only={},
+    longest="max_target_positions",
+)
+
+
+def _pair(config: Any, key: str) -> tuple[int, int]:
+    """Height and width, which a config gives as one number where they are the same."""
+    value = config.get(key)
+    high, wide = value if isinstance(value, list | tuple) else (value, value)
+    return integer(key, high), integer(key, wide)
+
+
+def _patches(config: Any) -> int:
+    """The patches of a picture."""
+    picture, patch = _pair(config, "image_size"), _pair(config, "patch_size")
+    return (picture[0] // patch[0]) * (picture[1] // patch[1])
+
+
+def _pixels(config: Any) -> int:
+    """The numbers in one patch of a picture."""
+    high, wide = _pair(config, "patch_size")
+    return high * wide * int(config.size("num_channels"))
+
+
+_PICTURES: dict[str, Callable[[Any], Any]] = {"patches": _patches, "pixels": _pixels}
+_PICTURE = {**_BASE, "num_channels": 3, "image_size": 224, "patch_size": 16, "hidden_act": "gelu"}
+_QKV = (linear(H, H, "qkv_bias", count=3), linear(H, H))
+
+
+def _vit(*tokens: ModelPart) -> EncoderFamily:
+    """A vision transformer with these tokens beside those of the patches."""
+    count = f"patches+{len(tokens)}"
+    return EncoderFamily(
+        towers=(Layers(
+            (*_QKV, norm(H), linear(INNER, H), linear(H, INNER), norm(H)),
+            (*tokens, table(count, H), linear(H, "pixels")), (norm(H),),
+            tokens=count, build=PRE_NORM,
+        ),),
+        classes={
+            "Model": Head((linear("pooler_output_size", H),)),
+            "ForImageClassification": _scored(),
+        },
+        defaults={**_PICTURE, "qkv_bias": True},
+        otherwise={"pooler_output_size": H},
+        derived=_PICTURES,
+        longest=0,
+    )
+
+
+VIT = _vit(vector(H))
+_TAUGHT = {"ForImageClassificationWithTeacher": _scored(linear(LABELS, H))}
+DEIT = _vit(vector(H), vector(H))
+DEIT = replace(DEIT, classes={**DEIT.classes, **_TAUGHT})
+_DINOV2 = Layers(
+    (*_QKV, norm(H), linear("into", H), linear(H, "inner"), norm(H), vector(H), vector(H)),
+    (vector(H), vector(H, "use_mask_token"), table("patches+1", H), linear(H, "pixels")),
+    (norm(H),),
+    intermediate="inner", gated="use_swiglu_ffn", tokens="patches+1", build=PRE_NORM,
+)
+DINOV2 = EncoderFamily(
+    towers=(_DINOV2,),
+    classes={"Model": Head(), "ForImageClassification": _scored(size="2*hidden_size")},
+    defaults={**_PICTURE, "patch_size": 14, "qkv_bias": True, "mlp_ratio": 4}
+    | {"use_mask_token": True},
+    derived={
+        **_PICTURES,
+        "inner": lambda config: _dinov2_network(config)[0],
+        "into": lambda config: _dinov2_network(config)[1],
+    },
+    longest=0,
+)
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2,
+    towers=(replace(
+        _DINOV2,
+        before=(*_DINOV2.before, table("num_register_tokens", H)),
+        tokens="patches+1+num_register_tokens",
+    ),),
+    defaults={**DINOV2.defaults, "patch_size": 16, "num_register_tokens": 4},
+    only={"use_mask_token": True},
+)
+
+
+def _dinov2_network(config: Any) -> tuple[int, int]:
+    """The units of DINOv2's network, and the rows of the matrix into it."""
+    inner = int(config.size(H) * config.get("mlp_ratio"))
+    if not config.get("use_swiglu_ffn"):
+        return inner, inner
+    inner = (int(inner * 2 / 3) + 7) // 8 * 8
+    return inner, 2 * inner
+
+
+_PROJECTION = Head((linear("projection_dim", H, bias=False),))
+_TEXT_TOWER = Layers(LAYER, (table(V, H), table(P, H), buffer(P)), (norm(H),), build=PRE_NORM)
+CLIP_TEXT = EncoderFamily(
+    towers=(_TEXT_TOWER,),
+    classes={"TextModel": Head(), "TextModelWithProjection": _PROJECTION},
+    usual="TextModel",
+    defaults={**_BASE, V: 49408, P: 77, H: 512, INNER: 2048, "num_attention_heads": 8}
+    | {"projection_dim": 512, "hidden_act": "quick_gelu"},
+)
+CLIP_VISION = EncoderFamily(
+    towers=(Layers(
+        LAYER,
+        (vector(H), linear(H, "pixels", bias=False), table("patches+1", H), norm(H),
+         buffer("patches+1")),
+        (norm(H),),
+        tokens="patches+1", build=PRE_NORM,
+    ),),
+    classes={"VisionModel": Head(), "VisionModelWithProjection": _PROJECTION},
+    usual="VisionModel",
+    defaults={**_PICTURE, "patch_size": 32, "projection_dim": 512, "hidden_act": "quick_gelu"},
+    derived=_PICTURES,
+    longest=0,
+)
+_TEXT_SIZE, _PICTURE_SIZE = "text_config.hidden_size", "vision_config.hidden_size"
+_POOLS = "vision_use_head"
+_CLASSIFIED = replace(_scored(size=_PICTURE_SIZE), towers=(1,))
+CLIP = EncoderFamily(
+    members={"text_config": "clip_text_model", "vision_config": "clip_vision_model"},
+    classes={
+        "Model": Head((
+            vector(1), linear("projection_dim", _TEXT_SIZE, bias=False),
+            linear("projection_dim", _PICTURE_SIZE, bias=False),
+        )),
+        "ForImageClassification": _CLASSIFIED,
+    },
+    defaults={"projection_dim": 512},
+    longest=f"text_config.{P}",
+)
+SIGLIP_TEXT = EncoderFamily(
+    towers=(replace(_TEXT_TOWER, after=(norm(H), linear("projection_size", H))),),
+    classes={"TextModel": Head()},
+    usual="TextModel",
+    defaults={**_BASE, V: 32000, P: 64, "hidden_act": "gelu_pytorch_tanh"},
+    otherwise={"projection_size": H},
+)
+SIGLIP_VISION = EncoderFamily(
+    towers=(Layers(
+        LAYER,
+        (linear(H, "pixels"), table("patches", H), buffer("patches")),
+        (norm(H), vector(H, _POOLS), linear("4*hidden_size", H, when=_POOLS), norm(H, when=_POOLS),
+         linear(INNER, H, when=_POOLS), linear(H, INNER, when=_POOLS)),
+        tokens="patches", build=PRE_NORM,
+    ),),
+    classes={"VisionModel": Head()},
+    usual="VisionModel",
+    defaults={**_PICTURE, "hidden_act": "gelu_pytorch_tanh", _POOLS: True},
+    derived=_PICTURES,
+    longest=0,
+)
+SIGLIP = EncoderFamily(
+    members={"text_config": "siglip_text_model", "vision_config": "siglip_vision_model"},
+    classes={"Model": Head((vector(2),)), "ForImageClassification": _CLASSIFIED},
+    longest=f"text_config.{P}",
+)
+
+ENCODERS: dict[str, EncoderFamily] = {
+    "bert": BERT,
+    "roberta": replace(ROBERTA, defaults={**_TEXT, V: 50265}),
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA,
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+    "albert": ALBERT,
+    "mpnet": MPNET,
+    "deberta": DEBERTA,
+    "deberta-v2": DEBERTA_V2,
+    "modernbert": MODERNBERT,
+    "t5": T5,
+    "mt5": MT5,
+    "umt5": UMT5,
+    "bart": BART,
+    "mbart": replace(MBART, classes=BART.classes),
+    "pegasus": PEGASUS,
+    "marian": MARIAN,
+    "m2m_100": M2M_100,
+    "whisper": WHISPER,
+    "vit": VIT,
+    "deit": DEIT,
+    "dinov2": DINOV2,
+    "dinov2_with_registers": DINOV2_WITH_REGISTERS,
+    "clip": CLIP,
+    "clip_text_model": CLIP_TEXT,
+    "clip_vision_model": CLIP_VISION,
+    "siglip": SIGLIP,
+    "siglip_text_model": SIGLIP_TEXT,
+    "siglip_vision_model": SIGLIP_VISION,
+}
+# fmt: on

@@ -1,0 +1,258 @@
+"""The layers of a model on one or several devices, a range of layers on each."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+
+from anydevice._core.device import Device
+from anydevice._core.record import Record
+from anydevice._plan.available import AvailableMemory
+from anydevice._plan.estimates import MemoryEstimate
+from anydevice._plan.families import ModelShape
+from anydevice._plan.overheads import idle_bytes, plannable
+
+_STEPS = 1000
+"""Precision with which the common share of all devices is searched."""
+
+
+class MemoryParts(Record):
+    """The bytes of a range of layers on one device, part by part, as in `MemoryEstimate`.
+
+    >>> MemoryParts(weights=10, kv_cache=4, activations=2).total
+    16
+    """
+
+    weights: int = 0
+    kv_cache: int = 0
+    activations: int = 0
+    logits: int = 0
+    overhead: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return self.weights + self.kv_cache + self.activations + self.logits + self.overhead
+
+    def to_dict(self) -> dict[str, int]:
+        """The same as plain data, ready for JSON."""
+        return {**super().to_dict(), "total": self.total}
+
+
+class LayerRange(Record):
+    """Consecutive layers on one device; `slot` is the device's position in its group."""
+
+    slot: int
+    layers: range
+
+
+class LayeredModel:
+    """The memory of a model that can be split between its layers.
+
+    `weights` and `cache` have the bytes of each layer. `first` is what lies with the first layer
+    (embedding, vision tower), `last` what lies with the last (head). `tied` is counted once more
+    where the two are on different devices, because the head is then a copy of the embedding. Every
+    device needs the `activations`, the last one also the `logits`, and every one but the CPU an
+    `overhead`, which follows from the bytes of the cache on it.
+
+    >>> model = LayeredModel((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
+    >>> model.on(range(0, 3)).weights, model.on(range(0, 1)).weights, model.on(range(2, 3)).total
+    (35, 15, 18)
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[int],
+        cache: Sequence[int],
+        *,
+        first: int = 0,
+        last: int = 0,
+        tied: int = 0,
+        activations: int = 0,
+        logits: int = 0,
+        overhead: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        # A model without layers is one piece, that of first and last together.
+        self.count = max(1, len(weights))
+        self._weights = (0, *accumulate(weights or (0,)))
+        self._cache = (0, *accumulate(cache or (0,)))
+        self._first, self._last, self._tied = first, last, tied
+        self._activations, self._logits, self._overhead = activations, logits, overhead
+
+    @classmethod
+    def of(cls, shape: ModelShape, estimate: MemoryEstimate) -> LayeredModel:
+        """A model, with what it needs for the context of the estimate."""
+        idle = estimate.overheads.idle
+        rest = estimate.overheads.total - idle
+        return cls(
+            shape.layer_bytes,
+            shape.kv_bytes(estimate.context, estimate.batch, estimate.kv_dtype),
+            # Of what is neither layer nor head only vision towers are large, and they come first.
+            first=shape.embedding_bytes + shape.other_bytes,
+            last=shape.head_bytes,
+            tied=shape.embedding_bytes if shape.tied_embeddings else 0,
+            activations=estimate.activations,
+            logits=estimate.logits,
+            overhead=lambda cache: rest + min(idle, idle_bytes(cache, estimate.activations)),
+        )
+
+    def on(self, layers: range, *, cpu: bool = False) -> MemoryParts:
+        """The memory that a device with these layers needs; none where there are none."""
+        if not layers:
+            return MemoryParts()
+        start, stop = layers.start, layers.stop
+        cache = self._cache[stop] - self._cache[start]
+        return MemoryParts(
+            self._weights_of(start, stop),
+            cache,
+            self._activations,
+            self._logits if stop == self.count else 0,
+            0 if cpu else self._overhead(cache),
+        )
+
+    def needed(self, cpu: bool, start: int, stop: int) -> int:
+        """The total of a range that is not empty, at a fraction of the time of `on`."""
+        cache = self._cache[stop] - self._cache[start]
+        logits = self._logits if stop == self.count else 0
+        always = self._activations + (0 if cpu else self._overhead(cache))
+        return self._weights_of(start, stop) + cache + logits + always
+
+    def _weights_of(self, start: int, stop: int) -> int:
+        weights = self._weights[stop] - self._weights[start]
+        if start == 0:
+            weights += self._first
+        if stop == self.count:
+            weights += self._last + (self._tied if start else 0)
+        return weights
+
+
+def fill(
+    model: LayeredModel, budgets: Sequence[int], cpus: Collection[int] = ()
+) -> list[LayerRange]:
+    """As many layers as fit on each device, one device after the other, until none is left.
+
+    `budgets` are the bytes of the devices, `cpus` the positions of those that are the CPU. A device
+    that is too small for a single layer is passed over. If the last range does not end at the last
+    layer, the model does not fit in this order, however it is split: no other split has more
+    layers on the first devices.
+
+    >>> model = LayeredModel((10,) * 6, (0,) * 6)
+    >>> [str(each.layers) for each in fill(model, (25, 5, 100))]
+    ['range(0, 2)', 'range(2, 6)']
+    """
+    ranges: list[LayerRange] = []
+    start = 0
+    for slot, budget in enumerate(budgets):
+        ends = range(start + 1, model.count + 1)
+        fitting = bisect_right(ends, budget, key=partial(model.needed, slot in cpus, start))
+        if fitting:
+            ranges.append(LayerRange(slot, range(start, start + fitting)))
+            start += fitting
+    return ranges
+
+
+def holds_all(model: LayeredModel, ranges: Sequence[LayerRange]) -> bool:
+    """Whether the ranges reach to the last layer."""
+    return bool(ranges) and ranges[-1].layers.stop == model.count
+
+
+def spread(model: LayeredModel, budgets: Sequence[int]) -> list[LayerRange] | None:
+    """The layers split so that the fullest device has most left; `None` if they do not fit.
+
+    Every device is filled to about the same share of its memory, so a large device gets more
+    layers than a small one.
+
+    >>> [len(each.layers) for each in spread(LayeredModel((1,) * 12, (0,) * 12), (20, 10)) or ()]
+    [8, 4]
+    """
+
+    def filled(step: int) -> list[LayerRange]:
+        return fill(model, [budget * step // _STEPS for budget in budgets])
+
+    if not holds_all(model, filled(_STEPS)):
+        return None
+    steps = range(1, _STEPS)
+    return filled(1 + bisect_right(steps, False, key=lambda step: holds_all(model, filled(step))))
+
+
+class DeviceGroup(Record):
+    """Devices that would hold a model together, in the order of its layers."""
+
+    devices: tuple[AvailableMemory, ...]
+
+    @property
+    def budgets(self) -> list[int]:
+        """The bytes to plan with on each: what it has, less a margin on an accelerator."""
+        return [
+            each.bytes if each.device.kind == "cpu" else plannable(each.bytes)
+            for each in self.devices
+        ]
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The positions that are the CPU."""
+        return tuple(n for n, each in enumerate(self.devices) if each.device.kind == "cpu")
+
+
+def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]:
+    """The groups to try, the preferred one first.
+
+    Every accelerator alone; then as few of them together as it takes, those with most memory
+    first; then with the CPU for what is left; then the CPU. Devices that share one memory are
+    never in one group.
+    """
+    backends = [each.device.backend for each in available]
+    largest = sorted(
+        (each for each in available if each.device.kind != "cpu"),
+        key=lambda each: (backends.index(each.device.backend), -each.bytes),
+    )
+    yield from (DeviceGroup((each,)) for each in largest)
+    apart: list[AvailableMemory] = []
+    for each in largest:
+        if not any(each.shares_memory_with(other) for other in apart):
+            apart.append(each)
+            if len(apart) > 1:
+                yield DeviceGroup(tuple(sorted(apart, key=available.index)))
+    together = tuple(sorted(apart, key=available.index))
+    for each in available:
+        if each.device.kind == "cpu":
+            if apart and not any(each.shares_memory_with(other) for other in apart):
+                yield DeviceGroup((*together, each))
+            yield DeviceGroup((each,))
+
+
+class Assignment(Record):
+    """A group, its number among those that were tried, and the layers that its devices get."""
+
+    number: int
+    group: DeviceGroup
+    ranges: tuple[LayerRange, ...]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that get layers."""
+        return tuple(self.group.devices[each.slot].device for each in self.ranges)
+
+    @property
+    def only_cpu(self) -> bool:
+        """Whether no accelerator gets layers."""
+        return all(device.kind == "cpu" for device in self.devices)
+
+
+def assign(
+    model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
+) -> Assignment | None:
+    """The first group that holds all of a model, and how; `None` if none does.
+
+    The layers are spread over the devices in proportion to their memory, unless `evenly` is false.
+    Layers on the CPU slow the rest down: it gets those that the others cannot hold.
+    """
+    for number, group in enumerate(groups):
+        ranges = fill(model, group.budgets, group.cpus)
+        if holds_all(model, ranges):
+            if evenly and not group.cpus:
+                ranges = spread(model, group.budgets) or ranges
+            return Assignment(number, group, tuple(ranges))
+    return None

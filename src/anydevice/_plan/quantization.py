@@ -1,0 +1,279 @@
+"""The bytes of quantized weights, counted by each format's own rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, comb, prod
+from typing import Any
+
+from anydevice._core.record import Record, replace
+from anydevice._core.text import shortened
+from anydevice._plan.families import ModelShape, integer
+from anydevice.errors import ConfigurationError
+
+MatrixBytes = Callable[[int, int, int], int]
+"""The bytes of a matrix, from its rows, its columns and the bytes of an unquantized element."""
+
+QUANTIZED = {"int8": 8.0, "int4": 4.5}
+"""Bits of a weight in the usual formats; with four bits there is a scale for each 64 weights."""
+
+_MOST_BITS = 16
+
+_LONGEST_PATTERN = 2000
+_MOST_WAYS = 2**20
+# Characters and classes of them with `* + ?`, groups of words such as `(up|down)`, `^` and `$`.
+_SIMPLE_PATTERN = re.compile(
+    r"(?:[\^$]|(?:\\[.\w-]|\[[\w.\-]+\]|[^\\()\[\]{}?*+|^$])[*+?]?\??"
+    r"|\((?:\?:)?(?:\\\.|[\w.|-])+\))*+"
+)
+
+
+class Quantization(Record):
+    """How a model's matrices are stored: the format, its rule, and the modules left alone."""
+
+    method: str
+    bits: float
+    matrix_bytes: MatrixBytes
+    skipped: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    def skips(self, module: str) -> bool:
+        """Whether the module of this path is not quantized."""
+        return any(
+            re.match(pattern[3:], module) is not None
+            if pattern.startswith("re:")
+            else pattern == module or f".{pattern}." in f".{module}."
+            for pattern in self.skipped
+        )
+
+
+def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
+    """The format of a config's `quantization_config`; `None` if weights are not quantized.
+
+    >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
+    'gptq'
+
+    A format that is not known is counted by its bits, and `assumed` says so. Raises
+    `ConfigurationError` if a value is not valid for the format.
+    """
+    if not values:
+        return None
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{source}: quantization_config is not an object", source)
+    method = str(values.get("quant_method") or _unnamed(values)).lower()
+    found = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
+    skipped = _skipped(values)
+    odd = [each for each in skipped if each.startswith("re:") and not _is_quick(each[3:])]
+    if odd:
+        note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
+        found = replace(found, assumed=(*found.assumed, note))
+    return replace(found, skipped=tuple(each for each in skipped if each not in odd))
+
+
+class _Settings(Record):
+    """The values of a `quantization_config`, and the file they are from."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    def get(self, *keys: str) -> Any:
+        """The value of the first of these keys that has one."""
+        return next((self.values[key] for key in keys if self.values.get(key)), None)
+
+    def number(self, *keys: str, default: int, least: int = 1, most: int = 2**31) -> int:
+        """The integer under the first of these keys that has one."""
+        value = self.get(*keys)
+        if value is None:
+            return default
+        return integer(f"{self.source}: {keys[0]}", value, least, most)
+
+    def block(self, key: str) -> tuple[int, int]:
+        """The rows and columns of a block that has one scale."""
+        sizes = self.get(key) or (128, 128)
+        if not isinstance(sizes, list | tuple) or len(sizes) != 2:
+            raise ConfigurationError(
+                f"{self.source}: {key} is two integers, rows and columns", self.source
+            )
+        rows, columns = (integer(f"{self.source}: {key}", size) for size in sizes)
+        return rows, columns
+
+    def inner(self, key: str) -> _Settings:
+        """The object under a key; an empty one where there is none."""
+        found = self.get(key) or {}
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
+        return _Settings(found, f"{self.source}: {key}")
+
+
+def _unknown(config: _Settings) -> Quantization:
+    method = str(config.get("quant_method") or _unnamed(config.values)).lower()
+    bits = config.get("bits", "nbits") or _bits_in(method)
+    if not isinstance(bits, float):  # some formats have a share of a bit, on the average
+        bits = integer(f"{config.source}: bits", bits, most=_MOST_BITS)
+    elif not 0 < bits <= _MOST_BITS:
+        raise ConfigurationError(f"{config.source}: bits cannot be {bits}", config.source)
+    note = (
+        f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
+        "and one scale for each 64 of them are assumed"
+    )
+
+    def roughly(rows: int, columns: int, width: int) -> int:
+        return ceil(rows * columns * bits / 8) + ceil(rows * columns / 64) * width
+
+    return Quantization(method, bits, roughly, assumed=(note,))
+
+
+def _bitsandbytes(config: _Settings) -> Quantization:
+    if not config.get("load_in_4bit"):
+        # Each row has its largest value beside it, in 32 bits.
+        return Quantization("bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * (columns + 4))
+    nested = bool(config.get("bnb_4bit_use_double_quant"))
+
+    def four_bits(rows: int, columns: int, width: int) -> int:
+        blocks = ceil(rows * columns / 64)
+        table = 16 * 4
+        if not nested:
+            return ceil(rows * columns / 2) + blocks * 4 + table
+        # The blocks' scales are bytes themselves, in blocks of 256, with a table and an offset.
+        return ceil(rows * columns / 2) + blocks + ceil(blocks / 256) * 4 + 256 * 4 + 4 + table
+
+    return Quantization("bitsandbytes 4-bit", 4, four_bits)
+
+
+def _gptq(config: _Settings) -> Quantization:
+    bits = config.number("bits", default=4, most=_MOST_BITS)
+    group = config.number("group_size", default=128, least=-1)
+
+    def packed(rows: int, columns: int, width: int) -> int:
+        groups = 1 if group <= 0 else ceil(columns / group)
+        weights = ceil(columns * bits / 32) * rows * 4
+        zeros = groups * ceil(rows * bits / 32) * 4
+        return weights + zeros + groups * rows * 2 + columns * 4
+
+    return Quantization("gptq", bits, packed)
+
+
+def _awq(config: _Settings) -> Quantization:
+    bits = config.number("bits", "w_bit", default=4, most=_MOST_BITS)
+    group = config.number("group_size", "q_group_size", default=128, least=-1)
+
+    def packed(rows: int, columns: int, width: int) -> int:
+        groups = 1 if group <= 0 else ceil(columns / group)
+        across = ceil(rows * bits / 32) * 4
+        return (columns + groups) * across + groups * rows * 2
+
+    return Quantization("awq", bits, packed)
+
+
+def _blocks_of_float8(config: _Settings) -> Quantization:
+    down, across = config.block("weight_block_size")
+
+    def scaled(rows: int, columns: int, width: int) -> int:
+        return rows * columns + ceil(rows / down) * ceil(columns / across) * 4
+
+    return Quantization("fp8", 8, scaled)
+
+
+def _compressed(config: _Settings) -> Quantization:
+    """The first group's scheme is taken for all; groups that differ are rare, and noted."""
+    named = config.inner("config_groups")
+    groups = [named.inner(name) for name, group in named.values.items() if group]
+    scheme = groups[0].inner("weights") if groups else named
+    if scheme is named or not scheme.values:
+        scheme = _Settings({"num_bits": 8, "strategy": "channel"}, config.source)
+    bits = scheme.number("num_bits", default=8, most=_MOST_BITS)
+    size = scheme.number("group_size", default=128, least=-1)
+    usual = "tensor" if not scheme.get("group_size") else "group" if size > 0 else "channel"
+    strategy = scheme.get("strategy") or usual
+    down, across = scheme.block("block_structure")
+    symmetric = scheme.values.get("symmetric", True)
+    notes = (
+        ("its groups of layers are quantized differently: the first group's way is taken for all",)
+        if len(groups) > 1
+        else ()
+    )
+
+    def scales(rows: int, columns: int) -> int:
+        if strategy in ("group", "tensor_group"):
+            return rows * ceil(columns / size) if size > 0 else rows
+        if strategy == "block":
+            return ceil(rows / down) * ceil(columns / across)
+        return rows if strategy == "channel" else 1
+
+    def compressed(rows: int, columns: int, width: int) -> int:
+        packed = bits < 8
+        number = scales(rows, columns)
+        weights = rows * ceil(columns * bits / 32) * 4 + 16 if packed else rows * columns
+        zeros = 0 if symmetric else ceil(number * bits / 8)
+        return weights + number * width + zeros
+
+    return Quantization(f"compressed-tensors {bits}-bit", bits, compressed, assumed=notes)
+
+
+_FORMATS: dict[str, Callable[[_Settings], Quantization]] = {
+    "bitsandbytes": _bitsandbytes,
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _blocks_of_float8,
+    "compressed-tensors": _compressed,
+}
+
+
+def _unnamed(values: Mapping[str, Any]) -> str:
+    if values.get("load_in_4bit") or values.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "unnamed"
+
+
+def _bits_in(method: str) -> int:
+    """The bits in a format's name: 4 for `mxfp4`, 8 for `fbgemm_fp8`."""
+    found = re.search(r"(\d+)", method)
+    return int(found[1]) if found and 1 <= int(found[1]) <= 16 else 8
+
+
+def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that are not quantized: those that are named, and always the head."""
+    named: list[str] = ["lm_head"]
+    for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
+        entries = values.get(key)
+        if isinstance(entries, Sequence) and not isinstance(entries, str):
+            named += [str(entry) for entry in entries]
+    return tuple(dict.fromkeys(named))
+
+
+def _is_quick(pattern: str) -> bool:
+    """Whether `re` matches a pattern in a short time; patterns may come from anyone.
+
+    >>> _is_quick(r".*mlp.(gate|up)_proj$"), _is_quick("(a*)*b"), _is_quick(".*" * 5)
+    (True, False, False)
+    """
+    if len(pattern) > _LONGEST_PATTERN or not _SIMPLE_PATTERN.fullmatch(pattern):
+        return False
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    # The ways to match that are tried at most, in a path of 64 characters.
+    repeats = pattern.count("*") + pattern.count("+")
+    groups: list[str] = re.findall(r"\([^)]*", pattern)
+    choices = prod(group.count("|") + 1 for group in groups)
+    return comb(64 + repeats, repeats) * choices << pattern.count("?") <= _MOST_WAYS
+
+
+def quantized(shape: ModelShape, name: str) -> ModelShape:
+    """The shape with its layers' weights quantized to "int8" or "int4", as formats usually do.
+
+    Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
+    Raises `ConfigurationError` if the weights are quantized already.
+    """
+    if shape.quantization is not None:
+        raise ConfigurationError(
+            f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"
+        )
+    bits = QUANTIZED[name]
+    pairs = zip(shape.layer_weights, shape.layer_bytes, strict=True)
+    layers = tuple(min(held, int(weights * bits / 8)) for weights, held in pairs)
+    note = f"layers quantized to {name} are counted with {bits:g} bits a weight, scales included"
+    changed = replace(shape, layer_bytes=layers, quantization=name, rounding=0, exact=False)
+    return replace(changed, assumed=(*shape.assumed, note))

@@ -1,0 +1,645 @@
+"""Sound bounds of a network over many boxes at once, on any engine.
+
+For each neuron two linear functions of the input are carried forward, one below it and one above.
+Where they leave open whether a ReLU is on or off, the neuron is substituted backward through the
+layers before, which is tighter. At last the rows of the query are substituted backward.
+
+Everything is computed in plain floating point, in any order of summation, with FMA or without. The
+coefficients that come out are taken for the exact ones; how far a step may stand from the exact one
+is at most gamma times known magnitudes, and is added up beside it. So is what an execution of the
+network in float32 may add. A NaN anywhere makes a bound NaN, and a NaN proves nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice._proofs.checking.network import Network, Node
+from anydevice._proofs.curves import Relaxation, TwoLines, open_neurons, relu_curve, smooth_curve
+from anydevice._proofs.machines import Array, BoundsMachine, Host
+
+FORWARD_INPUTS = 50
+"""Beyond so many inputs, intervals are carried forward instead of linear functions."""
+
+Live = Mapping[int, Host]
+"""The neurons of some nodes, by the number of the node, that are not off in every box."""
+
+Known = Mapping[int, tuple[Host, Host]]
+"""The least and the most that neurons of some nodes can be before their function, in all boxes."""
+
+_SLACK = 1.02
+"""Covers the rounding of the error terms themselves, and terms of second order."""
+
+
+class PlacedNode(NamedTuple):
+    """A node of a network as bounds need it.
+
+    `back` and `forth` bound the relative rounding of a backward and a forward step, `run` that of
+    an execution of the network and of inexact weights, `floor` what is lost where numbers near
+    zero are taken for it.
+    """
+
+    inputs: tuple[int, ...]
+    weights: tuple[Array, ...]
+    turned: tuple[Array, ...]
+    sizes: tuple[Array, ...]
+    bias: Array
+    size_of_bias: Array
+    function: str
+    size: int
+    back: float
+    forth: float
+    run: float
+    floor: float
+
+
+class Prepared(NamedTuple):
+    """A network on a machine; `linear` is the number of inputs of its forward functions.
+
+    `executed` is whether bounds are about every execution in float32. `pause` is called now and
+    then while bounds are computed, and may raise an error that ends it.
+    """
+
+    machine: BoundsMachine
+    inputs: int
+    linear: int
+    steps: tuple[PlacedNode, ...]
+    executed: bool
+    pause: Callable[[], None] = lambda: None
+
+    def gamma(self, count: int) -> float:
+        return _SLACK * count * self.machine.unit
+
+    @property
+    def weights(self) -> int:
+        """How many there are, zeros included."""
+        shapes = (weight.shape for step in self.steps for weight in step.weights)
+        return sum(prod(shape) for shape in shapes)
+
+    @property
+    def terms(self) -> float:
+        """How many products one backward substitution consists of, at most, with room to spare."""
+        return 8.0 * sum(step.size for step in self.steps) + 64.0 * self.inputs
+
+
+def prepare(network: Network, arithmetic: str, machine: BoundsMachine) -> Prepared:
+    """The arrays of a network where bounds are computed, and the constants of their errors."""
+    linear = network.inputs if network.inputs <= FORWARD_INPUTS else 0
+    steps = tuple(_step(node, arithmetic == "float32", machine) for node in network.nodes)
+    return Prepared(machine, network.inputs, linear, steps, arithmetic == "float32")
+
+
+def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
+    given = (*node.weights, node.bias)
+    *weights, bias = [np.ascontiguousarray(each, machine.dtype) for each in given]
+    is_exact = all((a == b).all() for a, b in zip((*weights, bias), given, strict=True))
+    inexact = node.inexact + (0.0 if is_exact else machine.unit)
+    terms = sum(w.shape[1] if w.ndim == 2 else 1 for w in weights) + len(weights)
+    place = machine.place
+    return PlacedNode(
+        node.inputs,
+        tuple(place(w) for w in weights),
+        tuple(place(w.T) for w in weights),
+        tuple(place(np.abs(w).T) for w in weights),
+        place(bias),
+        place(np.abs(bias)),
+        node.function,
+        node.size,
+        back=_SLACK * (node.size + len(weights) + 4) * machine.unit,
+        forth=_SLACK * (terms + 4) * machine.unit,
+        run=_SLACK * (node.roundings * 2.0**-24 * executed + inexact),
+        floor=(terms + 4) * max(2.0**-126 * executed, machine.tiny),
+    )
+
+
+def until(net: Prepared, number: int) -> Prepared:
+    """A network that ends with a node, before its function."""
+    *before, last = net.steps[:number]
+    return net._replace(steps=(*before, last._replace(function="")))
+
+
+def without(net: Prepared, live: Live) -> Prepared:
+    """A network without the neurons that are always off, for substitution: their rows vanish."""
+    machine = net.machine
+
+    def part(array: Array, rows: Host | None, columns: Host | None) -> Array:
+        whole = machine.host(array)
+        whole = whole if rows is None else whole[rows]
+        return machine.place(whole if columns is None else whole[:, columns])
+
+    steps = []
+    for number, step in enumerate(net.steps, 1):
+        its, before = live.get(number), [live.get(i) for i in step.inputs]
+        if its is None and all(each is None for each in before):
+            steps.append(step)
+            continue
+        weights = tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True))
+        turned = tuple(part(w, b, its) for w, b in zip(step.turned, before, strict=True))
+        sizes = tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True))
+        biases = [part(b, its, None) for b in (step.bias, step.size_of_bias)]
+        steps.append(
+            step._replace(
+                weights=weights,
+                turned=turned,
+                sizes=sizes,
+                bias=biases[0],
+                size_of_bias=biases[1],
+                size=step.size if its is None else len(its),
+            )
+        )
+    return net._replace(steps=tuple(steps))
+
+
+class Form(NamedTuple):
+    """What is known of the values of a node over each box.
+
+    Two linear functions, `middle - spread` and `middle + spread`, of inputs between -1 and 1:
+    coefficients (boxes, inputs + 1, size), the constant last. `spread` has two rows more: the sum
+    of the magnitudes of all coefficients, and the largest magnitude of the value.
+    """
+
+    middle: Array
+    spread: Array
+
+
+class NodeBounds(NamedTuple):
+    """A node over each box, as backward substitution needs it to pass from values to inputs.
+
+    `share` says how much of the node's range each input is responsible for. `packed` are the lines
+    and the error in one array (boxes, 4 or 5, size), where one call is to take all of them.
+    """
+
+    low: Array
+    high: Array
+    error: Array
+    share: Array | None = None
+    lines: TwoLines | None = None
+    packed: Array | None = None
+
+    def of_rows(self, xp: Any, box: Array) -> tuple[TwoLines | None, Array]:
+        """The lines and the error for the box of each row."""
+        if self.packed is None or self.lines is None:
+            lines = None if self.lines is None else self.lines.take(xp, box)
+            return lines, xp.take(self.error, box)
+        found = xp.take(self.packed, box)
+        rows = [_row(xp, found, k) for k in range(found.shape[1])]
+        lower, upper, above, error = rows[:4]
+        return TwoLines(lower, rows[4] if len(rows) > 4 else 0.0, upper, above), error
+
+
+class Own(NamedTuple):
+    """TwoLines of a node for each row alone, and what is taken of its values before the function.
+
+    That is a multiplier >= 0 times the sign which the value is assumed to have.
+    """
+
+    lines: TwoLines
+    taken: Array
+
+
+class Lowered(NamedTuple):
+    """Lower bounds of rows, as linear functions of the inputs: (rows,), (rows, inputs), (rows,).
+
+    `nominal` are the bounds without what rounding and execution may take away. `met` has the
+    coefficients of each node on the way, where they were asked for.
+    """
+
+    low: Array
+    nominal: Array
+    slopes: Array
+    constant: Array
+    met: dict[int, Array]
+
+
+class Relaxed:
+    """The bounds of all nodes of a network over a batch of boxes, computed when it is made."""
+
+    def __init__(
+        self,
+        net: Prepared,
+        centre: Host,
+        radius: Host,
+        tighten: bool = True,
+        known: Known | None = None,
+    ) -> None:
+        self.net = net
+        self.known = known or {}
+        self.xp = net.machine.xp
+        self.boxes = len(centre)
+        if net.executed:  # which may flush an input to zero
+            radius = radius + 2.0**-126
+        self.pairs = 0
+        self.layers: list[NodeBounds] = []
+        self.centre, self.radius = net.machine.place(centre), net.machine.place(radius)
+        reach = abs(self.centre) + self.radius
+        reach = reach + self._overflow(reach) if net.executed else reach
+        self.largest: dict[int, Array] = {0: reach}
+        self.total = self.xp.sum(reach, 1, True)
+        self._forms = {0: self._input_form(centre, radius)}
+        last_use = {i: n for n, step in enumerate(net.steps, 1) for i in step.inputs}
+        for number, step in enumerate(net.steps, 1):
+            self._pass(number, step, tighten)
+            for i in {i for i in step.inputs if last_use[i] == number}:
+                del self._forms[i]
+
+    def _input_form(self, centre: Host, radius: Host) -> Form:
+        place, linear = self.net.machine.place, self.net.linear
+        boxes, inputs = centre.shape
+        middle = np.zeros((boxes, linear + 1, inputs))
+        spread = np.zeros((boxes, linear + 3, inputs))
+        if linear:
+            middle[:, np.arange(inputs), np.arange(inputs)] = radius
+        else:
+            spread[:, 0] = radius
+        middle[:, linear] = centre
+        size = np.abs(centre) + radius
+        spread[:, -2:] = size[:, None]
+        if self.net.executed:
+            spread[:, -1] = np.where(size > 2.0**127, np.inf, size)
+        return Form(place(middle), place(spread))
+
+    def _pass(self, number: int, step: PlacedNode, tighten: bool) -> None:
+        """The bounds of one node, from those of the nodes before it."""
+        xp, net = self.xp, self.net
+        linear, tiny = net.linear, net.machine.tiny
+        used = [self._forms[i] for i in step.inputs]
+        middle = sum(self._times(f.middle, w) for f, w in zip(used, step.turned, strict=True))
+        spread = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
+        sizes = _row(xp, spread, linear + 1) + step.size_of_bias
+        reach = _row(xp, spread, linear + 2) + step.size_of_bias
+        spread = xp.part(spread, 1, 0, linear + 1)
+        # What an execution adds; what the backward step adds to it; what the forward step adds.
+        executed = reach * step.run + (self.total + 1.0) * step.floor + self._overflow(reach)
+        error = reach * step.back + executed
+        off = sizes * step.forth + executed
+        lower, upper = middle - spread, middle + spread
+        below, above = abs(lower), abs(upper)
+        sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
+        # And what the sums over the inputs add.
+        off = off + sizes * net.gamma(linear + 8) + tiny
+        low = _row(xp, lower, linear) + step.bias - off
+        high = _row(xp, upper, linear) + step.bias + off
+        share = None
+        if linear:
+            below, above = xp.part(below, 1, 0, linear), xp.part(above, 1, 0, linear)
+            low, high = low - xp.sum(below, 1), high + xp.sum(above, 1)
+            share = below + above
+        if number in self.known:
+            least, most = (net.machine.place(each) for each in self.known[number])
+            low, high = xp.maximum(low, least), xp.minimum(high, most)
+        self.total = self.total + xp.sum(reach, 1, True)
+        self.layers.append(NodeBounds(low, high, error, share))
+        if step.function and tighten and number > 1:
+            found = self._tightened(number, step, low, high)
+            if found is not None and linear:
+                middle, spread = self._replaced(found, lower, upper, step.bias)
+                lower, upper = middle - spread, middle + spread
+                below, above = abs(lower), abs(upper)
+                sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
+                share = xp.part(below, 1, 0, linear) + xp.part(above, 1, 0, linear)
+            if found is not None:
+                low, high = found.low, found.high
+        curve = self._curve(step, low, high)
+        largest = xp.maximum(abs(curve.least), abs(curve.most))
+        self.total = self.total + xp.sum(largest, 1, True)
+        self.largest[number] = largest
+        lines = curve.lines if step.function else None
+        self.layers[-1] = NodeBounds(low, high, error, share, lines, self._packed(lines, error))
+        if number < len(net.steps):
+            form = _Functions(middle, spread, sizes, off, step.bias)
+            self._forms[number] = self._form(form, curve, largest)
+
+    def _overflow(self, reach: Array) -> Array:
+        """Infinite where a sum might overflow float32: then no error term bounds it."""
+        most = 2.0**127
+        return self.xp.maximum(reach - most, 0.0) * most * most
+
+    def _curve(self, step: PlacedNode, low: Array, high: Array) -> Relaxation:
+        machine = self.net.machine
+        if step.function == "relu":
+            return relu_curve(self.xp, low, high, machine.unit, machine.tiny)
+        if not step.function:
+            one, zero = low * 0 + 1, low * 0
+            return Relaxation(TwoLines(one, zero, one, zero), low, high)
+        found = smooth_curve(
+            step.function, machine.host(low), machine.host(high), self.net.executed
+        )
+        place = machine.place
+        lines = TwoLines(*(place(each) for each in found.lines))
+        return Relaxation(lines, place(found.least), place(found.most))
+
+    def _form(self, given: _Functions, curve: Relaxation, largest: Array) -> Form:
+        """The linear functions behind a node's own function, or the intervals."""
+        xp, net = self.xp, self.net
+        if not net.linear:
+            half = (curve.least + curve.most) * 0.5
+            wide = xp.maximum(curve.most - half, half - curve.least)
+            wide = wide * (1.0 + 8 * net.machine.unit) + net.machine.tiny
+            rows = xp.stack([wide, abs(half) + wide, largest], 1)
+            return Form(_row_of(xp, half), rows)
+        lower, below, upper, above = curve.lines
+        grown = abs(lower) + abs(upper)
+        size = (given.sizes + given.off) * grown + (abs(below) + abs(above))
+        # The products below round; and the lines pass on what the affine step was off.
+        steep = xp.maximum(abs(lower), abs(upper))
+        pad = size * net.gamma(net.linear + 12) + steep * given.off + net.machine.tiny
+        mean, turn = (lower + upper) * 0.5, (upper - lower) * 0.5
+        tilt = (abs(upper) - abs(lower)) * 0.5
+        bias = given.bias
+        middle = given.middle * _row_of(xp, mean) + given.spread * _row_of(xp, tilt)
+        spread = given.middle * _row_of(xp, turn) + given.spread * _row_of(xp, grown * 0.5)
+        middle = _with_last(xp, middle, mean * bias + (above + below) * 0.5)
+        spread = _with_last(xp, spread, turn * bias + (above - below) * 0.5 + pad)
+        extra = xp.stack([size + pad, largest], 1)
+        return Form(middle, xp.concat([spread, extra], 1))
+
+    def _tightened(self, number: int, step: PlacedNode, low: Array, high: Array) -> _Tighter | None:
+        """The bounds of the neurons that the forward functions leave open, by substitution."""
+        machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
+        is_open = machine.host(open_neurons(xp, step.function, low, high))
+        box, neuron = np.nonzero(is_open)
+        self.pairs += len(box)
+        if not len(box):
+            return None
+        chunks = []
+        for start in range(0, len(box), rows):
+            self.net.pause()
+            some = box[start : start + rows], neuron[start : start + rows]
+            chunks.append(self._both_sides(number, step, *some))
+        place = np.zeros(is_open.shape, np.int64)
+        place[box, neuron] = np.arange(len(box))
+        where, mask = machine.indices(place.ravel()), machine.place(is_open)
+        joined = [
+            each[0] if len(chunks) == 1 else xp.concat(list(each), 0)
+            for each in zip(*chunks, strict=True)
+        ]
+        lower, upper, rising, falling = (xp.take(each, where) for each in joined)
+        lower, upper = (xp.reshape(each, is_open.shape) for each in (lower, upper))
+        better = xp.logical_and(mask > 0, lower > low)
+        worse = xp.logical_and(mask > 0, upper < high)
+        # A NaN is no better than what was known, and stays known where it was.
+        low, high = xp.where(better, lower, low), xp.where(worse, upper, high)
+        return _Tighter(low, xp.maximum(low, high), better, worse, rising, falling)
+
+    def _replaced(
+        self, found: _Tighter, lower: Array, upper: Array, bias: Array
+    ) -> tuple[Array, Array]:
+        """The forward functions, where substitution found better ones those instead."""
+        xp, linear = self.xp, self.net.linear
+        boxes, _, size = lower.shape
+        radius = xp.reshape(self.radius, (boxes, linear, 1))
+        functions = []
+        for old, slopes, better, end, sign in (
+            (lower, found.rising, found.better, found.low, 1.0),
+            (upper, found.falling, found.worse, found.high, -1.0),
+        ):
+            slopes = xp.permute(xp.reshape(slopes, (boxes, size, linear)), (0, 2, 1)) * radius
+            constant = end + xp.sum(abs(slopes), 1) * sign - bias
+            new = xp.concat([slopes, _row_of(xp, constant)], 1)
+            functions.append(xp.where(_row_of(xp, better), new, old))
+        lower, upper = functions
+        return (lower + upper) * 0.5, (upper - lower) * 0.5
+
+    def _both_sides(
+        self, number: int, step: PlacedNode, box: Host, neuron: Host
+    ) -> tuple[Array, ...]:
+        """Lower and upper bounds of neurons, each over one box, and the functions behind them."""
+        machine, xp, count = self.net.machine, self.xp, len(box)
+        if machine.pads:
+            more = padded(count) - count
+            box, neuron = np.pad(box, (0, more)), np.pad(neuron, (0, more))
+        where, which = machine.indices(box), machine.indices(neuron)
+        flat = xp.reshape(self.layers[number - 1].error, (self.boxes * step.size,))
+        error = xp.take(flat, machine.indices(box * step.size + neuron))
+        bias = xp.take(step.bias, which)
+        pending: dict[int, Array] = {}
+        for i, weight in zip(step.inputs, step.weights, strict=True):
+            rows = self._rows(weight, which)
+            rows = xp.concat([rows, -rows], 0)
+            pending[i] = pending[i] + rows if i in pending else rows
+        twice = xp.concat([where, where], 0)
+        constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
+        found = self.substitute(pending, constant, errors, twice)
+        half = len(box)
+        lower, upper = (xp.part(found.low, 0, k * half, k * half + count) for k in range(2))
+        rising, falling = (xp.part(found.slopes, 0, k * half, k * half + count) for k in range(2))
+        return lower, -upper, rising, -falling
+
+    def _rows(self, weight: Array, which: Array) -> Array:
+        if len(weight.shape) == 2:
+            return self.xp.take(weight, which)
+        hot = self.xp.one_hot(which, weight.shape[0], self.net.machine.dtype)
+        return hot * _row_of(self.xp, weight)
+
+    def substitute(
+        self,
+        pending: dict[int, Array],
+        constant: Array,
+        error: Array,
+        box: Array,
+        keep: bool = False,
+        own: Mapping[int, Own] | None = None,
+    ) -> Lowered:
+        """Lower bounds of sums `coefficients @ values of nodes + constant - error`, one a row.
+
+        `pending` has the coefficients by node; `box` says over which box a row is bounded. `own`
+        has lines of rows, instead of those of the box.
+        """
+        xp, net, dot = self.xp, self.net, self.net.machine.dot
+        met: dict[int, Array] = {}
+        unit = net.machine.unit
+        error = error + xp.take(self._floor, box)
+        for number in range(max(pending), 0, -1):
+            if number not in pending:
+                continue
+            row = pending.pop(number)
+            step, layer = net.steps[number - 1], self.layers[number - 1]
+            if keep:
+                met[number] = row
+            size = abs(constant)
+            lines: TwoLines | None
+            mine = own.get(number) if own else None
+            if mine is not None:
+                lines, off = mine.lines, xp.take(layer.error, box)
+            else:
+                lines, off = layer.of_rows(xp, box)
+            if lines is not None:
+                negative = xp.minimum(row, 0.0)
+                row = row - negative
+                moved = dot(negative, lines.above)
+                if isinstance(lines.below, float):  # a ReLU: its upper line is nowhere below 0
+                    size = size - moved
+                else:
+                    size = size + dot(-negative, abs(lines.above)) + dot(row, abs(lines.below))
+                    moved = moved + dot(row, lines.below)
+                row *= lines.lower
+                negative *= lines.upper
+                row += negative
+                constant = constant + moved
+                if mine is not None:
+                    # The difference rounds relative to itself, and the multiplier is exact.
+                    row = row - mine.taken
+            error = error + size * step.back + dot(abs(row), off)
+            constant = constant + _times_vector(xp, row, step.bias)
+            for i, weight in zip(step.inputs, step.weights, strict=True):
+                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                if i in pending:
+                    passed = passed + pending[i]
+                    error = error + 2 * unit * dot(abs(passed), xp.take(self.largest[i], box))
+                pending[i] = passed
+        slopes = pending[0]
+        centre, radius = xp.take(self.centre, box), xp.take(self.radius, box)
+        size = abs(slopes)
+        around = dot(size, radius)
+        error = error + net.gamma(net.inputs + 6) * (
+            dot(size, abs(centre)) + around + abs(constant)
+        )
+        nominal = dot(slopes, centre) - around + constant
+        return Lowered(nominal - _SLACK * error, nominal, slopes, constant, met)
+
+    @property
+    def _floor(self) -> Array:
+        """What a substitution loses where numbers near zero are taken for zero."""
+        scale = self.net.terms * self.net.machine.tiny
+        return self.xp.reshape((self.total + 1.0) * scale, (self.boxes,))
+
+    def rows_below(
+        self,
+        rows: Array,
+        constants: Array,
+        box: Array,
+        keep: bool = False,
+        own: Mapping[int, Own] | None = None,
+    ) -> Lowered:
+        """Lower bounds of rows of coefficients over the outputs, plus constants."""
+        last = len(self.net.steps)
+        size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
+        error = self.net.gamma(8) * (size + abs(constants))
+        return self.substitute({last: rows}, constants, error, box, keep, own)
+
+    def live(self) -> dict[int, Host]:
+        """The neurons that may be on, of the nodes where some never are."""
+        steps, host = self.net.steps, self.net.machine.host
+        diagonal = {
+            n
+            for number, step in enumerate(steps, 1)
+            for i, weight in zip(step.inputs, step.weights, strict=True)
+            if len(weight.shape) == 1
+            for n in (i, number)
+        }
+        found = {}
+        for number, (step, layer) in enumerate(zip(steps, self.layers, strict=True), 1):
+            if step.function == "relu" and number not in diagonal:
+                on = ~(host(layer.high) <= 0).all(0)
+                if not on.all():
+                    found[number] = np.flatnonzero(on)
+        return found
+
+    def without(self, live: Live) -> Relaxed:
+        """The same bounds for substitution alone, without the neurons that are always off.
+
+        Both of their lines are 0, so that neither their coefficients nor their errors get anywhere.
+        """
+        machine = self.net.machine
+        smaller = copy.copy(self)
+        smaller.net = without(self.net, live)
+        smaller.layers, smaller.largest = list(self.layers), dict(self.largest)
+        for number, its in live.items():
+
+            def part(array: Array, its: Host = its) -> Array:
+                return (
+                    array
+                    if isinstance(array, float)
+                    else machine.place(machine.host(array)[..., its])
+                )
+
+            layer = self.layers[number - 1]
+            lines = None if layer.lines is None else TwoLines(*(part(x) for x in layer.lines))
+            error = part(layer.error)
+            packed = self._packed(lines, error)
+            smaller.layers[number - 1] = NodeBounds(
+                part(layer.low), part(layer.high), error, None, lines, packed
+            )
+            smaller.largest[number] = part(self.largest[number])
+        return smaller
+
+    def _packed(self, lines: TwoLines | None, error: Array) -> Array | None:
+        if lines is None or self.net.machine.is_numpy:  # whose calls are cheap, unlike strides
+            return None
+        below = [] if isinstance(lines.below, float) else [lines.below]
+        return self.xp.stack([lines.lower, lines.upper, lines.above, error, *below], 1)
+
+    def _times(self, rows: Array, weight: Array) -> Array:
+        """(boxes, rows, inputs) times a matrix (inputs, outputs) or a diagonal."""
+        if len(weight.shape) == 1:
+            return rows * weight
+        boxes, count, inputs = rows.shape
+        flat = self.xp.matmul(self.xp.reshape(rows, (boxes * count, inputs)), weight)
+        return self.xp.reshape(flat, (boxes, count, weight.shape[1]))
+
+
+class _Tighter(NamedTuple):
+    """Bounds after substitution, where they are better, and the slopes of their functions."""
+
+    low: Array
+    high: Array
+    better: Array
+    worse: Array
+    rising: Array
+    falling: Array
+
+
+class _Functions(NamedTuple):
+    """The forward functions before a node's own function, without the bias."""
+
+    middle: Array
+    spread: Array
+    sizes: Array
+    off: Array
+    bias: Array
+
+
+def padded(count: int) -> int:
+    """The next of few sizes: 32, 256, 2048 and so on."""
+    size = 32
+    while size < count:
+        size *= 8
+    return size
+
+
+def outward(
+    low: npt.NDArray[np.float64], high: npt.NDArray[np.float64], dtype: str
+) -> tuple[Host, Host]:
+    """Centres and radii in a dtype, such that they contain boxes of float64."""
+    centre = (low + (high - low) * 0.5).astype(dtype)
+    exact = centre.astype(np.float64)
+    radius = np.maximum(high - exact, exact - low) * (1 + 2.0**-50)
+    if dtype == "float32":
+        radius = radius * (1 + 2.0**-22) + 2.0**-126
+    return centre, (radius + 2.0**-1022 * 4).astype(dtype)
+
+
+def _row(xp: Any, x: Array, number: int) -> Array:
+    boxes, _, size = x.shape
+    return xp.reshape(xp.part(x, 1, number, number + 1), (boxes, size))
+
+
+def _row_of(xp: Any, x: Array) -> Array:
+    return xp.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
+
+
+def _with_last(xp: Any, x: Array, last: Array) -> Array:
+    """The coefficients with something added to the constants."""
+    rows = x.shape[1]
+    end = xp.part(x, 1, rows - 1, rows) + _row_of(xp, last)
+    return xp.concat([xp.part(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
+
+
+def _times_vector(xp: Any, rows: Array, vector: Array) -> Array:
+    return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))

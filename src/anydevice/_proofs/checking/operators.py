@@ -1,0 +1,598 @@
+"""The operators of ONNX that can be proved: affine, piecewise linear and smooth ones.
+
+This module imports NumPy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import product
+from math import ceil, prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from anydevice._proofs.checking.graph import ROUNDED, Erf, Lowering, Tensor, Value
+from anydevice._proofs.checking.network import (
+    FormatError,
+    Network,
+    NotSupportedError,
+    check_network,
+)
+from anydevice._proofs.checking.readers import Array, Operator, read_graph
+
+_FLOATS = (1, 11)
+"""The dtypes float32 and float64 of ONNX; what computes in others is not covered."""
+_SLOPE = float(np.float32(0.01))
+"""Of a leaky ReLU that names none; attributes of ONNX are float32."""
+
+
+@np.errstate(all="ignore")
+def read_onnx(data: bytes) -> tuple[Network, bool]:
+    """The network in the content of an ONNX file, and whether a softmax at its end was left out.
+
+    `NotSupportedError` names the first operator that cannot be lowered, before any work.
+    """
+    graph = read_graph(data)
+    for each in graph.operators:
+        if each.kind not in _OPERATORS or not each.outputs:
+            raise NotSupportedError(
+                f"{each} cannot be proved: it is not affine, piecewise linear or a known smooth "
+                "function; remove it from the graph, or prove the part before it"
+            )
+    lowering = Lowering(graph)
+    return check_network(lowering.run(_OPERATORS)), lowering.softmax
+
+
+def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
+    """An operator that only rearranges the elements, of constants too."""
+
+    def run(low: Lowering, operator: Operator, x: Tensor, *others: Array) -> Tensor:
+        if isinstance(x, Value):
+            return x._replace(places=function(operator.attributes, x.places, *others))
+        if isinstance(x, Erf):
+            raise NotSupportedError("erf is known as a part of GELU alone")
+        return function(operator.attributes, x, *others)
+
+    return run
+
+
+def _reshape(attributes: dict[str, Any], x: Array, shape: Array | None = None) -> Array:
+    asked = list(attributes["shape"] if shape is None else shape.reshape(-1))
+    keep = not attributes.get("allowzero", 0)
+    return x.reshape([x.shape[i] if keep and n == 0 else int(n) for i, n in enumerate(asked)])
+
+
+def _flatten(attributes: dict[str, Any], x: Array) -> Array:
+    return x.reshape(prod(x.shape[: attributes.get("axis", 1)]), -1)
+
+
+def _transpose(attributes: dict[str, Any], x: Array) -> Array:
+    return np.transpose(x, attributes.get("perm"))
+
+
+def _axes(attributes: dict[str, Any], axes: Array | None) -> tuple[int, ...] | None:
+    found = attributes.get("axes") if axes is None else axes.reshape(-1)
+    return None if found is None else tuple(int(each) for each in found)
+
+
+def _squeeze(attributes: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
+    return np.squeeze(x, _axes(attributes, axes))
+
+
+def _unsqueeze(attributes: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
+    return np.expand_dims(x, _axes(attributes, axes) or ())
+
+
+def _slice(attributes: dict[str, Any], x: Array, *parts: Array) -> Array:
+    names = ("starts", "ends", "axes", "steps")
+    lists: list[Any] = [list(part.reshape(-1)) for part in parts]
+    lists = lists or [attributes.get(name) for name in names[:3]]
+    starts, ends, axes, steps = (*lists, None, None)[:4]
+    cut = [slice(None)] * x.ndim
+    for k, (start, end) in enumerate(zip(starts or [], ends or [], strict=True)):
+        axis, step = (axes[k] if axes else k), (steps[k] if steps else 1)
+        cut[axis] = slice(int(start), int(end) if end > -(1 << 62) else None, int(step))
+    return x[tuple(cut)]
+
+
+def _gather(attributes: dict[str, Any], x: Array, indices: Array) -> Array:
+    return np.take(x, indices, attributes.get("axis", 0))
+
+
+def _identity(low: Lowering, operator: Operator, x: Tensor, *others: Any) -> Tensor:
+    return x
+
+
+def _cast(low: Lowering, operator: Operator, x: Tensor) -> Tensor:
+    kind = operator.attributes.get("to", 0)
+    if isinstance(x, Value | Erf) and kind not in _FLOATS:
+        raise NotSupportedError(f"it converts to dtype {kind}, which is not float32 or float64")
+    return x
+
+
+def _dropout(low: Lowering, operator: Operator, x: Tensor, *others: Any) -> Tensor:
+    if any(isinstance(each, Value) or np.any(each) for each in others[1:] if each is not None):
+        raise NotSupportedError("it is in training mode")
+    return x
+
+
+def _constant(low: Lowering, operator: Operator) -> Tensor:
+    for name, value in operator.attributes.items():
+        if name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+            return np.asarray(value, np.int64 if "int" in name else None)
+    raise NotSupportedError("it has no numbers")
+
+
+def _filled(low: Lowering, operator: Operator, shape: Array) -> Tensor:
+    if prod(int(n) for n in shape) > 1 << 16 or len(shape) > 8:
+        raise NotSupportedError("it is larger than the shapes of tensors are")
+    value = operator.attributes.get("value", np.zeros(1))
+    return np.full([int(n) for n in shape], value.reshape(-1)[0])
+
+
+def _shape(low: Lowering, operator: Operator, x: Value | Array) -> Tensor:
+    return np.array(x.shape, np.int64)
+
+
+def _concat(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
+    axis = operator.attributes.get("axis", 0)
+    if not any(isinstance(part, Value) for part in parts):
+        return np.concatenate(parts, axis)
+    values = [part for part in parts if isinstance(part, Value)]
+    if len(values) == len(parts) and len({value.node for value in values}) == 1:
+        return values[0]._replace(places=np.concatenate([v.places for v in values], axis))
+    shapes = [np.zeros(part.shape) for part in parts]
+    bias = np.concatenate(
+        [z if isinstance(p, Value) else p for p, z in zip(parts, shapes, strict=True)], axis
+    )
+    where = np.concatenate([z + k for k, z in enumerate(shapes)], axis).reshape(-1)
+    terms = []
+    for k, part in enumerate(parts):
+        if isinstance(part, Value):
+            rows = np.nonzero(where == k)[0]
+            matrix = low.zeros(bias.size, part.places.size)
+            matrix[rows, np.arange(len(rows))] = 1.0
+            if len(np.unique(part.places)) < part.places.size:
+                part = low.copy(part)
+            terms.append((part, matrix))
+    return low.add(terms, bias)
+
+
+def _split(low: Lowering, operator: Operator, x: Value, sizes: Array | None = None) -> list[Value]:
+    axis = operator.attributes.get("axis", 0)
+    given = operator.attributes.get("split") if sizes is None else sizes.tolist()
+    count = operator.attributes.get("num_outputs", len(operator.outputs))
+    at = np.cumsum(given)[:-1] if given else count
+    return [x._replace(places=p, alone=False) for p in np.split(x.places, at, axis)]
+
+
+def _pad(low: Lowering, operator: Operator, x: Value, pads: Any = None, value: Any = None) -> Value:
+    if operator.attributes.get("mode", "constant") != "constant":
+        raise NotSupportedError("it pads otherwise than with a constant")
+    amounts = np.array(operator.attributes.get("pads") if pads is None else pads).reshape(2, -1).T
+    if (amounts < 0).any() or amounts.sum() > 1 << 20:
+        raise NotSupportedError("it pads by a negative or a huge amount")
+    filler = float(value) if value is not None else operator.attributes.get("value", 0.0)
+    target = np.pad(np.arange(x.places.size).reshape(x.shape), amounts, constant_values=-1)
+    inner = np.nonzero(target.reshape(-1) >= 0)[0]
+    matrix = low.zeros(target.size, x.places.size)
+    matrix[inner, target.reshape(-1)[inner]] = 1.0
+    return low.add([(x, matrix)], np.where(target >= 0, 0.0, filler))
+
+
+def _sum(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
+    sign = -1.0 if operator.kind == "Sub" else 1.0
+    if isinstance(a, Erf) and not isinstance(b, Value) and b.size == 1:
+        return a._replace(shift=a.shift + sign * float(b.reshape(-1)[0]))
+    if isinstance(b, Erf) and operator.kind == "Add":
+        return _sum(low, operator, b, a)
+    pairs = [(each, each.places if isinstance(each, Value) else each) for each in (a, b)]
+    first, second = np.broadcast_arrays(*(array for _, array in pairs))
+    shape, zeros = first.shape, np.zeros(first.shape)
+    if isinstance(a, Value) and isinstance(b, Value):
+        terms = [(a._replace(places=first), 1.0), (b._replace(places=second), sign)]
+        return low.add(terms, zeros, roundings=1)
+    if isinstance(b, Value):
+        return low.add([(b._replace(places=second), sign)], first, roundings=1)
+    if not isinstance(a, Value):
+        return _constants(a + int(sign) * b)
+    value, bias = a._replace(places=first), sign * second
+    if not bias.any():
+        return value
+    node = low.nodes[a.node - 1] if shape == a.shape and low.free(a) else None
+    if node is None or node.bias.any():
+        return low.add([(value, 1.0)], bias, roundings=1)
+    flat = np.zeros(node.size)
+    flat[value.places] = bias
+    low.nodes[a.node - 1] = node._replace(bias=flat, roundings=node.roundings + 1)
+    return value
+
+
+def _constants(result: Array) -> Array:
+    if result.dtype.kind == "f":
+        raise NotSupportedError("it computes with constants; simplify the model when exporting it")
+    return result
+
+
+def _mul(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
+    if isinstance(b, Erf) or not isinstance(a, Value | Erf):
+        a, b = b, a
+    if isinstance(a, Erf):
+        return _gelu_of(low, a, b)
+    if not isinstance(a, Value):
+        return _constants(a * b)
+    if isinstance(b, Value):
+        return _silu_or_product(low, a, b)
+    places, factors = np.broadcast_arrays(a.places, b)
+    value = a._replace(places=places)
+    return low.add([(value, factors.reshape(-1))], np.zeros(places.shape), roundings=1)
+
+
+def _silu_or_product(low: Lowering, a: Value, b: Value) -> Value:
+    for one, other in ((a, b), (b, a)):
+        function, source = low.sources.get(other.node, ("", None))
+        if function == "sigmoid" and source is not None and source.node == one.node:
+            inside = other.places.reshape(-1)
+            if np.array_equal(source.places.reshape(-1)[inside], one.places.reshape(-1)):
+                return low.copy(one, "silu")
+    first, second = np.broadcast_arrays(a.places, b.places)
+    return low.product(a._replace(places=first), b._replace(places=second))
+
+
+def _gelu_of(low: Lowering, erf: Erf, other: Any) -> Tensor:
+    """What scale * erf(x / sqrt(2)) + scale is, times a number or times a multiple of x."""
+    if not isinstance(other, Value):
+        factor = float(np.asarray(other).reshape(-1)[0])
+        if np.asarray(other).size != 1:
+            raise NotSupportedError("erf is known as a part of GELU alone")
+        return erf._replace(scale=erf.scale * factor, shift=erf.shift * factor)
+    x, inner = _multiple(low, erf.of)
+    y, outer = _multiple(low, other)
+    same = x.node == y.node and np.array_equal(x.places, y.places)
+    if not same or abs(inner * sqrt(2.0) - 1.0) > 1e-6 or erf.scale != erf.shift:
+        raise NotSupportedError("erf is known as a part of GELU alone")
+    result, factor = low.copy(x, "gelu"), 2.0 * erf.scale * outer
+    if factor == 1.0:
+        return result
+    return low.add([(result, factor)], np.zeros(result.shape), roundings=1, inexact=ROUNDED)
+
+
+def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
+    """A value as a multiple of the one that it was made from."""
+    node = low.nodes[value.node - 1] if value.node else None
+    if node is None or node.function or node.bias.any() or len(node.weights) > 1:
+        return value, 1.0
+    weight = node.weights[0]
+    if weight.ndim != 1 or (weight != weight[0]).any():
+        return value, 1.0
+    return Value(node.inputs[0], value.places, False), float(weight[0])
+
+
+def _div(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
+    if not isinstance(a, Value | Erf) and not isinstance(b, Value | Erf):
+        return _constants(a // b)
+    if isinstance(a, Erf) or isinstance(b, Erf):
+        raise NotSupportedError("erf is known as a part of GELU alone")
+    if isinstance(b, Value):
+        return _mul(low, operator, a, low.copy(b, "reciprocal"))
+    places, divisors = np.broadcast_arrays(a.places, b)
+    if not divisors.all():
+        raise FormatError("it divides by 0")
+    factors = 1.0 / divisors.reshape(-1)
+    inexact = 0.0 if (np.abs(np.frexp(divisors)[0]) == 0.5).all() else ROUNDED
+    value = a._replace(places=places)
+    return low.add([(value, factors)], np.zeros(places.shape), roundings=2, inexact=inexact)
+
+
+def _neg(low: Lowering, operator: Operator, x: Value) -> Value:
+    return low.add([(x, -1.0)], np.zeros(x.shape))
+
+
+def _matmul(low: Lowering, operator: Operator, a: Any, b: Any) -> Value:
+    value, matrix = (a, b) if isinstance(a, Value) else (b, a)
+    if not isinstance(value, Value) or isinstance(matrix, Value | Erf) or matrix.ndim > 2:
+        raise NotSupportedError("it is not the product of a tensor with one matrix of constants")
+    turned = value is b and len(value.shape) > 1
+    if value is b:
+        matrix = matrix.T
+    if turned:
+        value = value._replace(places=np.swapaxes(value.places, -1, -2))
+    result = _product(low, value, matrix[:, None] if matrix.ndim == 1 else matrix)
+    if matrix.ndim == 1:  # a vector of constants, of which nothing is left in the shape
+        return result._replace(places=result.places[..., 0])
+    return result._replace(places=np.swapaxes(result.places, -1, -2)) if turned else result
+
+
+def _product(low: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> Value:
+    """The tensor @ matrix, for each of the rows of the tensor."""
+    if matrix.ndim != 2 or value.shape[-1] != len(matrix):
+        raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
+    rows, (terms, columns) = prod(value.shape[:-1]), matrix.shape
+    block, inexact = alpha * matrix.T, 0.0 if alpha == 1.0 else ROUNDED
+    full = block
+    if rows > 1:
+        full = low.zeros(rows * columns, rows * terms)
+        for k in range(rows):
+            full[k * columns : (k + 1) * columns, k * terms : (k + 1) * terms] = block
+    bias = np.zeros((*value.shape[:-1], columns))
+    return low.add([(value, full)], bias, roundings=terms + (alpha != 1.0), inexact=inexact)
+
+
+def _gemm(low: Lowering, operator: Operator, a: Any, b: Any, c: Any = None) -> Value:
+    attributes = operator.attributes
+    alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    if not isinstance(a, Value) or isinstance(b, Value) or isinstance(c, Value):
+        raise NotSupportedError("it is not the product of a tensor with constants")
+    if attributes.get("transA", 0):
+        a = a._replace(places=a.places.T)
+    product = _product(low, a, b.T if attributes.get("transB", 0) else b, alpha)
+    if c is None or beta == 0:
+        return product
+    if beta != 1.0:
+        raise NotSupportedError("its beta is not 1")
+    result = _sum(low, operator._replace(kind="Add"), product, c)
+    assert isinstance(result, Value)
+    return result
+
+
+def _windows(operator: Operator, x: Value, kernel: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
+    """The elements below each place of a window: (channels, kernel, outputs), -1 for padding."""
+    attributes, spatial = operator.attributes, x.shape[2:]
+    if len(x.shape) - 2 != len(kernel) or x.shape[0] != 1 or len(kernel) not in (1, 2):
+        raise NotSupportedError(f"an input of shape {x.shape} and a window of {tuple(kernel)}")
+    rank = len(kernel)
+    strides = attributes.get("strides", [1] * rank)
+    dilations = attributes.get("dilations", [1] * rank)
+    if min(*strides, *dilations, *kernel) < 1 or attributes.get("ceil_mode", 0):
+        raise NotSupportedError("its strides or its ceil_mode")
+    spans = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    pads = list(attributes.get("pads", [0] * 2 * rank))
+    auto = attributes.get("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        triples = zip(spatial, strides, spans, strict=True)
+        total = [max(0, (ceil(n / s) - 1) * s + span - n) for n, s, span in triples]
+        less, more = [t // 2 for t in total], [t - t // 2 for t in total]
+        pads = [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
+    if len(pads) != 2 * rank or min(pads) < 0 or max(pads) > max(spans):
+        raise NotSupportedError(f"it pads by {pads}")
+    around = [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
+    padded = np.pad(np.arange(x.places.size).reshape(x.shape[1:]), around, constant_values=-1)
+    sizes = [(n - s) // t + 1 for n, s, t in zip(padded.shape[1:], spans, strides, strict=True)]
+    if min(sizes) < 1:
+        raise FormatError("its window is larger than its input")
+    parts = []
+    for offsets in product(*(range(k) for k in kernel)):
+        cut = [
+            slice(o * d, o * d + (n - 1) * s + 1, s)
+            for o, d, n, s in zip(offsets, dilations, sizes, strides, strict=True)
+        ]
+        parts.append(padded[(slice(None), *cut)].reshape(len(padded), -1))
+    return np.stack(parts, 1), (1, *sizes)
+
+
+def _conv(low: Lowering, operator: Operator, x: Value, w: Array, b: Any = None) -> Value:
+    groups = operator.attributes.get("group", 1)
+    windows, (_, *sizes) = _windows(operator, x, w.shape[2:])
+    channels, outputs = x.shape[1] // groups, w.shape[0] // groups
+    if w.shape[1] != channels or channels * groups != x.shape[1] or outputs * groups != len(w):
+        raise FormatError(f"shapes {x.shape} and {w.shape} do not fit together")
+    places = windows.shape[2]
+    matrix = low.zeros(len(w) * places, x.places.size)
+    for k in range(len(w)):
+        group = k // outputs
+        below = windows[group * channels : (group + 1) * channels].reshape(-1, places)
+        term, place = np.nonzero(below >= 0)
+        matrix[k * places + place, below[term, place]] = w[k].reshape(-1)[term]
+    bias = np.zeros((len(w), places)) + (0.0 if b is None else b.reshape(-1, 1))
+    terms = w[0].size
+    return low.add(
+        [(x, matrix)], bias.reshape(1, len(w), *sizes), roundings=terms + (b is not None)
+    )
+
+
+def _average(low: Lowering, operator: Operator, x: Value) -> Value:
+    kernel = operator.attributes.get("kernel_shape", x.shape[2:])
+    windows, (_, *sizes) = _windows(operator, x, kernel)
+    channels, terms, places = windows.shape
+    inside = windows >= 0
+    whole = operator.attributes.get("count_include_pad", 0)
+    count = np.full((channels, places), terms) if whole else inside.sum(1)
+    matrix = low.zeros(channels * places, x.places.size)
+    channel, _, place = np.nonzero(inside)
+    matrix[channel * places + place, windows[inside]] = (1.0 / count)[channel, place]
+    bias = np.zeros((1, channels, *sizes))
+    return low.add([(x, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
+
+
+def _max_pool(low: Lowering, operator: Operator, x: Value) -> Value:
+    windows, (_, *sizes) = _windows(operator, x, operator.attributes["kernel_shape"])
+    channels, _, places = windows.shape
+    windows = np.where(windows < 0, windows.max(1, keepdims=True), windows)
+    if windows.min() < 0:
+        raise NotSupportedError("a window that has nothing but padding")
+    flat = np.moveaxis(windows, 1, 0).reshape(-1, channels * places)
+    value = x._replace(places=x.places.reshape(-1)[flat])
+    while len(value.places) > 1:
+        half = (len(value.places) + 1) // 2
+        first, second = value.places[:half], value.places[-half:]
+        value = low.larger(value._replace(places=first), value._replace(places=second))
+    return value._replace(places=value.places.reshape(1, channels, *sizes))
+
+
+def _mean(low: Lowering, operator: Operator, x: Value, axes: Array | None = None) -> Value:
+    chosen = _axes(operator.attributes, axes)
+    if not chosen and operator.attributes.get("noop_with_empty_axes", 0):
+        return x
+    chosen = chosen or tuple(range(len(x.shape)))
+    kept = [a for a in range(len(x.shape)) if a not in [c % len(x.shape) for c in chosen]]
+    outer = prod(x.shape[a] for a in kept)
+    terms = x.places.size // outer
+    rows = np.moveaxis(x.places, kept, range(len(kept))).reshape(outer, terms)
+    factor = 1.0 / terms if operator.kind == "ReduceMean" else 1.0
+    matrix = low.zeros(outer, x.places.size)
+    for k in range(outer):
+        matrix[k, k * terms : (k + 1) * terms] = factor
+    keep = operator.attributes.get("keepdims", 1)
+    shape = [n if a in kept else 1 for a, n in enumerate(x.shape) if a in kept or keep]
+    value, bias = x._replace(places=rows), np.zeros(shape)
+    return low.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
+
+
+def _batch_norm(
+    low: Lowering, operator: Operator, x: Value, scale: Array, b: Array, mean: Array, var: Array
+) -> Value:
+    if operator.attributes.get("training_mode", 0):
+        raise NotSupportedError("it is in training mode")
+    if low.free(x):  # it may be folded into the layer before it, whose terms are rounded more often
+        node = low.nodes[x.node - 1]
+        low.nodes[x.node - 1] = node._replace(roundings=node.roundings + 6)
+    shape = (1, -1, *(1 for _ in x.shape[2:]))
+    factor = scale / np.sqrt(var + operator.attributes.get("epsilon", 1e-5))
+    factors, means, shifts = (
+        np.broadcast_to(each.reshape(shape), x.shape) for each in (factor, mean, b)
+    )
+    centred = low.add([(x, 1.0)], -means, roundings=4)
+    terms = [(centred, factors.reshape(-1))]
+    return low.add(terms, shifts, roundings=8, inexact=2.0**-50)
+
+
+def _elementwise(function: str) -> Callable[..., Value]:
+    def run(low: Lowering, operator: Operator, x: Value) -> Value:
+        return low.apply(x, function)
+
+    return run
+
+
+def _leaky(low: Lowering, operator: Operator, x: Value, slope: Array | None = None) -> Value:
+    slopes = operator.attributes.get("alpha", _SLOPE) if slope is None else slope
+    slopes = np.broadcast_to(slopes, x.shape).reshape(-1)
+    positive, rest = low.copy(x, "relu"), 1.0 - slopes
+    exact = all(Fraction(r) + Fraction(s) == 1 for r, s in zip(rest, slopes, strict=True))
+    terms = [(x, np.array(slopes)), (positive, rest)]
+    inexact = 0.0 if exact else ROUNDED
+    return low.add(terms, np.zeros(x.shape), roundings=1, inexact=inexact)
+
+
+def _clip(low: Lowering, operator: Operator, x: Any, low_: Any = None, high: Any = None) -> Tensor:
+    bottom = operator.attributes.get("min") if low_ is None else float(low_)
+    top = operator.attributes.get("max") if high is None else float(high)
+    if bottom != bottom or top != top:
+        raise FormatError("it clips by NaN")
+    if bottom is not None and bottom > -3e38:
+        x = _above(low, x, bottom)
+    return x if top is None or top > 3e38 else _below(low, x, top)
+
+
+def _above(low: Lowering, x: Value, bottom: float) -> Value:
+    """The maximum of x and a number."""
+    edge = np.full(x.shape, bottom)
+    return low.add([(low.add([(x, 1.0)], -edge, "relu"), 1.0)], edge)
+
+
+def _below(low: Lowering, x: Value, top: float) -> Value:
+    """The minimum of x and a number."""
+    edge = np.full(x.shape, top)
+    return low.add([(low.add([(x, -1.0)], edge, "relu"), -1.0)], edge)
+
+
+def _extreme(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
+    """Min or Max of values and constants."""
+    largest = operator.kind == "Max"
+    result = next(part for part in parts if isinstance(part, Value))
+    for part in parts:
+        if part is result:
+            continue
+        if not isinstance(part, Value):
+            if part.size != 1:
+                raise NotSupportedError("its constant is not one number")
+            result = (_above if largest else _below)(low, result, float(part.reshape(-1)[0]))
+            continue
+        first, second = np.broadcast_arrays(result.places, part.places)
+        a, b = result._replace(places=first), part._replace(places=second)
+        if largest:
+            result = low.larger(a, b)
+        else:
+            more = low.add([(b, 1.0), (a, -1.0)], np.zeros(first.shape), "relu")
+            result = low.add([(b, 1.0), (more, -1.0)], np.zeros(first.shape))
+    return result
+
+
+def _abs(low: Lowering, operator: Operator, x: Value) -> Value:
+    positive = low.copy(x, "relu")
+    negative = low.add([(x, -1.0)], np.zeros(x.shape), "relu")
+    return low.add([(positive, 1.0), (negative, 1.0)], np.zeros(x.shape))
+
+
+def _erf(low: Lowering, operator: Operator, x: Value) -> Erf:
+    return Erf(x)
+
+
+def _gelu(low: Lowering, operator: Operator, x: Value) -> Value:
+    if operator.attributes.get("approximate", "none") != "none":
+        raise NotSupportedError("GELU by tanh; export it with approximate='none'")
+    return low.copy(x, "gelu")
+
+
+def _power(low: Lowering, operator: Operator, x: Value, exponent: Array) -> Value:
+    if isinstance(exponent, Value) or exponent.size != 1 or float(exponent.reshape(-1)[0]) != 2.0:
+        raise NotSupportedError("a power other than the square")
+    return low.add([(low.copy(x, "square"), 1.0)], np.zeros(x.shape), roundings=1)
+
+
+def _softmax(low: Lowering, operator: Operator, x: Value) -> Value:
+    axis = operator.attributes.get("axis", -1) % len(x.shape)
+    if operator.outputs != [low.graph.output] or x.shape[axis] != x.places.size:
+        raise NotSupportedError("a softmax can only be the last operator, over all outputs")
+    low.softmax = True
+    return x
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "Abs": _abs,
+    "Add": _sum,
+    "AveragePool": _average,
+    "BatchNormalization": _batch_norm,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": _concat,
+    "Constant": _constant,
+    "ConstantOfShape": _filled,
+    "Conv": _conv,
+    "Div": _div,
+    "Dropout": _dropout,
+    "Erf": _erf,
+    "Exp": _elementwise("exp"),
+    "Flatten": _shape_of(_flatten),
+    "Gather": _shape_of(_gather),
+    "Gelu": _gelu,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _average,
+    "Identity": _identity,
+    "LeakyRelu": _leaky,
+    "MatMul": _matmul,
+    "Max": _extreme,
+    "MaxPool": _max_pool,
+    "Min": _extreme,
+    "Mul": _mul,
+    "Neg": _neg,
+    "PRelu": _leaky,
+    "Pad": _pad,
+    "Pow": _power,
+    "Reciprocal": _elementwise("reciprocal"),
+    "ReduceMean": _mean,
+    "ReduceSum": _mean,
+    "Relu": _elementwise("relu"),
+    "Reshape": _shape_of(_reshape),
+    "Shape": _shape,
+    "Sigmoid": _elementwise("sigmoid"),
+    "Slice": _shape_of(_slice),
+    "Softmax": _softmax,
+    "Split": _split,
+    "Squeeze": _shape_of(_squeeze),
+    "Sub": _sum,
+    "Tanh": _elementwise("tanh"),
+    "Transpose": _shape_of(_transpose),
+    "Unsqueeze": _shape_of(_unsqueeze),
+}

@@ -1,0 +1,168 @@
+"""Claims: a property over a region, with the certificates of its proof; saved with models."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from anydevice._core.record import Record
+from anydevice._core.text import format_size
+from anydevice._libraries.base import type_text
+from anydevice._proofs import properties
+from anydevice._proofs.checking import checker
+from anydevice._proofs.checking.certificate import read_certificate
+from anydevice._proofs.checking.network import FormatError, RefusedError
+from anydevice._proofs.lowering import lower
+from anydevice._proofs.properties import Property, Region, name_of
+from anydevice._proofs.prove import Counterexample, Proof, Undecided, prove
+from anydevice._proofs.prove import _by_network as by_network
+from anydevice.errors import ConfigurationError, VerificationError
+
+LIMIT = 60.0
+"""Seconds for the proof of a claim that has no certificate."""
+
+
+class Claim(Record):
+    """That a property holds for every input of a region; see `claim`."""
+
+    property: Property
+    region: Region
+    precision: str = "float32"
+    certificates: tuple[bytes, ...] = ()
+
+    def __str__(self) -> str:
+        kind = type(self.region).__name__.lower()
+        shape = self.region.shape
+        return f"{self.property} over a {kind}" + ("" if shape is None else f" of {shape}")
+
+    def check(self, model: Any) -> int:
+        """Check the certificates for a model; how many parts the proof has.
+
+        It is checked with NumPy alone, for the weights that the model has now. Raises
+        `VerificationError` where they prove something else, as after a training, and
+        `ConfigurationError` where there is none.
+        """
+        if not self.certificates:
+            raise ConfigurationError(
+                f"{self} has no certificate; prove it, and give the proof to proofs.claim",
+                source="properties",
+            )
+        lowered = lower(
+            model, self.region.shape, classes=self.property.about_order, over=self.region
+        )
+        found = properties.problems(self.property, lowered.network, self.region)
+        theorems = by_network(found, self.precision)
+        if len(theorems) != len(self.certificates):
+            raise VerificationError(f"{self}: its certificates are about something else")
+        leaves = 0
+        for theorem, data in zip(theorems, self.certificates, strict=True):
+            try:
+                certificate = read_certificate(data)
+                if certificate.arithmetic != theorem.arithmetic:
+                    raise RefusedError(f"it is about {certificate.arithmetic} arithmetic")
+                leaves += checker.check(theorem.network, theorem.queries, certificate)
+            except (FormatError, RefusedError) as error:
+                raise VerificationError(
+                    f"the certificate of {self} does not hold for this model: {error}; prove it "
+                    "again where the weights have changed",
+                    where=str(self),
+                ) from error
+        return leaves
+
+    def checked(self, model: Any) -> str:
+        """What is proved of a model, in words; a claim without certificates is proved first."""
+        own = self if self.certificates else self.proved(model)
+        leaves = own.check(model)
+        size = format_size(sum(map(len, own.certificates)))
+        covered = (
+            "for every float32 execution"
+            if self.precision == "float32"
+            else "in exact arithmetic, roundings of float32 are not covered"
+        )
+        return f"{covered}; {leaves} parts checked again, certificate of {size}"
+
+    def proved(self, model: Any, limit: float | None = LIMIT) -> Claim:
+        """The claim with certificates for a model.
+
+        Raises `VerificationError` if it does not hold, or was not decided within the limit.
+        """
+        result = prove(model, self.property, self.region, precision=self.precision, limit=limit)
+        if isinstance(result, Counterexample):
+            raise VerificationError(
+                f"{self} does not hold: not for x = {result.x.tolist()!r:.200}", where=str(self)
+            )
+        if isinstance(result, Undecided):
+            raise VerificationError(
+                f"{self} was neither proved nor refuted ({result.reason}, "
+                f"{result.proved_share:.0%} proved); call proofs.prove with a larger limit, and "
+                "give its proof to proofs.claim",
+                where=str(self),
+            )
+        return claim(self.property, self.region, proof=result)
+
+
+def claim(
+    property: Property,  # noqa: A002 - what it is
+    over: Region,
+    *,
+    precision: str = "float32",
+    proof: Proof | None = None,
+) -> Claim:
+    """A property over a region, to be attached to a model, saved with it, and checked again.
+
+    `proof` is the result of `proofs.prove`; its certificates and its precision are taken over.
+
+    >>> from anydevice import nn, proofs
+    >>> model = nn.build(nn.Dense(2, 1), "sigmoid", device="cpu")
+    >>> share, unit = proofs.within(0, 1), proofs.box(-1.0, 1.0)
+    >>> claim = proofs.claim(share, unit, proof=proofs.prove(model, share, unit))
+    >>> claim.check(model)
+    1
+    """
+    properties.check_property(property)
+    properties.check_region(over)
+    if proof is None:
+        if precision not in ("float32", "real"):
+            raise ConfigurationError(
+                f"precision= is 'float32' or 'real', not {precision!r}", source="precision="
+            )
+        return Claim(property, over, precision)
+    if not isinstance(proof, Proof):
+        raise ConfigurationError(
+            f"proof= is a proofs.Proof, and this is {type_text(proof)}: nothing was proved",
+            source="proof=",
+        )
+    data = [each._replace(carried=None).to_bytes() for each in proof.certificates]
+    return Claim(property, over, proof.precision, tuple(data))
+
+
+def to_json(claim: Any) -> dict[str, Any]:
+    """A claim as JSON; raises `ConfigurationError` for a Python function."""
+    if not isinstance(claim, Claim):
+        what = f"{name_of(claim)}, a Python function," if callable(claim) else type_text(claim)
+        raise ConfigurationError(
+            f"{what} cannot be saved with a model: only claims of anydevice.proofs are data; leave "
+            "it out with model.with_properties(…)",
+            source="properties",
+        )
+    return {
+        "property": properties.to_json(claim.property),
+        "region": properties.to_json(claim.region),
+        "precision": claim.precision,
+        "certificates": [base64.b64encode(each).decode() for each in claim.certificates],
+    }
+
+
+def from_json(described: Any) -> Claim:
+    """The claim that `to_json` described; raises `ConfigurationError`."""
+    try:
+        precision = described["precision"]
+        data = [base64.b64decode(each, validate=True) for each in described["certificates"]]
+        made = claim(
+            properties.from_json(described["property"]),
+            properties.from_json(described["region"]),
+            precision=precision,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"this is no claim: {error!r}", source="properties") from error
+    return Claim(made.property, made.region, precision, tuple(data))

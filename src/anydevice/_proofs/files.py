@@ -1,0 +1,118 @@
+"""Theorems and certificates in files: ONNX, VNN-LIB and our own, with errors that name the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from anydevice._core.files import open_ordinary
+from anydevice._core.record import Record
+from anydevice._proofs.checking.certificate import Certificate
+from anydevice._proofs.checking.certificate import read_certificate as certificate_in
+from anydevice._proofs.checking.network import (
+    FormatError,
+    Network,
+    NotSupportedError,
+    Query,
+    RefusedError,
+)
+from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
+
+T = TypeVar("T")
+
+
+class ModelFile(Record):
+    """The network of a file. `hash` is that of the file; `softmax`: one was left out at the end."""
+
+    path: str
+    hash: str
+    network: Network
+    softmax: bool = False
+
+
+def read_model(path: str | Path) -> ModelFile:
+    """The network in an ONNX file."""
+    from anydevice._proofs.checking.operators import read_onnx
+
+    data = _content(path)
+    network, softmax = _told(path, lambda: read_onnx(data))
+    return ModelFile(str(path), hashlib.sha256(data).hexdigest(), network, softmax)
+
+
+def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Query, ...]:
+    """The queries in a VNN-LIB file, about a model of as many inputs and outputs."""
+    from anydevice._proofs.checking.readers import read_vnnlib
+
+    data = _content(path)
+    inputs, outputs, queries = _told(path, lambda: read_vnnlib(data.decode()))
+    if model is not None:
+        _fits(path, (inputs, outputs), model)
+        if model.softmax and not all(map(_compares, queries)):
+            raise UnsupportedError(
+                f"{path} asks for more than an order of the outputs of {model.path}, which ends in "
+                "a softmax: remove the softmax, or compare two outputs in each row"
+            )
+    return queries
+
+
+def read_certificate(path: str | Path) -> Certificate:
+    """The certificate in a file."""
+    data = _content(path)
+    return _told(path, lambda: certificate_in(data))
+
+
+def check(
+    model: ModelFile, queries: Sequence[Query], certificate: Certificate, path: str | Path
+) -> int:
+    """Check a certificate again; how many parts it has. The error names the one that is open."""
+    from anydevice._proofs.checking.checker import check as check_all
+
+    try:
+        if certificate.model and certificate.model != model.hash:
+            raise RefusedError(f"it is about another file than {model.path}")
+        return check_all(model.network, queries, certificate)
+    except (RefusedError, FormatError) as error:
+        where = getattr(error, "leaf", "")
+        raise VerificationError(f"{path} is refused: {error}", where=where) from error
+
+
+def _fits(path: str | Path, sizes: tuple[int, int], model: ModelFile) -> None:
+    here = (model.network.inputs, model.network.outputs)
+    if sizes != here:
+        raise ConfigurationError(
+            f"{path} is about {sizes[0]} inputs and {sizes[1]} outputs, and {model.path} has "
+            f"{here[0]} and {here[1]}",
+            source=str(path),
+        )
+
+
+def _compares(query: Query) -> bool:
+    """Whether each row says which of two outputs is larger."""
+    rows: Sequence[Sequence[object]] = [
+        sorted(number for number in row if number) for row in query.coefficients
+    ]
+    pairs = all(len(row) == 2 and row[0] == -row[1] for row in rows)  # type: ignore[operator]
+    return pairs and not any(query.constants)
+
+
+def _content(path: str | Path) -> bytes:
+    try:
+        with open(open_ordinary(path), "rb") as file:
+            data = file.read()
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigurationError(f"{path} cannot be read: {why}", source=str(path)) from error
+    if not data:
+        raise ConfigurationError(f"{path} is empty", source=str(path))
+    return data
+
+
+def _told(path: str | Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except NotSupportedError as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    except (FormatError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}", source=str(path)) from error

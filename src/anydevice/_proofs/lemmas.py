@@ -1,0 +1,211 @@
+"""Better bounds of neurons over the whole box, for networks that are not divided by their inputs.
+
+Node by node, what a neuron can be is divided by cases of neurons before it, with slopes and
+multipliers of its own, and the worst case of each neuron is divided further. In the cases that are
+left, far fewer neurons of the next node are undecided. What is found is a lemma for the
+certificate: the numbers, and the tree that proves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice._proofs.bounds import Known, Prepared, Relaxed, until
+from anydevice._proofs.checking.certificate import Lemma
+from anydevice._proofs.neurons import Branch, Growing, Neurons, Problems
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_FIRST_STEPS, _STEPS = 20, 10
+"""Steps of optimisation for a neuron, and for each case of another one."""
+
+_ROWS, _MOST_PARTS, _BYTES = 256, 100_000, 9
+"""So many parts at once and in all; a part has sign, slope and multiplier of each neuron."""
+
+_GAIN = 1e-3
+"""Which part of the width of an interval a lemma must take away to be worth its bytes."""
+
+
+class Effort(NamedTuple):
+    """How often each undecided neuron is divided further, and how many of its cases at once."""
+
+    rounds: int
+    width: int
+
+
+class Sharpened(NamedTuple):
+    """Lemmas, and the bounds of neurons that they prove, by node."""
+
+    lemmas: tuple[Lemma, ...]
+    known: Known
+
+
+class Sharpening:
+    """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs).
+
+    The parts of a node take at most half of `memory` bytes. `parts` is how many were bounded.
+    """
+
+    def __init__(
+        self,
+        net: Prepared,
+        fast: Prepared,
+        box: tuple[Floats, Floats],
+        memory: int = 2 << 30,
+    ) -> None:
+        self.net, self.fast, self.box, self.memory = net, fast, box, memory
+        self.parts = 0
+        self._kept: dict[int, _NeuronSides] = {}
+
+    def run(self, effort: Effort, stop: Callable[[], bool]) -> Sharpened:
+        """Lemmas about all nodes behind the first in turn, until `stop` says so.
+
+        It is asked before each batch of parts.
+        """
+        lemmas: list[Lemma] = []
+        known: dict[int, Any] = {}
+        for number, step in enumerate(self.net.steps, 1):
+            if step.function == "relu" and any(step.inputs) and not stop():
+                cases = self._cases(number, known)
+                if cases is not None:
+                    self._divide(cases, effort, stop)
+                    found = cases.lemma()
+                    if found is not None:
+                        lemma, known[number] = found
+                        lemmas.append(lemma)
+        return Sharpened(tuple(lemmas), known)
+
+    def _divide(self, cases: _NeuronSides, effort: Effort, stop: Callable[[], bool]) -> None:
+        before, already = self.parts, cases.neurons.parts
+
+        def counted() -> bool:
+            self.parts = before + cases.neurons.parts - already
+            return stop()
+
+        cases.divide(effort, counted)
+        counted()
+
+    def _cases(self, number: int, known: Known) -> _NeuronSides | None:
+        """The cases of the undecided neurons of a node; those of an earlier run, where they hold.
+
+        That is where nothing new is known of the nodes before.
+        """
+        if not known and number in self._kept:
+            return self._kept[number]
+        net, fast = until(self.net, number), until(self.fast, number)
+        relaxed = Relaxed(net, *self.box, known=known)
+        place, size = net.machine.place, net.steps[-1].size
+        rows = np.concatenate([np.eye(size), -np.eye(size)])
+        boxes = net.machine.indices(np.zeros(2 * size, np.int64))
+        plain = relaxed.rows_below(place(rows), place(np.zeros(2 * size)), boxes).low
+        bounds = np.asarray(net.machine.host(plain), np.float64).reshape(2, size)
+        if not ((bounds < 0).all(0)).any():
+            return None
+        cases = _NeuronSides(relaxed, fast, bounds, self.memory // 2)
+        if not known:
+            self._kept[number] = cases
+        return cases
+
+
+class _NeuronSides:
+    """The cases of both sides of all undecided neurons of the last node of a network.
+
+    `plain` are sound bounds of all its neurons and of their negatives. There is one branch for
+    each side, the lower ones first, and `parts` are what the branches end with. They take at most
+    `room` bytes.
+    """
+
+    def __init__(self, relaxed: Relaxed, fast: Prepared, plain: Floats, room: int) -> None:
+        self.size, self.node = plain.shape[1], len(fast.steps)
+        self.undecided = np.flatnonzero((plain < 0).all(0))
+        self.plain = plain[:, self.undecided].ravel()
+        count = len(self.undecided)
+        one = np.eye(count)
+        self.problems = Problems(
+            np.zeros(2 * count, np.int64), np.concatenate([one, -one]), np.zeros(2 * count)
+        )
+        self.neurons = Neurons(relaxed, fast, self.undecided)
+        self.branches = [Branch() for _ in range(2 * count)]
+        self.most = min(_MOST_PARTS, room // (_BYTES * max(1, self.neurons.count)))
+        self.rounds = 0
+        parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
+        self.count = len(parts.node)
+        self.parts = parts.take(np.arange(self.count))
+        # What sound bounds are lower by, with room to spare
+        low = self.neurons.keep(self.problems, parts, self.branches)
+        self.margin = 1.5 * np.maximum(parts.bound - low, 0) + 1e-6 * (1 + np.abs(low))
+
+    def lemma(self) -> tuple[Lemma, tuple[Floats, Floats]] | None:
+        """What the cases prove, and as bounds of all neurons; `None` where it is not worth it."""
+        bounds = self._sound()
+        pairs = self.plain.reshape(2, -1)
+        gained = bounds > self.plain - _GAIN * np.tile(pairs.sum(0), 2)
+        # What is on or off needs only the bound that says so.
+        pairs = bounds.reshape(2, -1)
+        gained &= ~((pairs[::-1] > 0) & (pairs <= 0)).ravel()
+        which = np.flatnonzero(gained)
+        if not len(which):
+            return None
+        growing = Growing(len(which), len(which), self.neurons.neurons)
+        branches = {group: self.branches[i] for group, i in enumerate(which)}
+        growing.cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
+        side, neuron = np.divmod(which, len(self.undecided))
+        sides = 2 * self.undecided[neuron] + side
+        most = np.full(2 * self.size, np.inf)
+        most[sides] = -bounds[which]
+        lemma = Lemma(self.node, sides, -bounds[which], growing.tree())
+        return lemma, (-most[::2], most[1::2])
+
+    def divide(self, effort: Effort, stop: Callable[[], bool]) -> None:
+        while self.rounds < effort.rounds:
+            self.rounds += 1
+            worst = self._worst(effort.width)
+            if not len(worst):
+                return
+            for start in range(0, len(worst), _ROWS):
+                some = worst[start : start + _ROWS]
+                if self.count + len(some) > self.most or stop():
+                    return
+                self._divide(some)
+
+    def _worst(self, width: int) -> Integers:
+        """The parts with the lowest bounds of each neuron that is neither on nor off."""
+        parts, count = self.parts, len(self.branches)
+        lowest = np.full(count, np.inf)
+        np.minimum.at(lowest, parts.problem[: self.count], parts.bound[: self.count])
+        decided = ((lowest - self.margin).reshape(2, -1) > 0).any(0)
+        bound, problem = parts.bound[: self.count], parts.problem[: self.count]
+        can = (bound <= self.margin[problem]) & ~np.tile(decided, 2)[problem]
+        can &= parts.neuron[: self.count] >= 0
+        its = np.flatnonzero(can)
+        its = its[np.lexsort((bound[its], problem[its]))]
+        first = np.searchsorted(problem[its], problem[its])
+        return its[np.arange(len(its)) - first < width]
+
+    def _divide(self, which: Integers) -> None:
+        halves, _ = self.neurons.halve(self.problems, self.parts.take(which), self.branches, _STEPS)
+        more = len(which)
+        while self.count + more > len(self.parts.node):
+            self.parts = self.parts.take(np.resize(np.arange(self.count), 2 * self.count + more))
+        new = np.concatenate([which, self.count + np.arange(more)])
+        arrays: Any = zip(self.parts[:-1], halves[:-1], strict=True)
+        for mine, theirs in arrays:
+            mine[new] = theirs
+        for place, path in zip(new, halves.path, strict=True):
+            self.parts.path[place] = path
+        self.count += more
+
+    def _sound(self) -> Floats:
+        """Sound bounds of all problems, each the least one of its parts."""
+        found = np.full(len(self.branches), np.inf)
+        for start in range(0, self.count, _ROWS):
+            parts = self.parts.take(np.arange(start, min(start + _ROWS, self.count)))
+            low = self.neurons.keep(self.problems, parts, self.branches)
+            np.minimum.at(found, parts.problem, np.where(np.isnan(low), -np.inf, low))
+        # The checker's roundings are others.
+        return np.asarray(found - 1e-7 * (1 + np.abs(found)))

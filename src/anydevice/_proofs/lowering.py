@@ -1,0 +1,414 @@
+"""Lowers models to a `Network` of affine nodes and elementwise functions, exactly.
+
+Layers of `nn` are lowered by their classes, modules of other libraries by what they compute. What
+cannot be lowered is refused before any proof begins, with the path of the layer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from anydevice._arrays.move import to_device
+from anydevice._core.device import Device
+from anydevice._core.dtypes import as_dtype
+from anydevice._libraries.base import ModelAdapter, host_array
+from anydevice._libraries.detect import adapter_of
+from anydevice._libraries.native import NativeAdapter
+from anydevice._nn import convolution, layers, transformer
+from anydevice._nn.layer import Layer, Parameters, Shape
+from anydevice._nn.losses import _without as without_last
+from anydevice._nn.model import Model
+from anydevice._nn.recompute import Recomputed
+from anydevice._proofs.checking.network import Floats
+from anydevice._proofs.evaluation import evaluate
+from anydevice._proofs.graph import (
+    Builder,
+    Cells,
+    LoweredModel,
+    attention_scale,
+    refused,
+    rounds,
+    scale_of_norm,
+    windows_of,
+)
+from anydevice._proofs.properties import Region
+from anydevice._proofs.tracing import one_call
+from anydevice.errors import (
+    AnyDeviceError,
+    ConfigurationError,
+    UnsupportedError,
+    VerificationError,
+)
+
+_BEYOND = 1e36
+"""Numbers that are compared are smaller: float32 does not overflow close by."""
+
+
+def lower(
+    model: Any, shape: Shape | None = None, *, classes: bool = False, over: Region | None = None
+) -> LoweredModel:
+    """The network of a model, for examples of a shape.
+
+    A `nn.Model` knows its shape. With `classes`, a softmax at the end is left out, which does not
+    change the order of the outputs. The network of a module is compared with it, also at points of
+    a region that is given.
+
+    >>> from anydevice import nn
+    >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), "softmax", device="cpu")
+    >>> lowered = lower(model, classes=True)
+    >>> [(node.size, node.function) for node in lowered.network.nodes], lowered.dropped
+    ([(8, 'relu'), (2, '')], 'softmax')
+
+    Raises `UnsupportedError`, with the path of the layer, for what a proof cannot take, and
+    `ConfigurationError` for weights that are NaN or infinite and for modules in training mode.
+    """
+    if isinstance(model, NativeAdapter):
+        model = model.model
+    if isinstance(model, Model):
+        return _lowered_model(model, shape, classes)
+    adapter = model if isinstance(model, ModelAdapter) else adapter_of(model)
+    if adapter.library is None:
+        raise UnsupportedError(
+            f"{adapter.kind}: a plain function has no layers to prove anything of; give a "
+            "nn.Model, a module of PyTorch, Flax NNX, Equinox or MLX, or the path of an ONNX file"
+        )
+    if shape is None:
+        raise ConfigurationError(
+            f"a {adapter.kind} does not know the shape of its examples; give a region with one, "
+            "such as proofs.box(low, high) over arrays of the shape of one example",
+            source="over=",
+        )
+    adapter.check_verifiable()
+    refuse_weights(adapter.weights())
+    try:
+        lowered = _tracer(adapter)(adapter, shape, classes=classes)
+    except AnyDeviceError:
+        raise
+    except Exception as error:  # whatever the code of a module raises
+        raise ConfigurationError(
+            f"the {adapter.kind} does not run for an example of the shape {shape}: "
+            f"{type(error).__name__}: {error}",
+            source="over=",
+        ) from error
+    _check_agrees(lowered, caller(adapter, shape), over)
+    return lowered
+
+
+def _tracer(adapter: ModelAdapter) -> Callable[..., LoweredModel]:
+    """What lowers the modules of a library."""
+    if adapter.library == "torch":
+        from anydevice._proofs.tracing_torch import traced as of_torch
+
+        return of_torch
+    if adapter.library == "jax":
+        from anydevice._proofs.tracing_jax import traced as of_jax
+
+        return of_jax
+    from anydevice._proofs.tracing_mlx import traced as of_mlx
+
+    return of_mlx
+
+
+def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """The module as a function of NumPy arrays of one example."""
+    place = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
+    call = one_call(adapter, shape)
+    dtypes = [host_array(x).dtype for x in adapter.weights().values()]
+    dtype = next((each for each in dtypes if each.kind == "f"), np.dtype(np.float32))
+    if adapter.library == "jax":
+        call = sys.modules["jax"].jit(call)
+
+    def run(x: Any) -> Any:
+        with adapter.scope():
+            return host_array(call(to_device(x.astype(dtype), place, convert=True)))
+
+    return run
+
+
+def refuse_weights(weights: Mapping[str, Any]) -> None:
+    """Raise an error with the first weight that is of 16 bits, or NaN or infinite."""
+    for path, weight in weights.items():
+        dtype = as_dtype(weight.dtype)
+        if dtype.kind != "float":
+            continue
+        if dtype.bits < 32:
+            raise UnsupportedError(
+                f"{path} is {dtype}, and what computes in 16 bits is not covered by proofs; "
+                "convert the model to float32, and prove and run that"
+            )
+        if not np.isfinite(host_array(weight)).all():
+            raise ConfigurationError(
+                f"{path} has a NaN or an infinity in it; nothing can be proved of this model",
+                source=path,
+            )
+
+
+def _points(lowered: LoweredModel, over: Region | None) -> Floats:
+    """Where the network is compared: around 0, and at corners and inner points of a region."""
+    generator, inputs = np.random.default_rng(0), prod(lowered.input_shape)
+    x = generator.uniform(-1, 1, (3, inputs))
+    if over is not None:
+        low, high = [np.array([float(each) for each in ends]) for ends in over.corners(inputs)]
+        inner = low + generator.uniform(0, 1, (3, inputs)) * (high - low)
+        x = np.concatenate([x, low[None], high[None], inner])
+    x = x[(np.abs(x) < _BEYOND).all(1)]
+    return x.reshape(len(x), *lowered.input_shape).astype(np.float32)
+
+
+def _check_agrees(
+    lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None = None
+) -> None:
+    """Raise `VerificationError` where the network is another function than the model."""
+    x = _points(lowered, over)
+    expected, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
+    for row, wanted, error in zip(x, expected, off, strict=True):
+        if not (np.abs(wanted) + error < _BEYOND).all():
+            continue  # an execution may overflow, and no proof says otherwise
+        got = np.asarray(call(row[None]), np.float64).reshape(-1)
+        if lowered.dropped:
+            wanted = _softmax(wanted.reshape(lowered.output_shape)).reshape(-1)
+            got = np.exp(got) if lowered.dropped == "log_softmax" else got
+        if got.shape != wanted.shape or not (np.abs(got - wanted) <= 4 * error + 1e-6).all():
+            raise VerificationError(
+                "the lowered network gives other outputs than the model, so a proof would be about "
+                "another function; the model depends on something that is no part of its layers",
+                where=type(lowered).__name__,
+            )
+
+
+def _softmax(x: Floats) -> Floats:
+    shares = np.exp(x - x.max(-1, keepdims=True))
+    result: Floats = shares / shares.sum(-1, keepdims=True)
+    return result
+
+
+# Layers of nn
+
+
+def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> LoweredModel:
+    if shape is not None and prod(shape) != prod(model.input_shape):
+        raise ConfigurationError(
+            f"the model takes examples of the shape {model.input_shape}, and the region has the "
+            f"shape {shape}",
+            source="over=",
+        )
+    layer, dropped = model.layer, ""
+    if classes and len(model.output_shape) == 1:
+        without = without_last(layer, "softmax")
+        if without is not None:
+            layer, dropped = without, "softmax"
+    root = layer.root
+    _refuse_layers(layer, root)
+    adapter = adapter_of(model)
+    refuse_weights(adapter.weights())
+    graph = Builder(prod(model.input_shape))
+    cells = np.arange(graph.inputs).reshape(model.input_shape)
+    parameters = _hosted(model.parameters)
+    cells = _lower_layer(graph, layer, parameters, cells, root)
+    return LoweredModel(graph.network(cells), model.input_shape, cells.shape, dropped)
+
+
+def _refuse_layers(layer: Layer, path: str) -> None:
+    """Refuse what cannot be lowered before anything is."""
+    if layer.takes_ids_below is not None:
+        raise refused(
+            path,
+            f"{layer.label}, whose input is ids",
+            "prove a property of the layers behind the embedding, over boxes of vectors",
+        )
+    if type(layer) not in _LAYERS:
+        raise refused(f"{path} {layer.label}", f"a {type(layer).__name__}")
+    if isinstance(layer, transformer.Attention) and layer.rope:
+        raise refused(f"{path} {layer.label}", "rope", "use a PositionEmbedding")
+    for name in (getattr(layer, "name", None), getattr(layer, "activation", None)):
+        if name is not None and name not in _ACTIVATIONS and name != "swiglu":
+            raise refused(f"{path} {layer.label}", f"the activation {name}")
+    for step, part in layer.parts:
+        _refuse_layers(part, path + step)
+
+
+def _hosted(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _hosted(part) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_hosted(part) for part in tree]
+    return np.asarray(host_array(tree))
+
+
+def _lower_layer(
+    graph: Builder, layer: Layer, parameters: Parameters, cells: Cells, path: str
+) -> Cells:
+    graph.path = f"{path} {layer.label}"
+    return _LAYERS[type(layer)](graph, layer, parameters, cells, path)
+
+
+def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
+    """Parameters in float64, `None` for missing ones, and 1 where float32 rounds some."""
+    found = [None if parameters.get(name) is None else parameters[name] for name in names]
+    wide = [None if each is None else np.asarray(each, np.float64) for each in found]
+    return wide, int(any(rounds(each) for each in wide if each is not None))
+
+
+def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias), extra = weights_of(parameters, "weight", "bias")
+    return activated(graph, graph.dense(cells, weight, bias, extra), layer.activation)
+
+
+def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias), extra = weights_of(parameters, "weight", "bias")
+    axes = weight.ndim - 2
+    stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
+    around = tuple([(each, each) for each in padding])
+    made = graph.convolution(cells, weight, bias, stride, around, extra=extra)
+    return activated(graph, made, layer.activation)
+
+
+def _all_axes(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else value
+
+
+def _pooled(layer: Any, cells: Cells) -> Cells:
+    """The windows of a pooling, elements along the last axis."""
+    size = _all_axes(layer.size, 2)
+    windows = windows_of(cells, size, size if layer.stride is None else _all_axes(layer.stride, 2))
+    return windows.reshape(*windows.shape[:3], -1)
+
+
+def _activation(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    return activated(graph, cells, layer.name)
+
+
+def activated(graph: Builder, cells: Cells, name: str | None) -> Cells:
+    """The cells after an activation of `nn`."""
+    return cells if name is None else _ACTIVATIONS[name](graph, cells)
+
+
+_ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
+    "identity": lambda graph, cells: cells,
+    "leaky_relu": lambda graph, cells: graph.leaky_relu(cells, 0.01),
+    "softmax": lambda graph, cells: graph.softmax(cells),
+    "relu": lambda graph, cells: graph.function(cells, "relu"),
+    "sigmoid": lambda graph, cells: graph.function(cells, "sigmoid"),
+    "tanh": lambda graph, cells: graph.function(cells, "tanh"),
+    "gelu": lambda graph, cells: graph.function(cells, "gelu"),
+    "gelu_tanh": lambda graph, cells: graph.function(cells, "gelu_tanh"),
+    "silu": lambda graph, cells: graph.function(cells, "silu"),
+}
+
+
+def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
+    scale = scale_of_norm(weight, variance, layer.eps)
+    over = (-1, *[1] * (cells.ndim - 1))
+    return graph.normalized(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
+
+
+def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias), _ = weights_of(parameters, "weight", "bias")
+    return graph.layer_norm(cells, weight, bias, layer.eps)
+
+
+def _rms_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    return graph.rms_norm(cells, weights_of(parameters, "weight")[0][0], layer.eps)
+
+
+def _positions(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight,), extra = weights_of(parameters, "weight")
+    return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
+
+
+def _chain(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    for (step, part), own in zip(layer.parts, parameters, strict=True):
+        cells = _lower_layer(graph, part, own, cells, path + step)
+    return cells
+
+
+def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    inside = _lower_layer(graph, layer.layer, parameters["layer"], cells, f"{path}.layer")
+    if layer.shortcut is not None:
+        own = parameters["shortcut"]
+        cells = _lower_layer(graph, layer.shortcut, own, cells, f"{path}.shortcut")
+    graph.path = f"{path} {layer.label}"
+    return graph.combined([(1.0, inside), (1.0, cells)], roundings=1)
+
+
+def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (qkv, output, qkv_bias, output_bias), extra = weights_of(
+        parameters, "qkv", "output", "qkv_bias", "output_bias"
+    )
+    tokens, size = cells.shape
+    joined = graph.dense(cells, qkv, qkv_bias, extra)
+    key_heads = layer.heads if layer.kv_heads is None else layer.kv_heads
+    edges = [size, size + key_heads * layer.head_size]
+    q, k, v = [
+        each.reshape(tokens, -1, layer.head_size).swapaxes(0, 1)
+        for each in np.split(joined, edges, axis=1)
+    ]
+    shared = layer.heads // key_heads
+    k, v = np.repeat(k, shared, axis=0), np.repeat(v, shared, axis=0)
+    y = graph.attention(q, k, v, attention_scale(layer.head_size), layer.causal)
+    return graph.dense(y.swapaxes(0, 1).reshape(tokens, size), output, output_bias, extra)
+
+
+def _gated(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
+    joined = graph.dense(cells, gate_up, None, extra)
+    gate, up = np.split(joined, 2, axis=-1)
+    return graph.dense(graph.product(graph.function(gate, "silu"), up), down, None, extra)
+
+
+def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    inside = dict(layer.parts)
+    for name in ("attention", "mlp"):
+        y = cells
+        for part in (f"{name}_norm", name):
+            own = parameters[part]
+            y = _lower_layer(graph, inside[f".{part}"], own, y, f"{path}.{part}")
+        graph.path = f"{path} {layer.label}"
+        cells = graph.combined([(1.0, cells), (1.0, y)], roundings=1)
+    return cells
+
+
+Lowering = Callable[[Builder, Any, Any, Cells, str], Cells]
+
+_LAYERS: dict[type[Layer], Lowering] = {
+    layers.Activation: _activation,
+    layers.BatchNorm: _batch_norm,
+    layers.Chain: _chain,
+    layers.Dense: _dense,
+    layers.Dropout: lambda graph, layer, parameters, cells, path: cells,
+    layers.Flatten: lambda graph, layer, parameters, cells, path: cells.reshape(-1),
+    layers.LayerNorm: _layer_norm,
+    layers.LeakyReLU: lambda graph, layer, parameters, cells, path: graph.leaky_relu(
+        cells, layer.slope
+    ),
+    layers.PositionEmbedding: _positions,
+    layers.RMSNorm: _rms_norm,
+    layers.Residual: _residual,
+    Recomputed: lambda graph, layer, parameters, cells, path: _lower_layer(
+        graph, layer.layer, parameters, cells, path
+    ),
+    convolution.Conv1d: _convolution,
+    convolution.Conv2d: _convolution,
+    convolution.AvgPool2d: lambda graph, layer, parameters, cells, path: graph.mean(
+        _pooled(layer, cells)
+    ),
+    convolution.MaxPool2d: lambda graph, layer, parameters, cells, path: graph.largest(
+        _pooled(layer, cells)
+    ),
+    convolution.GlobalAvgPool: lambda graph, layer, parameters, cells, path: graph.mean(
+        cells.reshape(len(cells), -1)
+    ),
+    convolution.GlobalMaxPool: lambda graph, layer, parameters, cells, path: graph.largest(
+        cells.reshape(len(cells), -1)
+    ),
+    transformer.Attention: _attention,
+    transformer.GatedMLP: _gated,
+    transformer.TransformerBlock: _block,
+}
+"""How each layer is lowered: its parameters, the cells of its input, and its path are given."""

@@ -1,0 +1,559 @@
+"""Splits on the signs of neurons, with slopes and multipliers that are optimised for each part.
+
+What halving inputs cannot do, networks of many inputs and the hardest queries, is divided by cases
+instead: a ReLU that is neither on nor off throughout is on in one case and off in the other. In
+each case its relaxation is exact, and the sign that it has is used with a multiplier (a Lagrangian
+relaxation). Slopes of lower lines and multipliers are improved by gradients, which need no
+autodiff: the substitution runs backward, and where its bound is attained, forward again.
+
+They are found in fast arithmetic. What closes a part is a sound bound with the slopes rounded to
+bytes and the multipliers rounded to float16, as a certificate has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice._proofs.bounds import Own, Prepared, Relaxed, without
+from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
+from anydevice._proofs.curves import relu_curve
+from anydevice._proofs.machines import Array, Host
+
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+
+_RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS = 0.25, 0.05
+_DECAY = 0.97
+
+_MOST_MULTIPLIER = 60_000.0
+"""A float16 holds it."""
+
+
+class Branch:
+    """The part of a tree below one open box, numbered by itself."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = [LEAF]
+        self.first: list[int] = [0]
+        self.slopes: dict[int, Bytes] = {}
+        self.multipliers: dict[int, npt.NDArray[np.float16]] = {}
+        self.open = 1
+
+    def split(self, node: int, step: int) -> int:
+        """The first of two new nodes."""
+        first = len(self.steps)
+        self.steps[node], self.first[node] = step, first
+        self.steps += [LEAF, LEAF]
+        self.first += [0, 0]
+        self.open += 1
+        return first
+
+
+class Growing:
+    """A tree while it grows: what was done at each node, and where its children are."""
+
+    def __init__(self, groups: int, rows: int, neurons: int) -> None:
+        self._groups, self._neurons = groups, neurons
+        self._empty = np.zeros(rows, np.uint8)
+        self._parts: list[tuple[Integers, Integers, Integers, Bytes]] = []
+        self._slopes: dict[int, Bytes] = {}
+        self._multipliers: dict[int, npt.NDArray[np.float16]] = {}
+        self.lemmas: tuple[Lemma, ...] = ()
+        self.nodes = 1
+
+    def _add(self, ids: Any, steps: Any, first: Any, weights: Bytes) -> None:
+        arrays = [np.asarray(each, np.int64) for each in (ids, steps, first)]
+        self._parts.append((arrays[0], arrays[1], arrays[2], weights))
+
+    def close(self, ids: Integers, weights: Bytes) -> None:
+        self._add(ids, np.full(len(ids), LEAF), np.zeros(len(ids)), weights)
+
+    def split(self, ids: Integers, inputs: Integers) -> Integers:
+        """The numbers of the first of two children of each node."""
+        first = self.nodes + 2 * np.arange(len(ids))
+        self.nodes += 2 * len(ids)
+        self._add(ids, inputs, first, np.tile(self._empty, (len(ids), 1)))
+        return first
+
+    def cases(self, box: int, weights: Bytes, of: Integers, branches: dict[int, Branch]) -> None:
+        """Close a box by branches of cases of neurons, by the number of their group."""
+        if self._groups == 1:
+            self._graft(box, weights, branches[0])
+            return
+        first = self.nodes
+        self.nodes += self._groups
+        self._add([box], [EACH_GROUP], [first], self._empty[None])
+        for group in range(self._groups):
+            its = np.where(of == group, weights, 0).astype(np.uint8)
+            if group in branches:
+                self._graft(first + group, its, branches[group])
+            else:
+                self.close(np.array([first + group]), its[None])
+
+    def _graft(self, root: int, weights: Bytes, branch: Branch) -> None:
+        count = len(branch.steps)
+        ids = np.concatenate([[root], self.nodes + np.arange(count - 1)])
+        first = np.array(branch.first) + self.nodes - 1
+        self.nodes += count - 1
+        steps = np.array(branch.steps)
+        is_leaf = (steps == LEAF)[:, None]
+        self._add(ids, steps, first, np.where(is_leaf, weights, 0).astype(np.uint8))
+        for node, slopes in branch.slopes.items():
+            self._slopes[int(ids[node])] = slopes
+            self._multipliers[int(ids[node])] = branch.multipliers[node]
+
+    def tree(self) -> Tree:
+        parts = zip(*self._parts, strict=True)
+        ids, steps, first, weights = (np.concatenate(each) for each in parts)
+        by_id = np.argsort(ids)
+        order = preorder(steps[by_id], first[by_id], self._groups)
+        ids, steps, weights = ids[by_id][order], steps[by_id][order], weights[by_id][order]
+        leaves = steps == LEAF
+        sets: dict[bytes, int] = {}
+        slopes_of = np.full(int(leaves.sum()), -1)
+        multipliers = [np.zeros(0, np.float16)]
+        if self._slopes:
+            for place, leaf in enumerate(ids[leaves].tolist()):
+                if leaf in self._slopes:
+                    key = self._slopes[leaf].tobytes()
+                    slopes_of[place] = sets.setdefault(key, len(sets))
+                    multipliers.append(self._multipliers[leaf])
+        table = np.frombuffer(b"".join(sets), np.uint8)
+        slopes = table.reshape(len(sets), self._neurons) if sets else np.zeros((0, 0), np.uint8)
+        joined = np.concatenate(multipliers)
+        return Tree(steps, weights[leaves], slopes_of, slopes, joined, self.lemmas)
+
+
+class Problems(NamedTuple):
+    """Rows to be bounded over boxes: the number of a box in a batch, coefficients, constants."""
+
+    box: Host
+    rows: Floats
+    constants: Floats
+
+
+class Parts(NamedTuple):
+    """Parts that are open: their problem, their node in its branch, and what is known of them.
+
+    `sign` is 1 or -1 for each neuron whose case it is, else 0. `path` lists these neurons, from
+    the root. `neuron` is the one to split next, -1 if there is none, and `pull` its coefficient.
+    """
+
+    problem: Host
+    node: Host
+    bound: Singles
+    sign: npt.NDArray[np.int8]
+    slopes: Singles
+    multipliers: Singles
+    neuron: Host
+    pull: Singles
+    path: list[tuple[int, ...]]
+
+    def take(self, which: Host) -> Parts:
+        arrays: list[Any] = [each[which] for each in self[:-1]]
+        arrays.append([self.path[i] for i in which])
+        return Parts(*arrays)
+
+
+class Optimised(NamedTuple):
+    """Slopes and multipliers of parts, their bounds, what to split next, and where they are met."""
+
+    bound: Singles
+    slopes: Singles
+    multipliers: Singles
+    neuron: Host
+    pull: Singles
+    points: Floats
+
+
+class Neurons:
+    """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
+
+    `fast` is the same network, on the machine that optimises. Neurons that are off in every box
+    are left out; `kept` are the numbers of the others, in the order that `Parts` have them. Of the
+    outputs only some may be asked for.
+    """
+
+    def __init__(self, relaxed: Relaxed, fast: Prepared, outputs: Host | None = None) -> None:
+        live = relaxed.live()
+        if outputs is not None:
+            live[len(fast.steps)] = outputs
+        self.where: dict[int, slice] = {}
+        kept, count, whole = [], 0, 0
+        for number, step in enumerate(fast.steps, 1):
+            if step.function:
+                its = live.get(number, np.arange(step.size))
+                self.where[number] = slice(count, count + len(its))
+                kept.append(whole + its)
+                count += len(its)
+                whole += step.size
+        self.count, self.neurons = count, whole
+        self.kept = np.concatenate(kept)
+        relaxed, fast = relaxed.without(live), without(fast, live)
+        self.relaxed, self.fast = relaxed, fast
+        host = relaxed.net.machine.host
+        layers = [relaxed.layers[n - 1] for n in self.where]
+        self.low = np.concatenate([np.asarray(host(layer.low)) for layer in layers], 1)
+        self.high = np.concatenate([np.asarray(host(layer.high)) for layer in layers], 1)
+        self.centre, self.radius = (np.asarray(host(x)) for x in (relaxed.centre, relaxed.radius))
+        self.parts = 0
+
+    def start(self, problems: Problems, steps: int) -> tuple[Parts, Floats]:
+        """One part for each problem, with slopes that are optimised, and where it is attained."""
+        count = len(problems.box)
+        low, high = self.low[problems.box], self.high[problems.box]
+        slopes = (high > -low).astype(np.float32)
+        sign = np.zeros((count, self.count), np.int8)
+        parts = Parts(
+            np.arange(count),
+            np.zeros(count, np.int64),
+            np.full(count, -np.inf, np.float32),
+            sign,
+            slopes,
+            np.zeros_like(slopes),
+            np.full(count, -1),
+            np.zeros(count, np.float32),
+            [()] * count,
+        )
+        found = self.optimise(problems, parts, steps)
+        return self._with(parts, found), found.points
+
+    def _with(self, parts: Parts, found: Optimised) -> Parts:
+        return parts._replace(
+            bound=found.bound,
+            slopes=found.slopes,
+            multipliers=found.multipliers,
+            neuron=found.neuron,
+            pull=found.pull,
+        )
+
+    def halve(
+        self, problems: Problems, parts: Parts, branches: list[Branch], steps: int
+    ) -> tuple[Parts, Floats]:
+        """Both cases of the neuron of each part.
+
+        Their multipliers begin where both have at least the bound that the part has: what the
+        exact line takes from the lower line, and what 0 takes from it.
+        """
+        neuron = parts.neuron
+        count = len(neuron)
+        inputs = self.fast.inputs
+        first = np.array(
+            [
+                branches[problem].split(int(node), inputs + int(n))
+                for problem, node, n in zip(
+                    parts.problem, parts.node, self.kept[neuron], strict=True
+                )
+            ]
+        )
+        twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
+        sign = twice.sign.copy()
+        on, off = np.arange(count), np.arange(count) + count
+        sign[on, neuron], sign[off, neuron] = 1, -1
+        pull, slope = np.maximum(parts.pull, 0), parts.slopes[on, neuron]
+        multipliers = twice.multipliers.copy()
+        multipliers[on, neuron], multipliers[off, neuron] = pull * (1 - slope), pull * slope
+        path = [(*path, int(n)) for path, n in zip(twice.path, np.tile(neuron, 2), strict=True)]
+        node = np.concatenate([first, first + 1])
+        twice = twice._replace(node=node, sign=sign, multipliers=multipliers, path=path)
+        found = self.optimise(problems, twice, steps)
+        self.parts += len(twice.node)
+        return self._with(twice, found), found.points
+
+    def close(
+        self, problems: Problems, parts: Parts, branches: list[Branch]
+    ) -> npt.NDArray[np.bool_]:
+        """Which parts a sound bound closes; the branch notes their slopes and multipliers."""
+        closed = np.zeros(len(parts.node), bool)
+        likely = np.flatnonzero(parts.bound > 0)
+        if not len(likely):
+            return closed
+        some = parts.take(likely)
+        good = self.keep(problems, some, branches, 0.0) > 0
+        closed[likely[good]] = True
+        for problem in some.problem[good]:
+            branches[problem].open -= 1
+        return closed
+
+    def keep(
+        self, problems: Problems, parts: Parts, branches: list[Branch], least: float = -np.inf
+    ) -> Floats:
+        """Sound bounds of parts; those above `least` are noted, with slopes and multipliers."""
+        slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
+        multipliers = np.minimum(parts.multipliers, _MOST_MULTIPLIER).astype(np.float16)
+        found = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
+        for i in np.flatnonzero(found > least):
+            branch, node = branches[parts.problem[i]], int(parts.node[i])
+            box = problems.box[parts.problem[i]]
+            low, high = self.low[box], self.high[box]
+            # Those of decided neurons, too: another bound may find them undecided by a hair.
+            usual = np.where(high > -low, 255, 0)
+            free = (low < 0) & (high > 0) & (parts.sign[i] == 0)
+            branch.slopes[node] = its = np.zeros(self.neurons, np.uint8)
+            its[self.kept] = np.where(free, slopes[i], usual)
+            branch.multipliers[node] = multipliers[i, list(parts.path[i])]
+        return found
+
+    def sound(
+        self, problems: Problems, parts: Parts, slopes: Floats, multipliers: Floats
+    ) -> Floats:
+        """Sound lower bounds of parts, for whatever slopes in [0, 1] and multipliers >= 0."""
+        relaxed, machine = self.relaxed, self.relaxed.net.machine
+        box = problems.box[parts.problem]
+        own = {}
+        for number, its in self.where.items():
+            low, high = self.low[box][:, its], self.high[box][:, its]
+            sign = parts.sign[:, its]
+            low = machine.place(np.where(sign > 0, np.maximum(low, 0), low))
+            high = machine.place(np.where(sign < 0, np.minimum(high, 0), high))
+            lines = relu_curve(machine.xp, low, high, machine.unit, machine.tiny).lines
+            slope = machine.place(slopes[:, its])
+            is_open = machine.xp.logical_and(low < 0, high > 0)
+            lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
+            own[number] = Own(lines, machine.place(multipliers[:, its] * sign))
+        found = relaxed.rows_below(
+            machine.place(problems.rows[parts.problem]),
+            machine.place(problems.constants[parts.problem]),
+            machine.indices(box),
+            own=own,
+        )
+        return np.array(machine.host(found.low), np.float64)
+
+    def optimise(self, problems: Problems, parts: Parts, steps: int) -> Optimised:
+        """Better slopes and multipliers, by steps of Adam on both.
+
+        No neuron has both: `values` are the slopes of open ones and the multipliers of cases.
+        """
+        machine = self.fast.machine
+        place, xp = machine.place, machine.xp
+        box = problems.box[parts.problem]
+        given = _Given(
+            place(problems.rows[parts.problem]),
+            place(problems.constants[parts.problem]),
+            place(self.centre[box]),
+            place(self.radius[box]),
+        )
+        layers = {n: self._layer(its, box, parts) for n, its in self.where.items()}
+        start = np.where(parts.sign != 0, parts.multipliers, parts.slopes)
+        values = {n: place(start[:, its]) for n, its in self.where.items()}
+        mean = {n: each * 0 for n, each in values.items()}
+        square = dict(mean)
+        passed = self._pass(layers, values, given)
+        best, kept = passed.bound, values
+        for i in range(steps):
+            values = {}
+            # Both averages begin at 0: what is too small of them is made up for by these.
+            much, little = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
+            for n, layer in layers.items():
+                g = passed.gradient[n]
+                mean[n] = mean[n] * 0.9 + g * 0.1
+                square[n] = square[n] * 0.999 + g * g * 0.001
+                way = xp.sqrt(square[n])
+                way += 1e-8 * little
+                way = mean[n] / way
+                way *= layer.rate
+                way *= _DECAY**i * little / much
+                way += passed.values[n]
+                values[n] = xp.minimum(xp.maximum(way, 0.0), layer.most)
+            passed = self._pass(layers, values, given)
+            better = xp.reshape(passed.bound > best, (len(box), 1))
+            best = xp.maximum(passed.bound, best)
+            kept = {n: xp.where(better, new, kept[n]) for n, new in values.items()}
+        passed = self._pass(layers, kept, given)
+        found, row, score = (
+            np.concatenate([np.asarray(machine.host(each[n]), np.float32) for n in layers], 1)
+            for each in (kept, passed.row, self._score(layers, passed))
+        )
+        bound, points = (np.asarray(machine.host(x)) for x in (passed.bound, passed.points))
+        points = points.astype(np.float64)
+        if not self.count:  # nor any neuron to split next
+            return Optimised(bound, found, found, np.full(len(bound), -1), parts.pull, points)
+        first = score.argmax(1)
+        each = np.arange(len(first))
+        cased = parts.sign != 0
+        return Optimised(
+            bound,
+            np.where(cased, parts.slopes, found),
+            np.where(cased, found, np.float32(0)),
+            np.where(score[each, first] > 0, first, -1),
+            row[each, first],
+            points,
+        )
+
+    def _layer(self, its: slice, box: Host, parts: Parts) -> _Cases:
+        place = self.fast.machine.place
+        low, high = self.low[box][:, its], self.high[box][:, its]
+        sign = parts.sign[:, its]
+        low, high = (
+            np.where(sign > 0, np.maximum(low, 0), low),
+            np.where(sign < 0, np.minimum(high, 0), high),
+        )
+        is_open = (low < 0) & (high > 0)
+        on = low >= 0
+        upper = np.where(is_open, high / np.where(is_open, high - low, 1.0), on)
+        above = np.where(is_open, -upper * low, 0.0)
+        return _Cases(
+            place(is_open.astype(float)),
+            place(on.astype(float)),
+            place(upper),
+            place(above),
+            place(sign.astype(float)),
+            place(np.minimum(-low, high) * is_open),
+            place(np.where(sign != 0, _RATE_OF_MULTIPLIERS, _RATE_OF_SLOPES)),
+            place(np.where(sign != 0, _MOST_MULTIPLIER, 1.0)),
+        )
+
+    def _pass(self, layers: dict[int, _Cases], values: dict[int, Array], given: _Given) -> _Passed:
+        """Backward to the bound, and forward from where it is attained: the gradients."""
+        xp, dot, net = self.fast.machine.xp, self.fast.machine.dot, self.fast
+        pending, constant = {len(net.steps): given.rows}, given.constants
+        met: dict[int, Array] = {}
+        used: dict[int, Array] = {}
+        for number in range(len(net.steps), 0, -1):
+            if number not in pending:
+                continue
+            row, step = pending.pop(number), net.steps[number - 1]
+            if step.function:
+                layer, value = layers[number], values[number]
+                negative = xp.minimum(row, 0.0)
+                slope = xp.where(row < 0, layer.upper, layer.on + layer.open * value)
+                met[number], used[number] = row, slope
+                constant = constant + dot(negative, layer.above)
+                row = row * slope
+                row -= value * layer.sign
+            constant = constant + _vector(xp, row, step.bias)
+            for i, weight in zip(step.inputs, step.weights, strict=True):
+                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                pending[i] = pending[i] + passed if i in pending else passed
+        row = pending[0]
+        points = given.centre - xp.sign(row) * given.radius
+        bound = dot(row, points) + constant
+        reached, gradient, arguments = {0: points}, {}, {}
+        for number, step in enumerate(net.steps, 1):
+            if number == len(net.steps) and not step.function:
+                break
+            z: Any = step.bias
+            for i, weight in zip(step.inputs, step.turned, strict=True):
+                passed = (
+                    xp.matmul(reached[i], weight) if len(weight.shape) == 2 else reached[i] * weight
+                )
+                z = passed + z
+            if number in met:
+                layer, row = layers[number], met[number]
+                pull = xp.maximum(row, 0.0)
+                pull *= layer.open
+                pull -= layer.sign
+                gradient[number], arguments[number] = pull * z, z
+                z = z * used[number]
+                z += xp.where(row < 0, layer.above, layer.above * 0)
+            reached[number] = z
+        return _Passed(bound, points, values, gradient, met, arguments, reached)
+
+    def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, Array]:
+        """What each relaxation loses where the bound is attained, and a little of it at most."""
+        xp, found = self.fast.machine.xp, {}
+        for n, layer in layers.items():
+            row, z = passed.row[n], passed.arguments[n]
+            loss = xp.maximum(row * (xp.maximum(z, 0.0) - passed.reached[n]), 0.0)
+            found[n] = layer.open * (loss + 1e-3 * abs(row) * layer.gap)
+        return found
+
+
+class _Given(NamedTuple):
+    """The rows of parts, their constants, and their boxes."""
+
+    rows: Array
+    constants: Array
+    centre: Array
+    radius: Array
+
+
+class _Cases(NamedTuple):
+    """Which neurons of a node are open, on, or cases; the upper line of those that are open.
+
+    `rate` is that of their slopes or multipliers, and `most` what these can be.
+    """
+
+    open: Array
+    on: Array
+    upper: Array
+    above: Array
+    sign: Array
+    gap: Array
+    rate: Array
+    most: Array
+
+
+class _Passed(NamedTuple):
+    """Bounds of parts, where they are attained, and by node what was met on both ways."""
+
+    bound: Array
+    points: Array
+    values: dict[int, Array]
+    gradient: dict[int, Array]
+    row: dict[int, Array]
+    arguments: dict[int, Array]
+    reached: dict[int, Array]
+
+
+def _vector(xp: Any, rows: Array, vector: Array) -> Array:
+    return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))
+
+
+def split_neurons(
+    neurons: Neurons,
+    problems: Problems,
+    stop: Callable[[], bool],
+    refutes: Callable[[Floats], Floats | None],
+    *,
+    most: int = 1_000_000,
+    batch: int = 96,
+    first_steps: int = 30,
+    steps: int = 12,
+) -> tuple[list[Branch], Floats | None]:
+    """A branch for each problem, whose `open` is 0 where it was proved, and a refuting point.
+
+    A problem is given up when it has `most` open parts; all are when `stop` says so.
+    """
+    count = len(problems.box)
+    branches = [Branch() for _ in range(count)]
+    parts, points = neurons.start(problems, first_steps)
+    waiting: list[Parts] = []
+    while True:
+        bad = refutes(points)
+        if bad is not None:
+            return branches, bad
+        closed = neurons.close(problems, parts, branches)
+        rest = np.flatnonzero(~closed)
+        if len(rest):
+            waiting.append(parts.take(rest))
+        if stop():
+            return branches, None
+        parts_or_none = _next(waiting, branches, most, batch)
+        if parts_or_none is None:
+            return branches, None
+        parts, points = neurons.halve(problems, parts_or_none, branches, steps)
+
+
+def _next(waiting: list[Parts], branches: list[Branch], most: int, batch: int) -> Parts | None:
+    """The parts to split next, those that came last; not those of problems that were given up."""
+    while waiting:
+        last = waiting.pop()
+        fine = [
+            i
+            for i, p in enumerate(last.problem)
+            if branches[p].open <= most and last.neuron[i] >= 0
+        ]
+        if len(fine) > batch:
+            order = np.array(fine)[np.argsort(last.bound[fine], kind="stable")]
+            waiting.append(last.take(order[:-batch]))
+            return last.take(order[-batch:])
+        if fine:
+            return last.take(np.array(fine))
+    return None

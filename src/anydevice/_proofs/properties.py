@@ -1,0 +1,654 @@
+"""Properties and regions: what is to hold, and for which inputs, as data.
+
+Both can be compared, printed, saved as JSON and attached to models. `problems` turns them into what
+a proof is about: networks, and queries over boxes with exact rational numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import product
+from math import inf, isfinite, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anydevice._arrays.move import is_array
+from anydevice._core.record import Record, as_dict
+from anydevice._libraries.base import host_array, type_text
+from anydevice._proofs.checking.network import Network, Query
+from anydevice._proofs.derivative import absolute_sums, derivative
+from anydevice.errors import ConfigurationError
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+MOST_GROUPS = 10_000
+"""Combinations of the parts of an `any_of`."""
+
+Shape = tuple[int, ...]
+Numbers = tuple[float, ...]
+
+
+class Inequality(NamedTuple):
+    """`coefficients · y + constant`: an output is bad where it is <= 0, or < 0 where strict."""
+
+    coefficients: dict[int, int]
+    constant: Fraction
+    strict: bool = False
+
+
+Bad = list[list[Inequality]]
+"""The outputs are bad where all rows of one of these lists say so."""
+
+
+class Problem(NamedTuple):
+    """One thing to prove: that the outputs of a network are never bad in a box.
+
+    `arithmetic` is "real" where the network is a derivative, which nobody executes.
+    """
+
+    network: Network
+    query: Query
+    text: str
+    arithmetic: str | None = None
+
+
+# Regions
+
+
+class Region(Record):
+    """A set of inputs: all numbers between two corners, both included. See `box` and `ball`."""
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape of an example; `None` where the region fits every one."""
+        raise NotImplementedError
+
+    def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+        """The exact lowest and highest numbers of an input; raises `ConfigurationError`."""
+        raise NotImplementedError
+
+
+class Box(Region):
+    """All inputs from `low` to `high`, element by element; see `box`."""
+
+    low: Numbers
+    high: Numbers
+    sizes: Shape | None = None
+
+    @property
+    def shape(self) -> Shape | None:
+        return self.sizes
+
+    def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+        low, high = self.low, self.high
+        if self.sizes is None:
+            low, high = low * inputs, high * inputs
+        _check_size(len(low), inputs)
+        return tuple(map(Fraction, low)), tuple(map(Fraction, high))
+
+
+class Ball(Region):
+    """All inputs that differ from `centre` by at most `radius` in each element; see `ball`."""
+
+    centre: Numbers
+    radius: float
+    sizes: Shape
+    low: float = -inf
+    high: float = inf
+
+    @property
+    def shape(self) -> Shape | None:
+        return self.sizes
+
+    def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+        _check_size(len(self.centre), inputs)
+        radius, exact = Fraction(self.radius), list(map(Fraction, self.centre))
+        low, high = [x - radius for x in exact], [x + radius for x in exact]
+        if isfinite(self.low):
+            low = [max(x, Fraction(self.low)) for x in low]
+        if isfinite(self.high):
+            high = [min(x, Fraction(self.high)) for x in high]
+        return tuple(low), tuple(high)
+
+
+def box(low: Any, high: Any) -> Box:
+    """All inputs x with `low <= x <= high`, element by element.
+
+    Both are arrays of the shape of one example, or one is a number; two numbers fit every shape.
+
+    >>> box([0.0, 0.0], 1.0)
+    Box(low=(0.0, 0.0), high=(1.0, 1.0), sizes=(2,))
+
+    Raises `ConfigurationError` if it is empty, infinite or NaN, or the sizes differ.
+    """
+    lower, upper = _numbers(low, "box"), _numbers(high, "box")
+    sizes = lower.shape or upper.shape
+    if lower.shape and upper.shape and lower.shape != upper.shape:
+        raise _wrong("box", f"low has the shape {lower.shape} and high {upper.shape}")
+    if not prod(sizes):
+        raise _wrong("box", "it has no elements")
+    lower, upper = np.broadcast_to(lower, sizes), np.broadcast_to(upper, sizes)
+    if (lower > upper).any():
+        at = tuple(map(int, np.argwhere(np.atleast_1d(lower > upper))[0]))
+        raise _wrong("box", f"it is empty: low is greater than high at {list(at)}")
+    return Box(_flat(lower), _flat(upper), sizes or None)
+
+
+def ball(centre: Any, radius: float, low: float = -inf, high: float = inf) -> Ball:
+    """All inputs that differ from `centre` by at most `radius` in each element.
+
+    `low` and `high` are the range of valid inputs, such as 0 and 1 for images: the ball ends there.
+
+    >>> ball([0.1, 0.5], 0.25, low=0, high=1).corners(2)[0]
+    (Fraction(0, 1), Fraction(1, 4))
+
+    Raises `ConfigurationError` if it is empty, infinite or NaN.
+    """
+    middle = _numbers(centre, "ball")
+    size, least, most = [float(_number(x, "ball")) for x in (radius, low, high)]
+    if not isfinite(size) or size < 0:
+        raise _wrong("ball", f"its radius is a finite number of 0 or more, not {radius!r}")
+    if not middle.size:
+        raise _wrong("ball", "its centre has no elements")
+    made = Ball(_flat(middle), size, middle.shape or (1,), least, most)
+    if least > most or any(x > y for x, y in zip(*made.corners(middle.size), strict=True)):
+        raise _wrong("ball", f"it is empty: no input is within {low} and {high} too")
+    return made
+
+
+# Properties
+
+
+class Property(Record):
+    """What is to hold for the outputs of every input; see the functions of this module."""
+
+    def bad(self, outputs: int) -> Bad:
+        """When it does not hold; raises `ConfigurationError` for other numbers of outputs."""
+        raise NotImplementedError
+
+    @property
+    def about_order(self) -> bool:
+        """Whether it compares outputs with each other alone, so that a softmax changes nothing."""
+        return False
+
+
+class SameClass(Property):
+    """The output `label` is greater than all others; see `same_class`."""
+
+    label: int
+
+    def bad(self, outputs: int) -> Bad:
+        _check_output(self.label, outputs, "same_class")
+        if outputs == 1:
+            raise _wrong("same_class", "the model has one output, and there is nothing to compare")
+        others = [each for each in range(outputs) if each != self.label]
+        return [[Inequality({self.label: 1, each: -1}, Fraction(0))] for each in others]
+
+    @property
+    def about_order(self) -> bool:
+        return True
+
+
+class Less(Property):
+    """An output is less than another one; see `less`."""
+
+    smaller: int
+    larger: int
+
+    def bad(self, outputs: int) -> Bad:
+        for each in (self.smaller, self.larger):
+            _check_output(each, outputs, "less")
+        return [[Inequality({self.larger: 1, self.smaller: -1}, Fraction(0))]]
+
+    @property
+    def about_order(self) -> bool:
+        return True
+
+
+class Within(Property):
+    """Outputs are from `low` to `high`, both included; see `within`."""
+
+    low: float
+    high: float
+    outputs: tuple[int, ...] | None = None
+
+    def bad(self, outputs: int) -> Bad:
+        chosen = range(outputs) if self.outputs is None else self.outputs
+        found: Bad = []
+        for each in chosen:
+            _check_output(each, outputs, "within")
+            if isfinite(self.low):
+                found.append([Inequality({each: 1}, -Fraction(self.low), strict=True)])
+            if isfinite(self.high):
+                found.append([Inequality({each: -1}, Fraction(self.high), strict=True)])
+        return found
+
+
+class Finite(Property):
+    """All outputs are numbers that float32 holds; see `finite`."""
+
+    def bad(self, outputs: int) -> Bad:
+        return Within(-LARGEST_FLOAT32, LARGEST_FLOAT32).bad(outputs)
+
+
+class AllOf(Property):
+    """Each of these holds; see `all_of`."""
+
+    parts: tuple[Property, ...]
+
+    def bad(self, outputs: int) -> Bad:
+        return [group for part in self.parts for group in part.bad(outputs)]
+
+    @property
+    def about_order(self) -> bool:
+        return all(part.about_order for part in self.parts)
+
+
+class AnyOf(Property):
+    """For each input at least one of these holds; see `any_of`."""
+
+    parts: tuple[Property, ...]
+
+    def bad(self, outputs: int) -> Bad:
+        every = [part.bad(outputs) for part in self.parts]
+        count = prod(len(groups) for groups in every)
+        if count > MOST_GROUPS:
+            raise _wrong("any_of", f"its parts have {count:,} combinations; take simpler ones")
+        return [[row for group in groups for row in group] for groups in product(*every)]
+
+    @property
+    def about_order(self) -> bool:
+        return all(part.about_order for part in self.parts)
+
+
+class Monotone(Property):
+    """An output never falls, or never rises, where an input rises; see `monotone`."""
+
+    input: int
+    output: int
+    rising: bool = True
+    tolerance: float = 1e-6
+
+    def problem(self, network: Network) -> tuple[Network, Bad]:
+        """The derivative, and when it is bad."""
+        _check_output(self.output, network.outputs, "monotone")
+        if not 0 <= self.input < network.inputs:
+            raise _wrong("monotone", f"the model has {network.inputs} inputs, and no {self.input}")
+        slope = 1 if self.rising else -1
+        row = Inequality({0: slope}, Fraction(self.tolerance), strict=True)
+        return derivative(network, self.input, self.output), [[row]]
+
+
+class Lipschitz(Property):
+    """Outputs differ by at most `bound` times as much as the inputs; see `lipschitz`."""
+
+    bound: float
+
+    def problem(self, network: Network) -> tuple[Network, Bad]:
+        """The sums of absolute derivatives of each output, and when they are bad."""
+        sums = absolute_sums(network)
+        rows = [
+            [Inequality({each: -1}, Fraction(self.bound), True)] for each in range(sums.outputs)
+        ]
+        return sums, rows
+
+
+def same_class(label: int) -> SameClass:
+    """The output `label` is greater than every other one: the input is always put into this class.
+
+    A softmax at the end of the model is left out: the theorem is about its logits.
+
+    >>> same_class(3)
+    SameClass(label=3)
+    """
+    return SameClass(_index(label, "same_class"))
+
+
+def less(smaller: int, larger: int) -> Less:
+    """The output `smaller` is always less than the output `larger`.
+
+    >>> less(0, 1)
+    Less(smaller=0, larger=1)
+    """
+    first, second = _index(smaller, "less"), _index(larger, "less")
+    if first == second:
+        raise _wrong("less", f"no number is less than itself, as output {first} would be")
+    return Less(first, second)
+
+
+def within(low: float, high: float, outputs: int | Iterable[int] | None = None) -> Within:
+    """All outputs, or the given ones, are from `low` to `high`, both included.
+
+    >>> within(0, 1)
+    Within(low=0.0, high=1.0, outputs=None)
+
+    Raises `ConfigurationError` if no number is, or every number.
+    """
+    least, most = float(_number(low, "within")), float(_number(high, "within"))
+    if not least <= most or least == inf or most == -inf:
+        raise _wrong("within", f"no number is from {low} to {high}")
+    if not isfinite(least) and not isfinite(most):
+        raise _wrong("within", "every number is from -inf to inf; proofs.finite() is what you mean")
+    if outputs is None:
+        return Within(least, most)
+    given = [outputs] if isinstance(outputs, int) else list(outputs)
+    if not given:
+        raise _wrong("within", "it is about no outputs")
+    return Within(least, most, tuple([_index(each, "within") for each in given]))
+
+
+def finite() -> Finite:
+    """All outputs are finite numbers of float32, and nothing overflows on the way.
+
+    >>> finite()
+    Finite()
+    """
+    return Finite()
+
+
+def monotone(
+    input: int,  # noqa: A002 - what it is
+    output: int = 0,
+    *,
+    rising: bool = True,
+    tolerance: float = 1e-6,
+) -> Monotone:
+    """An output never falls where one input rises and the others stay.
+
+    With `rising=False` it never rises. It is proved by the derivative, in real arithmetic: the
+    output may fall by `tolerance` times as much as the input rises, and float32 adds its roundings.
+
+    >>> monotone(2)
+    Monotone(input=2, output=0, rising=True, tolerance=1e-06)
+    """
+    if not isinstance(rising, bool):
+        raise _wrong("monotone", f"rising is True or False, not {rising!r}")
+    allowed = float(_number(tolerance, "monotone"))
+    if not isfinite(allowed) or allowed < 0:
+        raise _wrong("monotone", f"tolerance is a finite number of 0 or more, not {tolerance!r}")
+    return Monotone(_index(input, "monotone"), _index(output, "monotone"), rising, allowed)
+
+
+def lipschitz(bound: float) -> Lipschitz:
+    """No output changes by more than `bound` times the largest change of an input.
+
+    It is proved by the derivatives, in real arithmetic; float32 adds its roundings.
+
+    >>> lipschitz(3)
+    Lipschitz(bound=3.0)
+    """
+    most = float(_number(bound, "lipschitz"))
+    if not isfinite(most) or most <= 0:
+        raise _wrong("lipschitz", f"bound is a finite number above 0, not {bound!r}")
+    return Lipschitz(most)
+
+
+def all_of(*parts: Property) -> AllOf:
+    """Each of these properties holds for every input.
+
+    >>> all_of(less(0, 1), within(0, 1)).about_order
+    False
+    """
+    return AllOf(_parts(parts, "all_of"))
+
+
+def any_of(*parts: Property) -> AnyOf:
+    """For every input at least one of these properties holds, not always the same one.
+
+    >>> any_of(less(0, 1), less(1, 0)).about_order
+    True
+    """
+    found = _parts(parts, "any_of")
+    if any(_by_derivative(part) for part in found):
+        raise _wrong(
+            "any_of",
+            "monotone and lipschitz are about all inputs at once; prove them by themselves",
+        )
+    return AnyOf(found)
+
+
+# What is to be proved
+
+
+def problems(claim: Property, network: Network, region: Region) -> list[Problem]:
+    """What has to be proved so that the property holds over the region.
+
+    Raises `ConfigurationError` for a region of another size, and for outputs that are not there.
+    """
+    check_property(claim)
+    check_region(region)
+    low, high = region.corners(network.inputs)
+    found = []
+    values = [part for part in _flattened(claim) if not _by_derivative(part)]
+    if values:
+        part = values[0] if len(values) == 1 else AllOf(tuple(values))
+        query = _query(low, high, part.bad(network.outputs), network.outputs)
+        found.append(Problem(network, query, str(part)))
+    for part in _flattened(claim):
+        if isinstance(part, Monotone | Lipschitz):
+            slopes, bad = part.problem(network)
+            query = _query(low, high, bad, slopes.outputs)
+            found.append(Problem(slopes, query, str(part), "real"))
+    return found
+
+
+def check_region(over: Any) -> None:
+    """Raise `ConfigurationError` for anything else than a region."""
+    if over is None:
+        raise ConfigurationError(
+            "over= is missing: the region whose inputs are meant, such as proofs.ball(x, 0.03)",
+            source="over=",
+        )
+    if not isinstance(over, Region):
+        raise ConfigurationError(
+            f"over= is a region such as proofs.box(low, high), not {type_text(over)}",
+            source="over=",
+        )
+
+
+def check_property(claim: Any) -> None:
+    """Raise `ConfigurationError` for anything but a property."""
+    if isinstance(claim, Property):
+        return
+    if callable(claim):
+        raise ConfigurationError(
+            f"{name_of(claim)} is a Python function, and nothing can be proved of it for all "
+            "inputs; give a property such as proofs.within(0, 1), or check it on examples with "
+            "anydevice.compile(model, verify=x, properties=[…])",
+            source="property",
+        )
+    raise ConfigurationError(
+        f"a property is one such as proofs.same_class(3), not {type_text(claim)}", source="property"
+    )
+
+
+def _flattened(claim: Property) -> Iterator[Property]:
+    if isinstance(claim, AllOf):
+        for part in claim.parts:
+            yield from _flattened(part)
+    else:
+        yield claim
+
+
+def _query(low: Any, high: Any, bad: Bad, outputs: int) -> Query:
+    rows = [(row, number) for number, group in enumerate(bad) for row in group]
+    coefficients = [
+        tuple([Fraction(row.coefficients.get(each, 0)) for each in range(outputs)])
+        for row, _ in rows
+    ]
+    return Query(
+        low,
+        high,
+        tuple(coefficients),
+        tuple([row.constant for row, _ in rows]),
+        tuple([number for _, number in rows]),
+        tuple([row.strict for row, _ in rows]),
+    )
+
+
+# As JSON
+
+_KINDS: dict[str, type[Record]] = {
+    kind.__name__: kind
+    for kind in (
+        AllOf,
+        AnyOf,
+        Ball,
+        Box,
+        Finite,
+        Less,
+        Lipschitz,
+        Monotone,
+        SameClass,
+        Within,
+    )
+}
+_MADE: dict[type[Record], Callable[..., Any]] = {
+    SameClass: same_class,
+    Less: less,
+    Within: within,
+    Finite: finite,
+    Lipschitz: lipschitz,
+    AllOf: lambda parts: all_of(*parts),
+    AnyOf: lambda parts: any_of(*parts),
+    Monotone: lambda input, output, rising, tolerance: monotone(  # noqa: A006
+        input, output, rising=rising, tolerance=tolerance
+    ),
+    Ball: lambda centre, radius, sizes, low, high: ball(
+        np.asarray(centre, np.float64).reshape(sizes), radius, low, high
+    ),
+    Box: lambda low, high, sizes: box(
+        *[np.asarray(x, np.float64).reshape(() if sizes is None else sizes) for x in (low, high)]
+    ),
+}
+"""How each is made from its fields, with all checks."""
+
+
+def to_json(value: Property | Region) -> dict[str, Any]:
+    """A property or region as JSON.
+
+    >>> to_json(within(0, 1))
+    {'kind': 'Within', 'low': 0.0, 'high': 1.0, 'outputs': None}
+
+    Raises `ConfigurationError` for a Python function: what it does cannot be written down.
+    """
+    if type(value) not in _MADE:
+        what = f"{name_of(value)}, a Python function," if callable(value) else type_text(value)
+        raise ConfigurationError(
+            f"{what} cannot be saved as a property: only those of anydevice.proofs are data",
+            source="properties",
+        )
+    return {"kind": type(value).__name__} | {
+        name: _plain(field) for name, field in as_dict(value).items()
+    }
+
+
+def from_json(described: Any) -> Any:
+    """The property or region that `to_json` described; raises `ConfigurationError`.
+
+    >>> from_json(to_json(all_of(less(0, 1), finite())))
+    AllOf(parts=(Less(smaller=0, larger=1), Finite()))
+    """
+    try:
+        fields = dict(described)
+        kind = _KINDS[fields.pop("kind")]
+        return _MADE[kind](**{name: _restored(field) for name, field in fields.items()})
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        shown = json.dumps(described, default=repr)[:80]
+        raise ConfigurationError(
+            f"this is no property or region that anydevice wrote: {shown}", source="properties"
+        ) from error
+
+
+def _plain(field: Any) -> Any:
+    if isinstance(field, Record):
+        return to_json(field)  # type: ignore[arg-type]
+    if isinstance(field, tuple):
+        return [_plain(each) for each in field]
+    # JSON has no infinities.
+    return str(field) if isinstance(field, float) and not isfinite(field) else field
+
+
+def _restored(field: Any) -> Any:
+    if isinstance(field, dict):
+        return from_json(field)
+    if isinstance(field, list):
+        return tuple([_restored(each) for each in field])
+    return float(field) if field in ("inf", "-inf") else field
+
+
+def name_of(value: Any) -> str:
+    """The name of a function, for messages."""
+    return str(getattr(value, "__name__", repr(value)))
+
+
+# Arguments
+
+
+def _by_derivative(claim: Property) -> bool:
+    return any(isinstance(part, Monotone | Lipschitz) for part in _flattened(claim))
+
+
+def _parts(parts: Sequence[Any], name: str) -> tuple[Property, ...]:
+    if not parts:
+        raise _wrong(name, "it has no parts")
+    for part in parts:
+        check_property(part)
+    return tuple(parts)
+
+
+def _index(value: Any, name: str) -> int:
+    number = (
+        value.item()
+        if isinstance(value, np.generic | np.ndarray) and np.ndim(value) == 0
+        else value
+    )
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise _wrong(name, f"an input or output is a number of 0 or more, not {value!r}")
+    return number
+
+
+def _number(value: Any, name: str) -> float:
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+        raise _wrong(name, f"it takes numbers, not {value!r}")
+    return number
+
+
+def _numbers(values: Any, name: str) -> Any:
+    try:
+        array = np.asarray(host_array(values) if is_array(values) else values)
+        exact = array.astype(np.float64)
+        if (
+            array.dtype.kind not in "iuf"
+            or (exact.astype(array.dtype) != array)[exact == exact].any()
+        ):
+            raise ValueError("float64 does not hold these")
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, f"it takes arrays of numbers, not {type_text(values)}") from error
+    if not np.isfinite(exact).all():
+        at = np.argwhere(~np.isfinite(np.atleast_1d(exact)))[0].tolist()
+        raise _wrong(name, f"it is NaN or infinite at {at}")
+    return exact
+
+
+def _flat(values: Any) -> Numbers:
+    return tuple(values.reshape(-1).tolist())
+
+
+def _check_size(size: int, inputs: int) -> None:
+    if size != inputs:
+        raise ConfigurationError(
+            f"the region has {size} numbers, and the model takes {inputs}", source="over="
+        )
+
+
+def _check_output(output: int, outputs: int, name: str) -> None:
+    if not 0 <= output < outputs:
+        raise _wrong(name, f"the model has {outputs} outputs, and no output {output}")
+
+
+def _wrong(name: str, what: str) -> ConfigurationError:
+    return ConfigurationError(f"proofs.{name}: {what}", source=f"proofs.{name}")

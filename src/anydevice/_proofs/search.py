@@ -1,0 +1,548 @@
+"""Branch and bound over boxes of inputs: a box whose bounds do not decide it is halved.
+
+Boxes live on the host in float64, in the numbers that a certificate names; batches of them are
+bounded on an engine. Where that computes in float32, what it cannot decide by a hair is bounded
+again in float64.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice._proofs.bounds import (
+    FORWARD_INPUTS,
+    Known,
+    Lowered,
+    Prepared,
+    Relaxed,
+    outward,
+    padded,
+)
+from anydevice._proofs.checking.certificate import Tree
+from anydevice._proofs.checking.network import Query
+from anydevice._proofs.lemmas import Effort, Sharpening
+from anydevice._proofs.machines import Host
+from anydevice._proofs.neurons import Growing, Neurons, Problems, split_neurons
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+_ROUNDS = 40
+"""Steps towards the best weights of the rows of a group."""
+
+_PARTS = (1_000, 4_000, 16_000, 16_000, 16_000, 1 << 40)
+_EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort(240, 16))
+"""So many parts by cases are tried, and after each try neurons are bounded as well as this."""
+
+_LARGE, _PARTS_OF_LARGE = 1 << 21, 16_000
+"""With more weights, better bounds of all neurons take minutes: more cases are tried before."""
+
+
+class OutOfTimeError(Exception):
+    """The time of a search is up, in the midst of bounds or of an attack."""
+
+
+class QueryRows(NamedTuple):
+    """The rows of a query in float64: constants rounded downward.
+
+    `mixes`: sums of them are exact. `held` are groups that are known to hold.
+    """
+
+    coefficients: Floats
+    constants: Floats
+    groups: tuple[Integers, ...]
+    strict: npt.NDArray[np.bool_]
+    mixes: bool
+    held: frozenset[int] = frozenset()
+
+
+def rows_of(query: Query) -> QueryRows:
+    coefficients = np.array([[float(c) for c in row] for row in query.coefficients])
+    constants = np.array([float(d) for d in query.constants])
+    for i, exact in enumerate(query.constants):
+        if constants[i] > exact:
+            constants[i] = np.nextafter(constants[i], -np.inf)
+    group = np.array(query.group)
+    groups = tuple(np.flatnonzero(group == g) for g in range(int(group.max()) + 1))
+    whole = np.concatenate([coefficients.ravel(), constants])
+    # Sums of rows times bytes are exact if all are integers, and not too large for float32 either.
+    mixes = bool(((whole == np.round(whole)) & (abs(whole) < 1024)).all())
+    mixes = mixes and all(c == float(c) for row in query.coefficients for c in row)
+    return QueryRows(coefficients, constants, groups, np.array(query.strict), mixes)
+
+
+class Boxes(NamedTuple):
+    """Boxes that are still open: their number in the tree, depth, and bounds of the inputs."""
+
+    ids: Integers
+    depth: Integers
+    low: Floats
+    high: Floats
+
+    def take(self, which: Host | slice) -> Boxes:
+        return Boxes(self.ids[which], self.depth[which], self.low[which], self.high[which])
+
+
+class Progress(NamedTuple):
+    """How far a search is: the share of the box that is proved, and what is still open.
+
+    The parts that are being bounded are open, too.
+    """
+
+    share: float
+    open: int
+    boxes: int
+    boxes_per_second: float
+    worst: float
+
+
+class Found(NamedTuple):
+    """How a search ended: with a tree that proves it, a point that refutes it, or neither."""
+
+    tree: Tree | None
+    point: Floats | None
+    reason: str
+    progress: Progress
+
+
+class Decision(NamedTuple):
+    """What the bounds of a batch say of each box.
+
+    `holds` (boxes, groups) are the groups that are proved, by `weights` (boxes, rows). For the
+    others these are the best weights, `bound` the smallest bound; `scores` say what each input
+    has to do with it. `points` (boxes, rows + 1, inputs) are where bounds are attained, which may
+    be counterexamples. `near` are the boxes that float64 might close.
+    """
+
+    holds: npt.NDArray[np.bool_]
+    near: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.uint8]
+    bound: Floats
+    scores: Floats
+    points: Floats
+    relaxed: Relaxed
+
+    @property
+    def closed(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.holds.all(1))
+
+
+class Bounding:
+    """Decides batches of boxes by the bounds of a prepared network.
+
+    `fast` is the same network where slopes and multipliers are optimised, if cases of neurons are
+    to be tried.
+    """
+
+    def __init__(self, net: Prepared, rows: QueryRows, fast: Prepared | None = None) -> None:
+        self.net, self.rows, self.fast = net, rows, fast
+
+    def __call__(self, low: Floats, high: Floats, known: Known | None = None) -> Decision:
+        count = len(low)
+        if self.net.machine.pads:
+            more = padded(count) - count
+            low, high = (np.concatenate([x, np.repeat(x[:1], more, 0)]) for x in (low, high))
+        with np.errstate(all="ignore"):
+            box = outward(low, high, self.net.machine.dtype)
+            relaxed = Relaxed(self.net, *box, known=known)
+            verdict = self._decide(relaxed, len(low))
+        arrays: list[Any] = [*(each[:count] for each in verdict[:-1]), relaxed]
+        return Decision(*arrays)
+
+    def _decide(self, relaxed: Relaxed, boxes: int) -> Decision:
+        rows, host = self.rows, self._host
+        number, each = len(rows.constants), np.arange(boxes)
+        box = np.repeat(each, number)
+        tiled = np.tile(rows.coefficients, (boxes, 1)), np.tile(rows.constants, boxes)
+        found = self._below(relaxed, *tiled, box)
+        low, nominal, constant = (
+            host(x).reshape(boxes, number) for x in (found.low, found.nominal, found.constant)
+        )
+        slopes = host(found.slopes).reshape(boxes, number, -1)
+        proved = np.where(rows.strict, low >= 0, low > 0)
+        low = np.where(np.isnan(low), -np.inf, low)
+        weights = np.zeros((boxes, number), np.uint8)
+        holds, near = np.zeros((boxes, len(rows.groups)), bool), np.ones(boxes, bool)
+        worst, chosen = np.full(boxes, np.inf), np.zeros((boxes, number))
+        for g, group in enumerate(rows.groups):
+            best = group[low[:, group].argmax(1)]
+            done, bound, hair = proved[each, best], low[each, best], nominal[each, best]
+            weights[each, best] = 255
+            if g in rows.held:
+                done = np.ones(boxes, bool)
+            open_ = np.flatnonzero(~done)
+            if len(open_) and len(group) > 1 and rows.mixes:
+                mixed = np.zeros((len(open_), number))
+                mixed[:, group] = self._mix(
+                    relaxed, open_, slopes[open_][:, group], constant[open_][:, group]
+                )
+                again = self._below(
+                    relaxed, mixed @ rows.coefficients, mixed @ rows.constants, open_
+                )
+                scale = mixed.max(1)
+                value, other = host(again.low) / scale, host(again.nominal) / scale
+                better = value > bound[open_]
+                some = open_[better]
+                bound[some], hair[some] = value[better], other[better]
+                weights[some[:, None], group] = mixed[better][:, group].astype(np.uint8)
+                done[some] = value[better] > 0
+            # What rounding in float32 may have hidden, and what float64 would show
+            near &= done | (bound + 0.75 * (hair - bound) > 0)
+            holds[:, g] = done
+            lowest = np.flatnonzero(~done & (bound < worst))
+            worst[lowest] = bound[lowest]
+            chosen[lowest] = 0
+            chosen[lowest[:, None], group] = weights[lowest[:, None], group] / 255.0
+        open_ = np.flatnonzero(~holds.all(1))
+        scores = np.zeros((boxes, self.net.inputs))
+        points = np.zeros((boxes, number + 1, self.net.inputs))
+        centre, radius = host(relaxed.centre)[open_], host(relaxed.radius)[open_]
+        scores[open_], last = self._scores(relaxed, open_, chosen[open_])
+        ends = np.sign(np.concatenate([slopes[open_], last[:, None]], 1))
+        points[open_] = centre[:, None] - ends * radius[:, None]
+        return Decision(holds, near & ~holds.all(1), weights, worst, scores, points, relaxed)
+
+    def _host(self, x: Any) -> Floats:
+        return np.asarray(self.net.machine.host(x), np.float64)
+
+    def _below(
+        self,
+        relaxed: Relaxed,
+        coefficients: Floats,
+        constants: Floats,
+        box: Host,
+        keep: bool = False,
+    ) -> Lowered:
+        machine = self.net.machine
+        rows, constants = machine.place(coefficients), machine.place(constants)
+        return relaxed.rows_below(rows, constants, machine.indices(box), keep)
+
+    def _mix(self, relaxed: Relaxed, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
+        """Bytes that weigh the rows of a group such that their sum has the best lower bound.
+
+        By steps of exponentiated gradients on the linear functions that bound the rows.
+        """
+        centre, radius = self._host(relaxed.centre)[boxes], self._host(relaxed.radius)[boxes]
+        middle = np.einsum("brd,bd->br", slopes, centre) + constant
+        reach = slopes * radius[:, None]
+        size = abs(middle).max(1) + abs(reach).sum(2).max(1) + 1e-300
+        middle, reach = middle / size[:, None], reach / size[:, None, None]
+        count = slopes.shape[1]
+        weights = np.full((len(boxes), count), 1 / count)
+        best, value = weights.copy(), np.full(len(boxes), -np.inf)
+        for i in range(_ROUNDS):
+            along = np.einsum("br,brd->bd", weights, reach)
+            now = np.einsum("br,br->b", weights, middle) - abs(along).sum(1)
+            better = now > value
+            value[better], best[better] = now[better], weights[better]
+            gradient = middle - np.einsum("brd,bd->br", reach, np.sign(along))
+            weights = weights * np.exp(gradient * (4.0 / (1 + 0.3 * i)))
+            weights /= weights.sum(1, keepdims=True)
+        best = np.round(best / best.max(1, keepdims=True) * 255)
+        return np.where(np.isfinite(best), best, 255)
+
+    def _scores(self, relaxed: Relaxed, open_: Host, chosen: Floats) -> tuple[Floats, Floats]:
+        """How much of the relaxation's loss each input carries, and the slopes of the bound."""
+        machine, rows = self.net.machine, self.rows
+        if not len(open_):
+            return np.zeros((0, self.net.inputs)), np.zeros((0, self.net.inputs))
+        found = self._below(
+            relaxed, chosen @ rows.coefficients, chosen @ rows.constants, open_, keep=True
+        )
+        xp, where = machine.xp, machine.indices(open_)
+        total: Any = None
+        for number, row in found.met.items():
+            layer = relaxed.layers[number - 1]
+            if layer.lines is None or layer.share is None:
+                continue
+            low, high = xp.take(layer.low, where), xp.take(layer.high, where)
+            negative = xp.minimum(row, 0.0)
+            gap = xp.maximum(xp.minimum(-low, high), 0.0)
+            loss = (row - negative) * gap - negative * xp.take(layer.lines.above, where)
+            share = xp.take(layer.share, where)
+            share = share / (xp.sum(share, 1, True) + 1e-30)
+            part = xp.sum(share * xp.reshape(loss, (len(open_), 1, loss.shape[1])), 2)
+            total = part if total is None else total + part
+        slopes = self._host(found.slopes)
+        radius = self._host(relaxed.radius)[open_]
+        return abs(slopes) * radius if total is None else self._host(total), slopes
+
+
+class Search:
+    """One search: the boxes that are open, the tree so far, and how far it is.
+
+    `finishing` decides in float64 what is near, where `bounding` has only float32; `small` decides
+    batches that are too small to be worth a call of an accelerator. `sharpening` finds lemmas about
+    a box, a centre and a radius, where it is not divided by its inputs.
+    """
+
+    def __init__(
+        self,
+        bounding: Bounding,
+        finishing: Bounding | None,
+        refutes: Callable[[Floats], Floats | None],
+        limits: SearchLimits,
+        small: Bounding | None = None,
+        sharpening: Callable[[tuple[Floats, Floats]], Sharpening] | None = None,
+    ) -> None:
+        self.bounding, self.finishing, self.small = bounding, finishing, small
+        self.sharpening = sharpening
+        self.refutes, self.limits = refutes, limits
+        net, rows = bounding.net, bounding.rows
+        neurons = sum(step.size for step in net.steps if step.function)
+        self.growing = Growing(len(rows.groups), len(rows.constants), neurons)
+        self.stack: list[Boxes] = []
+        self._in_hand = 0  # boxes of the batch that is being decided, which are open as well
+        self.share, self.worst, self.boxes = 0.0, -np.inf, 0
+        self._under_way: Neurons | Sharpening | None = None
+        self._divides_inputs = False  # of many, where few vary and no cases of neurons can be tried
+        self.point: Floats | None = None
+        self.begin = limits.clock()
+
+    def first(self, low: Floats, high: Floats) -> Found:
+        """What the first bound says of a box; where it says nothing the box is attacked, no more.
+
+        The reason is "open" where it is neither proved nor refuted.
+        """
+        self.limits.keep()
+        boxes = _whole(low, high)
+        verdict = (self.small or self.bounding)(boxes.low, boxes.high)
+        self._in_hand = self.boxes = 1
+        if verdict.closed.all():
+            self._close(boxes, np.zeros(1, np.int64), verdict)
+        else:
+            self.worst = float(verdict.bound.min())
+            middle = (boxes.low + boxes.high) / 2
+            self.point = self.refutes(np.concatenate([verdict.points[0], middle]))
+        now, tree = self.progress(), None if self._in_hand else self.growing.tree()
+        self.limits.tell(now)
+        return Found(tree, self.point, "open" if self._in_hand else "", now)
+
+    def run(self, low: Floats, high: Floats) -> Found:
+        self.stack.append(_whole(low, high))
+        few = np.count_nonzero(high > low) <= FORWARD_INPUTS
+        self._divides_inputs = bool(few and self.bounding.fast is None)
+        reason = ""
+        try:
+            while self.stack and not reason and self.point is None:
+                reason = self._stopped() or self._step() or ""
+                self.limits.tell(self.progress())
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        except OutOfTimeError:
+            reason = "time"
+        proved = not self.stack and not reason and self.point is None
+        return Found(self.growing.tree() if proved else None, self.point, reason, self.progress())
+
+    def progress(self) -> Progress:
+        passed = max(self.limits.clock() - self.begin, 1e-9)
+        still = self._in_hand + sum(len(each.ids) for each in self.stack)
+        boxes = self.boxes + (0 if self._under_way is None else self._under_way.parts)
+        return Progress(self.share, still, boxes, boxes / passed, self.worst)
+
+    def _told(self) -> bool:
+        """Tell how far it is, and say whether it must stop."""
+        self.limits.tell(self.progress())
+        return bool(self._stopped())
+
+    @contextmanager
+    def _counted(self, parts: Neurons | Sharpening) -> Iterator[None]:
+        """Count the parts that are bounded, while they are and from then on."""
+        before = parts.parts
+        self.boxes -= before
+        self._under_way = parts
+        try:
+            yield
+        finally:
+            self.boxes += parts.parts
+            self._under_way = None
+
+    def _stopped(self) -> str:
+        if self.limits.clock() > self.limits.until:
+            return "time"
+        waiting = sum(len(each.ids) for each in self.stack)
+        size = waiting * (16 * self.bounding.net.inputs + 16) + 40 * self.growing.nodes
+        return "memory" if size > self.limits.memory else ""
+
+    def _step(self) -> str:
+        """Decide one batch; halve what stays open. A reason to stop, if it cannot be."""
+        boxes = _pop(self.stack, self.limits.batch)
+        self._in_hand = len(boxes.ids)
+        self.boxes += self._in_hand
+        few = self.small is not None and len(boxes.ids) < self.limits.few
+        open_, scores = self._settle(self.small if few and self.small else self.bounding, boxes)
+        if self.point is not None or not len(open_.ids):
+            return ""
+        if self.bounding.net.linear == 0 and not self._divides_inputs:
+            return self._stopped() or "resolution"
+        halves = _halve(open_, scores, self.growing)
+        if halves is None:
+            return "resolution"
+        self.stack.append(halves)
+        self._in_hand = 0
+        return ""
+
+    def _settle(self, bounding: Bounding, boxes: Boxes) -> tuple[Boxes, Floats]:
+        """Close what bounds or cases of neurons close; what is left, and scores of its inputs."""
+        verdict = bounding(boxes.low, boxes.high)
+        closed = verdict.closed
+        self._close(boxes, np.flatnonzero(closed), verdict)
+        again = np.zeros(len(closed), bool)
+        scores = verdict.scores
+        if bounding is self.bounding and self.finishing is not None:
+            again = verdict.near & ~closed
+        open_ = np.flatnonzero(~closed & ~again)
+        if len(open_):
+            self.worst = float(verdict.bound[open_].min())
+            middles = (boxes.low[open_] + boxes.high[open_]) / 2
+            ends = verdict.points[open_].reshape(-1, middles.shape[1])
+            self.point = self.refutes(np.concatenate([ends, middles]))
+            patient = bounding.net.linear and self.boxes < self.limits.patience
+            if self.point is None and bounding.fast is not None and not patient:
+                open_ = self._by_neurons(bounding, boxes, open_, verdict)
+        rest, left = boxes.take(open_), scores[open_]
+        if again.any() and self.finishing is not None and self.point is None:
+            more, theirs = self._settle(self.finishing, boxes.take(np.flatnonzero(again)))
+            rest = Boxes(*(np.concatenate(each) for each in zip(rest, more, strict=True)))
+            left = np.concatenate([left, theirs])
+        return rest, left
+
+    def _close(self, boxes: Boxes, which: Host, verdict: Decision) -> None:
+        self.growing.close(boxes.ids[which], verdict.weights[which])
+        self.share += float((0.5 ** boxes.depth[which]).sum())
+        self._in_hand -= len(which)
+
+    def _by_neurons(self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision) -> Host:
+        """The boxes that cases of neurons do not close, nor better bounds of neurons."""
+        if bounding.net.linear or self.sharpening is None:
+            return self._split_neurons(bounding, boxes, open_, verdict)
+        sharpening = self.sharpening(outward(boxes.low, boxes.high, "float64"))
+        least = _PARTS_OF_LARGE if bounding.net.weights > _LARGE else 0
+        for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
+            parts = max(parts, least)
+            open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
+            if effort is None or not len(open_) or self.point is not None or self._stopped():
+                break
+            with self._counted(sharpening):
+                found = sharpening.run(effort, self._told)
+            self.growing.lemmas = found.lemmas
+            verdict = bounding(boxes.low, boxes.high, found.known)
+            self.worst = float(verdict.bound.min())
+            if verdict.closed.all():
+                self._close(boxes, open_, verdict)
+                return open_[:0]
+        return open_
+
+    def _split_neurons(
+        self,
+        bounding: Bounding,
+        boxes: Boxes,
+        open_: Host,
+        verdict: Decision,
+        parts: int = 1 << 40,
+    ) -> Host:
+        """The boxes that so many parts by cases of neurons do not close either."""
+        rows, limits = bounding.rows, self.limits
+        alone = bounding.net.linear == 0
+        assert bounding.fast is not None
+        neurons = Neurons(verdict.relaxed, bounding.fast)
+        undecided = ((neurons.low < 0) & (neurons.high > 0)).sum(1)
+        tried = open_ if alone else open_[undecided[open_] <= limits.undecided]
+        if not len(tried):
+            return open_
+        place, group = np.nonzero(~verdict.holds[tried])
+        of = np.zeros(len(rows.constants), np.int64)
+        for number, its in enumerate(rows.groups):
+            of[its] = number
+        box = tried[place]
+        weights = np.where(of == group[:, None], verdict.weights[box], 0) / 255.0
+        problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
+        with self._counted(neurons):
+            branches, self.point = split_neurons(
+                neurons,
+                problems,
+                lambda: self._told() or neurons.parts > parts,
+                self.refutes,
+                most=1 << 40 if alone else limits.cases,
+                batch=limits.cases_batch,
+                first_steps=30 if alone else 10,
+                steps=12 if alone else 8,
+            )
+        failed = set(open_.tolist()) - set(tried.tolist())
+        failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
+        for b in tried.tolist():
+            if b not in failed:
+                of_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
+                self.growing.cases(int(boxes.ids[b]), verdict.weights[b], of, of_group)
+                self.share += 0.5 ** float(boxes.depth[b])
+                self._in_hand -= 1
+        return np.array(sorted(failed), np.int64)
+
+
+class SearchLimits(NamedTuple):
+    """What a search may take: until when on its clock, bytes, boxes and cases at a time.
+
+    Fewer than `few` boxes are not worth an accelerator. Cases of neurons are tried after `patience`
+    boxes, where at most `undecided` neurons are neither on nor off, and given up beyond `cases`
+    open ones.
+    """
+
+    until: float = float("inf")
+    memory: int = 2 << 30
+    batch: int = 512
+    few: int = 1024
+    patience: int = 2_000
+    cases: int = 3
+    cases_batch: int = 1024
+    undecided: int = 60
+    tell: Callable[[Progress], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+
+    def keep(self) -> None:
+        """Raise `OutOfTimeError` where the time is up."""
+        if self.clock() > self.until:
+            raise OutOfTimeError
+
+
+def _whole(low: Floats, high: Floats) -> Boxes:
+    """The box at the root of a tree."""
+    first = np.zeros(1, np.int64)
+    return Boxes(first, first, low[None], high[None])
+
+
+def _pop(stack: list[Boxes], most: int) -> Boxes:
+    """The boxes that were added last, which are the smallest."""
+    parts: list[Boxes] = []
+    room = most
+    while stack and room:
+        last = stack.pop()
+        if len(last.ids) > room:
+            stack.append(last.take(slice(0, len(last.ids) - room)))
+            last = last.take(slice(len(last.ids) - room, None))
+        parts.append(last)
+        room -= len(last.ids)
+    return Boxes(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+def _halve(boxes: Boxes, scores: Floats, growing: Growing) -> Boxes | None:
+    """Both halves of each box along its input of the highest score; `None` if one cannot be."""
+    count = np.arange(len(boxes.ids))
+    middle = (boxes.low + boxes.high) / 2
+    can = (middle > boxes.low) & (middle < boxes.high)
+    scores = np.where(can, np.nan_to_num(scores, nan=0.0), -1.0)
+    inputs = scores.argmax(1)
+    if not can[count, inputs].all():
+        return None
+    first = growing.split(boxes.ids, inputs)
+    low, high = boxes.low.copy(), boxes.high.copy()
+    at = middle[count, inputs]
+    high[count, inputs] = at
+    low[count, inputs] = at
+    ids, depth = np.concatenate([first, first + 1]), np.tile(boxes.depth + 1, 2)
+    return Boxes(ids, depth, np.concatenate([boxes.low, low]), np.concatenate([high, boxes.high]))

@@ -1,0 +1,77 @@
+"""Explains a choice: why this device, and which preferences could not be met."""
+
+from __future__ import annotations
+
+from anydevice._core.choice import MEASUREMENTS, Choice, Step
+from anydevice._core.device import Device
+from anydevice._core.finding import Finding
+from anydevice._core.text import joined
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anydevice._machine.discovery.discover import Report
+
+_AUTOMATIC = ("configure", "order of backends")
+_ASKERS = {
+    "use_device": "a use_device block",
+    "set_device": "set_device()",
+    "environment": "ANYDEVICE_DEVICE",
+    "project file": "the project's anydevice.toml",
+    "user file": "the user's anydevice.toml",
+}
+
+
+def because(report: Report, choice: Choice) -> str:
+    """Why this device was chosen, to be read after "because"; empty if none was.
+
+    Where measurements decided which engine serves it, that is said too.
+    """
+    if choice.device is None:
+        return ""
+    measured = any(step.source == MEASUREMENTS and step.taken for step in choice.steps)
+    served = f"; {choice.device.engine} serves it, the fastest measured here" if measured else ""
+    return f"{_why(report, choice, choice.device)}{served}"
+
+
+def _why(report: Report, choice: Choice, device: Device) -> str:
+    source = device.chosen_by or ""
+    if source == "argument":
+        return "it was asked for"
+    if source not in _AUTOMATIC:
+        return f"{_asker(source)} asks for it"
+    if source == "configure":
+        return "it is the first usable one in the configured order"
+    passed = [step for step in choice.steps if not step.taken and step.source in _AUTOMATIC]
+    reasons = [reason for step in passed for reason in _passed_over(step, report)]
+    if device.backend == "cpu":
+        return joined(reasons) or "no accelerator is in this machine"
+    return "it is the first usable one in the order of backends"
+
+
+def was_automatic(choice: Choice) -> bool:
+    """Whether nobody asked for this device: the order of backends decided."""
+    return choice.device is not None and choice.device.chosen_by in _AUTOMATIC
+
+
+def unmet_wishes(choice: Choice) -> list[str]:
+    """A sentence for everything that was asked for and passed over."""
+    return [
+        f"{step.asked} cannot be had now, though {_asker(step.source)} asks for it"
+        for step in choice.passed_over
+        if step.source not in _AUTOMATIC
+    ]
+
+
+def _passed_over(step: Step, report: Report) -> list[str]:
+    finding = report[step.asked]
+    if not finding.usable:
+        return [f'{_place(finding)} stopped at "{finding.stage}"']
+    return [] if step.left_out else [step.outcome]
+
+
+def _place(finding: Finding) -> str:
+    return str(finding.devices[0]) if len(finding.devices) == 1 else finding.backend
+
+
+def _asker(source: str) -> str:
+    return _ASKERS.get(source, source)

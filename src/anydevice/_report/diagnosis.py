@@ -1,0 +1,219 @@
+"""The explanations of `anydevice doctor`: the cause behind each code, and what to do.
+
+Pure data and functions: they read a report, verdicts and an environment, and ask nothing else.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from anydevice._core.device import Device
+from anydevice._core.finding import Finding, Reason, Stage, Standing, Verdict
+from anydevice._core.record import Record
+from anydevice._core.text import format_size, format_time, percent, printable
+from anydevice._machine.hardware.readers import DeviceProcess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anydevice._machine.discovery.discover import Report
+
+
+class Cause(Record):
+    """One cause: its name for people, what it means, and what to do where no fix is known."""
+
+    name: str
+    meaning: str
+    advice: str
+
+
+class Explanation(Record):
+    """An explanation of what is wrong with `subjects`: cause, evidence, meaning and advice."""
+
+    subjects: tuple[str, ...]
+    code: str
+    cause: str
+    evidence: tuple[str, ...]
+    meaning: str
+    advice: str
+
+    @property
+    def subject(self) -> str:
+        return ", ".join(self.subjects)
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            "subject": self.subject,
+            "code": self.code,
+            "cause": self.cause,
+            "evidence": list(self.evidence),
+            "meaning": self.meaning,
+            "advice": self.advice,
+        }
+
+
+CAUSES = {
+    code: Cause(**row)
+    for code, row in tomllib.loads(
+        Path(__file__).with_name("causes.toml").read_text("utf-8")
+    ).items()
+}
+"""Every code of a reason, in the order in which the documentation lists them."""
+
+_BY_STAGE: dict[Stage, str] = {
+    "driver": "driver_missing",
+    "device": "card_unsupported",
+    "library": "library_missing",
+    "compute": "failed",
+}
+"""The code that stands for one that is not in the table, as a user's own probe may give."""
+
+_MUCH_SLOWER, _NOTICEABLE = 10.0, 0.5
+_LITTLE_FREE = 0.25
+_TAKEN_BY_JAX = (0.72, 0.78)
+
+
+def explain(report: Report) -> tuple[Explanation, ...]:
+    """An explanation for everything that is here and not usable, cause by cause."""
+    return tuple(
+        explanation
+        for finding in report
+        if finding.present
+        for subjects, stopped in _stopped(finding)
+        for explanation in _explain(subjects, stopped)
+    )
+
+
+def explain_verdict(verdict: Verdict) -> Explanation | None:
+    """Why a check failed; `None` if its answer was right."""
+    if verdict.right:
+        return None
+    reason = verdict.reason or Reason("failed", "it gave no reason")
+    subject = f"{verdict.device} with {verdict.engine}"
+    return _explanation((subject,), _known(reason.code, "compute"), (reason.text,), reason.fix)
+
+
+def worth_knowing(
+    report: Report,
+    verdicts: Iterable[Verdict],
+    environment: Mapping[str, str],
+    holders: Mapping[Device, Sequence[DeviceProcess]] | None = None,
+) -> tuple[Explanation, ...]:
+    """Surprises that are no faults: memory that is held, slow first calls.
+
+    `holders` are the processes that use a device, of those that have little memory free.
+    """
+    return (
+        *_preallocation(report, environment),
+        *_held_memory(report, holders or {}),
+        *_slow_first_calls(verdicts),
+    )
+
+
+def _stopped(finding: Finding) -> Iterator[tuple[tuple[str, ...], Standing | Finding]]:
+    """Everything of a backend that is not usable; devices with the same reasons as one."""
+    if not finding.devices:
+        yield (finding.backend,), finding
+    groups: dict[tuple[object, ...], tuple[list[str], Standing]] = {}
+    for device in finding.devices:
+        standing = device.standing
+        if standing is not None and not standing.usable:
+            key = (standing.stage, standing.reasons, standing.fix)
+            groups.setdefault(key, ([], standing))[0].append(str(device))
+    for names, standing in groups.values():
+        yield tuple(names), standing
+
+
+def _explain(subjects: tuple[str, ...], stopped: Standing | Finding) -> Iterator[Explanation]:
+    stage = stopped.stage or "device"
+    evidence: dict[str, list[Reason]] = {}
+    for reason in stopped.reasons:
+        evidence.setdefault(_known(reason.code, stage), []).append(reason)
+    for code, reasons in (evidence or {_BY_STAGE[stage]: []}).items():
+        # A library's own fix before the one of the device. That of a failed check leads here.
+        fixes = [*(reason.fix for reason in reasons), stopped.fix] if stage != "compute" else []
+        texts = tuple(reason.text for reason in reasons)
+        yield _explanation(subjects, code, texts, next(filter(None, fixes), None))
+
+
+def _known(code: str, stage: Stage) -> str:
+    return code if code in CAUSES else _BY_STAGE[stage]
+
+
+def _explanation(
+    subjects: tuple[str, ...], code: str, evidence: tuple[str, ...], fix: str | None = None
+) -> Explanation:
+    cause = CAUSES[code]
+    return Explanation(subjects, code, cause.name, evidence, cause.meaning, fix or cause.advice)
+
+
+def _preallocation(report: Report, environment: Mapping[str, str]) -> Iterator[Explanation]:
+    """JAX takes most of a card when it starts, which looks like a leak to everyone else."""
+    cards = [
+        str(device)
+        for device in report.devices
+        if device.backend in ("cuda", "rocm")
+        and device.standing is not None
+        and "jax" in device.standing.engines
+    ]
+    switch = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower()
+    on_demand = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "platform"
+    if not cards or switch in ("false", "0") or on_demand:
+        return
+    share = _percent(environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
+    taken = f"JAX takes {share} of a card's memory when it starts"
+    yield _explanation(tuple(cards), "preallocated_memory", (taken,))
+
+
+def _percent(share: str) -> str:
+    try:
+        return percent(float(share))
+    except ValueError:
+        return "75 %"
+
+
+def has_little_free(device: Device) -> bool:
+    """Whether most of an accelerator's memory is taken, as far as that is known."""
+    facts = device.standing.facts if device.standing else None
+    if facts is None or device.kind == "cpu" or not facts.total_memory:
+        return False
+    return facts.free_memory is not None and facts.free_memory < _LITTLE_FREE * facts.total_memory
+
+
+def _held_memory(
+    report: Report, holders: Mapping[Device, Sequence[DeviceProcess]]
+) -> Iterator[Explanation]:
+    for device in filter(has_little_free, report.devices):
+        assert device.standing is not None
+        facts = device.standing.facts
+        amounts = f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"
+        known = [process for process in holders.get(device, ()) if process.memory]
+        evidence = (amounts, *(_holding(process, facts.total_memory or 0) for process in known))
+        yield _explanation((str(device),), "little_memory_free", evidence)
+
+
+def _holding(process: DeviceProcess, total: int) -> str:
+    size = process.memory or 0
+    words = f"{printable(process.name)} (pid {process.pid}) holds {format_size(size)}"
+    low, high = _TAKEN_BY_JAX
+    return (
+        f"{words}, about what JAX takes at its start"
+        if low * total < size < high * total
+        else words
+    )
+
+
+def _slow_first_calls(verdicts: Iterable[Verdict]) -> Iterator[Explanation]:
+    slow: dict[str, str] = {}
+    for verdict in verdicts:
+        first, second = verdict.first_call, verdict.second_call
+        if not verdict.right or first is None or second is None:
+            continue
+        if first - second >= _NOTICEABLE and first >= _MUCH_SLOWER * second:
+            who = f"{verdict.device} with {verdict.engine}"
+            times = f"{format_time(first)}, the second {format_time(second)}"
+            slow[who] = f"{who}: the first call took {times}"
+    if slow:
+        yield _explanation(tuple(slow), "slow_first_call", tuple(slow.values()))

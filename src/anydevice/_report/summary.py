@@ -1,0 +1,268 @@
+"""A report as text for a terminal, and as a table for a notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import anydevice
+from anydevice._core.backends import BACKENDS
+from anydevice._core.choice import Choice
+from anydevice._core.device import Device
+from anydevice._core.finding import Facts, Finding, Standing
+from anydevice._core.record import Record
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_size, wrapped
+from anydevice._machine.engines import registry
+from anydevice._report import notebook
+from anydevice._report.choice import because, unmet_wishes, was_automatic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anydevice._machine.discovery.discover import Report
+
+Paint = Callable[[str, str], str]
+"""Puts words into a style: "good", "bad", "dim", "strong" or "fix"."""
+
+_GAP = "   "
+_SYSTEMS = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
+_NARROWEST = 40
+
+
+class _Entry(Record):
+    """One device, or a backend without any: its mark, name, facts, and what stopped it."""
+
+    mark: str
+    name: str
+    facts: tuple[str, ...] = ()
+    stopped: Standing | Finding | None = None
+
+
+def plain(words: str, style: str) -> str:
+    """The words as they are, for whatever has no styles."""
+    del style
+    return words
+
+
+def text(
+    report: Report,
+    *,
+    choice: Choice | None = None,
+    paint: Paint = plain,
+    width: int | None = None,
+) -> str:
+    """The summary that `anydevice` prints; with `choice`, what `device()` chooses and why.
+
+    With a `width`, lines are broken to fit it, except commands, which stay in one piece.
+    """
+    names = [entry.name for finding in report for entry in _entries(finding, report)]
+    column = max(6, *(len(name) for name in names)) + 2 + len(_GAP)
+    lines = [paint(_title(report), "dim"), ""]
+    for finding in report:
+        for _, alike in groupby(_entries(finding, report), key=_troubles):
+            entries = list(alike)
+            for entry in entries:
+                lines += _head(entry, column, paint, width)
+            # The reason that these devices share, once, below the last of them.
+            for line, style in _troubles(entries[-1], len(entries)):
+                room = None if style == "fix" else width
+                lines += _broken(line, column, room, paint, style)
+        if finding.present:
+            for note in finding.notes:
+                lines += _broken(f"note: {note}", column, width, paint, "dim")
+    absent = [finding.backend for finding in report if not finding.present]
+    if absent:
+        lines.append(paint(f"{ABSENT} {', '.join(absent)}", "dim"))
+    lines.append("")
+    for line in _ending(report, choice):
+        lines += _broken(line, 0, width, plain, "dim")
+    return "\n".join(lines)
+
+
+def html(report: Report) -> str:
+    """The report as one table for a notebook."""
+    rows = [row for finding in report for row in _finding_rows(finding, report)]
+    caption = f"{_title(report)} · recommended: {report.recommended}"
+    return notebook.block(notebook.line(caption, "soft"), _table(rows))
+
+
+def devices_html(devices: Sequence[Device], report: Report) -> str:
+    """Devices as one table for a notebook."""
+    if not devices:
+        return notebook.block(notebook.line("no usable device", "soft"))
+    return notebook.block(_table([_device_row(device, report) for device in devices]))
+
+
+def device_html(device: Device, report: Report) -> str:
+    """One device for a notebook, with its engine and who chose it."""
+    engine = f"engine {device.engine}" if device.engine else "no engine"
+    chosen = f" · chosen by {device.chosen_by}" if device.chosen_by else ""
+    said = notebook.line(f"device {device} · {engine}{chosen}", "soft")
+    return notebook.block(said, _table([_device_row(device, report)]))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    stopped = any(row[-1] for row in rows)
+    head = ("", "device", "what it is", "what stopped it, and what fixes it")
+    return notebook.table(head if stopped else head[:3], rows if stopped else [r[:3] for r in rows])
+
+
+def _finding_rows(finding: Finding, report: Report) -> list[tuple[str, ...]]:
+    if not finding.present:
+        why = f"not in this machine: {finding.reason}" if finding.reason else ""
+        return [(ABSENT, finding.backend, "", why)]
+    return [_row(entry) for entry in _entries(finding, report)]
+
+
+def _device_row(device: Device, report: Report) -> tuple[str, ...]:
+    standing = device.standing
+    if standing is None:
+        return (UNUSABLE, str(device), "", device.why_not or "")
+    return _row(_entry(device, standing, report))
+
+
+def _row(entry: _Entry) -> tuple[str, ...]:
+    why = "\n".join(line.strip() for line, _ in _troubles(entry))
+    return (entry.mark, entry.name, " · ".join(entry.facts), why)
+
+
+def describe(device: Device, report: Report) -> tuple[str, ...]:
+    """One device in a few words each: what it is, its memory, who drives it, what else it is."""
+    standing = device.standing
+    assert standing is not None
+    parts = [_what(device, standing.facts), memory_in_words(standing.facts)]
+    if standing.usable:
+        versions = {name: _short(registry.version_of(name) or "") for name in standing.engines}
+        parts.append(", ".join(f"{name} {version}".rstrip() for name, version in versions.items()))
+    elif standing.facts.driver_version and standing.stage != "driver":
+        parts.append(f"driver {standing.facts.driver_version} answers")
+    tier = report[device.backend].tier
+    if standing.usable and tier != "stable":
+        parts.append("not tested on hardware" if tier == "untested" else tier)
+    twins = [str(d) for card in report.cards if device in card for d in card if d != device]
+    if twins:
+        parts.append(f"same card as {', '.join(twins)}")
+    if device.backend == "cpu" and len(report["cpu"].devices) > 1:
+        parts.append(f"{len(report['cpu'].devices)} devices for jax")
+    return tuple(part for part in parts if part)
+
+
+def memory_in_words(facts: Facts) -> str:
+    """Total and free memory, the unit only once: "12.0 GiB, 11.3 free"."""
+    if facts.total_memory is None:
+        return ""
+    total = format_size(facts.total_memory)
+    words = f"{total} unified" if facts.memory_kind == "unified" else total
+    if facts.free_memory is not None:
+        free = format_size(facts.free_memory)
+        unit = " " + total.split()[1]
+        words += f", {free.removesuffix(unit)} free"
+    return words
+
+
+def _title(report: Report) -> str:
+    system = _SYSTEMS.get(sys.platform, sys.platform)
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    version = f"anydevice {_short(anydevice.__version__)}"
+    return f"{version} · {system} · {python} · {report.seconds * 1000:.0f} ms"
+
+
+def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
+    """Every line of a backend that is here."""
+    if not finding.present:
+        return
+    if not finding.devices:
+        yield _Entry(UNUSABLE, finding.backend, (), finding)
+    for device in finding.devices:
+        if device.backend == "cpu" and device.index > 0:  # the same cores once more, for jax
+            continue
+        standing = device.standing
+        assert standing is not None
+        yield _entry(device, standing, report)
+
+
+def _entry(device: Device, standing: Standing, report: Report) -> _Entry:
+    stopped = None if standing.usable else standing
+    mark = USABLE if standing.usable else UNUSABLE
+    return _Entry(mark, str(device), describe(device, report), stopped)
+
+
+def _what(device: Device, facts: Facts) -> str:
+    more = None if device.kind == "cpu" else facts.architecture
+    cores = facts.details.get("physical_cores")
+    if facts.compute_capability:
+        more = f"sm {facts.compute_capability}"
+    elif device.backend == "opencl" and device.kind == "cpu":
+        more = "a CPU"
+    elif device.kind == "cpu" and cores:
+        more = f"{cores} core{'' if cores == 1 else 's'}"
+    return f"{facts.name}, {more}" if more else facts.name
+
+
+def _short(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _head(entry: _Entry, column: int, paint: Paint, width: int | None) -> list[str]:
+    style = "good" if entry.mark == USABLE else "bad"
+    name = entry.name.ljust(column - 2)
+    rows = [""]
+    for part in entry.facts:
+        longer = f"{rows[-1]}{_GAP}{part}" if rows[-1] else part
+        if rows[-1] and width and column + len(longer) > width:
+            rows.append(part)
+        else:
+            rows[-1] = longer
+    first = f"{paint(entry.mark, style)} {paint(name, 'strong')}{rows[0]}".rstrip()
+    return [first, *(" " * column + row for row in rows[1:])]
+
+
+def _troubles(entry: _Entry, count: int = 1) -> list[tuple[str, str]]:
+    """The lines below what is not usable, with their styles: stage, reasons, and what fixes it."""
+    stopped = entry.stopped
+    if stopped is None:
+        return []
+    each = f" (each of these {count})" if count > 1 else ""
+    fix = [(f"fix: {stopped.fix}", "fix")] if stopped.fix else []
+    reasons = [(f"  {reason}", "dim") for reason in stopped.reasons]
+    return [(f"stopped at: {stopped.stage}{each}", "bad"), *reasons, *fix]
+
+
+def _broken(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
+    """A line below a device, broken where it does not fit, its further parts indented alike."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    parts = [line]
+    if width and column + len(line) > width:
+        parts = wrapped(line.strip(), max(_NARROWEST, width - column), indent)
+    return [" " * column + paint(part, style) for part in parts]
+
+
+def _ending(report: Report, choice: Choice | None) -> list[str]:
+    if choice is None:
+        return [f"Recommended: {report.recommended}"]
+    if choice.device is None:
+        outcomes = [f"  {step.source} {step.asked}: {step.outcome}" for step in choice.steps]
+        return ["Chosen: nothing, because no device fits", *outcomes]
+    lines = [f"Chosen: {choice.device}, because {because(report, choice)}"]
+    lines += [f"{wish}. See: anydevice config --why" for wish in unmet_wishes(choice)]
+    waiting = _waiting(report, choice)
+    if waiting is not None and waiting.standing is not None:
+        maker = BACKENDS[waiting.backend].vendor if waiting.backend in BACKENDS else ""
+        card = waiting.standing.facts.name.removeprefix(f"{maker} ")
+        near = waiting.standing.stage == "library"
+        how = f"One command away from the {card}" if near else f"To get the {card}, fix it as above"
+        lines.append(f"{how}. Then: anydevice doctor")
+    return lines
+
+
+def names_doctor(report: Report, choice: Choice) -> bool:
+    """Whether the summary of this choice tells to run `anydevice doctor`."""
+    failed = any(d.standing and d.standing.stage == "compute" for d in report.devices)
+    return failed or _waiting(report, choice) is not None
+
+
+def _waiting(report: Report, choice: Choice) -> Device | None:
+    """The first device with a known fix, where the order of backends ended at the CPU."""
+    if choice.device is None or choice.device.backend != "cpu" or not was_automatic(choice):
+        return None
+    return next((d for d in report.devices if d.standing and d.standing.fix), None)

@@ -1,0 +1,468 @@
+"""The batches of an epoch: checked, converted to arrays, and moved to the device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from anydevice._arrays.copy import upload
+from anydevice._arrays.move import to_device
+from anydevice._arrays.prefetch import prefetch
+from anydevice._arrays.random.generator import rng
+from anydevice._arrays.trees.containers import without_tables
+from anydevice._core.device import Device
+from anydevice._core.trees import leaves
+from anydevice._libraries.precision import cast
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of, place_of
+from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+
+Batch = tuple[Any, Any]
+Data = Iterable[Any] | Callable[[int, int], Iterable[Any]]
+"""Batches: an iterable, or a function of a seed and an epoch that gives one.
+
+They are pairs (x, y), or dicts of a module's arguments.
+"""
+
+INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
+"""Errors that a batch may cause; its number is put before their text."""
+
+_HOST = Device("cpu", 0, engine="numpy")
+_SHOWN = 6
+_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
+TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
+_NEITHER = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "idx")
+"""Keys that batches in dicts have in the libraries that give such."""
+
+
+class Batches:
+    """Examples in batches, reshuffled every epoch: data for `nn.train`.
+
+    `x` and `y` are NumPy arrays, or convertible to them, with an example in each row. The order
+    depends on the seed of the training and the epoch alone, so that a resumed training sees the
+    same batches. Without `shuffle` it is that of the arrays; `whole_only` drops an incomplete last
+    batch.
+
+    >>> import numpy
+    >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
+    >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
+    ([[0, 10], [20, 30], [40]], 3)
+    >>> data
+    <Batches: 5 examples in 3 batches of 2, in order; x: () int64, y: () int64>
+
+    In your own loop, each iteration over it is the next epoch, in a new order, with seed 0.
+
+    Raises `ConfigurationError` if the arrays have different lengths, are empty, or hold anything
+    but numbers.
+    """
+
+    def __init__(
+        self, x: Any, y: Any, size: int, *, shuffle: bool = True, whole_only: bool = False
+    ) -> None:
+        self.x, self.y = as_host_array(x, "x"), as_host_array(y, "y")
+        self.size = size
+        self.shuffle = shuffle
+        self.whole_only = whole_only
+        self._iterations = 0
+        count = len(self.x)
+        if count != len(self.y):
+            raise ConfigurationError(
+                f"Batches: there are {count} examples in x and {len(self.y)} in y", source="y"
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1 or not len(self):
+            raise ConfigurationError(
+                f"Batches: {count} examples give no batch of size {size!r}", source="size"
+            )
+
+    def __len__(self) -> int:
+        count = len(self.x)
+        return count // self.size if self.whole_only else -(-count // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._iterations += 1
+        return self(0, self._iterations)
+
+    def __repr__(self) -> str:
+        order = "shuffled" if self.shuffle else "in order"
+        x, y = (f"{array.shape[1:]} {array.dtype}" for array in (self.x, self.y))
+        return (
+            f"<Batches: {len(self.x):,} examples in {len(self):,} batches of {self.size:,}, "
+            f"{order}; x: {x}, y: {y}>"
+        )
+
+    def split(self, share: float, seed: int = 0) -> tuple[Batches, Batches]:
+        """Two `Batches`: these examples without a share of them, and that share.
+
+        The share is drawn with the seed. Without `shuffle` it is the last examples, because time
+        series must not be mixed.
+
+        >>> data = Batches([[1], [2], [3], [4], [5]], [1, 2, 3, 4, 5], size=2, shuffle=False)
+        >>> [each.y.tolist() for each in data.split(0.4)]
+        [[1, 2, 3], [4, 5]]
+
+        Raises `ConfigurationError` if one of the two would be empty.
+        """
+        count = len(self.x)
+        is_number = isinstance(share, float | int) and not isinstance(share, bool)
+        held = round(count * share) if is_number and 0 < share < 1 else 0
+        if not 0 < held < count:
+            raise ConfigurationError(
+                f"a share of {share!r} of {count} examples leaves none on one of the two sides; "
+                "it is a number between 0 and 1, such as 0.2",
+                source="validation",
+            )
+        # Epochs count from 1, so the order of 0 is free.
+        order = self._order(seed, 0)
+        parts = np.sort(order[:-held]), np.sort(order[-held:])
+        own = min(self.size, count - held) if self.whole_only else self.size
+        first = Batches(
+            self.x[parts[0]],
+            self.y[parts[0]],
+            own,
+            shuffle=self.shuffle,
+            whole_only=self.whole_only,
+        )
+        return first, Batches(self.x[parts[1]], self.y[parts[1]], self.size, shuffle=False)
+
+    def _order(self, seed: int, epoch: int) -> Any:
+        if not self.shuffle:
+            return np.arange(len(self.x))
+        drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(self.x))
+        # Some numbers are equal, and only a stable sort orders them alike on every machine.
+        return np.argsort(drawn, kind="stable")
+
+    def __call__(self, seed: int, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch."""
+        order = self._order(seed, epoch)
+        for at in range(len(self)):
+            rows = order[at * self.size : (at + 1) * self.size]
+            yield self.x[rows], self.y[rows]
+
+
+def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
+    """The data; raises `ConfigurationError` if it does not give batches in every epoch."""
+    if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
+        what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
+        raise ConfigurationError(
+            f"{name} is {what}, and must be batches, each a pair (x, y); "
+            "nn.Batches(x, y, size=32) makes them of two arrays",
+            source=name,
+        )
+    if isinstance(data, Mapping):
+        raise ConfigurationError(
+            f"{name} is one dict, and must be batches: a list of such dicts, or a DataLoader over "
+            "examples that are dicts",
+            source=name,
+        )
+    if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
+        if epochs > 1 and isinstance(data, Iterator):
+            raise ConfigurationError(
+                f"{name} is a {type(data).__name__}, which can be iterated only once, but "
+                f"there are {epochs} epochs; give a list, a loader, or a function of (seed, epoch) "
+                "that returns the batches of an epoch",
+                source=name,
+            )
+        return data
+    if not callable(data):
+        raise ConfigurationError(
+            f"{name} must be batches (x, y) in a list, a loader or a generator, or a function of "
+            f"(seed, epoch) that gives them, not a {type(data).__name__}",
+            source=name,
+        )
+    try:
+        inspect.signature(data).bind(0, 1)
+    except TypeError:
+        raise ConfigurationError(
+            f"{name} is a function, so it is called with the seed and the epoch, as in "
+            "data(0, 1), and this one does not take two arguments",
+            source=name,
+        ) from None
+    except ValueError:  # functions in C may have no signature
+        pass
+    return data
+
+
+def length_of(data: Any) -> int | None:
+    """The number of batches in an epoch; `None` if the data has no length."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def may_shuffle(data: Any) -> bool:
+    """Whether the batches may depend on global random numbers, as those of a `DataLoader` do.
+
+    >>> may_shuffle([]), may_shuffle(lambda seed, epoch: []), may_shuffle(range(3))
+    (False, False, True)
+    """
+    return hasattr(data, "__iter__") and not isinstance(data, Batches | list | tuple)
+
+
+def sizes_of(data: Any) -> dict[str, int]:
+    """The sizes that tell data from other data, without reading it.
+
+    >>> sizes_of(Batches([1, 2, 3], [0, 0, 1], size=2))
+    {'batches': 2, 'examples': 3, 'size': 2, 'shuffle': True}
+    >>> sizes_of(lambda seed, epoch: [])
+    {}
+    """
+    length = length_of(data)
+    known = {} if length is None else {"batches": length}
+    if isinstance(data, Batches):
+        known.update(examples=len(data.x), size=data.size, shuffle=data.shuffle)
+    return known
+
+
+def placed_batches(
+    data: Any,
+    seed: int,
+    epoch: int,
+    device: Device,
+    *,
+    skip: int = 0,
+    ahead: bool = True,
+    name: str = "data",
+    form: Callable[[Any], Any] | None = None,
+    skipped: Callable[[], None] | None = None,
+    place: Callable[[Any], Any] | None = None,
+) -> Generator[Any, None, None]:
+    """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
+
+    On an accelerator the next ones are placed `ahead`, while the loop computes. `form` makes what
+    is trained on of what the data gives, pairs unless it is given; `skipped` is called after the
+    first ones. `place` moves a batch, unless the device alone says where. Errors about a batch
+    begin with its number.
+    """
+    source = _source(data, seed, epoch)
+    place, made = place or placer(device), form or pair_of
+
+    def moved() -> Iterator[Any]:
+        if skip:
+            next(islice(source, skip - 1, skip), None)
+            if skipped is not None:
+                skipped()
+        for number, batch in enumerate(source, skip + 1):
+            try:
+                yield place(made(batch))
+            except INPUT_ERRORS as error:
+                prefix_error(error, batch_name(name, epoch, number))
+                raise
+
+    if not ahead or device.kind == "cpu":
+        yield from moved()
+        return
+    with iter(prefetch(moved(), device)) as batches:
+        yield from batches
+
+
+def placer(device: Device) -> Callable[[Any], Any]:
+    """A function that moves batches to a device; NumPy arrays, the usual case, go a short way."""
+    # 64-bit integers that fit are the same numbers in 32 bits: nobody needs to be warned.
+    if device.engine is None:  # which to_device refuses
+        return lambda batch: to_device(batch, device, convert=True, narrow=True)
+    engine = registry.load(device.engine)
+    there = (place_of(device),)
+
+    def is_there(x: Any) -> bool:
+        return owner_of(x) is engine and engine.devices_of(x) == there
+
+    def placed(batch: Any) -> Any:
+        parts = batch.values() if type(batch) is dict else batch
+        if type(batch) in (tuple, dict) and all(map(is_there, parts)):
+            return batch
+        if type(batch) is not tuple or len(batch) != 2:
+            return to_device(batch, device, convert=True, narrow=True)
+        x, y = batch
+        if type(x) is not np.ndarray or type(y) is not np.ndarray:
+            x, y = to_device(batch, device, convert=True, narrow=True)
+            return x, y
+        there = upload([x] if x is y else [x, y], engine, device, True, [])
+        return there[0], there[-1]
+
+    return placed
+
+
+def first_of(
+    data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
+) -> Any:
+    """The first batch as it is given; `None` if the data can be iterated only once.
+
+    Raises `ConfigurationError` if there is none, or it is not a pair of arrays of numbers.
+    """
+    if isinstance(data, Iterator):
+        return None
+    for batch in _source(data, seed, epoch):
+        try:
+            return (form or pair_of)(batch)
+        except ConfigurationError as error:
+            prefix_error(error, batch_name(name, epoch, 1))
+            raise
+    raise ConfigurationError(f"{name} gave no batches", source=name)
+
+
+def batch_name(name: str, epoch: int, number: int) -> str:
+    """The name of a batch in errors.
+
+    >>> batch_name("data", 2, 31), batch_name("validation", 2, 1)
+    ('batch 31 of epoch 2', 'batch 1 of the validation')
+    """
+    return f"batch {number} of {f'epoch {epoch}' if name == 'data' else f'the {name}'}"
+
+
+def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
+    makes = isinstance(data, Batches) or (callable(data) and not hasattr(data, "__iter__"))
+    return iter(data(seed, epoch) if makes else data)
+
+
+def _are_arrays(data: Any) -> bool:
+    return bool(data) and all(hasattr(each, "shape") for each in data)
+
+
+def prefix_error(error: Exception, where: str) -> None:
+    """Put the place of an error before its text."""
+    error.args = (f"{where}: {error}", *error.args[1:])
+
+
+def pair_of(batch: Any) -> tuple[Any, Any]:
+    """The x and y of a batch, as arrays of numbers; raises `ConfigurationError` for anything else.
+
+    >>> pair_of([[[1.0, 2.0]], [3]])
+    (array([[1., 2.]], dtype=float32), array([3]))
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigurationError(
+            f"a batch must be a pair (x, y), not {_described(batch)}", source="data"
+        )
+    return as_numbers(batch[0], "x"), as_numbers(batch[1], "y")
+
+
+def module_batch(batch: Any) -> Any:
+    """A batch for a module of another library: a dict of arrays, or a tuple of them.
+
+    >>> module_batch([[[1.0, 2.0]], [3]])
+    (array([[1., 2.]], dtype=float32), array([3]))
+    """
+    if isinstance(batch, Mapping):
+        return {key: as_numbers(part, repr(key)) for key, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(as_numbers(part, f"part {at} of it") for at, part in enumerate(batch))
+    return as_numbers(batch, "it")
+
+
+def rows_of(batch: Any) -> int:
+    """The number of examples in a batch.
+
+    >>> rows_of((np.zeros((3, 2)), np.zeros(3)))
+    3
+    """
+    if type(batch) is tuple and batch and hasattr(batch[0], "shape"):
+        shape = batch[0].shape
+    else:
+        found = next((x for x in leaves(batch) if hasattr(x, "shape")), None)
+        shape = () if found is None else found.shape
+    return int(shape[0]) if len(shape) else 1
+
+
+def as_numbers(given: Any, name: str) -> Any:
+    """Arrays of numbers of dtypes that every engine has: float64 becomes float32.
+
+    Lists of numbers become NumPy arrays; integers and other arrays stay as they are. Trees are
+    walked. Raises `ConfigurationError` for text and for rows of several lengths.
+    """
+    given = without_tables(given)
+    if isinstance(given, np.ndarray):
+        return _of_host(given, name)
+    owner = owner_of(given)
+    if owner is not None:
+        wide = owner.dtype_of(given).name == "float64"
+        return cast(given, "float32") if wide else given
+    if isinstance(given, list | tuple):
+        return _of_rows(given, name)
+    if isinstance(given, dict):
+        return {key: as_numbers(each, f"{name}[{key!r}]") for key, each in given.items()}
+    if isinstance(given, str) or hasattr(given, "__array__"):
+        return _of_host(np.asarray(given), name)
+    return given
+
+
+def as_host_array(given: Any, name: str) -> Any:
+    """One NumPy array of numbers, however wide. Raises as `as_numbers` does."""
+    try:
+        array = np.asarray(without_tables(given))
+    except ValueError:
+        raise ConfigurationError(
+            f"{name} is not an array: its rows have different lengths", source=name
+        ) from None
+    _check_kind(array, name)
+    return array
+
+
+def _of_rows(given: Any, name: str) -> Any:
+    first = given
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if isinstance(first, bool | int | float | str | bytes | np.generic):
+        return _of_host(as_host_array(given, name), name)
+    parts = [as_numbers(each, f"{name}[{at}]") for at, each in enumerate(given)]
+    return parts if isinstance(given, list) else tuple(parts)
+
+
+def _of_host(array: Any, name: str) -> Any:
+    _check_kind(array, name)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):  # the training finds and names infinite numbers
+            return array.astype(np.float32)
+    return array
+
+
+def _check_kind(array: Any, name: str) -> None:
+    kind = array.dtype.kind
+    if kind in "US" or (kind == "O" and array.size and isinstance(array.flat[0], str)):
+        shown = f" ({array.item(0)!r}, …)" if array.size else ""
+        raise ConfigurationError(
+            f"{name} holds text{shown}; give numbers instead: "
+            f"names, {name} = numpy.unique(texts, return_inverse=True)",
+            source=name,
+        )
+    if kind in "OMm":
+        what = "Python objects" if kind == "O" else "times"
+        raise ConfigurationError(
+            f"{name} holds {what}, not numbers; make it an array of numbers, as in "
+            f'numpy.asarray({name}, "float32")',
+            source=name,
+        )
+
+
+def _pair_advice(batch: Mapping[Any, Any]) -> str:
+    """Which two of the arrays of a dict are x and y, as far as their keys say so.
+
+    >>> _pair_advice({"attention_mask": 0, "input_ids": 0, "labels": 0})
+    "give two of them, as in (batch['input_ids'], batch['labels'])"
+    """
+    others = [key for key in batch if key not in (*_INPUTS, *TARGETS, *_NEITHER)]
+    inputs = [key for key in _INPUTS if key in batch] + others or ["x"]
+    targets = [key for key in TARGETS if key in batch] + others[::-1] or ["y"]
+    x, y = inputs[0], targets[0]
+    if x == y or (batch and y not in batch):
+        return f"give (batch[{x!r}], y) with targets y, which none of these keys seems to hold"
+    return f"give two of them, as in (batch[{x!r}], batch[{y!r}])"
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        keys = [repr(key) for key in batch]
+        few = ", ".join(keys[:_SHOWN]) + (", …" if len(keys) > _SHOWN else "")
+        return f"a dict with the keys {few}; {_pair_advice(batch)}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    if hasattr(batch, "shape"):
+        return (
+            f"an array of shape {tuple(batch.shape)}; nn.Batches(x, y, size=32) makes such pairs "
+            "of two arrays"
+        )
+    return f"a {type(batch).__name__}"

@@ -1,0 +1,158 @@
+"""Callbacks: functions that are called while a model trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import Logger
+from math import isnan
+from typing import Any
+
+from anydevice._core.record import Record, as_dict
+from anydevice._train.history import Epoch, History
+from anydevice.errors import ConfigurationError
+
+
+class Moment(Record):
+    """The state of a training, as a callback gets it.
+
+    `steps` is the number of steps so far, `epoch` the current epoch or the one that just ended,
+    `rate` that of the last step. `ended` is the epoch that just ended, `None` within one. `model()`
+    and `loss()` wait for the device. A `nn.Model` is a copy, which later steps do not change; a
+    module of PyTorch, Flax NNX or MLX is the given one.
+    """
+
+    epoch: int
+    steps: int
+    rate: float
+    history: History
+    ended: Epoch | None
+    model: Callable[[], Any]
+    loss: Callable[[], float]
+    stop: Callable[[], None]
+
+
+class Callback:
+    """Called after steps and epochs; a subclass overrides what it needs.
+
+    A checkpoint due at this time is written first: an error in a callback ends the training, and
+    the file has the trained parameters.
+
+    >>> from anydevice import nn
+    >>> class StopsWhenGood(nn.Callback):
+    ...     def epoch(self, moment):
+    ...         if moment.ended.loss < 0.1:
+    ...             moment.stop()
+    """
+
+    def step(self, moment: Moment) -> None:
+        """After each step. Reading the loss in each one makes each one wait for the device."""
+
+    def epoch(self, moment: Moment) -> None:
+        """After each epoch, and its validation."""
+
+
+class Log(Callback):
+    """Sends the losses, the rate and the metrics of each epoch to your logger.
+
+    `target` is a TensorBoard `SummaryWriter`, or anything like it with `add_scalar(name, value,
+    step)`, or anything with `log(dict)`, such as a run of Weights & Biases. With `every=100`, the
+    loss and the rate of every 100th step are sent too, the loss as `step_loss`; reading it waits
+    for the device.
+
+    >>> class Printed:
+    ...     def log(self, values):
+    ...         print(values)
+    >>> from anydevice._train.history import Epoch
+    >>> Log(Printed()).send(Epoch(1, 0.5, None, 0.1, 10, 1.5))
+    {'loss': 0.5, 'rate': 0.1, 'seconds': 1.5, 'epoch': 1, 'step': 10}
+
+    Raises `ConfigurationError` for a target that has neither.
+    """
+
+    def __init__(self, target: Any, *, every: int | None = None) -> None:
+        writes = callable(getattr(target, "add_scalar", None))
+        logs = callable(getattr(target, "log", None)) and not isinstance(target, Logger)
+        if not writes and not logs:
+            raise ConfigurationError(
+                f"nn.Log: {target!r} has neither add_scalar(name, value, step), as a TensorBoard "
+                "SummaryWriter has it, nor log(dict); a function that is called with each epoch "
+                "is a callback itself",
+                source="target",
+            )
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
+            raise ConfigurationError(f"nn.Log: every={every!r} is not an integer", source="every=")
+        if every is not None and every < 1:
+            raise ConfigurationError(f"nn.Log: every={every} is not 1 or more", source="every=")
+        self.target = target
+        self.every = every
+        self._writes = writes
+
+    def step(self, moment: Moment) -> None:
+        """Send the loss of a step, where one is due."""
+        if self.every is not None and moment.steps % self.every == 0:
+            values = {"step_loss": moment.loss(), "rate": moment.rate}
+            self._send(values, moment.epoch, moment.steps)
+
+    def epoch(self, moment: Moment) -> None:
+        """Send what is known of an epoch."""
+        if moment.ended is not None:
+            self.send(moment.ended)
+
+    def send(self, epoch: Epoch) -> None:
+        """Send the numbers of an epoch, metrics under their own names."""
+        numbers: dict[str, Any] = {}
+        for name, value in as_dict(epoch).items():
+            if isinstance(value, Mapping):
+                numbers |= value
+            elif name not in ("epoch", "steps", "left_out") and value is not None:
+                numbers[name] = value
+        if epoch.left_out:
+            numbers["left_out"] = epoch.left_out
+        self._send(numbers, epoch.epoch, epoch.steps)
+
+    def _send(self, numbers: dict[str, Any], epoch: int, step: int) -> None:
+        if isnan(numbers["rate"]):  # an optimizer of another library may keep it to itself
+            del numbers["rate"]
+        if not self._writes:
+            self.target.log({**numbers, "epoch": epoch, "step": step})
+            return
+        for name, value in {**numbers, "epoch": epoch}.items():
+            self.target.add_scalar(name, value, step)
+
+
+class _EpochFunction(Callback):
+    """A plain function, called after each epoch."""
+
+    def __init__(self, function: Callable[[Moment], Any]) -> None:
+        self._function = function
+
+    def epoch(self, moment: Moment) -> None:
+        self._function(moment)
+
+
+def callbacks_of(spec: Any) -> list[Callback]:
+    """A list of callbacks; raises `ConfigurationError` for anything else."""
+    several = isinstance(spec, Iterable) and not callable(spec)
+    return [_as_callback(each) for each in (spec if several else [spec])]
+
+
+def _as_callback(spec: Any) -> Callback:
+    """The callback, or one that calls a function after each epoch."""
+    if isinstance(spec, Callback):
+        return spec
+    if callable(spec):
+        return _EpochFunction(spec)
+    raise ConfigurationError(
+        f"a callback is a nn.Callback, or a function that is called after each epoch, not {spec!r}",
+        source="callbacks",
+    )
+
+
+def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
+    """Those that are called after each step."""
+    return [
+        each
+        for each in callbacks
+        if type(each).step is not Callback.step
+        and not (isinstance(each, Log) and each.every is None)
+    ]

@@ -1,0 +1,310 @@
+"""A training in several processes, each with its rows of the same batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from anydevice._arrays.move import to_numpy
+from anydevice._core.device import Device
+from anydevice._core.record import replace
+from anydevice._core.text import warn
+from anydevice._core.trees import Tree, leaves, mapped, refilled
+from anydevice._libraries.precision import Policy
+from anydevice._nn.losses import LOSSES
+from anydevice._nn.optimizers import Optimizer
+from anydevice._parallel.mesh import Mesh, digest_of
+from anydevice._parallel.placing import row_ranges
+from anydevice._train import strategy as spreading
+from anydevice._train.batches import rows_of
+from anydevice._train.modules import takes_model
+from anydevice._train.randomness import (
+    device_state,
+    dropping_as_whole,
+    host_state,
+    set_device_state,
+    set_host_state,
+)
+from anydevice._train.steps import StepConfig, copied
+from anydevice._train.strategy import (
+    CHECKED,
+    Function,
+    Spread,
+    check_rows,
+    is_compared,
+    not_by_rows,
+    other_batches,
+)
+
+if TYPE_CHECKING:
+    from anydevice._parallel.processes import Group, RingProcesses
+    from anydevice._train.sharding import JoinedLoss
+
+_INSTEAD = "train in one process, or on several devices of JAX, which compute whole batches"
+
+
+class ProcessSpread(Spread):
+    """A training in several processes of PyTorch, each with its rows of the same batches.
+
+    Gradients are summed, weighted by rows, before anything looks at them: so all processes clip,
+    fail and scale alike, and keep the same parameters.
+    """
+
+    is_several = True
+
+    def __init__(self, group: Any, device: Device, text: str) -> None:
+        super().__init__(device)
+        self.text = text
+        self._group: Group = group
+        self._number = 0
+        self._rounding = spreading.ROUNDING
+        self._expected: Any = None
+        self._joint: JoinedLoss | None = None
+        # Read at once it would wait for the device in each step. So a process that has a batch more
+        # than another begins a sum that nobody else takes part in, and waits there: what ends it is
+        # its launcher, once the other one has failed for the batch that it lacks.
+        self.late = 0 if device.kind == "cpu" else self.in_flight
+        self.reads_within = True
+        host, own = group.of_first((host_state(), device_state(device)))
+        set_host_state(host)
+        set_device_state(device, own)
+
+    @property
+    def leads(self) -> bool:
+        return self._group.rank == 0
+
+    def wait(self) -> None:
+        self._group.wait()
+
+    def _told(self, rows: int) -> Callable[[], Any]:
+        return self._group.of_processes([rows, int(self.asked)], self.device)
+
+    def parameters(self, tree: Tree) -> Tree:
+        placed = copied(super().parameters(tree))
+        self.share(leaves(placed))
+        return placed
+
+    def share(self, tensors: Sequence[Any]) -> None:
+        self._group.copy_from_first(tensors)
+
+    def check(
+        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+    ) -> None:
+        self._rounding = spreading.ROUNDING_16 if policy.is_narrow else spreading.ROUNDING
+        check_rows(layer, still, _INSTEAD)
+
+    def config(self, config: StepConfig) -> StepConfig:
+        loss = config.loss
+        named = any(loss is own for own in LOSSES.values())
+        if self.device.engine != "torch" or named or loss is None or takes_model(loss):
+            return config
+        if config.optimize != "none":  # compiled, it tells other processes nothing
+            return config
+        from anydevice._train.sharding import JoinedLoss
+
+        self._joint = JoinedLoss(loss, Mesh([self.device], group=self._group))
+        return replace(config, loss=self._joint)
+
+    def gradients(self, differentiate: Function, loss: Function) -> Function:
+        function = differentiate(loss)
+
+        def summed(
+            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
+        ) -> tuple[tuple[Any, list[Any]], Tree]:
+            self._check_first(batch, lambda: loss(trained, held, batch, seed, number, scale)[0])
+            part, rows, share = self._own(batch)
+            with self._part(rows, share) as weight:
+                (value, state), found = function(trained, held, part, seed, number, scale, rows)
+            sums = self._sum([self._own_value(value), *leaves(found)], weight)
+            if sums is None:  # found to be no mean over rows: once more, with all of them
+                self._number -= 1
+                return summed(trained, held, batch, seed, number, scale)
+            return (sums[0], state), refilled(found, sums[1:])
+
+        return summed
+
+    def module_loss(self, loss: Function, batch: Any) -> Any:
+        self._check_first(batch, lambda: self._as_whole(loss, batch))
+        part, rows, share = self._own(batch)
+        before = host_state(), device_state(self.device)
+        value = self._module_part(loss, part, rows, share)
+        if self._joint is not None and not self._joint.is_on and self._expected is not None:
+            own = self._expected.new_zeros(()) if value is None else value.detach()
+            if self._is_other(self._expected, self._group.sum([own])[0]):
+                self._join(self._joint)
+                set_host_state(before[0])
+                set_device_state(self.device, before[1])
+                value = self._module_part(loss, part, rows, share)
+        return value
+
+    def _module_part(self, loss: Function, part: Any, rows: Any, share: float) -> Any:
+        torch: Any = sys.modules["torch"]
+        with self._part(rows, share) as weight, dropping_as_whole(rows):
+            if weight:
+                return loss(part) * weight
+            with torch.no_grad():  # random numbers go on as in the others
+                loss(part)
+        return None
+
+    @contextmanager
+    def _part(self, rows: tuple[int, int, int], share: float) -> Iterator[float]:
+        """A block in which a part of a batch is computed, with the weight of its gradients."""
+        if self._joint is None or not self._joint.is_on:
+            yield share
+            return
+        self._read_answers(self.late)
+        self._joint.rows = rows, share
+        try:
+            yield 1.0
+        finally:
+            self._joint.rows = None
+
+    def _own_value(self, value: Any) -> Any:
+        """What a process adds to the loss: its part of it where each has computed all of it."""
+        return value if self._joint is None or not self._joint.is_on else value / self._group.size
+
+    def _as_whole(self, loss: Function, batch: Any) -> Any:
+        """The loss of a whole batch, with the random numbers that its parts will have."""
+        before = host_state(), device_state(self.device)
+        value = loss(batch)
+        set_host_state(before[0])
+        set_device_state(self.device, before[1])
+        return value
+
+    def module_total(self, value: Any, like: Any) -> Any:
+        own = like.new_zeros(()) if value is None else self._own_value(value.detach())
+        sums = self._sum([own], 1.0)
+        assert sums is not None, "module_loss has compared it"
+        return sums[0]
+
+    def sum_gradients(self, weights: Sequence[Any]) -> None:
+        self._read_answers(self.late)
+        torch: Any = sys.modules["torch"]
+        like = weights[0]
+        known = torch.tensor([float(x.grad is not None) for x in weights], device=like.device)
+        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
+        known, *sums = self._group.sum([known, *found])
+        for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
+            x.grad = gradient if is_known else None
+
+    def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
+        """The sums over processes, of which the first is the loss.
+
+        `None` where that proves to be no mean over rows, and can be computed of all of them.
+        """
+        self._read_answers(self.late)
+        # A share of nothing would still be NaN where the numbers are.
+        tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
+        value, *sums = self._group.sum(tensors, share or 1.0)
+        if self._expected is not None and self._is_other(self._expected, value):
+            if self._joint is None or self._joint.is_on:
+                raise self._wrong_parts(float(self._expected), float(value))
+            self._join(self._joint)
+            return None
+        self._expected = None
+        return [value, *sums]
+
+    def _join(self, joint: JoinedLoss) -> None:
+        """Compute the loss of the rows of all processes from here on."""
+        joint.is_on = True
+        if self._number > CHECKED:
+            warn(
+                f"the loss of batch {self._number} is not a mean over rows, unlike those that were "
+                "checked before; from now on it is computed from the outputs of all processes"
+            )
+
+    def _own(self, batch: Any) -> tuple[Any, tuple[int, int, int], float]:
+        """The rows of this process, where they lie in the batch, and their share of it.
+
+        A process without rows computes the first one, with a share of 0.
+        """
+        every = rows_of(batch)
+        first, stop = row_ranges(every, self._group.size)[self._group.rank]
+        share = (stop - first) / every
+        if not share:
+            first, stop = 0, 1
+
+        def own(x: Any) -> Any:
+            return x[first:stop] if x.ndim and x.shape[0] == every else x
+
+        return mapped(own, batch), (first, stop - first, every), share
+
+    def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
+        """Of the first batches: are they the same everywhere, and what is the loss of a whole one?
+
+        Parts of one batch may have the same weight by chance, and what counts may change later.
+        """
+        self._number += 1
+        if not is_compared(self._number):
+            return
+        self._read_answers(self.late)
+        number = float(int.from_bytes(digest_of(batch)[:6], "big"))
+        like = leaves(batch)[0]
+        if self._group.largest(number, like) != -self._group.largest(-number, like):
+            raise other_batches()
+        with sys.modules["torch"].no_grad():
+            self._expected = whole()
+
+    def _is_other(self, expected: Any, value: Any) -> bool:
+        """Whether the loss of a whole batch is another one than that of its parts."""
+        difference = abs(float(expected) - float(value)) / max(1.0, abs(float(expected)))
+        return self._group.largest(difference, value) > self._rounding
+
+    def _wrong_parts(self, expected: float, value: float) -> Exception:
+        return not_by_rows(
+            f"the loss of batch {self._number} is {expected:.6g}, and {value:.6g} as the mean "
+            f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
+            "tokens are masked or random numbers are drawn in another way",
+            _INSTEAD,
+        )
+
+
+class RingSpread(ProcessSpread):
+    """A training in several processes of MLX, each with its rows of the same batches.
+
+    The sums of gradients are a part of the compiled step.
+    """
+
+    checks_batches = True
+
+    def __init__(self, group: RingProcesses, device: Device, text: str) -> None:
+        super().__init__(group, device, text)
+        self._ring = group
+        # A lazy array would be computed later than that of another process.
+        self.late, self.reads_within = 0, False
+
+    def _told(self, rows: int) -> Callable[[], Any]:
+        told = self._ring.of_processes([rows, int(self.asked)])
+        return lambda: told
+
+    def parameters(self, tree: Tree) -> Tree:
+        placed = Spread.parameters(self, tree)
+        return placed if self._ring.is_same(placed) else mapped(self._ring.from_first, placed)
+
+    def gradients(self, differentiate: Function, loss: Function) -> Function:
+        function = differentiate(loss)
+
+        def summed(
+            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
+        ) -> tuple[tuple[Any, list[Any]], Tree]:
+            part, rows, share = self._own(batch)
+            (value, state), found = function(trained, held, part, seed, number, scale, rows)
+            value, *sums = self._ring.sum([value, *leaves(found)], share)
+            return (value, state), refilled(found, sums)
+
+        return summed
+
+    def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
+        self._number += 1
+        if not is_compared(self._number):
+            return
+        if not self._ring.is_same(batch):
+            raise other_batches()
+        whole = float(to_numpy(loss(batch, None)))
+        part, rows, share = self._own(batch)
+        (value,) = self._ring.sum([loss(part, rows)], share)
+        found = float(to_numpy(value))
+        if self._is_other(whole, found):
+            raise self._wrong_parts(whole, found)

@@ -1,0 +1,362 @@
+"""Errors of a training: the layer that gave NaN, and mistakes in the data or the loss.
+
+A batch whose loss is NaN or infinite is run again, and every part of the model is watched. Mistakes
+in the data or the loss raise errors of the engine, which knows nothing of layers or classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anydevice import _ops as ops
+from anydevice._arrays.move import to_numpy
+from anydevice._core.engine import Absent
+from anydevice._core.trees import leaves
+from anydevice._libraries.detect import adapter_of
+from anydevice._libraries.native import paths_of
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice._nn.layer import Layer, MisfitError, Run
+from anydevice._nn.losses import cross_entropy
+from anydevice._train.batches import INPUT_ERRORS, prefix_error
+from anydevice._train.modules import ModuleLayer, takes_model
+from anydevice._train.steps import StepConfig, Stepper, copied
+from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
+
+_ADVICE = "try a smaller rate, clip=1.0, or look at the data"
+_OF_FLOAT16 = (
+    'float16 ends at 65504: give smaller inputs, or take precision="bfloat16" or "mixed", or '
+)
+_DATA_ADVICE = "look at the data: numpy.isfinite says which numbers they are"
+
+
+class TrainedBatch(NamedTuple):
+    """A batch that was trained on, its number (from 1), and its step."""
+
+    batch: Any
+    number: int
+    step: int
+
+
+def failure(
+    config: StepConfig,
+    engine: str,
+    parameters: Any,
+    batches: Iterable[TrainedBatch],
+    since: int,
+    seed: int,
+) -> VerificationError:
+    """The error for a training whose step `since` failed, with the layer.
+
+    `parameters` are those before that step, and `batches` its batches. Where the parameters are NaN
+    or infinite already, the update of the step before made them so.
+    """
+    batches = list(batches)
+    for batch in batches:
+        wrong = nonfinite_batch(batch.batch)
+        if wrong is not None:
+            return _error(batch.step, wrong, "", _DATA_ADVICE)
+    wrong = _wrong_leaf(parameters)
+    if wrong is not None:
+        layer = f"{config.layer.root}{wrong}"
+        kind = _kind(paths_of(parameters)[wrong])
+        if since == 1:
+            return VerificationError(
+                f"training stopped at step 1: the parameters {layer} were {kind} before it; give "
+                "the model other ones",
+                where=layer,
+            )
+        return VerificationError(
+            f"training stopped after step {since - 1}: the parameters {layer} became {kind} by "
+            f"its update, or that of a step shortly before; nothing of it was saved. {_ADVICE}",
+            where=layer,
+        )
+    for batch in batches:
+        found = _failed_layer(config, engine, parameters, batch, seed)
+        if found is not None:
+            return _error(batch.step, *found, _advice(config))
+    what = "and it was finite when the batches were run again"
+    return _error(since, what, "", _advice(config))
+
+
+def nonfinite_batch(batch: Any) -> str | None:
+    """A sentence about NaN or infinite numbers in a batch; `None` if there are none."""
+    pair = isinstance(batch, tuple) and len(batch) == 2
+    parts = {"x": batch[0], "y": batch[1]} if pair else paths_of(batch)
+    for name, part in parts.items():
+        if not _is_finite(part):
+            return f"the batch itself holds {_kind(part)} values in {name}"
+    return None
+
+
+def _failed_layer(
+    config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
+) -> tuple[str, str] | None:
+    if isinstance(config.layer, ModuleLayer):
+        return _failed_part(config.layer, parameters, batch.batch)
+    failed: list[tuple[str, Any]] = []
+    is_traced = registry.load(engine).is_traced
+
+    def watch(path: str, layer: Layer, y: Any) -> None:
+        # Inside a transformation of the library, arrays have no numbers yet.
+        if not failed and not any(map(is_traced, leaves(y))) and not _is_finite(y):
+            failed.append((f"{config.layer.root}{path} {layer.label}", y))
+
+    run = Run(training=True, seed=seed, step=batch.number, watch=watch, still=config.still)
+    value = config.value(parameters, batch.batch, run)
+    if failed:
+        name, y = failed[0]
+        return f"the output of {name} is {_kind(y)}", name
+    if not _is_finite(value):
+        last = config.layer.label
+        return f"the loss is {_kind(value)}, and the output of {last} is finite", last
+    return _failed_gradient(config, engine, parameters, batch, seed)
+
+
+def _failed_part(layer: ModuleLayer, parameters: Any, batch: Any) -> tuple[str, str]:
+    """The first part of a module of another library whose output is not finite."""
+    failed: list[tuple[str, Any]] = []
+
+    def after(name: str, y: Any) -> Any:
+        if not failed and not _is_finite(y):
+            failed.append((name, y))
+        return y
+
+    inputs = batch[0] if isinstance(batch, tuple) else batch
+    model, parts = layer.watched(layer.finished(copied(parameters)), inputs)
+    adapter = adapter_of(model)
+    with suppress(Exception), adapter.scope():  # a loss may call the module in another way
+        for each in parts:
+            named = each if isinstance(each, Mapping) else {}
+            adapter.traced(after, *(() if named else (each,)), **named)
+    if not failed:
+        return f"the loss of {layer.label}, or a gradient, is NaN or infinite", layer.label
+    name, y = failed[0]
+    return f"the output of {name} is {_kind(y)}", name
+
+
+def _failed_gradient(
+    config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
+) -> tuple[str, str] | None:
+    autodiff = registry.load(engine).autodiff
+    assert not isinstance(autodiff, Absent), "a training has gradients"
+    run = Run(training=True, seed=seed, step=batch.number, still=config.still)
+
+    def value_of(parameters: Any) -> Any:
+        return config.value(parameters, batch.batch, run)
+
+    gradients = autodiff.value_and_grad(value_of)(parameters)[1]
+    wrong = _wrong_leaf(gradients)
+    if wrong is None:
+        return None
+    name = f"{config.layer.root}{wrong}"
+    return f"the gradient of {name} is {_kind(paths_of(gradients)[wrong])}", name
+
+
+def _advice(config: StepConfig) -> str:
+    return (_OF_FLOAT16 if config.policy.needs_loss_scale else "") + _ADVICE
+
+
+def _error(step: int, what: str, where: str, advice: str) -> VerificationError:
+    return VerificationError(
+        f"training stopped at step {step}: {what}; no parameter was changed by it. {advice}",
+        where=where,
+    )
+
+
+def _wrong_leaf(tree: Any) -> str | None:
+    return next((path for path, x in paths_of(tree).items() if not _is_finite(x)), None)
+
+
+def _is_finite(x: Any) -> bool:
+    return all(bool(np.isfinite(np.asarray(leaf, np.float64)).all()) for leaf in _hosts(x))
+
+
+def _kind(x: Any) -> str:
+    nan = any(np.isnan(np.asarray(leaf, np.float64)).any() for leaf in _hosts(x))
+    return "NaN" if nan else "infinite"
+
+
+def _hosts(x: Any) -> list[Any]:
+    return [to_numpy(leaf) for leaf in leaves(x)]
+
+
+def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) -> Exception:
+    """The error to raise for an error of the step of this batch, whose name is `where`.
+
+    It is a `ConfigurationError` if the loss gives anything but one number, and where x is
+    integers for a layer that takes floating numbers; else the error itself, with the batch.
+    """
+    if isinstance(error, INPUT_ERRORS):
+        prefix_error(error, where)
+        return _integer_error(stepper, batch, where) or error
+    if isinstance(error, AnyDeviceError):
+        return error
+    value = None
+    with suppress(Exception):
+        value = stepper.config.value(stepper.parameters, batch, Run())
+    return error if value is None else _loss_error(stepper.config, value) or error
+
+
+def check_loss(config: StepConfig, value: Any) -> None:
+    """Raise `ConfigurationError` if the value of a loss is not a scalar."""
+    error = _loss_error(config, value)
+    if error is not None:
+        raise error
+
+
+def check_shape(config: StepConfig, batch: Any, where: str) -> None:
+    """Raise `ConfigurationError`, which names the layer, for a batch that does not fit or is empty.
+
+    `where` is the name of the batch. A tree of arrays is left to the layer.
+    """
+    _check_pair(config, batch, where)
+    x = batch[0] if isinstance(batch, tuple) and batch else batch
+    shape = getattr(x, "shape", None)
+    if shape is None:
+        return
+    shape = tuple(shape)
+    if 0 in shape[:1]:
+        raise ConfigurationError(f"{where} is empty: x has the shape {shape}", source="data")
+    try:
+        config.layer.output(shape[1:])
+    except ConfigurationError as error:
+        prefix_error(error, where)
+        if isinstance(error, MisfitError) and _fits(config, shape):
+            error.args = (
+                f"{error}; x has the shape {shape}: is it one example rather than a batch? "
+                "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",
+            )
+        raise
+
+
+def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
+    """Refuse a batch for a module that a loss of (output, y) cannot be computed of."""
+    if not isinstance(config.layer, ModuleLayer) or isinstance(batch, Mapping):
+        return
+    if config.loss is None or takes_model(config.loss):
+        return
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        parts = f"{len(batch)} parts" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        raise ConfigurationError(
+            f"{where} is {parts}, and must be a pair (x, y), or a dict of the model's arguments; "
+            "several inputs are a pair ((first, second), y), and a loss(model, …) takes any batch",
+            source="data",
+        )
+
+
+def wrong_target(
+    config: StepConfig, parameters: Any, batches: Iterable[TrainedBatch]
+) -> VerificationError | None:
+    """The error for the first batch with a target outside the classes; `None` without one."""
+    for batch in batches:
+        wrong = _wrong_class(config, batch.batch, parameters)
+        if wrong is not None:
+            return VerificationError(f"step {batch.step}: {wrong}", where="target")
+    return None
+
+
+def wrong_batch(config: StepConfig, batch: Any, where: str) -> VerificationError | None:
+    """The error for a batch whose loss cannot be finite with any model."""
+    wrong = _wrong_class(config, batch)
+    if wrong is not None:
+        return VerificationError(f"{where}: {wrong}", where="target")
+    wrong = nonfinite_batch(batch)
+    if wrong is None:
+        return None
+    return VerificationError(f"{where}: {wrong}; {_DATA_ADVICE}", where=where)
+
+
+def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
+    shape = getattr(value, "shape", None)
+    if shape is not None and not tuple(shape):
+        return None
+    name = getattr(config.loss, "__name__", type(config.loss).__name__)
+    gave = f"a {type(value).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
+    return ConfigurationError(
+        f"a loss must return a scalar; {name} returned {gave}; take its mean with ops.mean",
+        source="loss",
+    )
+
+
+def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationError | None:
+    """The error where x as integers fails, and would not fail as floating numbers."""
+    config = stepper.config
+    if isinstance(config.layer, ModuleLayer):
+        return None
+    x, y = batch
+    owner = owner_of(x)
+    if owner is None or owner.dtype_of(x).kind == "float":
+        return None
+    finished: set[str] = set()
+    watching = Run(watch=lambda path, layer, y: finished.add(path))
+    try:
+        config.value(stepper.parameters, (ops.astype(x, "float32"), y), Run())
+    except Exception:  # then the first error is the right one
+        return None
+    with suppress(Exception):
+        config.value(stepper.parameters, (x, y), watching)
+    layer = _first_without_output(config, finished)
+    return ConfigurationError(
+        f"{where}: x is {owner.dtype_of(x).name}, and {layer} computes in "
+        f'{config.policy.compute}; give x.astype("float32")',
+        source="x",
+    )
+
+
+def _first_without_output(config: StepConfig, finished: set[str]) -> str:
+    """The innermost layer without an output, with its path."""
+    layer, path = config.layer, ""
+    while True:
+        rest = [(path + step, part) for step, part in layer.parts if path + step not in finished]
+        if not rest:
+            break
+        path, layer = rest[0]
+    return f"{config.layer.root}{path} {layer.label}" if path else layer.label
+
+
+def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
+    try:
+        config.layer.output(shape)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str | None:
+    """A sentence about a target outside the classes; of a module, only with its parameters."""
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        return None
+    x, y = batch
+    loss = config.loss.func if isinstance(config.loss, partial) else config.loss
+    if not any(loss is of_classes for of_classes in (cross_entropy, ops.cross_entropy)):
+        return None
+    if not hasattr(x, "shape") or not hasattr(y, "shape"):
+        return None
+    classes = _class_count(config, parameters, batch)
+    if classes is None:
+        return None
+    targets = np.asarray(to_numpy(y))
+    wrong = targets[(targets < 0) | (targets >= classes)]
+    if not wrong.size:
+        return None
+    return (
+        f"a target is {wrong.flat[0]}, and the model gives {classes} classes, which are 0 to "
+        f"{classes - 1}; look at the data, or give the last layer more outputs"
+    )
+
+
+def _class_count(config: StepConfig, parameters: Any, batch: Any) -> int | None:
+    """The size of the last axis of the output; a module has to be called for it."""
+    if not isinstance(config.layer, ModuleLayer):
+        return config.layer.output(tuple(batch[0].shape[1:]))[-1]
+    if parameters is None:
+        return None
+    with suppress(Exception):
+        return int(config.value_and_output(parameters, batch, Run())[1].shape[-1])
+    return None

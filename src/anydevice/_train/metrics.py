@@ -1,0 +1,435 @@
+"""Metrics: what a model gets right, added up over batches.
+
+Counts and sums stay on the device until the end, so that no batch is waited for; ranks are computed
+on the host. A metric of yours is a function of an output and its target that returns a number: its
+mean is weighted by the rows of the batches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anydevice import _ops as ops
+from anydevice._arrays.move import to_numpy
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.record import Record, replace
+from anydevice._nn.layer import Array
+from anydevice._ops.dispatch import primitives
+from anydevice.errors import ConfigurationError
+
+MetricFunction = Callable[[Array, Array], Any]
+Spec = str | MetricFunction
+Specs = Spec | Sequence[Spec] | Mapping[str, Spec]
+"""Names and functions: one, several, or several with names of yours."""
+
+IGNORED = -100
+"""The id of a class that marks a target which does not count, as in PyTorch."""
+
+
+class Metric(Record):
+    """A number about outputs and targets: `start`, then `add` for each batch, then `result`.
+
+    >>> import numpy
+    >>> metric = metric_of("accuracy")
+    >>> state = metric.add(metric.start(), numpy.array([[0.0, 1.0]]), numpy.array([1]))
+    >>> state = metric.add(state, numpy.array([[0.0, 1.0]]), numpy.array([0]))
+    >>> metric.name, metric.result(state)
+    ('accuracy', 0.5)
+    """
+
+    name: str
+
+    def start(self) -> Any:
+        """The state before the first batch."""
+        return None
+
+    def add(self, state: Any, output: Array, target: Array) -> Any:
+        """The state with one more batch; it may stay on the device."""
+        new = self._of_batch(output, target)
+        return (
+            new
+            if state is None
+            else [_sum(one, other) for one, other in zip(state, new, strict=True)]
+        )
+
+    def result(self, state: Any) -> float:
+        """The number; NaN if nothing was added."""
+        return math.nan if state is None else self._number(*map(_on_host, state))
+
+    def _of_batch(self, output: Array, target: Array) -> list[Any]:
+        """The parts of the state for one batch, which are added up."""
+        raise NotImplementedError
+
+    def _number(self, *state: Any) -> float:
+        """The number of the whole state, which is on the host."""
+        part, whole = state
+        return float(part) / float(whole) if whole else math.nan
+
+
+class _Accuracy(Metric):
+    threshold: float = 0.0
+
+    def _of_batch(self, output: Array, target: Array) -> list[Any]:
+        output = _squeezed(output, target)
+        wanted, found, counts = _classes(self.name, output, target, self.threshold)
+        return [_count(ops.logical_and(ops.equal(wanted, found), counts)), _count(counts)]
+
+
+class _TopK(Metric):
+    k: int
+
+    def _of_batch(self, output: Array, target: Array) -> list[Any]:
+        _check_classes(self.name, output, target)
+        wanted = ops.astype(target, "int32")
+        _, best = ops.top_k(output, min(self.k, output.shape[-1]))
+        beside = ops.reshape(wanted, (*wanted.shape, 1))
+        hits = ops.logical_and(
+            ops.equal(ops.astype(best, "int32"), beside), _column(_known_of(output))
+        )
+        return [_count(hits), _count(ops.logical_not(ops.equal(wanted, IGNORED)))]
+
+
+class _AbsoluteError(Metric):
+    def _of_batch(self, output: Array, target: Array) -> list[Any]:
+        output, target = _alike(self.name, output, target)
+        apart = ops.abs(ops.subtract(ops.astype(output, "float32"), ops.astype(target, "float32")))
+        return [ops.sum(apart), math.prod(output.shape)]
+
+
+class _F1(Metric):
+    """From counts of each class: right ones, found ones, and those there are."""
+
+    threshold: float = 0.0
+    macro: bool = False
+
+    def _of_batch(self, output: Array, target: Array) -> list[Any]:
+        output = _squeezed(output, target)
+        wanted, found, counts = _classes(self.name, output, target, self.threshold)
+        binary = tuple(output.shape) == tuple(target.shape) or output.shape[-1] <= 2
+        if not binary and not self.macro:
+            raise ConfigurationError(
+                f"f1 is for two classes, and this output has {output.shape[-1]}; "
+                'use "macro_f1", the mean over the classes',
+                source="metrics",
+            )
+        classes = 2 if binary else int(output.shape[-1])
+        xp = primitives(output)
+        ids = xp.arange(classes, DTYPES["int32"], output)
+        there = ops.logical_and(_is_each(wanted, ids), _column(counts))
+        guessed = ops.logical_and(_is_each(found, ids), _column(counts))
+        both = ops.logical_and(there, guessed)
+        return [_count(each, 0) for each in (both, guessed, there)]
+
+    def _number(self, *state: Any) -> float:
+        right, found, there = (np.asarray(each, np.float64) for each in state)
+        total = found + there
+        each = np.divide(2 * right, total, out=np.zeros_like(total), where=total > 0)
+        if not self.macro:
+            return float(each[1])
+        return float(each[total > 0].mean()) if total.any() else math.nan
+
+
+class _AreaUnderCurve(Metric):
+    """The chance that an example of the class has a higher score than another; ties count half."""
+
+    def add(self, state: Any, output: Array, target: Array) -> Any:
+        if len(output.shape) == len(target.shape) + 1 and output.shape[-1] == 2:
+            last = len(output.shape) - 1
+            yes, no = ops.part(output, last, 1, 2), ops.part(output, last, 0, 1)
+            output = ops.reshape(ops.subtract(yes, no), tuple(target.shape))
+        output, target = _alike(self.name, output, target)
+        return [*(state or ()), (output, target)]
+
+    def result(self, state: Any) -> float:
+        if state is None:
+            return math.nan
+        pairs = to_numpy(state)
+        scores = np.concatenate([np.ravel(score) for score, _ in pairs])
+        targets = np.concatenate([np.ravel(target) for _, target in pairs])
+        if np.isnan(scores).any():  # which have no rank
+            return math.nan
+        return _area(scores.astype(np.float64), targets > 0)
+
+
+class _Own(Metric):
+    """The mean of a user's function, weighted by rows."""
+
+    function: Any
+
+    def add(self, state: Any, output: Array, target: Array) -> Any:
+        shape: Any = getattr(output, "shape", ())
+        return [*(state or ()), (self.function(output, target), int(shape[0]) if len(shape) else 1)]
+
+    def result(self, state: Any) -> float:
+        if state is None:
+            return math.nan
+        try:
+            numbers = [(float(to_numpy(value)), rows) for value, rows in state]
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the metric {self.name} must return a number, and returned "
+                f"{type(state[0][0]).__name__}: {error}",
+                source="metrics",
+            ) from error
+        weighted = sum(value * rows for value, rows in numbers)
+        return float(weighted / sum(rows for _, rows in numbers))
+
+
+def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
+    """The share of targets that are predicted correctly.
+
+    The output is (…, classes) for targets (…) of class ids, where -100 is ignored. For an output of
+    the target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for probabilities.
+
+    >>> import numpy
+    >>> accuracy(numpy.array([[0.1, 0.9], [0.8, 0.2]]), numpy.array([1, 1]))
+    0.5
+    """
+    return _of_one(_Accuracy("accuracy", threshold), output, target)
+
+
+def top_k(output: Array, target: Array, k: int = 5) -> float:
+    """The share of targets that are among the `k` classes with the highest scores.
+
+    Its name is `"top_5"`, or with another number.
+
+    >>> import numpy
+    >>> top_k(numpy.array([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]]), numpy.array([1, 2]), k=2)
+    0.5
+    """
+    return _of_one(_top(k), output, target)
+
+
+def mean_absolute_error(output: Array, target: Array) -> float:
+    """The mean of |output - target| over two arrays of one shape.
+
+    >>> import numpy
+    >>> mean_absolute_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0]))
+    1.0
+    """
+    return _of_one(_AbsoluteError("mean_absolute_error"), output, target)
+
+
+def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
+    """F1 of class 1: the harmonic mean of precision and recall.
+
+    Output and target are as in `accuracy`, with two classes. It is 0 if class 1 is neither
+    predicted nor in the target.
+
+    >>> import numpy
+    >>> f1(numpy.array([2.0, 1.0, -1.0]), numpy.array([1, 0, 0]))
+    0.6666666666666666
+    """
+    return _of_one(_F1("f1", threshold), output, target)
+
+
+def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
+    """The mean F1 over all classes that are predicted or in the target.
+
+    >>> import numpy
+    >>> macro_f1(numpy.eye(3), numpy.array([0, 1, 1]))
+    0.5555555555555555
+    """
+    return _of_one(_F1("macro_f1", threshold, macro=True), output, target)
+
+
+def auc(output: Array, target: Array) -> float:
+    """The area under the ROC curve of two classes, from ranks; ties count half.
+
+    Targets above 0 are positive. NaN if all are of one class, or a score is NaN.
+
+    >>> import numpy
+    >>> auc(numpy.array([0.1, 0.4, 0.35, 0.8]), numpy.array([0, 0, 1, 1]))
+    0.75
+    """
+    return _of_one(_AreaUnderCurve("auc"), output, target)
+
+
+_FUNCTIONS: dict[Any, Metric] = {
+    accuracy: _Accuracy("accuracy"),
+    top_k: _TopK("top_5", 5),
+    mean_absolute_error: _AbsoluteError("mean_absolute_error"),
+    f1: _F1("f1"),
+    macro_f1: _F1("macro_f1", macro=True),
+    auc: _AreaUnderCurve("auc"),
+}
+METRICS: dict[str, Metric] = {
+    **{metric.name: metric for metric in _FUNCTIONS.values()},
+    "mae": _AbsoluteError("mae"),
+}
+"""The metrics by name; there is a `top_` of every number."""
+
+
+def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
+    """The metric of a name or a function; outputs above `threshold` mean yes.
+
+    >>> metric_of("top_3"), metric_of(accuracy, threshold=0.5)
+    (_TopK(name='top_3', k=3), _Accuracy(name='accuracy', threshold=0.5))
+
+    Raises `ConfigurationError`, with the names, for anything else.
+    """
+    found = _known(spec, threshold)
+    if found is not None:
+        return found
+    if not callable(spec):
+        names = ", ".join(name for name in METRICS if name != "mae")
+        raise ConfigurationError(
+            f"unknown metric {spec!r}; use one of {names} (or another number of classes, as in "
+            "top_3), or a function of (output, target) that returns a number",
+            source="metrics",
+        )
+    return _Own(_name_of(spec), spec)
+
+
+def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
+    """The metrics of names and functions: one, several, or several by names of yours.
+
+    >>> [metric.name for metric in metrics_of(["accuracy", max])]
+    ['accuracy', 'max']
+    """
+    if isinstance(specs, Mapping):
+        found = [replace(metric_of(spec, threshold), name=name) for name, spec in specs.items()]
+    else:
+        several = isinstance(specs, list | tuple)
+        found = [metric_of(spec, threshold) for spec in (specs if several else [specs])]
+    names = [metric.name for metric in found]
+    twice = [name for name in names if names.count(name) > 1 or name == "loss"]
+    if twice:
+        raise ConfigurationError(
+            f"there is more than one {twice[0]!r} among the metrics; name them with a dict, as in "
+            f'metrics={{"mine": …}}',
+            source="metrics",
+        )
+    return found
+
+
+def _known(spec: Any, threshold: float) -> Metric | None:
+    if isinstance(spec, str):
+        numbered = re.fullmatch(r"top_([1-9]\d*)", spec)
+        metric = _top(int(numbered[1])) if numbered else METRICS.get(spec)
+    else:
+        options: dict[str, Any] = {}
+        while isinstance(spec, partial) and not spec.args:
+            spec, options = spec.func, {**spec.keywords, **options}
+        own = [metric for function, metric in _FUNCTIONS.items() if function is spec]
+        if not own:
+            return None
+        metric, threshold = own[0], options.get("threshold", threshold)
+        if "k" in options:
+            metric = _top(options["k"])
+    if isinstance(metric, _Accuracy | _F1):
+        return replace(metric, threshold=threshold)
+    return metric
+
+
+def _top(k: Any) -> _TopK:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigurationError(
+            f"top_k: k must be an integer of 1 or more, not {k!r}", source="metrics"
+        )
+    return _TopK(f"top_{k}", k)
+
+
+def _name_of(function: Any) -> str:
+    inner = function.func if isinstance(function, partial) else function
+    name = str(getattr(inner, "__name__", type(inner).__name__))
+    return "metric" if name == "<lambda>" else name
+
+
+def _of_one(metric: Metric, output: Array, target: Array) -> float:
+    return metric.result(metric.add(metric.start(), output, target))
+
+
+def _classes(
+    name: str, output: Array, target: Array, threshold: float
+) -> tuple[Array, Array, Array]:
+    """The ids that were wanted and found, and whether each counts."""
+    if tuple(output.shape) == tuple(target.shape):
+        wanted = ops.less(0.0, ops.astype(target, "float32"))
+        found = ops.less(threshold, ops.astype(output, "float32"))
+        every = ops.equal(wanted, wanted)
+        sure = ops.logical_not(ops.isnan(output))
+        return ops.astype(wanted, "int32"), _or_none(ops.astype(found, "int32"), sure), every
+    _check_classes(name, output, target)
+    wanted = ops.astype(target, "int32")
+    found = _or_none(ops.astype(ops.argmax(output), "int32"), _known_of(output))
+    return wanted, found, ops.logical_not(ops.equal(wanted, IGNORED))
+
+
+def _known_of(output: Array) -> Array:
+    """Whether each row says which class it is: none of its numbers is NaN."""
+    return ops.logical_not(ops.any(ops.isnan(output), axis=-1))
+
+
+def _or_none(found: Array, sure: Array) -> Array:
+    """The ids where they are known, else -1, which is no class."""
+    sure = ops.astype(sure, "int32")
+    return ops.subtract(ops.multiply(ops.add(found, 1), sure), 1)
+
+
+def _squeezed(output: Array, target: Array) -> Array:
+    """The output without a last axis of 1 that the target does not have, or the other way round."""
+    shape, wanted = tuple(output.shape), tuple(target.shape)
+    if shape == (*wanted, 1) or (*shape, 1) == wanted:
+        return ops.reshape(output, wanted)
+    return output
+
+
+def _alike(name: str, output: Array, target: Array) -> tuple[Array, Array]:
+    output = _squeezed(output, target)
+    if tuple(output.shape) != tuple(target.shape):
+        raise _misfit(name, output, target, "the same shape for both")
+    return output, target
+
+
+def _check_classes(name: str, output: Array, target: Array) -> None:
+    if tuple(output.shape[:-1]) != tuple(target.shape):
+        raise _misfit(name, output, target, "outputs (…, classes) for targets (…) of class ids")
+
+
+def _misfit(name: str, output: Array, target: Array, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} takes {wanted}, and got an output of shape {tuple(output.shape)} and a target of "
+        f"shape {tuple(target.shape)}",
+        source="metrics",
+    )
+
+
+def _count(condition: Array, axis: int | None = None) -> Array:
+    if axis is not None:
+        condition = ops.reshape(condition, (-1, condition.shape[-1]))
+    return ops.sum(condition, axis)
+
+
+def _column(x: Array) -> Array:
+    return ops.reshape(x, (*x.shape, 1))
+
+
+def _is_each(found: Array, ids: Array) -> Array:
+    """Whether each id is each of `ids`, along a last axis."""
+    return ops.equal(_column(found), ids)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return one + other if isinstance(one, int) else ops.add(one, other)
+
+
+def _on_host(value: Any) -> Any:
+    return value if isinstance(value, int) else to_numpy(value)
+
+
+def _area(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float:
+    yes = int(positive.sum())
+    no = len(positive) - yes
+    if not yes or not no:
+        return math.nan
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks = (last - (counts - 1) / 2)[places]  # the mean rank of those with the same score
+    return float((ranks[positive].sum() - yes * (yes + 1) / 2) / (yes * no))

@@ -1,0 +1,437 @@
+"""Trainings of models whose layers lie on several devices, by `parallel.pipeline`.
+
+A loss is computed stage by stage, and its gradients on the way back; each device then updates what
+it holds. The losses are those of one device.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from anydevice import _ops as ops
+from anydevice._arrays.memory.stats import memory_stats
+from anydevice._arrays.move import to_device
+from anydevice._compile.versions import AS_WRITTEN
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent, consuming
+from anydevice._core.record import replace
+from anydevice._core.text import format_size
+from anydevice._core.trees import Tree, combined, leaves, mapped, partition, refilled
+from anydevice._libraries.precision import Policy
+from anydevice._machine.choose.scope import one_device
+from anydevice._machine.discovery.discover import devices as devices_of_backend
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.registry import owner_of
+from anydevice._nn.layer import Array
+from anydevice._nn.model import Model
+from anydevice._nn.optimizers import BuiltIn, global_norm
+from anydevice._parallel.mesh import Mesh, devices_of
+from anydevice._parallel.pipeline import DISK, Staged, pipeline
+from anydevice._parallel.pipeline_modules import pipeline_of
+from anydevice._parallel.placing import row_ranges
+from anydevice._train.batches import rows_of
+from anydevice._train.randomness import (
+    device_state,
+    dropping_as_whole,
+    host_state,
+    set_device_state,
+    set_host_state,
+)
+from anydevice._train.stepper import FunctionStepper
+from anydevice._train.steps import StepConfig, StepState, total
+from anydevice._train.strategy import (
+    HELD,
+    ROUNDING,
+    ROUNDING_16,
+    Spread,
+    check_rows,
+    is_compared,
+    not_by_rows,
+)
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+_INSTEAD = "leave microbatches= out"
+
+
+def pipelined(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, str | None]:
+    """The model of a training, and why it is a pipeline; `None` where it is none."""
+    why = pipeline_reason(model, device, devices, strategy)
+    if why is None or is_pipeline(model):
+        return model, why
+    given = list(devices.devices) if isinstance(devices, Mesh) else devices
+    if isinstance(given, str) and ":" not in given and given != DISK:
+        given = list(devices_of_backend(given)) or [given]
+    return pipeline(model, given), why
+
+
+def is_pipeline(model: Any) -> bool:
+    """Whether a model was made by `parallel.pipeline`."""
+    own = isinstance(model, Model) and isinstance(model.layer, Staged)
+    return own or pipeline_of(model) is not None
+
+
+def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str | None:
+    """Why a training is a pipeline; `None` if it is none.
+
+    Raises `ConfigurationError` where a pipeline is given devices for a second time.
+    """
+    if is_pipeline(model):
+        if device is not None or devices is not None or strategy not in ("auto", "pipeline"):
+            raise ConfigurationError(
+                "this model is a pipeline, which already has its devices; leave out device=, "
+                "devices= and strategy=",
+                source="devices=",
+            )
+        return "as the model lies"
+    if strategy == "pipeline":
+        if devices is None or device is not None:
+            raise ConfigurationError(
+                'strategy="pipeline" is for several devices; give devices= and no device=',
+                source="strategy",
+            )
+        if isinstance(devices, Mesh) and devices.group is not None:
+            raise Absent(
+                "a pipeline runs in one process, and this mesh has several",
+                instead="give the devices of one process in a list",
+                code="no_collectives",
+            ).error()
+        return "as asked"
+    if strategy != "auto" or not isinstance(devices, list | tuple) or len(devices) < 2:
+        return None
+    names = [str(each) for each in devices]
+    kinds = {name.split(":")[0] for name in names}
+    if kinds & {DISK, "cpu"} and len(kinds) > 1:
+        return "parts lie in host memory or on disk"
+    try:
+        devices_of(devices)
+    except UnsupportedError:  # several in one process, and not by JAX
+        if not hasattr(model, "parameters"):
+            return None
+        parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
+        needed = HELD * sum(4 * math.prod(x.shape) for x in leaves(parameters))
+        available = memory_stats(one_device(devices[0])).available
+        if available is None or needed <= available // 2:
+            return None
+        return (
+            f"weights, gradients and optimizer state take {format_size(needed)}, more than half of "
+            f"{format_size(available)} available to a device, and one process of PyTorch drives "
+            "several devices so"
+        )
+    return None
+
+
+class PipelineSpread(Spread):
+    """A training of a model that `parallel.pipeline` made."""
+
+    def __init__(self, model: Any, why: str) -> None:
+        found = pipeline_of(model)
+        if found is not None:
+            self.devices, self.last = found.devices, found.last
+            places, self.microbatches = list(found.places.values()), found.microbatches
+        else:
+            layer = model.layer
+            self.devices = tuple(dict.fromkeys(layer.devices))
+            self.last, self.microbatches = layer.devices[-1], layer.microbatches
+            places = list(layer.places)
+            self._homes = [_home(x) for x in leaves(model.parameters)]
+        if any(place.held == DISK for place in places):
+            raise Absent(
+                "layers on disk cannot be trained",
+                instead='train with these layers in host memory, "cpu"',
+                code="no_collectives",
+            ).error()
+        super().__init__(self.devices[0])
+        held = sum(place.held == "cpu" for place in places)
+        more = f", {held} of {len(places)} layers in host memory" if held else ""
+        count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
+        self.text = f"{count}{more}, pipeline: {why}"
+        self.rounding = ROUNDING
+        self._compared = 0
+        self.place = self._placed
+
+    @property
+    def reads_to(self) -> Device:
+        return Device("cpu", engine="numpy")
+
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
+    def _placed(self, batch: Any) -> Any:
+        """Inputs on the first device, and targets on the last."""
+        if type(batch) is not tuple or len(batch) != 2:
+            return to_device(batch, self.device, convert=True, narrow=True)
+        places = self.device, self.last
+        return tuple(
+            to_device(x, place, convert=True, narrow=True)
+            for x, place in zip(batch, places, strict=True)
+        )
+
+    def parameters(self, tree: Tree) -> Tree:
+        pairs = zip(leaves(tree), self._homes, strict=True)
+        return refilled(tree, [_to_home(x, home) for x, home in pairs])
+
+    def state(self, state: StepState, trained: Sequence[bool] | None = None) -> StepState:
+        homes = self._homes
+        own = homes
+        if trained is not None:
+            own = [home for home, is_own in zip(homes, trained, strict=True) if is_own]
+        optimizer = {name: _all_to_homes(tree, own) for name, tree in state.optimizer.items()}
+        total = None if state.total is None else _all_to_homes(state.total, own)
+        parameters = _all_to_homes(state.parameters, homes)
+        return replace(state, parameters=parameters, optimizer=optimizer, total=total)
+
+    def check(
+        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Any = None
+    ) -> None:
+        """Raise `UnsupportedError` for what a pipeline does not train."""
+        self.rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
+        if policy.needs_loss_scale:
+            raise Absent(
+                f"a pipeline does not train in {policy.compute}, which needs a scaled loss",
+                instead='use precision="bfloat16" or "float32"',
+            ).error()
+        if optimizer is not None and not isinstance(optimizer, BuiltIn):
+            raise Absent(
+                "the state of this optimizer cannot be divided over devices",
+                instead="use one of nn, such as nn.AdamW(1e-3)",
+            ).error()
+        if self.microbatches > 1:
+            check_rows(layer, still, _INSTEAD)
+
+    def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
+        """A module, which stays where the pipeline has put it."""
+        if dtype != "float32":
+            raise ConfigurationError(
+                f"convert the module with model.to(torch.{dtype}) before parallel.pipeline",
+                source="precision",
+            )
+        return layer
+
+    def module_loss(self, loss: Callable[..., Any], batch: Any) -> Any:
+        if self.microbatches == 1:
+            return loss(batch)
+        before = host_state(), [device_state(each) for each in self.devices]
+        whole = None
+        if self.compares():
+            with sys.modules["torch"].no_grad():
+                whole = float(loss(batch))
+        value: Any = None
+        for rows, share, part in parts_of(batch, self.microbatches):
+            set_host_state(before[0])
+            for device, state in zip(self.devices, before[1], strict=True):
+                set_device_state(device, state)
+            with dropping_as_whole(rows):
+                own = loss(part) * share
+            value = own if value is None else value + own
+        if whole is not None:
+            self.compare(whole, float(value.detach()))
+        return value
+
+    def compares(self) -> bool:
+        """Whether the loss of the next batch is to be computed as a whole, too."""
+        self._compared += 1
+        return self.microbatches > 1 and is_compared(self._compared)
+
+    def compare(self, whole: float, parts: float) -> None:
+        """Raise `UnsupportedError` for a loss that is not the mean of those of microbatches."""
+        if abs(whole - parts) > self.rounding * max(1.0, abs(whole)):
+            raise not_by_rows(
+                f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
+                f"mean of {self.microbatches} microbatches",
+                _INSTEAD,
+            )
+
+    def module_total(self, value: Any, like: Any) -> Any:
+        found = value.detach()
+        owner = owner_of(like)
+        assert owner is not None
+        return owner.move(found, owner.devices_of(like)[0])
+
+
+def _home(x: Any) -> Device:
+    owner = owner_of(x)
+    assert owner is not None
+    return owner.devices_of(x)[0].served_by(owner.name)
+
+
+def _to_home(x: Any, home: Device) -> Any:
+    engine = registry.load(str(home.engine))
+    if owner_of(x) is engine:
+        return engine.move(x, home)
+    return engine.place(x, home)
+
+
+def _all_to_homes(tree: Tree, homes: Sequence[Device]) -> Tree:
+    pairs = zip(leaves(tree), homes, strict=True)
+    return refilled(tree, [_to_home(x, home) for x, home in pairs])
+
+
+def device_masks(tree: Tree) -> list[list[bool]]:
+    """For each device, which leaves of a tree are on it."""
+    homes = [_home(x) for x in leaves(tree)]
+    return [[home == device for home in homes] for device in dict.fromkeys(homes)]
+
+
+def updated_by_device(
+    update: Callable[..., Any],
+    masks: Sequence[Sequence[bool]],
+    trees: tuple[Tree, Tree, Tree],
+    step: int,
+    rate: float,
+) -> tuple[Tree, Tree]:
+    """What an optimizer makes of parameters, gradients and its state, one device after another."""
+    parameters, gradients, state = trees
+    if len(masks) == 1:
+        new: tuple[Tree, Tree] = update(parameters, gradients, state, step, rate)
+        return new
+    found: list[Any] = [None, None]
+    for mask in masks:
+        own, slopes = (partition(tree, mask)[0] for tree in (parameters, gradients))
+        kept = {name: partition(tree, mask)[0] for name, tree in state.items()}
+        moved = update(own, slopes, kept, step, rate)
+        found = [combined(before, after) for before, after in zip(found, moved, strict=True)]
+    return found[0], found[1]
+
+
+def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], float, Any]]:
+    """The microbatches of a batch: which rows each has, its share, and itself."""
+    every = rows_of(batch)
+    for first, stop in row_ranges(every, count):
+        if first == stop:
+            continue
+
+        def own(x: Any, first: int = first, stop: int = stop) -> Any:
+            return x[first:stop] if x.ndim and x.shape[0] == every else x
+
+        yield (first, stop - first, every), (stop - first) / every, mapped(own, batch)
+
+
+def pipeline_stepper(
+    spread: Spread, config: StepConfig, state: StepState, seed: int
+) -> PipelineStepper:
+    """The stepper of a model of stages; raises `UnsupportedError` for engines without gradients."""
+    engine = registry.load(str(spread.device.engine))
+    autodiff = engine.autodiff
+    if isinstance(autodiff, Absent):
+        raise autodiff.error()
+    return PipelineStepper(engine, autodiff, spread, config, state, seed)
+
+
+class PipelineStepper(FunctionStepper):
+    """Steps of a model of stages: a device updates what it holds, and the host sees each loss."""
+
+    _spread: PipelineSpread
+
+    def _start(self, steps: int) -> None:
+        if self._compilers:
+            self.how = f"each stage alone: {self.how}"
+        layer = self.config.layer
+        assert isinstance(layer, Staged)
+        if not self._compilers:
+            self.config = replace(self.config, layer=replace(layer, compiles=False))
+        self._seed = int(self.engine.to_host(self._seed))  # which every stage takes
+        self._gradients = self._autodiff.value_and_grad(self._batch_loss, more=True)
+        self._is_failing, self._steps_failed = False, 0
+        self._masks = device_masks(self._trained)
+        update = self.config.optimizer.update
+        self._update = self.compiled(update, "parameters", "state")
+
+    def _use_compilers(self, optimize: str | None = None) -> None:
+        if self._autodiff.compiles:
+            super()._use_compilers(optimize)
+        else:  # whose compiler does not span devices
+            self.how = AS_WRITTEN
+
+    def _batch_loss(self, trained: Tree, *rest: Any) -> tuple[Array, list[Array]]:
+        """The loss of a batch: of its microbatches, weighted by their rows."""
+        count = self._spread.microbatches
+        if count == 1:
+            return self._loss(trained, *rest)
+        held, batch, seed, number, scale = rest
+        value: Any = None
+        for rows, share, part in parts_of(batch, count):
+            own, _ = self._loss(trained, held, part, seed, number, scale, rows)
+            own = ops.multiply(own, share)
+            value = own if value is None else ops.add(value, own)
+        return value, []
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        given = self._held, batch, self._seed, self.batches + 1, None
+        if self._spread.compares():
+            whole = float(self.engine.to_host(self._loss(self._trained, *given)[0]))
+            parts = float(self.engine.to_host(self._batch_loss(self._trained, *given)[0]))
+            self._spread.compare(whole, parts)
+        (value, state), gradients = self._gradients(self._trained, *given)
+        if not math.isfinite(self.engine.to_host(value)):
+            self._is_failing = True
+        if not self._is_failing:
+            self._keep_state(state)
+        if weight != 1.0:
+            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
+        if self._total is not None:
+            pairs = zip(leaves(self._total), leaves(gradients), strict=True)
+            gradients = refilled(gradients, [ops.add(*pair) for pair in pairs])
+        self._total = gradients
+        self._added += weight
+        self.batches += 1
+        return value
+
+    def move(self, rate: float) -> None:
+        share, gradients = 1.0 / self._added, self._total
+        self.drop()
+        self.started += 1
+        parts = [partition(gradients, mask)[0] for mask in self._masks]
+        scale = self._scale_of(parts, share)
+        self._is_failing = self._is_failing or not math.isfinite(scale)
+        if self._is_failing:
+            self._steps_failed += 1
+            return
+        if scale != 1.0:
+            gradients = mapped(lambda x: ops.multiply(x, scale), gradients)
+        with consuming():
+            self._trained, self._optimizer_state = updated_by_device(
+                self._update,
+                self._masks,
+                (self._trained, gradients, self._optimizer_state),
+                self.started,
+                rate,
+            )
+
+    def _scale_of(self, parts: Sequence[Tree], share: float) -> float:
+        """What gradients are multiplied with; NaN or infinite where they are."""
+        clip = self.config.clip
+        if clip is None:
+            seen = sum(float(self.engine.to_host(total(part))) for part in parts)
+            return share if math.isfinite(seen) else math.nan
+        norms = [float(self.engine.to_host(global_norm(part))) for part in parts]
+        norm = share * math.sqrt(sum(each**2 for each in norms))
+        return share * clip / max(norm, clip) if math.isfinite(norm) else math.nan
+
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        return self._evaluated(self.parameters, batch, with_output)
+
+    @property
+    def failed(self) -> bool:
+        parts = [partition(self._trained, mask)[0] for mask in self._masks]
+        return self._is_failing or not math.isfinite(self._scale_of(parts, 1.0))
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - self._steps_failed
+
+    @property
+    def left_out(self) -> int:
+        return 0
+
+    def _failed_steps(self) -> Array:
+        return self._steps_failed
+
+    def _failed_weights(self) -> Array:
+        return float(self.failed)
+
+    def _steps_taken(self) -> int:
+        return self.started

@@ -1,0 +1,190 @@
+"""The progress of a training: a bar with its loss, speed and the time left, or lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from math import ceil
+from threading import Timer
+from typing import TYPE_CHECKING, Any, Self
+
+from anydevice._core.progress import ProgressBar, columns_of, in_notebook
+from anydevice._core.record import as_dict
+from anydevice._core.text import clock
+
+if TYPE_CHECKING:
+    from anydevice._train.history import Epoch
+
+_NARROW = 100
+"""Columns of a terminal below which the bar itself is short, to leave room for the text."""
+
+_SLOW = 4.0
+"""Seconds of compiling after which a line says so where no bar is shown."""
+
+_MOST_LINES = 100
+"""Epochs with a line each where no bar is shown; of more, as many at equal distances."""
+
+_STEPS_BEFORE_FORECAST = 5
+"""Batches before the time left is estimated."""
+
+
+class TrainingProgress:
+    """A bar on the error stream while the block runs, where that is a terminal, or in a notebook.
+
+    It is there from the start. `wanted` is true for a bar in any case, false for none. Elsewhere
+    each epoch is a line, and so is a slow compilation, once, unless nothing is wanted.
+    """
+
+    def __init__(
+        self, epochs: int, length: int | None, done: int, wanted: bool | None = None
+    ) -> None:
+        self._epochs, self._length, self._done = epochs, length, done
+        self._first_tell: tuple[float, int, int] | None = None
+        self._doing, self._ending = "starting", ""
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._notebook = wanted is not False and in_notebook()
+        self._shown = not self._notebook and (terminal if wanted is None else wanted)
+        barred = terminal or self._notebook
+        self._prints = not barred and wanted is None and sys.stderr is not None
+        self._slow: Timer | None = None
+        self._columns = columns_of(sys.stderr) if self._shown else _NARROW
+        self._width = 24 if self._columns >= _NARROW else 10
+        stream = sys.stderr if self._shown else None
+        self._bar = ProgressBar(stream, colour=terminal, width=self._width, notebook=self._notebook)
+
+    def __enter__(self) -> Self:
+        self._show(self._done, [])
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.compiled()
+        self._bar.__exit__(*error)
+
+    def learned(self, length: int) -> None:
+        """Set the number of batches in an epoch."""
+        self._length = length
+
+    def compiles(self, epoch: int, engine: str) -> None:
+        """A step begins that an engine compiles first: on the bar, else a line if it takes long."""
+        self._doing = "compiling"
+        self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
+        if self._prints and self._slow is None:
+            self._slow = Timer(_SLOW, _say_slow, [engine])
+            self._slow.daemon = True
+            self._slow.start()
+
+    def compiled(self) -> None:
+        """That step is over."""
+        if self._slow is not None:
+            self._slow.cancel()
+
+    def ended(self, epoch: Epoch) -> None:
+        """An epoch is over: a line where no bar is shown."""
+        last = epoch.epoch == self._epochs
+        if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
+            _say(_line(epoch, self._epochs))
+
+    def ends(self, text: str) -> None:
+        """Show when the training will end: at once on the bar, else on the error stream.
+
+        A signal handler may call it at any time, so it does not use Python's streams, which may be
+        in use.
+        """
+        self._ending = text
+        if self._shown:
+            self._show(self._done, [])
+        elif sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), f"{text}\n".encode())
+
+    def tell(
+        self, epoch: int, position: int, loss: float | None, rate: float, examples: int
+    ) -> None:
+        """Show the batch of the epoch, and how many examples were trained on in all.
+
+        `rate` is that of the last step. Speed and the time left are counted from the first call on:
+        the time before is mostly compiling.
+        """
+        self._doing = ""
+        done = (epoch - 1) * self._length + position if self._length else epoch - 1
+        now = time.monotonic()
+        self._first_tell = self._first_tell or (now, examples, done)
+        began, passed, first = self._first_tell
+        seconds = now - began
+        words = [(f"epoch {epoch}/{self._epochs}", 0)]
+        if not math.isnan(rate):  # an optimizer of another library may keep it to itself
+            words.append((f"rate {rate:.3g}", 4))
+        if loss is not None:
+            words.insert(1, (f"loss {loss:.4g}", 1))
+        if seconds > 0 and examples > passed:
+            words.append((f"{(examples - passed) / seconds:,.0f} examples/s", 3))
+        if self._length and done - first >= _STEPS_BEFORE_FORECAST:
+            left = (self._total() - done) * seconds / (done - first)
+            words.append((f"{clock(left)} left", 2))
+        self._show(done, words)
+
+    def _total(self) -> int:
+        return self._epochs * (self._length or 1)
+
+    def _show(self, done: int, words: list[tuple[str, int]]) -> None:
+        """Show the bar with as many of the words as fit; the number is their rank."""
+        total = self._total()
+        self._done = min(done, total)
+        if self._ending:
+            words = [(self._ending, 0)]
+        elif self._doing:
+            words = [*words, (self._doing, 1)]
+        taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
+        self._bar.tell(self._done, total, fitted(words, self._columns - taken))
+
+
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError):  # the stream may be closed by now
+        print(line, file=sys.stderr, flush=True)
+
+
+def _say_slow(engine: str) -> None:
+    _say(
+        f"{engine} is compiling the training step, which may take a minute; optimize='none' "
+        "starts at once"
+    )
+
+
+def _line(epoch: Epoch, epochs: int) -> str:
+    """The numbers of an epoch in a line.
+
+    >>> from anydevice._train.history import Epoch
+    >>> _line(Epoch(3, 0.21437, 0.25, 1e-3, 300, 4.21), 10)
+    'epoch 3/10  loss 0.2144  validation 0.25  rate 0.001  4.2 s'
+    """
+    numbers: dict[str, Any] = {}
+    for name, value in as_dict(epoch).items():
+        if isinstance(value, Mapping):
+            numbers |= value
+        elif name in ("loss", "validation"):
+            numbers[name] = value
+    words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+    return "  ".join(
+        (
+            f"epoch {epoch.epoch}/{epochs}",
+            *words,
+            *([] if math.isnan(epoch.rate) else [f"rate {epoch.rate:.3g}"]),
+            f"{epoch.seconds:.1f} s",
+        )
+    )
+
+
+def fitted(words: list[tuple[str, int]], room: int) -> str:
+    """The words in their order, without those of the highest ranks that do not fit.
+
+    >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
+    'epoch 1/2  1:15 left'
+    """
+    kept = list(words)
+    while sum(len(text) + 2 for text, _ in kept) - 2 > room and len(kept) > 1:
+        kept.remove(max(kept, key=lambda word: word[1]))
+    return "  ".join(text for text, _ in kept)

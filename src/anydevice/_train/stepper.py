@@ -1,0 +1,689 @@
+"""Steps by a loss that is a function of parameters, as fast as the engine can.
+
+Where gradients can be taken inside compiled code, the whole step is one compiled function that
+consumes its parameters. Elsewhere the loss is compiled, gradients are taken of it, and the engine's
+own kernels update the parameters in place. On an accelerator nothing is read back: counts and
+failures stay on the device, so that the next step can start at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from anydevice import _ops as ops
+from anydevice._core.device import not_driven
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Absent, Engine, consuming
+from anydevice._core.primitives import Autodiff
+from anydevice._core.record import Record
+from anydevice._core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
+from anydevice._libraries.precision import LossScale, ScaleState
+from anydevice._machine.engines import registry
+from anydevice._nn.layer import Array, Run, state_leaves
+from anydevice._nn.optimizers import BuiltIn
+from anydevice._nn.random_choice import folded_seed
+from anydevice._ops.dispatch import primitives
+from anydevice._train.steps import StepConfig, Stepper, StepState, copied, nonfinite, total
+from anydevice._train.strategy import Spread
+
+_FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
+_CONSUMED = ("trained", "state", "counts", "scale")
+_SERIAL = 2_000_000
+"""Uses of parameters in a step that a second thread does not make shorter."""
+
+_COPY_EVERY = 2.0
+"""Seconds from one copy of parameters to go back to, to the next."""
+
+_COPIED = 16 * 2**20
+"""Bytes of parameters that are copied so."""
+
+_MOST_KEPT = 256 * 2**20
+"""Bytes of batches since a copy."""
+
+
+def stepper_for(spread: Spread, config: StepConfig, state: StepState, seed: int) -> Stepper:
+    """The stepper for the engine of the devices that hold the arrays of `state`.
+
+    The stepper consumes them: nobody else may use them afterwards. Raises `UnsupportedError`, with
+    the engines that can, where the engine has no gradients.
+    """
+    device = spread.device
+    if device.engine is None:
+        raise not_driven(device)
+    engine = registry.load(device.engine)
+    autodiff = engine.autodiff
+    if isinstance(autodiff, Absent):
+        raise autodiff.error()
+    waits = device.kind != "cpu" or config.policy.needs_loss_scale
+    kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
+    return kind(engine, autodiff, spread, config, state, seed)
+
+
+class FunctionStepper(Stepper):
+    """Steps by a loss that is a function of parameters.
+
+    They are in two trees, one of which gradients change. Of the others, a layer may change some in
+    training itself, such as the statistics of a `BatchNorm`: its state.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        autodiff: Autodiff,
+        spread: Spread,
+        config: StepConfig,
+        state: StepState,
+        seed: int,
+    ) -> None:
+        self.engine = engine
+        self.device = spread.device
+        self._spread = spread
+        state = spread.state(state, config.trained)
+        self.config = spread.config(config)
+        self._autodiff = autodiff
+        self._trained, self._held = state.parameters, None
+        self._is_state: list[bool] = []
+        self._held_names: list[str] = []
+        if config.trained is not None and not all(config.trained):
+            self._trained, self._held = partition(state.parameters, config.trained)
+            of_all = state_leaves(config.layer, state.parameters)
+            pairs = zip(of_all, config.trained, strict=True)
+            self._is_state = [is_state for is_state, own in pairs if not own]
+            self._held_names = leaf_names(self._held)
+        self._optimizer_state = state.optimizer
+        self._scale = state.scale
+        self.started = state.started
+        self.batches = state.batches
+        self._total, self._added = state.total, state.added
+        self._like = leaves(self._trained)[0]
+        self._xp = primitives(self._like)
+        self._seed = self._number(folded_seed(seed), np.int32)
+        self._scaling = LossScale()
+        must = spread.must_compile and config.optimize == "none"
+        self._use_compilers("default" if must else None)
+        if config.policy.needs_loss_scale and self._scale is None:
+            self._scale = spread.numbers(self._scaling.start(self._like))
+        self._evaluate: dict[bool, Callable[..., Any]] = {}
+        self._start(state.steps)
+
+    @abstractmethod
+    def _start(self, steps: int) -> None:
+        """Make the functions of a step, and its counts on the device."""
+
+    @property
+    def parameters(self) -> Tree:
+        own = self._trained if self._held is None else combined(self._trained, self._held)
+        return self._spread.joined(own, "parameters")
+
+    @property
+    def state(self) -> StepState:
+        joined = self._spread.joined
+        return StepState(
+            self.parameters,
+            joined(self._optimizer_state, "optimizer"),
+            self.batches,
+            self.started,
+            self._steps_taken(),
+            self._scale,
+            joined(self._total, "total"),
+            self._added,
+        )
+
+    def drop(self) -> None:
+        self._total, self._added = None, 0.0
+
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        if with_output not in self._evaluate:
+            whole = partial(self._evaluated, with_output=with_output)
+            self._evaluate[with_output] = self.compiled(whole)
+        own = self.parameters
+        own = self._spread.readable(own) if self._spread.is_sharded else own
+        value: tuple[Array, Any] = self._evaluate[with_output](own, batch)
+        return value
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._count(self._failed_steps())) or bool(self._count(self._failed_weights()))
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - self._count(self._failed_steps())
+
+    @property
+    def left_out(self) -> int:
+        return self.started - self._steps_taken()
+
+    @abstractmethod
+    def _failed_steps(self) -> Array:
+        """How many steps were started since the first failed one."""
+
+    @abstractmethod
+    def _failed_weights(self) -> Array:
+        """1.0 where a parameter is infinite or NaN, else 0.0."""
+
+    @abstractmethod
+    def _steps_taken(self) -> int:
+        """The steps that changed the parameters."""
+
+    def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """One thread for a small step on the CPU."""
+        shape = tuple(getattr(batch[0], "shape", ())) if isinstance(batch, tuple) else ()
+        if self.compiles or not shape or self.device.kind != "cpu":
+            return nullcontext
+        outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
+        uses = outputs * sum(math.prod(each.shape) for each in leaves(self._trained))
+        return self.engine.serial_scope if uses <= _SERIAL else nullcontext
+
+    def _count(self, value: Array) -> int:
+        return int(self.engine.to_host(value))
+
+    def _number(self, value: float, kind: Any) -> Array:
+        """A number as an array without axes on the device."""
+        return self._spread.numbers(self.engine.place(np.asarray(value, kind), self.device))
+
+    def _loss(
+        self,
+        trained: Tree,
+        held: Tree,
+        batch: Any,
+        seed: Array,
+        number: Array,
+        scale: Array | None,
+        rows: tuple[int, int, int] | None = None,
+    ) -> tuple[Array, list[Array]]:
+        """The loss of a batch, scaled, and the new state of the layers."""
+        parameters = trained if held is None else combined(trained, held)
+        updates: dict[tuple[str, str], Array] = {}
+        run = Run(True, seed, number, updates=updates, still=self.config.still, rows=rows)
+        value = self.config.value(parameters, batch, run)
+        state = self._new_state(held, updates)
+        return (value if scale is None else ops.multiply(value, scale)), state
+
+    def _new_state(self, held: Tree, updates: dict[tuple[str, str], Array]) -> list[Array]:
+        """The state after a batch, in the order of its leaves; what did not run keeps it."""
+        if not any(self._is_state):
+            return []
+        named = {f"{path}.{name}": x for (path, name), x in updates.items()}
+        parts = zip(self._held_names, leaves(held), self._is_state, strict=True)
+        return [named.get(name, leaf) for name, leaf, is_state in parts if is_state]
+
+    def _keep_state(self, state: list[Array]) -> None:
+        if state:
+            new = iter(state)
+            pairs = zip(leaves(self._held), self._is_state, strict=True)
+            held = [next(new) if is_state else leaf for leaf, is_state in pairs]
+            self._held = refilled(self._held, held)
+
+    def _state(self, held: Tree) -> list[Array]:
+        pairs = zip(leaves(held), self._is_state, strict=True)
+        return [leaf for leaf, is_state in pairs if is_state]
+
+    def _failure(self, value: Array, scale: ScaleState | None) -> Array:
+        """1.0 where a loss fails the training, else 0.0.
+
+        An infinite one may come from the scale, and be finite with a smaller one; NaN does not.
+        """
+        if scale is None:
+            return nonfinite(value)
+        last = ops.multiply(nonfinite(value), _at_minimum(scale))
+        return ops.maximum(_as_float(ops.isnan(value)), last)
+
+    def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
+        """The gradients of the update, and 1.0 where it must not use them, else 0.0."""
+        skip = None
+        if scale is not None:
+            skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
+            skip = ops.minimum(self._spread.over_shards(skip), 1.0)
+            gradients = self._scaling.unscaled(gradients, scale)
+        if share != 1.0:
+            gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
+        if self.config.clip is not None:
+            gradients, norm = self._spread.clipped(gradients, self.config.clip)
+            skip = nonfinite(norm) if skip is None else skip
+        return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
+
+    def _total_of(self, tree: Tree) -> Array:
+        """A float32 that is finite where all numbers of a tree are, those of all processes."""
+        return self._spread.over_shards(total(tree))
+
+
+class SplitStepper(FunctionStepper):
+    """Takes gradients of the compiled loss; the engine's kernels update in place."""
+
+    def _start(self, steps: int) -> None:
+        loss = self.compiled(self._loss)
+        differentiate = partial(self._autodiff.value_and_grad, more=True)
+        self._loss_and_gradients = self._spread.gradients(differentiate, loss)
+        self._failed = self._xp.full((), 0, _FLOAT32, self._like)
+        self._since = self._failed
+        self._taken = self._number(steps, np.int32)
+        self._readies: dict[float, Callable[..., Any]] = {}
+        self._plus = self.compiled(_added)
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        number = self._xp.full((), self.batches + 1, _INT32, self._like)
+        factor = None if self._scale is None else self._scale["scale"]
+        (value, state), gradients = self._loss_and_gradients(
+            self._trained, self._held, batch, self._seed, number, factor
+        )
+        if factor is not None:
+            value = ops.divide(value, factor)
+        self._failed = self._xp.maximum(self._failed, self._failure(value, self._scale))
+        if state:
+            good = ops.less(self._failed, 1.0)
+            self._keep_state(_selected(good, state, self._state(self._held)))
+        self._add_up(gradients, weight)
+        return value
+
+    def _add_up(self, gradients: Tree, weight: float) -> None:
+        if weight != 1.0:
+            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
+        self._total = gradients if self._total is None else self._plus(self._total, gradients)
+        self._added += weight
+        self.batches += 1
+
+    def move(self, rate: float) -> None:
+        gradients, skip = self._made_ready(1.0 / self._added)
+        self.drop()
+        stays = self._xp.maximum(skip, self._failed)
+        self.started += 1
+        # Filled on the device: a number that is copied there would wait for all steps in flight.
+        step = (
+            self._xp.full((), self.started, _FLOAT32, self._like)
+            if self._scale is None
+            else ops.add(self._taken, 1)
+        )
+        with consuming(stays):
+            trained, state = self.config.optimizer.update(
+                self._trained, gradients, self._optimizer_state, step, rate
+            )
+        self._trained = _unless(stays, trained, self._trained)
+        if self._scale is None:
+            self._optimizer_state = state
+            self._failed = stays
+        else:
+            self._optimizer_state = _unless(stays, state, self._optimizer_state)
+            goes = ops.less(stays, 1.0)
+            self._taken = ops.where(goes, ops.add(self._taken, 1), self._taken)
+            last = ops.multiply(stays, _at_minimum(self._scale))
+            self._failed = ops.maximum(self._failed, last)
+            self._scale = self._scaling.after(self._scale, goes)
+        self._since = self._xp.add(self._since, self._failed)
+
+    def _failed_steps(self) -> Array:
+        return self._since
+
+    def _failed_weights(self) -> Array:
+        return nonfinite(self._total_of(self._trained))
+
+    def _steps_taken(self) -> int:
+        return self.started if self._scale is None else self._count(self._taken)
+
+    def _made_ready(self, share: float) -> tuple[Tree, Array]:
+        if share == 1.0 and self.config.clip is None and self._scale is None:
+            return self._total, nonfinite(self._total_of(self._total))
+        if share not in self._readies:
+
+            def ready(gradients: Tree, scale: Any) -> Any:
+                return self._ready(gradients, share, scale)
+
+            self._readies[share] = ready if self._spread.is_sharded else self.compiled(ready)
+        found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
+        return found
+
+
+class _Copy(Record):
+    """All that steps change, at one time."""
+
+    arrays: list[Array]
+    lists: dict[str, list[Array]]
+    held: Tree
+    batches: int
+    started: int
+
+
+class HostStepper(SplitStepper):
+    """Steps on a CPU: looking at a number waits for nothing there, so a failed step is not begun.
+
+    The lists of arrays are kept, since updates write into them. Looking at all gradients takes a
+    noticeable part of a small step. So a long training has a copy of its parameters now and then,
+    and looks at the loss alone: NaN in a gradient is in the next loss too, and then the steps since
+    the copy are taken again, this time looking at gradients.
+    """
+
+    def _start(self, steps: int) -> None:
+        super()._start(steps)
+        self._steps_failed = 0
+        self._is_failing = False
+        self._arrays = leaves(self._trained)
+        optimizer, config = self.config.optimizer, self.config
+        self._lists = (
+            {name: leaves(tree) for name, tree in self._optimizer_state.items()}
+            if isinstance(optimizer, BuiltIn) and optimizer.is_uniform
+            else None
+        )
+        self._copies = (
+            self._lists is not None
+            and config.accumulate == 1
+            and config.clip is None
+            and not self._spread.is_several  # whose copies would be of different steps
+            and sum(_bytes_of(x) for x in self._arrays) <= _COPIED
+        )
+        self._copy: _Copy | None = None
+        self._copied_at = time.monotonic()
+        self._since_copy: list[tuple[Any, float]] = []
+        self._batch_bytes = 0
+
+    def step(self, batch: Any, rate: float) -> Array:
+        value = self.add(batch)
+        if self._copy is not None and not self._is_failing:
+            if not self._since_copy:  # the others are of about the same size
+                self._batch_bytes = sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
+            self._since_copy.append((batch, rate))
+        self.move(rate)
+        if self._copies and not self._is_failing:
+            passed = time.monotonic() - self._copied_at
+            if passed >= _COPY_EVERY or len(self._since_copy) * self._batch_bytes >= _MOST_KEPT:
+                self._make_copy()
+        return value
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        number = self._xp.full((), self.batches + 1, _INT32, self._like)
+        (value, state), gradients = self._loss_and_gradients(
+            self._trained, self._held, batch, self._seed, number, None
+        )
+        if not math.isfinite(value):
+            self._go_back()
+            self._is_failing = True
+        if not self._is_failing:
+            self._keep_state(state)
+        self._add_up(gradients, weight)
+        return value
+
+    def move(self, rate: float) -> None:
+        gradients, skip = self._made_ready(1.0 / self._added)
+        self.drop()
+        self.started += 1
+        self._is_failing = self._is_failing or bool(skip)
+        if self._is_failing:
+            self._steps_failed += 1
+            return
+        update = self.config.optimizer.update
+        with consuming():
+            if self._lists is None:
+                self._trained, self._optimizer_state = update(
+                    self._trained, gradients, self._optimizer_state, self.started, rate
+                )
+                return
+            arrays, self._lists = update(
+                self._arrays, leaves(gradients), self._lists, self.started, rate
+            )
+        if not all(map(is_, arrays, self._arrays)):
+            self._arrays, self._trained = arrays, refilled(self._trained, arrays)
+
+    def _made_ready(self, share: float) -> tuple[Tree, Any]:
+        if share == 1.0 and self.config.clip is None:
+            seen = self._copy is None and not math.isfinite(self._total_of(self._total))
+            return self._total, seen
+        return super()._made_ready(share)
+
+    def _make_copy(self) -> None:
+        """Copy what steps change, if that is finite."""
+        if not self._is_finite():
+            self._go_back()
+            return
+        assert self._lists is not None, "there is a copy of lists alone"
+        arrays, lists = copied([self._arrays, self._lists])
+        self._copy = _Copy(arrays, lists, self._held, self.batches, self.started)
+        self._copied_at = time.monotonic()
+        self._since_copy = []
+
+    def _go_back(self) -> None:
+        """Take the steps since the copy again, and stop where a gradient is not finite."""
+        kept, steps = self._copy, self._since_copy
+        self._copy, self._copies, self._since_copy = None, False, []
+        if kept is None or self._is_finite():
+            return
+        self._arrays, self._lists, self._held = kept.arrays, kept.lists, kept.held
+        self._trained = refilled(self._trained, kept.arrays)
+        self.batches, self.started = kept.batches, kept.started
+        for batch, rate in steps:
+            self.step(batch, rate)
+
+    def _is_finite(self) -> bool:
+        """Whether what steps change is: Lion keeps an infinite gradient in its state alone."""
+        lists = (self._lists or {}).values()
+        return all(math.isfinite(total(arrays)) for arrays in (self._arrays, *lists))
+
+    @property
+    def state(self) -> StepState:
+        if self._lists is not None:
+            self._optimizer_state = {
+                name: refilled(self._trained, arrays) for name, arrays in self._lists.items()
+            }
+        return super().state
+
+    @property
+    def failed(self) -> bool:
+        if self._copy is not None and not self._is_failing and not self._is_finite():
+            self._go_back()
+        return self._is_failing or not math.isfinite(self._total_of(self._trained))
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - self._steps_failed
+
+
+class FusedStepper(FunctionStepper):
+    """A step is one compiled function, which consumes the parameters, the state and the counts."""
+
+    def _start(self, steps: int) -> None:
+        self._counts: dict[str, Array] = {
+            "batches": self._number(self.batches, np.int32),
+            "steps": self._number(steps, np.int32),
+            "failed": self._number(0, np.float32),
+            "since": self._number(0, np.float32),
+        }
+        self._whole = self.compiled(self._whole_step, *_CONSUMED)
+        self._first = self.compiled(self._gradients, "counts")
+        self._more = self.compiled(self._gradients, "total", "counts")
+        self._check_weights = self.compiled(_nonfinite_tree)
+        self._updates: dict[float, Callable[..., Any]] = {}
+        self._last_rate: tuple[float, Array] = (0.0, self._number(0, np.float32))
+        self._in_flight: deque[Array] = deque()
+
+    def step(self, batch: Any, rate: float) -> Array:
+        self._check_batch(batch)
+        self._trained, self._optimizer_state, self._counts, self._scale, state, value = self._whole(
+            self._trained, self._optimizer_state, self._counts, self._scale, self._held, batch,
+            self._seed, self._rate(rate),
+        )  # fmt: skip
+        self._keep_state(state)
+        self.batches += 1
+        self.started += 1
+        return self._waited(value)
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        self._check_batch(batch)
+        gradients = self._first if self._total is None else self._more
+        factor = None if weight == 1.0 else self._number(weight, np.float32)
+        self._total, self._counts, state, value = gradients(
+            self._trained, self._total, self._counts, self._scale, self._held, batch, self._seed,
+            factor,
+        )  # fmt: skip
+        self._keep_state(state)
+        self.batches += 1
+        self._added += weight
+        return self._waited(value)
+
+    def move(self, rate: float) -> None:
+        share = 1.0 / self._added
+        if share not in self._updates:
+
+            def update(
+                trained: Tree, state: Tree, counts: Any, scale: Any, total: Tree, rate: Array
+            ) -> Any:
+                return self._updated(trained, state, counts, scale, total, rate, share)
+
+            self._updates[share] = self.compiled(update, *_CONSUMED)
+        self._trained, self._optimizer_state, self._counts, self._scale = self._updates[share](
+            self._trained, self._optimizer_state, self._counts, self._scale, self._total,
+            self._rate(rate),
+        )  # fmt: skip
+        self.drop()
+        self.started += 1
+        if not self._spread.in_flight:
+            self.engine.finish(self._counts)
+
+    def _check_batch(self, batch: Any) -> None:
+        if not self._spread.checks_batches:
+            return
+        number = self._number(self.batches + 1, np.int32)
+
+        def loss(part: Any, rows: Any) -> Array:
+            given = self._trained, self._held, part, self._seed, number, None
+            return self._loss(*given, rows)[0]
+
+        self._spread.check_batch(batch, loss)
+
+    def _failed_steps(self) -> Array:
+        return self._counts["since"]
+
+    def _failed_weights(self) -> Array:
+        return self._check_weights(self._trained)
+
+    def _steps_taken(self) -> int:
+        return self._count(self._counts["steps"])
+
+    def _rate(self, rate: float) -> Array:
+        last = self._last_rate[0]
+        if rate is not last and rate != last:  # NaN, where the optimizer has its own, is not itself
+            self._last_rate = rate, self._number(rate, np.float32)
+        return self._last_rate[1]
+
+    def _waited(self, value: Array) -> Array:
+        """Wait until few steps are in flight, so that neither memory nor a lazy graph grows."""
+        self._in_flight.append(value)
+        if len(self._in_flight) > self._spread.in_flight:
+            self.engine.finish(self._in_flight.popleft())
+        return value
+
+    def _whole_step(
+        self,
+        trained: Tree,
+        state: Tree,
+        counts: dict[str, Array],
+        scale: Any,
+        held: Tree,
+        batch: Any,
+        seed: Array,
+        rate: Array,
+    ) -> Any:
+        total, counts, own, value = self._gradients(
+            trained, None, counts, scale, held, batch, seed, None
+        )
+        return *self._updated(trained, state, counts, scale, total, rate, 1.0), own, value
+
+    def _gradients(
+        self,
+        trained: Tree,
+        total: Tree,
+        counts: Any,
+        scale: Any,
+        held: Tree,
+        batch: Any,
+        seed: Array,
+        weight: Array | None,
+    ) -> Any:
+        number = ops.add(counts["batches"], 1)
+        factor = None if scale is None else scale["scale"]
+        differentiate = partial(self._autodiff.value_and_grad, more=True)
+        loss_and_gradients = self._spread.gradients(differentiate, self._loss)
+        (value, state), gradients = loss_and_gradients(trained, held, batch, seed, number, factor)
+        if factor is not None:
+            value = ops.divide(value, factor)
+        failed = ops.maximum(counts["failed"], self._failure(value, scale))
+        if state:
+            state = _selected(ops.less(failed, 1.0), state, self._state(held))
+        if weight is not None:
+            gradients = mapped(lambda x: ops.multiply(x, _as_dtype_of(weight, x)), gradients)
+        if total is not None:
+            gradients = _added(total, gradients)
+        return gradients, {**counts, "batches": number, "failed": failed}, state, value
+
+    def _updated(
+        self,
+        trained: Tree,
+        state: Tree,
+        counts: dict[str, Array],
+        scale: Any,
+        total: Tree,
+        rate: Array,
+        share: float,
+    ) -> Any:
+        gradients, skip = self._ready(total, share, scale)
+        stays = ops.maximum(skip, counts["failed"])
+        goes = ops.less(stays, 1.0)
+        steps = ops.add(counts["steps"], 1)
+        new, after = self.config.optimizer.update(trained, gradients, state, steps, rate)
+        failed = stays
+        if scale is not None:
+            failed = ops.maximum(counts["failed"], ops.multiply(stays, _at_minimum(scale)))
+            scale = self._scaling.after(scale, goes)
+            after = _selected(goes, after, state)  # else a step that is left out is the last one
+        counts = {
+            "batches": counts["batches"],
+            "steps": ops.where(goes, steps, counts["steps"]),
+            "failed": failed,
+            "since": ops.add(counts["since"], failed),
+        }
+        return _selected(goes, new, trained), after, counts, scale
+
+
+def _nonfinite_tree(parameters: Tree) -> Array:
+    return nonfinite(total(parameters))
+
+
+def _at_minimum(scale: ScaleState) -> Array:
+    """1.0 where the scale of a loss cannot become smaller, else 0.0."""
+    return _as_float(ops.less_equal(scale["scale"], 1.0))
+
+
+def _bytes_of(x: Array) -> int:
+    return int(math.prod(x.shape) * primitives(x).dtype(x).itemsize)
+
+
+def _as_dtype_of(x: Array, other: Array) -> Array:
+    return ops.astype(x, primitives(other).dtype(other))
+
+
+def _as_float(condition: Array) -> Array:
+    return ops.astype(condition, "float32")
+
+
+def _added(total: Tree, new: Tree) -> Tree:
+    """The sums of two trees, array by array."""
+    return refilled(total, list(map(ops.add, leaves(total), leaves(new))))
+
+
+def _selected(goes: Array, new: Tree, old: Tree) -> Tree:
+    """The new tree where a condition holds, else the old one."""
+    pairs = zip(leaves(new), leaves(old), strict=True)
+    return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
+
+
+def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
+    """The new tree, or the old one where `stays` is 1; the same arrays were written in place."""
+    if all(map(is_, leaves(new), leaves(old))):
+        return new
+    return _selected(ops.less(stays, 1.0), new, old)

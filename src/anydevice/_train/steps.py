@@ -1,0 +1,308 @@
+"""What a training step is made of, its state, and the interface of all that take steps."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from anydevice import _ops as ops
+from anydevice._compile.versions import FallbackFunction, compilers_for
+from anydevice._core.device import Device
+from anydevice._core.dtypes import DTYPES
+from anydevice._core.engine import Absent, Engine
+from anydevice._core.record import Record
+from anydevice._core.text import warn
+from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._libraries.native import cast_weights
+from anydevice._libraries.precision import Policy, ScaleState, cast_parameters
+from anydevice._machine.settings.files import compiled_folder
+from anydevice._nn.layer import Array, Layer, Run
+from anydevice._nn.losses import LayerLoss, Loss, computes_in_float32
+from anydevice._nn.model import Model
+from anydevice._nn.optimizers import Optimizer
+from anydevice._ops.dispatch import own_version, primitives
+from anydevice._train.modules import ModuleLayer
+from anydevice.errors import ConfigurationError
+
+_WORTH_COMPILING = 5e10
+"""Uses of parameters, once an output, in a training of some minutes on two cores."""
+
+_STEP_OVERHEAD = 250_000
+"""Uses of parameters in the time that PyTorch takes to start the kernels of a small step."""
+
+_NOT_TRAINING = Run()
+
+_USUAL_LENGTH = 1000
+"""Batches of an epoch where data does not say how many it has."""
+
+
+class StepConfig(Record):
+    """The parts of a step; `layer` is the one whose output the loss takes.
+
+    `trained` says of each leaf of the parameters whether gradients change it; `None` if they change
+    all. `still` are the paths of layers with frozen state. A module of another library is a layer
+    too, which knows its loss.
+    """
+
+    layer: Layer
+    loss: Loss
+    optimizer: Optimizer
+    policy: Policy
+    clip: float | None = None
+    accumulate: int = 1
+    optimize: str = "default"
+    trained: tuple[bool, ...] | None = None
+    still: frozenset[str] = frozenset()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the layer and the loss are those of anydevice: nothing in them ever changes."""
+        return computes_in_float32(self.loss) and _is_ours(self.layer)
+
+    def value(self, parameters: Tree, batch: Any, run: Run) -> Array:
+        """The loss of one batch in float32, as a function that compilers can trace."""
+        return self.value_and_output(parameters, batch, run)[0]
+
+    def value_and_output(self, parameters: Tree, batch: Any, run: Run) -> tuple[Array, Any]:
+        """The loss of one batch, and the output that it was computed from."""
+        policy = self.policy
+        if policy.casts_parameters:
+            parameters = cast_weights(self.layer, parameters, policy.compute)
+        if isinstance(self.layer, ModuleLayer):
+            given = policy.for_computing(batch) if policy.is_narrow else batch
+            value, output = self.layer.loss_and_output(self.loss, parameters, given, run)
+            return (ops.astype(value, "float32") if policy.is_narrow else value), output
+        x, y = batch
+        if isinstance(self.loss, LayerLoss):
+            given = policy.for_computing(x)
+            value, output = self.loss.of_layer(self.layer, parameters, given, y, run)
+            return (ops.astype(value, "float32") if policy.is_narrow else value), output
+        output = self.layer.apply(parameters, policy.for_computing(x), run)
+        if not policy.is_narrow:
+            return self.loss(output, y), output
+        if not computes_in_float32(self.loss):
+            output = cast_parameters(output, "float32")
+        return ops.astype(self.loss(output, y), "float32"), output
+
+
+def _is_ours(layer: Layer) -> bool:
+    own = type(layer).__module__.startswith("anydevice._nn.")
+    return own and all(_is_ours(part) for _, part in layer.parts)
+
+
+class StepState(Record):
+    """All that changes from step to step, and that another run needs to go on.
+
+    `started` counts all steps, `steps` those that changed something: a scaled loss may overflow.
+    `total` are the gradients that wait for those of further batches, of the weight `added`. `own`
+    is what a stepper keeps beside that.
+    """
+
+    parameters: Tree
+    optimizer: Tree
+    batches: int = 0
+    started: int = 0
+    steps: int = 0
+    scale: ScaleState | None = None
+    total: Tree = None
+    added: float = 0.0
+    own: Tree = None
+
+
+def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
+    """How to compile where nobody says so; `batches` is the length of an epoch, if it is known.
+
+    PyTorch's compiler takes half a minute on a CPU, whatever the model, and saves a part of each
+    step. So a training there is compiled only if it is long: a rule of sizes alone, so that the
+    same training is always the same.
+
+    >>> from anydevice import nn
+    >>> cpu = Device("cpu", engine="torch")
+    >>> small = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")
+    >>> default_optimize(cpu, small, 10, 57), default_optimize(cpu, small, 10_000, 57)
+    ('none', 'default')
+    """
+    if device.engine != "torch" or device.kind != "cpu":
+        return "default"
+    used = model.parameter_count * math.prod(model.output_shape[:-1]) + _STEP_OVERHEAD
+    return "default" if used * epochs * (batches or _USUAL_LENGTH) >= _WORTH_COMPILING else "none"
+
+
+class Stepper(ABC):
+    """Takes steps. `parameters` and `state` are valid until the next one.
+
+    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean,
+    weighted by their rows; `step` is both for a single batch. `step` and `add` return the loss
+    before the step, as an array without axes. After the first loss or gradient that is NaN or
+    infinite, no step changes the parameters; where a scaled loss overflows, that step alone changes
+    nothing. `started` and `batches` count, `how` describes the compiler. A `quiet` stepper does not
+    warn where compiling fails.
+    """
+
+    quiet = False
+    engine: Engine
+    device: Device
+    config: StepConfig
+    how: str
+    started: int
+    batches: int
+    _compilers: Sequence[Any] = ()
+    _warned = False
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Tree:
+        """The parameters of now, trained or not."""
+
+    @property
+    @abstractmethod
+    def state(self) -> StepState:
+        """The state of now."""
+
+    @property
+    def rate(self) -> float:
+        """The rate of the next step by the optimizer; NaN if it keeps that to itself."""
+        return math.nan
+
+    def step(self, batch: Any, rate: float) -> Array:
+        """One step by one batch."""
+        value = self.add(batch)
+        self.move(rate)
+        return value
+
+    @abstractmethod
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        """Add the gradients of one batch to those of the next `move`."""
+
+    @abstractmethod
+    def move(self, rate: float) -> None:
+        """One step by the weighted mean of the added gradients."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the added gradients."""
+
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        """The loss of a batch that is not trained on, and the output, if it is wanted."""
+        return self._evaluated(self.parameters, batch, with_output)
+
+    def _evaluated(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
+        value, output = self.config.value_and_output(parameters, batch, _NOT_TRAINING)
+        return value, output if with_output else None
+
+    @property
+    @abstractmethod
+    def failed(self) -> bool:
+        """Whether a loss, a gradient or a parameter is NaN or infinite; waits for all steps."""
+
+    @property
+    @abstractmethod
+    def failed_since(self) -> int:
+        """The first step with a loss or gradient that is NaN or infinite; else the next one."""
+
+    @property
+    @abstractmethod
+    def left_out(self) -> int:
+        """The steps that changed nothing, because a scaled loss overflowed; waits for all steps."""
+
+    def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """The block in which a step of this batch runs."""
+        return nullcontext
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the first step of each shape is compiled."""
+        return bool(self._compilers)
+
+    def compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
+        """The function, compiled where the engine can and the config asks for it.
+
+        Where compiling fails, it runs as written, with one warning.
+        """
+        if not self._compilers:
+            return function
+        fixed = self.config.is_ours
+        compilers = [
+            (name, partial(make, donate=donate, fixed=fixed)) for name, make in self._compilers
+        ]
+        return FallbackFunction(function, compilers, self._warn)
+
+    def _use_compilers(self, optimize: str | None = None) -> None:
+        found = compilers_for(self.engine, optimize or self.config.optimize)
+        self._compilers, self.how = found.compilers, found.how
+        if self._compilers and not isinstance(self.engine.compiler, Absent):
+            folder = compiled_folder(self.engine.name)
+            if folder is not None:
+                self.engine.compiler.keep(str(folder))
+
+    def _warn(self, text: str) -> None:
+        if not self._warned and not self.quiet:
+            self._warned = True
+            warn(
+                f"a part of the training step is {text}, which is slower; optimize='none' "
+                "compiles nothing",
+            )
+
+
+def checked_clip(clip: Any) -> float | None:
+    """The largest norm of gradients, if there is one; raises `ConfigurationError` for others."""
+    if clip is None:
+        return None
+    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
+        raise ConfigurationError(
+            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
+            source="clip",
+        )
+    return float(clip)
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed; raises `ConfigurationError` for anything but an integer of 0 or more."""
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(
+            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
+        )
+    return number
+
+
+def copied(parameters: Tree) -> Tree:
+    """A copy of all arrays on their device."""
+    return mapped(_copy, parameters)
+
+
+def _copy(x: Any) -> Any:
+    kind = primitives(x).dtype(x).kind
+    return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)
+
+
+def total(tree: Tree) -> Array:
+    """A float32 that is finite where all numbers of a tree are, short of absurdly large ones."""
+    arrays = leaves(tree)
+    found = own_version(arrays[0], "total_size", _total)(arrays)
+    return _total(arrays) if found is NotImplemented else found
+
+
+def nonfinite(value: Array) -> Array:
+    """1.0 where a number is infinite or NaN, else 0.0."""
+    xp = primitives(value)
+    return xp.astype(xp.isnan(xp.subtract(value, value)), DTYPES["float32"])
+
+
+def _total(arrays: list[Array]) -> Array:
+    sums = [ops.reshape(ops.astype(_sum(x), "float32"), (1,)) for x in arrays]
+    return ops.sum(ops.concat(sums, axis=0))
+
+
+def _sum(x: Array) -> Array:
+    # Column by column first: XLA vectorizes sums on the CPU only where it keeps an axis.
+    return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)

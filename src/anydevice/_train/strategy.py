@@ -1,0 +1,499 @@
+"""How a training lies on its devices: on one, or on the devices of a mesh.
+
+The steps stay the same functions. On several devices of JAX, only where their arrays lie changes,
+and the compiler adds what the devices tell each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from anydevice._arrays.memory.stats import memory_stats
+from anydevice._arrays.move import to_device, to_numpy
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent
+from anydevice._core.record import replace
+from anydevice._core.text import format_size, warn
+from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._libraries.precision import Policy
+from anydevice._nn.layer import state_places
+from anydevice._nn.optimizers import Optimizer, clipped
+from anydevice._parallel.mesh import Mesh, devices_of
+from anydevice._parallel.placing import gather
+from anydevice._train.batches import batch_name, placer, rows_of
+from anydevice._train.randomness import host_state, set_host_state
+from anydevice._train.steps import StepConfig, StepState
+from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._parallel.jax_mesh import JaxProcesses
+    from anydevice._parallel.processes import Group
+
+Function = Callable[..., Any]
+
+STRATEGIES = ("auto", "replicate", "shard", "pipeline")
+ROUNDING, ROUNDING_16 = 1e-5, 1e-3
+"""Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
+
+CHECKED = 3
+"""The first batches, whose loss is also computed as a whole; later, each with a power of two."""
+
+HELD = 4
+"""Numbers that a training holds for each parameter: itself, its gradient and two moments."""
+
+
+def is_compared(number: int) -> bool:
+    """Whether the batch with this number, from 1 on, is looked at more closely.
+
+    >>> [number for number in range(1, 40) if is_compared(number)]
+    [1, 2, 3, 4, 8, 16, 32]
+    """
+    return number <= CHECKED or not number & (number - 1)
+
+
+class Spread:
+    """A training on one device. `text` says how it lies on several."""
+
+    text: str | None = None
+    is_several = False
+    """Whether several processes train."""
+
+    is_sharded = False
+    """Whether each process holds a part of the parameters."""
+
+    asked = False
+    late = 0
+    """Batches after which it is read what other processes told of one."""
+
+    reads_within = False
+    """Whether that is read within a step, before it exchanges anything, and not before the step."""
+
+    must_compile = False
+    """Whether a step must be one program, whatever the options say."""
+
+    checks_batches = False
+    """Whether `check_batch` looks at batches before their steps."""
+
+    in_flight = 2
+    """Steps in flight when another one starts: one computes while one waits."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.place = placer(device)
+        """Moves a batch to where steps take it."""
+        self._answers: deque[tuple[Callable[[], Any], str]] = deque()
+        self._stops = False
+
+    @property
+    def reads_to(self) -> Device:
+        """Where a file is read to before `state` places it."""
+        return self.device
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether batches can be placed ahead by another thread."""
+        return True
+
+    def parameters(self, tree: Tree) -> Tree:
+        """Parameters where steps take them."""
+        return to_device(tree, self.device, convert=True)
+
+    def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
+        """All that steps change, where they take it; `trained` is that of their `StepConfig`."""
+        return state
+
+    def joined(self, tree: Tree, name: str) -> Tree:
+        """Arrays as others see them, of what a step has: a tree of its state with this name."""
+        return tree
+
+    def numbers(self, tree: Tree) -> Tree:
+        """Single numbers where steps take them."""
+        return tree
+
+    def whole(self, tree: Tree) -> Tree:
+        """A tree of parameters on one device, in one piece each."""
+        return tree
+
+    def readable(self, tree: Tree) -> Tree:
+        """A tree whose numbers this process can read; all processes take part."""
+        return tree
+
+    def saved(self, tree: Tree) -> Tree:
+        """A tree as the process that leads writes it to a file; all processes take part."""
+        return tree
+
+    def config(self, config: StepConfig) -> StepConfig:
+        """The parts of a step, as this training takes them."""
+        return config
+
+    def gradients(self, differentiate: Function, loss: Function) -> Function:
+        """The function of a loss and its gradients, of whole batches.
+
+        `differentiate` makes it of the one of a loss.
+        """
+        return differentiate(loss)  # type: ignore[no-any-return]
+
+    def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
+        """Raise for a batch whose parts cannot be computed apart.
+
+        `loss` is that of a part, and of where its rows lie in the batch.
+        """
+
+    def over_shards(self, number: Any) -> Any:
+        """The sum of a number over the processes that have parts of the parameters."""
+        return number
+
+    def clipped(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
+        """The gradients, clipped to a norm, and the norm that they had."""
+        return clipped(gradients, limit)
+
+    def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
+        """A module of PyTorch where steps take it, and in the dtype that its weights have then.
+
+        `optimizer` is one of PyTorch, or `None`.
+        """
+        layer.placed(self.device, dtype)
+        self.share(leaves(layer.parameters))
+        return layer
+
+    def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
+        """The state of an optimizer of modules, read from a file, as it takes it."""
+        return saved
+
+    def module_loss(self, loss: Function, batch: Any) -> Any:
+        """What a module of PyTorch takes gradients of: its sum over processes is the loss.
+
+        `None` for a process without rows.
+        """
+        return loss(batch)
+
+    def module_total(self, value: Any, like: Any) -> Any:
+        """The loss of a whole batch, of what `module_loss` gave."""
+        return value.detach()
+
+    def sum_gradients(self, weights: Sequence[Any]) -> None:
+        """Make gradients of weights of PyTorch those of whole batches."""
+
+    def check(
+        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+    ) -> None:
+        """Raise `UnsupportedError` for a model that cannot be trained so."""
+
+    def share(self, tensors: Sequence[Any]) -> None:
+        """Give weights of PyTorch the same numbers in all processes."""
+
+    def is_asked(self, asked: bool) -> bool:
+        """Whether a training that is asked to stop here, or not, stops now: in all processes."""
+        self.asked = asked  # the next batch tells the others
+        self._read_answers(self.late)
+        return self._stops if self.is_several else asked
+
+    def together(
+        self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int = 0
+    ) -> Generator[Any, None, None]:
+        """Batches that are placed, of which every process has the same number.
+
+        Raises `ConfigurationError` where one has more than another, or other numbers of rows.
+        """
+        return self._met(batches, name, epoch, skipped) if self.is_several else batches
+
+    def _met(
+        self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int
+    ) -> Generator[Any, None, None]:
+        numbers = count(skipped + 1)
+        with closing(batches):
+            for batch, number in zip(batches, numbers, strict=False):
+                self.meet(rows_of(batch), batch_name(name, epoch, number))
+                yield batch
+        self.meet(0, batch_name(name, epoch, next(numbers)))
+
+    def meet(self, rows: int, where: str) -> None:
+        """Tell the other processes of a batch: its rows, 0 for none, and whether to stop."""
+        self._answers.append((self._told(rows), where))
+        self._read_answers(self.late + self.reads_within if rows else 0)
+
+    def _read_answers(self, left: int) -> None:
+        """Read what processes told of batches, but of the last ones."""
+        while len(self._answers) > left:
+            told, name = self._answers.popleft()
+            found = to_numpy(told())
+            self._stops = self._stops or bool(found[:, 1].any())
+            if (found[:, 0] != found[0, 0]).any():
+                raise _other_counts(found[:, 0].astype(int).tolist(), name)
+
+    def _told(self, rows: int) -> Callable[[], Any]:
+        """Tell the others; what waits for the rows of each, and whether each is asked to stop."""
+        raise NotImplementedError
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return True
+
+    def wait(self) -> None:
+        """Wait until every process has come here."""
+
+
+class MeshSpread(Spread):
+    """A training on several devices, which JAX drives: those of one process, or of several.
+
+    Processes compute the same step together, each on its parts of the same arrays.
+    """
+
+    def __init__(self, mesh: Mesh, text: str) -> None:
+        from anydevice._parallel import jax_mesh
+
+        super().__init__(mesh.devices[0])
+        self.text = text
+        self._mesh, self._jax = mesh, jax_mesh
+        self._group = cast("JaxProcesses | None", mesh.group)
+        self.is_several = self._group is not None
+        self._to_first = self.place
+        self.place = self._divided
+        self._placed = 0
+        self._last: Any = None
+        if self._group is not None:
+            if self.device.kind == "cpu":
+                # There, two programs that exchange numbers may wait for each other for ever.
+                self.in_flight, self.must_compile = 0, True
+            self.late = self.in_flight  # by then it is there, so that no step waits for it
+            set_host_state(self._group.of_first(host_state()))
+
+    @property
+    def reads_to(self) -> Device:
+        return self.device if self._mesh.shard == 1 else Device("cpu", engine="numpy")
+
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
+    @property
+    def leads(self) -> bool:
+        return self._mesh.rank == 0
+
+    def wait(self) -> None:
+        if self._group is not None:
+            self._group.wait()
+
+    def meet(self, rows: int, where: str) -> None:
+        super().meet(rows, where)
+        last, self._last = self._last, None
+        if last is not None and not cast("JaxProcesses", self._group).is_same(last):
+            raise other_batches()
+
+    def _told(self, rows: int) -> Callable[[], Any]:
+        told = self._jax.of_processes([rows, int(self.asked)], self._mesh)
+        return lambda: told
+
+    def parameters(self, tree: Tree) -> Tree:
+        if self._group is not None and not self._group.is_same(tree):
+            tree = mapped(self._group.from_first, mapped(to_numpy, tree))
+        # One after the other: no device ever holds all of them.
+        return mapped(lambda x: self._sharded(super(MeshSpread, self).parameters(x)), tree)
+
+    def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
+        parameters, optimizer, total = (
+            None if tree is None else mapped(self._sharded, tree)
+            for tree in (state.parameters, state.optimizer, state.total)
+        )
+        scale = None if state.scale is None else self.numbers(state.scale)
+        return replace(state, parameters=parameters, optimizer=optimizer, total=total, scale=scale)
+
+    def numbers(self, tree: Tree) -> Tree:
+        return mapped(lambda x: self._jax.replicated(x, self._mesh), tree)
+
+    def whole(self, tree: Tree) -> Tree:
+        return gather(tree)
+
+    def readable(self, tree: Tree) -> Tree:
+        return tree if self._group is None else gather(tree)
+
+    def saved(self, tree: Tree) -> Tree:
+        if self._group is None or tree is None:
+            return tree
+        leads = self.leads
+
+        def own(x: Any) -> Any:
+            whole = gather(x)
+            return to_numpy(whole) if leads else None
+
+        return mapped(own, tree)
+
+    def _sharded(self, x: Any) -> Any:
+        return self._jax.sharded(x, self._mesh)
+
+    def _divided(self, batch: Any) -> Any:
+        rows, size = rows_of(batch), self._mesh.size
+        self._placed += 1
+        if rows % size and self._placed == 1:  # the last batch of an epoch is often a small one
+            warn(
+                f"batches of {rows} rows do not divide over {size} devices, so each of these "
+                f"computes all of such a batch; take a size that is a multiple of {size}"
+            )
+        there = self._to_first(batch)
+        if self._group is not None and is_compared(self._placed):
+            self._last = there
+        return mapped(lambda x: self._jax.divided(x, self._mesh), there)
+
+
+_SAME = (
+    "; give all of them the same data, such as nn.Batches, or a function of the seed and the "
+    "epoch, without a sampler that divides it: each process takes its own rows of every batch"
+)
+
+
+def other_batches() -> ConfigurationError:
+    """The error for processes that do not train on the same numbers."""
+    return ConfigurationError(f"the processes have different batches{_SAME}", source="data")
+
+
+def _other_counts(rows: Sequence[int], where: str) -> ConfigurationError:
+    least, most = rows.index(min(rows)), rows.index(max(rows))
+    few = f"{rows[least]} rows" if rows[least] else "no such batch"
+    of = f" of {len(rows)}"
+    return ConfigurationError(
+        f"{where}: the processes have different batches: {most}{of} has one of {rows[most]} rows, "
+        f"and {least}{of} has {few}{_SAME}",
+        source="data",
+    )
+
+
+def check_rows(layer: Any, still: Collection[str], instead: str) -> None:
+    """Raise `UnsupportedError` for a layer that computes with whole batches: they are divided."""
+    module = getattr(layer, "given", None)
+    if module is None:
+        names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in still]
+    else:
+        parts = module.named_modules()
+        names = [name for name, part in parts if getattr(part, "track_running_stats", False)]
+    if names:
+        raise not_by_rows(f"{names[0]} computes with statistics of whole batches", instead)
+
+
+def not_by_rows(what: str, instead: str) -> Exception:
+    """The error for what cannot be computed of rows of a batch apart."""
+    more = "take a loss that is a mean over rows, and LayerNorm in place of BatchNorm"
+    return Absent(what, instead=f"{instead}, or {more}", code="no_collectives").error()
+
+
+def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
+    """The device of a training, and the mesh where there are several; checks both arguments."""
+    if isinstance(device, list | tuple):
+        raise ConfigurationError(
+            f"device= is one device, and {device!r} is a list; use devices= for several",
+            source="device=",
+        )
+    if strategy not in STRATEGIES:
+        raise ConfigurationError(
+            f"strategy is one of {', '.join(STRATEGIES)}, not {strategy!r}", source="strategy"
+        )
+    if devices is None:
+        if strategy != "auto":
+            raise ConfigurationError(
+                f"strategy={strategy!r} is for several devices; give devices= too",
+                source="strategy",
+            )
+        return device, None
+    if device is not None:
+        raise ConfigurationError(
+            "device= and devices= are both given; use devices= alone", source="devices="
+        )
+    mesh = devices if isinstance(devices, Mesh) else Mesh(devices_of(devices))
+    return mesh.devices[0], mesh if mesh.size > 1 else None
+
+
+def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Spread:
+    """How a training of these parameters lies on a mesh; raises `UnsupportedError` if it cannot."""
+    if mesh is None:
+        return Spread(device)
+    if mesh.group is not None and device.engine != mesh.engine:
+        raise Absent(
+            f"{device.engine} trains this model, and the processes are joined by {mesh.engine}",
+            instead=f"take `anydevice launch --engine {device.engine}`, or a model of nn",
+            code="no_collectives",
+        ).error()
+    if mesh.group is not None and device.engine == "mlx":
+        return _over_ring(mesh, strategy, device)
+    if mesh.group is not None and device.engine == "torch":
+        return _over_processes(mesh, cast("Group", mesh.group), strategy, device, parameters)
+    if device.engine != "jax":
+        raise Absent(
+            f"{device.engine} trains on one device a process, and {mesh.size} were given",
+            instead="give one device, or a model that JAX trains",
+            code="no_collectives",
+        ).error()
+    mesh, text = _chosen(mesh, strategy, parameters)
+    if mesh.group is not None:  # the memory of one process decides for all of them
+        shard, text = cast("JaxProcesses", mesh.group).of_first((mesh.shard, text))
+        mesh = Mesh(mesh.devices, shard=shard, group=mesh.group)
+    return MeshSpread(mesh, text)
+
+
+def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Spread:
+    if strategy == "shard" or mesh.shard > 1:
+        raise Absent(
+            "processes of MLX hold all parameters each",
+            instead='take strategy="replicate", or torch or jax, which shard them',
+            code="no_collectives",
+        ).error()
+    why = "as asked" if strategy == "replicate" else "what processes of MLX do"
+    from anydevice._train.data_parallel import RingSpread
+
+    return RingSpread(cast(Any, mesh.group), device, f"{mesh.size} processes, replicate: {why}")
+
+
+def _over_processes(
+    mesh: Mesh, group: Group, strategy: str, device: Device, parameters: Tree
+) -> Spread:
+    chosen, text = _chosen(mesh, strategy, parameters)
+    # The memory of one process decides for all of them.
+    shard, text = group.of_first((chosen.shard, text))
+    if shard == 1:
+        from anydevice._train.data_parallel import ProcessSpread
+
+        return ProcessSpread(group, device, text)
+    from anydevice._train.sharding import ShardSpread
+
+    return ShardSpread(group, Mesh(mesh.devices, shard=shard, group=group), device, text)
+
+
+def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
+    """The mesh with the sizes of a strategy, and which that is and why."""
+    why = "as asked"
+    if mesh.shard > 1:
+        if strategy == "replicate":
+            raise ConfigurationError(
+                f'strategy="replicate" contradicts the mesh, which divides parameters over '
+                f"{mesh.shard} devices; leave strategy= out, or make the mesh without shard=",
+                source="strategy",
+            )
+        text = f"{mesh.replicate} groups that hold all of it, {mesh.shard} devices each"
+        return mesh, f"{mesh.size} devices: {text}, as the mesh says"
+    if strategy == "auto":
+        strategy, why = _fitting(mesh, parameters)
+    size = mesh.size
+    sizes = (size, 1) if strategy == "replicate" else (1, size)
+    where = "" if mesh.group is None else f" in {mesh.group.size} processes"
+    these = f"{size} processes" if mesh.engine == "torch" else f"{size} devices{where}"
+    return Mesh(mesh.devices, *sizes, mesh.group), f"{these}, {strategy}: {why}"
+
+
+def _fitting(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
+    needed = HELD * sum(4 * int(np.prod(x.shape)) for x in leaves(parameters))
+    device = mesh.devices[0]
+    available = memory_stats(device).available
+    if available is not None and device.kind == "cpu":  # one memory for all of them
+        available //= mesh.size
+    what = f"weights, gradients and optimizer state take {format_size(needed)}"
+    if available is None:
+        return "replicate", f"{what}, and {device} does not say how much it has"
+    there = f"{format_size(available)} available to each device"
+    if needed <= available // 2:
+        return "replicate", f"{what}, less than half of {there}"
+    return "shard", f"{what}, more than half of {there}"

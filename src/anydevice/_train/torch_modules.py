@@ -1,0 +1,414 @@
+"""Steps of PyTorch's own modules, as a loop by hand takes them: its autograd, autocast, optimizers.
+
+The module is trained in place, and the given optimizer keeps its state. Nothing here imports
+PyTorch: who has a module has imported it already.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from anydevice._arrays.move import to_device
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent, consuming
+from anydevice._core.trees import Tree, mapped
+from anydevice._libraries.precision import cast_parameters
+from anydevice._machine.engines import registry
+from anydevice._nn.layer import Array, Run
+from anydevice._nn.optimizers import Optimizer
+from anydevice._parallel.pipeline import moved
+from anydevice._parallel.placing import part_of
+from anydevice._train.checkpoint import packed, unpacked
+from anydevice._train.modules import ModuleLayer, in_mode, loss_and_output
+from anydevice._train.pipeline import device_masks, updated_by_device
+from anydevice._train.steps import StepConfig, Stepper, StepState
+from anydevice._train.strategy import Spread
+from anydevice.errors import ConfigurationError
+
+
+class TorchLayer(ModuleLayer):
+    """A `torch.nn.Module`: it is its own parameters, which a step changes in place."""
+
+    library = "torch"
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        module = self.given
+        own = {name: x.detach() for name, x in module.named_parameters()}
+        return {**own, **dict(module.named_buffers())}
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        module = self.given
+        frozen = [name for name, x in module.named_parameters() if not x.requires_grad]
+        return (*frozen, *dict(module.named_buffers()))
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        with in_mode(self.given, training=run.training):
+            yield self.given
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        now = self.parameters
+        with sys.modules["torch"].no_grad():
+            for name, x in parameters.items():
+                if now[name].data_ptr() != x.data_ptr():
+                    now[name].copy_(x)
+        return self.given
+
+    def load(self, parameters: Mapping[str, Array]) -> None:
+        """Give the module that is trained other parameters."""
+        self.finished(parameters)
+
+    def placed(self, device: Device, dtype: str) -> None:
+        """Move the module to a device, and its weights to a dtype of 16 bits."""
+        module, torch = self.given, sys.modules["torch"]
+        if "float16" in (dtype, narrow_dtype(module)):
+            raise ConfigurationError(
+                "gradients of float16 weights underflow in PyTorch; take model.float() and "
+                "precision='mixed', which keeps the weights in float32, or 'bfloat16'",
+                source="precision",
+            )
+        to_device(module, device)
+        kinds = _float_dtypes(module)
+        if torch.float64 in kinds and dtype == "float32":
+            raise ConfigurationError(
+                f"the weights of {self.label} are float64, and trainings compute in float32 or 16 "
+                "bits; call model.float() before",
+                source="model",
+            )
+        wanted = getattr(torch, dtype)
+        if dtype != "float32" and kinds != {wanted}:
+            module.to(wanted)
+
+
+class TorchStepper(Stepper):
+    """Takes steps of a module with an optimizer of `torch.optim`, or one of ours.
+
+    `schedule` is one of `torch.optim.lr_scheduler`, or `None`. A loss that is NaN or infinite stops
+    all later steps; on an accelerator it is seen after the steps in flight.
+    """
+
+    def __init__(
+        self, spread: Spread, config: StepConfig, state: StepState, optimizer: Any, schedule: Any
+    ) -> None:
+        assert isinstance(config.layer, TorchLayer)
+        torch: Any = sys.modules["torch"]
+        self.engine = registry.load("torch")
+        self.device = device = spread.device
+        self._spread = spread
+        self.config = spread.config(config)
+        self._layer = config.layer
+        self._module = config.layer.given
+        self._weights = [x for x in self._module.parameters() if x.requires_grad]
+        self._statistics = _statistics(self._module)
+        self._optimizer: Any = (
+            optimizer if optimizer is not None else OwnUpdate(self._module, config.optimizer)
+        )
+        held = {id(x) for x in parameters_of(self._optimizer)}
+        self._others = [x for x in self._weights if id(x) not in held]
+        self._schedule = schedule
+        self.started, self.batches = state.started, state.batches
+        self._added, self._left_out = state.added, 0
+        self._kind = self.engine.native(device).type
+        policy = config.policy
+        self._autocast = policy.casts_parameters and getattr(torch, policy.compute)
+        self._scaler = torch.amp.GradScaler(self._kind) if policy.needs_loss_scale else None
+        self._use_compilers()
+        self._value = self.compiled(self._loss)
+        self._narrow = None if self._autocast else narrow_dtype(self._module)
+        self._finite = device.kind == "cpu"
+        self._failed = torch.zeros((), device=self._weights[0].device)
+        self._since = torch.zeros_like(self._failed)
+        if state.own is not None:
+            self._restore(state)
+
+    @property
+    def parameters(self) -> Tree:
+        return self._layer.parameters
+
+    @property
+    def rate(self) -> float:
+        """The rate of the next step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @property
+    def state(self) -> StepState:
+        if self._added and self._spread.is_several:
+            raise Absent(
+                "gradients that wait for those of further batches are in several processes",
+                instead="save after a step, once per accumulate batches",
+            ).error()
+        own = {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "gradients": self._gradients() if self._added else None,
+            "left_out": self._left_out,
+        }
+        taken = self.started - self._left_out
+        return StepState(
+            self.parameters,
+            {},
+            self.batches,
+            self.started,
+            taken,
+            added=self._added,
+            own=packed(own),
+        )
+
+    def _restore(self, state: StepState) -> None:
+        own = unpacked(state.own)
+        self._optimizer.load_state_dict(
+            self._spread.optimizer_state(own["optimizer"], self._optimizer)
+        )
+        self._left_out = own["left_out"]
+        for part, saved in ((self._schedule, own["schedule"]), (self._scaler, own["scaler"])):
+            if part is not None and saved is not None:
+                part.load_state_dict(saved)
+        if own["gradients"] is not None:
+            by_name = dict(self._module.named_parameters())
+            for name, gradient in own["gradients"].items():
+                by_name[name].grad = gradient.to(by_name[name].device, by_name[name].dtype)
+        self._layer.load(state.parameters)
+
+    def _gradients(self) -> dict[str, Any]:
+        pairs = self._module.named_parameters()
+        return {name: x.grad for name, x in pairs if x.grad is not None}
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        if not self._module.training:
+            self._module.train()
+        before = [x.clone() for x in self._statistics] if self._finite else []
+        with self._scope():
+            value = self._spread.module_loss(self._value, batch)
+        share = weight / self.config.accumulate
+        if value is not None:
+            scaled = value if share == 1.0 else value * share
+            if self._scaler is not None:
+                scaled = self._scaler.scale(scaled)
+            scaled.backward()
+        self._added += weight
+        self.batches += 1
+        value = self._spread.module_total(value, self._failed)
+        self._see(value)
+        if before and bool(self._failed):
+            for x, kept in zip(self._statistics, before, strict=True):
+                x.copy_(kept)
+        return value
+
+    def _see(self, value: Any) -> None:
+        """Look whether a loss is finite: at once where that waits for nothing."""
+        torch: Any = sys.modules["torch"]
+        if not self._finite:
+            self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
+        elif not math.isfinite(value.item()):
+            self._failed = torch.ones_like(self._failed)
+
+    def move(self, rate: float) -> None:
+        torch: Any = sys.modules["torch"]
+        optimizer, scaler = self._optimizer, self._scaler
+        self.started += 1
+        self._spread.sum_gradients(self._weights)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if self._added != self.config.accumulate:
+            factor = self.config.accumulate / self._added
+            torch._foreach_mul_([x.grad for x in self._weights if x.grad is not None], factor)
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._weights, self.config.clip)
+        if rate != self.rate:  # which is the rate, unless a schedule of ours has another
+            _set_rate(optimizer, rate)
+        self._added = 0.0
+        if scaler is not None:
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = scaler.get_scale() < before
+            self._left_out += skipped
+        else:
+            skipped = self._finite and bool(self._failed)
+            if not skipped:
+                optimizer.step()
+        if self._schedule is not None and not skipped:
+            self._schedule.step()
+        self._zero()
+        self._since = self._since + self._failed
+
+    def drop(self) -> None:
+        self._added = 0.0
+        self._zero()
+
+    def _zero(self) -> None:
+        self._optimizer.zero_grad()
+        for x in self._others:  # else their gradients would add up, and count for clip
+            x.grad = None
+
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        torch: Any = sys.modules["torch"]
+        with in_mode(self._module, training=False), torch.no_grad(), self._scope():
+            return loss_and_output(self.config.loss, self._module, self._computed(batch))
+
+    @property
+    def failed(self) -> bool:
+        torch: Any = sys.modules["torch"]
+        norm = torch.linalg.vector_norm
+        sizes = [moved(norm(part_of(x.detach())), self.device) for x in self._weights]
+        size = self._spread.over_shards(torch.stack(sizes).sum())
+        return bool(self._failed) or not bool(size.isfinite())
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - int(self._since)
+
+    @property
+    def left_out(self) -> int:
+        return self._left_out
+
+    def _loss(self, batch: Any) -> Any:
+        return loss_and_output(self.config.loss, self._module, self._computed(batch))[0]
+
+    def _computed(self, batch: Any) -> Any:
+        """The batch in the dtype of the weights, unless PyTorch casts both."""
+        return batch if self._narrow is None else cast_parameters(batch, self._narrow)
+
+    def _scope(self) -> AbstractContextManager[Any]:
+        torch: Any = sys.modules["torch"]
+        if not self._autocast:
+            return nullcontext()
+        scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
+        return scope
+
+
+def narrow_dtype(module: Any) -> str | None:
+    """The dtype of all weights of a module, where that is one of 16 bits."""
+    kinds = _float_dtypes(module)
+    name = str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 else ""
+    return name if name in ("bfloat16", "float16") else None
+
+
+def _float_dtypes(module: Any) -> set[Any]:
+    return {x.dtype for x in module.parameters() if x.is_floating_point()}
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [x for group in optimizer.param_groups for x in group["params"]]
+
+
+def check_parts(module: Any, optimizer: Any, schedule: Any) -> None:
+    """Refuse an optimizer or a schedule of PyTorch that would not train the module."""
+    name, kind = type(module).__name__, type(optimizer).__name__
+    own = {id(x) for x in module.parameters() if x.requires_grad}
+    if own.isdisjoint(id(x) for x in parameters_of(optimizer)):
+        raise ConfigurationError(
+            f"{kind} has none of the parameters of {name} that can be trained: it is that of "
+            f"another model, or of one before it was copied; make torch.optim.{kind}("
+            "model.parameters()) of the model that is given here",
+            source="optimizer",
+        )
+    # Schedulers put functions of their own over those of an optimizer.
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigurationError(
+            f"{kind} calls the model several times in a step, which trainings do not; take another "
+            "optimizer, such as torch.optim.AdamW or nn.AdamW(1e-3)",
+            source="optimizer",
+        )
+    if schedule is None:
+        return
+    changed = {id(group) for group in getattr(schedule, "optimizer", optimizer).param_groups}
+    if changed.isdisjoint(map(id, optimizer.param_groups)):
+        raise ConfigurationError(
+            f"{type(schedule).__name__} changes the rate of another optimizer; make it of the one "
+            "that is given here",
+            source="schedule",
+        )
+
+
+def check_all_held(layer: Any, optimizer: Any) -> None:
+    """Refuse to save a training of which an optimizer of PyTorch trains more than the module."""
+    own = {id(x) for x in layer.given.parameters()}
+    others = sum(id(x) not in own for x in parameters_of(optimizer))
+    if others:
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} trains {others} parameters that are not of "
+            f"{layer.label}, such as those of a loss, and its file would not hold them; "
+            "put both into one module, and give a loss(model, x, y)",
+            source="optimizer",
+        )
+
+
+def _statistics(module: Any) -> list[Any]:
+    """What norms change when they are called in training."""
+    norms = [part for part in module.modules() if getattr(part, "track_running_stats", False)]
+    return [x for norm in norms for x in norm.buffers(recurse=False)]
+
+
+def _set_rate(optimizer: Any, rate: float) -> None:
+    """The rate of all groups; each keeps its own relation to the first one."""
+    groups = optimizer.param_groups
+    for group in groups:
+        group.setdefault("initial_lr", group["lr"])
+    first = groups[0]["initial_lr"]
+    for group in groups:
+        group["lr"] = rate * group["initial_lr"] / first if first else rate
+
+
+class OwnUpdate:
+    """One of our optimizers, as `torch.optim` has them, over the weights of a module."""
+
+    def __init__(self, module: Any, optimizer: Optimizer) -> None:
+        self._own = optimizer
+        self._weights = {name: x for name, x in module.named_parameters() if x.requires_grad}
+        own = {name: part_of(x.detach()) for name, x in self._weights.items()}
+        self._state = optimizer.init(own)
+        self._devices = device_masks(own)
+        self._steps = 0
+        rate = optimizer.rate if isinstance(optimizer.rate, float | int) else optimizer.rate_at(1)
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": list(self._weights.values()), "lr": float(rate)}
+        ]
+
+    def step(self) -> None:
+        torch: Any = sys.modules["torch"]
+        self._steps += 1
+        with torch.no_grad(), consuming():
+            weights = {name: part_of(x.detach()) for name, x in self._weights.items()}
+            gradients = {
+                name: torch.zeros_like(weights[name]) if x.grad is None else part_of(x.grad)
+                for name, x in self._weights.items()
+            }
+            rate = self.param_groups[0]["lr"]
+            trees = weights, gradients, self._state
+            new, self._state = updated_by_device(
+                self._own.update, self._devices, trees, self._steps, rate
+            )
+            for name, x in new.items():
+                if x is not weights[name]:
+                    weights[name].copy_(x)
+
+    def zero_grad(self) -> None:
+        for x in self._weights.values():
+            x.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._as_weights(self._state), "steps": self._steps}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._state, self._steps = mapped(part_of, saved["state"]), saved["steps"]
+
+    def _as_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The trees of the state, over processes as the weights are."""
+        if not any(hasattr(x, "to_local") for x in self._weights.values()):
+            return dict(state)
+        from anydevice._parallel.torch_mesh import joined_as
+
+        return {
+            tree: {name: joined_as(self._weights[name], x) for name, x in parts.items()}
+            for tree, parts in state.items()
+        }

@@ -1,0 +1,390 @@
+"""`nn.train`: trains a model, with checkpoints, validation and early stopping."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.stats import memory_stats
+from anydevice._compile.compile import Compiled
+from anydevice._core.device import Device
+from anydevice._core.files import check_writable, is_there, remove_leftovers
+from anydevice._core.record import Record, replace
+from anydevice._core.text import format_size
+from anydevice._formats.model import checked_path
+from anydevice._libraries.base import type_text
+from anydevice._libraries.precision import Policy
+from anydevice._nn.layer import Layer
+from anydevice._nn.losses import Loss, threshold_of
+from anydevice._nn.model import Model, built_for
+from anydevice._nn.optimizers import Schedule
+from anydevice._parallel.mesh import Devices, Mesh
+from anydevice._report import notebook
+from anydevice._train.batches import Batches, Data, checked_data, first_of, length_of
+from anydevice._train.callbacks import Callback, Moment, callbacks_of
+from anydevice._train.checkpoint import LoopState, is_checkpoint, sole_training
+from anydevice._train.history import History
+from anydevice._train.loop import Interrupts, TrainLoop, TrainOptions
+from anydevice._train.metrics import Metric, Specs, metrics_of
+from anydevice._train.pipeline import pipeline_reason
+from anydevice._train.progress import TrainingProgress
+from anydevice._train.steps import Stepper, default_optimize
+from anydevice._train.strategy import mesh_of
+from anydevice._train.training import PathLike, Training, check_integers
+from anydevice.errors import ConfigurationError
+
+
+class TrainingReport(Record):
+    """How a model was trained: where, in which precision, and how its steps were compiled.
+
+    `spread` says how it lay on several devices, and why. `peak` is the most memory of the device
+    that this process had in use until then, `None` where nobody counts it.
+    """
+
+    device: Device
+    engine: str
+    policy: Policy
+    optimize: str
+    how: str
+    spread: str | None = None
+    peak: int | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<10} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table((), self._rows()))
+
+    def _rows(self) -> list[tuple[str, str]]:
+        several = [] if self.spread is None else [("devices", self.spread)]
+        return [
+            ("device", f"{self.device}, {self.engine}"),
+            *several,
+            ("precision", str(self.policy)),
+            ("optimize", f"{self.optimize}: {self.how}"),
+        ]
+
+
+class Trained(Record):
+    """The result of `nn.train`: the trained model, its history, and how it was trained.
+
+    `stopped` is the reason of an early stop.
+    """
+
+    model: Any
+    history: History
+    stopped: str | None = None
+    report: TrainingReport | None = None
+
+    def __str__(self) -> str:
+        parts = [each for each in (self.model, self.report, self.history) if each is not None]
+        ended = "" if self.stopped is None else f"\nstopped: {self.stopped}"
+        return "\n\n".join(map(str, parts)) + ended
+
+    def _repr_html_(self) -> str:
+        return notebook.block(self.history._repr_html_(), notebook.table((), self._facts()))
+
+    def plot(self, path: PathLike) -> None:
+        """Draw the history as `history.plot` does; an `.html` page also says how it was trained."""
+        from anydevice._train.page import draw
+
+        peak = None if self.report is None else self.report.peak
+        memory = [] if peak is None else [("peak memory", f"{format_size(peak)}, of the process")]
+        draw(self.history, path, [*self._model(), *self._facts(), *memory])
+
+    def _model(self) -> list[tuple[str, str]]:
+        if self.model is None:
+            return []
+        return [
+            ("model", repr(self.model) if isinstance(self.model, Model) else type_text(self.model))
+        ]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        rows = [] if self.report is None else self.report._rows()
+        return [*rows, *([] if self.stopped is None else [("stopped", self.stopped)])]
+
+
+def train(
+    model: Any,
+    data: Data,
+    optimizer: Any,
+    loss: Loss | str | None = None,
+    *,
+    epochs: int,
+    device: Device | str | None = None,
+    devices: Mesh | Devices | None = None,
+    strategy: str = "auto",
+    precision: str | None = None,
+    optimize: str | None = None,
+    validation: Data | float | None = None,
+    metrics: Specs = (),
+    patience: int | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    schedule: Schedule | Any = None,
+    callbacks: Callback
+    | Callable[[Moment], Any]
+    | Sequence[Callback | Callable[[Moment], Any]] = (),
+    seed: int | None = None,
+    save: PathLike | None = None,
+    save_every: int | None = None,
+    resume: PathLike | bool | None = None,
+    progress: bool | None = None,
+) -> Trained:
+    """Train a model on all batches of `data` in each epoch, and return the trained one.
+
+    `model` is a `nn.Model`, a layer, whose input size is then that of the first batch, or a module
+    of PyTorch, Flax NNX, Equinox or MLX; `nn.Training` says which optimizers and losses these take.
+    `data` is an iterable of batches `(x, y)`, such as a list or a `DataLoader`, which is iterated
+    once per epoch. It can also be a function of the seed and the epoch (1, 2, …) that returns the
+    batches of that epoch, always the same for the same arguments; `nn.Batches` is one that shuffles
+    arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are arrays of any
+    library or lists of numbers; float64 is rounded to float32.
+
+    >>> import numpy
+    >>> from anydevice import nn
+    >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
+    >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
+    >>> data = nn.Batches(x, x**2, size=16)
+    >>> adam, error = nn.Adam(1e-2), nn.mean_squared_error
+    >>> trained = train(model, data, adam, error, epochs=30, optimize="none")
+    >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
+    True
+
+    A given `nn.Model` is not changed, and neither is a module of Equinox; other modules are trained
+    in place. The default `device` is that of the parameters; on the CPU, the engine of a `nn.Model`
+    is torch, jax or mlx, and one that is imported already has priority. The same seed gives the
+    same training. Further options:
+
+    - `devices`: several devices, in place of `device`: a list, the name of a backend for all that
+      it has, or a `parallel.Mesh`. One process drives several through JAX. Each batch is divided
+      over them, and losses are those of one device, up to rounding; the model that is returned is
+      on the first one.
+    - `strategy`: "replicate" has all parameters on each of the devices, "shard" divides them and
+      the optimizer's state; "auto" replicates where that takes less than half of the memory. The
+      report says which it was, and why.
+    - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
+      or "float16" throughout. The default is "float32", or "mixed" if the setting `mixed_precision`
+      is on.
+    - `optimize`: "none" compiles nothing, "default" compiles each step, "aggressive" takes more
+      time for faster code. Left out, it is "default", but "none" for modules of PyTorch, and for a
+      training on a CPU by PyTorch that is small (parameters times batches): it would be over before
+      it is compiled. A training that is resumed goes on as it began.
+    - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
+      the training, unless it can be iterated only once. A number such as 0.2 holds back that share
+      of an `nn.Batches`: examples chosen by the seed, or the last ones of data without `shuffle`.
+    - `metrics`: "accuracy", "f1" and others, or functions of yours, as in `nn.evaluate`: computed
+      with the validation, for `history.metrics`.
+    - `patience`: stop after this number of epochs without a smaller loss (of the validation, if it
+      is given), and return the parameters of the best epoch.
+    - `accumulate`: average the gradients of this number of batches for each step.
+    - `clip`: the largest global norm of the gradients.
+    - `schedule`: the rate of each step, instead of the optimizer's.
+    - `callbacks`: one or several functions that are called after each epoch, or `nn.Callback`s.
+    - `save`: a `.safetensors` file that is written atomically after each epoch, after every
+      `save_every` steps, at the end and at Ctrl-C, before callbacks are called.
+    - `resume`: such a file to continue from; `True` for the file of `save`, if it exists; `False`
+      to start again and replace it. The result is exactly the same as without a break if the
+      batches depend on the seed and the epoch alone. A new patience counts from the resumed epoch.
+    - `progress`: a progress bar with the loss, the rate, the speed and the time left; by default
+      shown on a terminal and in a notebook, and elsewhere a line an epoch on the error stream.
+
+    The first Ctrl-C ends the training after the current step, the second at once. Raises
+    `UnsupportedError`, with the engines that can train, if the device's engine has no gradients;
+    `VerificationError`, with the step and the layer, if a value becomes NaN or infinite;
+    `ConfigurationError` for invalid options, if the file of `save` exists and `resume` is not
+    given, if another training is saving to it now, and if the file to resume from belongs to
+    another training; `TransferError` if that file is damaged, or the file of `save` cannot be
+    written.
+    """
+    why = pipeline_reason(model, device, devices, strategy)
+    device, mesh = (device, None) if why else mesh_of(device, devices, strategy)
+    if isinstance(model, Compiled):
+        model, device, precision, optimize = _options_of(model, device, precision, optimize)
+    if isinstance(validation, float | int):
+        data, validation = _split(data, validation, seed or 0)
+    if isinstance(model, Layer):
+        model = _built(model, data, seed or 0, device)
+    measured = _metrics_of(metrics, model, validation)
+    check_integers(epochs=epochs)
+    check_integers(optional=True, patience=patience, save_every=save_every)
+    if save_every is not None and save is None:
+        raise ConfigurationError("save_every= needs save=", source="save_every")
+    leads = mesh is None or mesh.rank == 0
+    with _saving(save, resume, leads) as target:
+        source, length = _source(resume, target), length_of(data)
+        training = Training(
+            model,
+            optimizer,
+            checked_data(data, epochs),
+            loss,
+            device=device if mesh is None else None,
+            devices=devices if why else mesh,
+            strategy=strategy if why or mesh else "auto",
+            precision=precision,
+            optimize=optimize,
+            accumulate=accumulate,
+            clip=clip,
+            schedule=schedule,
+            seed=seed,
+        )
+        chosen, policy = training.device, training.config.policy
+        if optimize is None and isinstance(model, Model):
+            how = default_optimize(chosen, model, epochs, length)
+            training.config = replace(training.config, optimize=how)
+        settings: dict[str, Any] = {}
+        if target is not None or source is not None:
+            settings = training.settings(validation)
+        begun, best = LoopState(), None
+        if source is not None:
+            patient = patience is not None
+            found = training.resume(source, settings, patient=patient, optimize=optimize)
+            begun, best = found.loop, found.best
+        options = TrainOptions(
+            None if validation is None else checked_data(validation, epochs, "validation"),
+            epochs,
+            patience,
+            callbacks_of(callbacks),
+            target,
+            save_every,
+            settings,
+            measured,
+        )
+        done = (begun.epoch - 1) * (length or 0) + begun.position
+        if source is not None and begun.epoch > epochs:
+            _print_nothing_left(source, begun.epoch - 1, epochs)
+        with (
+            explaining(chosen),
+            TrainingProgress(epochs, length, done, progress if leads else False) as shown,
+            Interrupts() as interrupts,
+        ):
+            interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
+            stepper = training.stepper
+            loop = TrainLoop(options, training, begun, best, shown)
+            interrupts.acknowledge = lambda: _acknowledge(loop, stepper, shown)
+            stopped = loop.run(interrupts)
+        if stopped == "Ctrl-C":
+            where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
+            print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
+        elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
+            _print_all_left_out(stepper.started, policy)
+        best = loop.best if patience is not None else None
+        final = stepper.parameters if best is None else best
+        how = training.config.optimize
+        report = TrainingReport(
+            chosen,
+            stepper.engine.name,
+            policy,
+            how,
+            stepper.how,
+            training.spread.text,
+            memory_stats(chosen).peak,
+        )
+        return Trained(training.model_with(final), loop.state.history, stopped, report)
+
+
+def _acknowledge(loop: TrainLoop, stepper: Stepper, shown: TrainingProgress) -> None:
+    """Show at once that Ctrl-C was seen, and when the training will end."""
+    stepper.quiet = True  # a terminal interrupts compilers too, which needs no warning
+    when = "once compiled" if loop.is_compiling else "after this step"
+    shown.ends(f"stopping {when}; Ctrl-C again: now")
+
+
+def _print_nothing_left(source: Path, done: int, epochs: int) -> None:
+    more = "" if done == epochs else f", more than epochs={epochs}"
+    print(
+        f"{source} has {done} epochs already{more}: nothing is left to train, "
+        "and a larger epochs= goes on",
+        file=sys.stderr,
+    )
+
+
+def _print_all_left_out(steps: int, policy: Policy) -> None:
+    print(
+        f"nothing was learned: each of the {steps} steps was left out, since numbers were too "
+        f"large for {policy.compute}; give smaller inputs, train for more steps, or take "
+        'precision="bfloat16" or "float32"',
+        file=sys.stderr,
+    )
+
+
+def _options_of(
+    compiled: Compiled, device: Any, precision: str | None, optimize: str | None
+) -> tuple[Any, Any, str, str]:
+    """The model of a compiled one, and its options as defaults."""
+    device = compiled.device if device is None else device
+    return compiled.model, device, precision or compiled.policy.name, optimize or compiled.optimize
+
+
+@contextmanager
+def _saving(
+    save: PathLike | None, resume: PathLike | bool | None, leads: bool
+) -> Iterator[Path | None]:
+    """A block with the file to save to, which no other training saves to meanwhile.
+
+    It is checked to be writable, and not to be overwritten by mistake, by the process that writes.
+    """
+    if save is None or not leads:
+        yield None if save is None else checked_path(save)
+        return
+    target = checked_path(save)
+    check_writable(target)
+    with sole_training(target):
+        if resume is None and is_there(target):
+            on = "resume=True goes on with it" if is_checkpoint(target) else "it is not a training"
+            raise ConfigurationError(
+                f"save: {target} exists already; {on}, resume=False replaces it",
+                source="save",
+            )
+        remove_leftovers(target)
+        yield target
+
+
+def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
+    """The file to resume from, if any."""
+    if resume is None or resume is False:
+        return None
+    if resume is not True:
+        return checked_path(resume)
+    if save is None:
+        raise ConfigurationError("resume=True needs save=", source="resume")
+    return save if is_there(save) else None
+
+
+def _split(data: Any, share: float, seed: int) -> tuple[Data, Data]:
+    if not isinstance(data, Batches):
+        raise ConfigurationError(
+            f"validation={share!r} holds back a share of examples in arrays, nn.Batches(x, y, "
+            f"size=32), and this data is a {type(data).__name__}; split it before, and give "
+            "validation= its other part",
+            source="validation",
+        )
+    return data.split(share, seed)
+
+
+def _metrics_of(metrics: Specs, model: Any, validation: Any) -> list[Metric]:
+    threshold = threshold_of(model.layer) if isinstance(model, Model) else 0.0
+    found = metrics_of(metrics, threshold)
+    if found and validation is None:
+        raise ConfigurationError(
+            "metrics are computed on data that is not trained on: give validation= too, such as "
+            "validation=0.2",
+            source="metrics",
+        )
+    return found
+
+
+def _built(layer: Layer, data: Any, seed: int, device: Any) -> Model:
+    """A model of a layer, whose input size is that of the first batch."""
+    first = first_of(data, seed, 1, "data")
+    if first is None:
+        raise ConfigurationError(
+            f"data can be iterated only once, so {layer.label} cannot learn its input size from "
+            "it; make the model with nn.build(…, input_shape=…)",
+            source="model",
+        )
+    return built_for(layer, first[0], seed, device)

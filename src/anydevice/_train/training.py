@@ -1,0 +1,689 @@
+"""`nn.Training`: a training that a loop of your own takes step by step.
+
+Losses are read from the device only now and then; in between, steps start without waiting. The
+batches since the last reading are kept, so that the one that failed can be run again to find the
+layer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.move import to_numpy
+from anydevice._compile.compile import OPTIMIZATIONS
+from anydevice._core.device import Device
+from anydevice._core.files import remove_leftovers
+from anydevice._core.record import NOTHING, replace
+from anydevice._core.text import shortened, warn
+from anydevice._core.trees import Tree, leaves, partition
+from anydevice._formats.model import checked_path
+from anydevice._libraries.detect import adapter_of, compile_device, training_device
+from anydevice._libraries.native import NativeAdapter, cast_weights
+from anydevice._libraries.precision import policy_of
+from anydevice._nn.layer import state_leaves
+from anydevice._nn.losses import folded, left_out, loss_of, remark_on
+from anydevice._nn.model import Model, still_layers, trained_leaves
+from anydevice._nn.optimizers import SGD, Optimizer, rate_of
+from anydevice._parallel.mesh import Devices, Mesh
+from anydevice._train.batches import (
+    batch_name,
+    checked_data,
+    may_shuffle,
+    module_batch,
+    pair_of,
+    placed_batches,
+    rows_of,
+)
+from anydevice._train.checkpoint import (
+    Checkpoint,
+    LoopState,
+    read_checkpoint,
+    settings_of,
+    write_checkpoint,
+)
+from anydevice._train.failures import (
+    TrainedBatch,
+    check_loss,
+    check_shape,
+    explain_error,
+    failure,
+    wrong_target,
+)
+from anydevice._train.modules import ModuleLayer, layer_of, optimizer_of
+from anydevice._train.pipeline import PipelineSpread, pipeline_stepper, pipelined
+from anydevice._train.randomness import (
+    device_state,
+    host_state,
+    seed_modules,
+    set_device_state,
+    set_host_state,
+)
+from anydevice._train.stepper import stepper_for
+from anydevice._train.steps import (
+    StepConfig,
+    Stepper,
+    StepState,
+    checked_clip,
+    checked_seed,
+    copied,
+)
+from anydevice._train.strategy import mesh_of, spread_of
+from anydevice._train.torch_modules import TorchLayer, TorchStepper, check_all_held, check_parts
+from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
+
+PathLike = str | os.PathLike[str]
+
+_READ_EVERY = 0.5
+"""Seconds from one reading of the losses to the next."""
+
+_READ_TOGETHER = 8
+"""Batches from one reading to the next in several processes."""
+
+_MOST_BYTES = 256 * 2**20
+"""Bytes of batches that are kept between two readings."""
+
+_MOST_BATCHES = 512
+"""Batches between two readings."""
+
+_SPREAD = ("parameters", "optimizer", "scale", "total", "own")
+"""What a step changes, and may lie on several devices."""
+
+_warned: set[str] = set()
+
+
+class _Unread(NamedTuple):
+    """A batch since the last reading, and its loss on the device."""
+
+    trained: TrainedBatch
+    loss: Any
+
+
+class Training:
+    """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
+
+    `model` is a `nn.Model`, or a module of PyTorch, Flax NNX, Equinox or MLX. `optimizer` is one of
+    `nn`, or of the module's library: `torch.optim`, optax, `mlx.optimizers`. `loss` is a function
+    of the output and the targets, or its name. One whose first parameter is called `model` gets the
+    model and the batch instead: `loss(model, x, y)`. It can be left out for a model that puts a
+    loss into its output, as those of Hugging Face do. `loader` gives the batches, as the data of
+    `nn.train` does: pairs, or dicts of the model's arguments.
+
+    >>> import numpy
+    >>> from anydevice import nn
+    >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
+    >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
+    >>> data = nn.Batches(x, x**2, size=16)
+    >>> training = Training(model, nn.Adam(1e-2), data, "mean_squared_error")
+    >>> losses = []
+    >>> for epoch in training.epochs(30):
+    ...     for batch in training:
+    ...         losses.append(training.step(batch))
+    >>> float(losses[-1]) < 0.05 < float(losses[0])
+    True
+    >>> tuple(training.model([[0.5]]).shape), training.steps
+    ((1, 1), 120)
+
+    A module of PyTorch, Flax NNX or MLX is trained in place; `training.model` is the trained model
+    of any kind. Further options, which are those of `nn.train`:
+
+    - `devices` and `strategy`: several devices, as in `nn.train`.
+    - `precision`: "float32", "mixed", "bfloat16" or "float16".
+    - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
+    - `clip`: the largest global norm of the gradients.
+    - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
+    - `seed`: decides what is dropped and how data is shuffled. Modules of PyTorch and MLX use
+      global random numbers of these libraries, which are seeded only if it is given.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        loader: Any = None,
+        loss: Any = None,
+        *,
+        device: Device | str | None = None,
+        devices: Mesh | Devices | None = None,
+        strategy: str = "auto",
+        precision: str | None = None,
+        optimize: str | None = None,
+        accumulate: int = 1,
+        clip: float | None = None,
+        schedule: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        self._own_optimizer = own = optimizer_of(optimizer)
+        """The optimizer as a step takes it; `None` for one of PyTorch's."""
+        check_integers(accumulate=accumulate)
+        clip, seed = checked_clip(clip), None if seed is None else checked_seed(seed)
+        if optimize is not None and optimize not in OPTIMIZATIONS:
+            raise ConfigurationError(
+                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
+                source="optimize",
+            )
+        model, why = pipelined(model, device, devices, strategy)
+        if why is not None:
+            device, devices, strategy = None, None, "auto"
+        line = None if why is None else PipelineSpread(model, why)
+        self._given, self._data, self._optimizer = model, loader, optimizer
+        device, mesh = mesh_of(device, devices, strategy)
+        self._schedule = schedule
+        self.seed = seed or 0
+        self.left_out: str | None = None
+        """The activation at the end of the model that the loss does by itself."""
+        still: frozenset[str] = frozenset()
+        if isinstance(model, Model):
+            self.device = line.device if line else training_device(NativeAdapter(model), device)
+            loss = _required(loss)
+            inner = model.layer.alone
+            layer, changed = folded(inner, loss)
+            layer = layer if inner is model.layer else replace(model.layer, layer=layer)
+            self.left_out = left_out(loss) if changed else None
+            trained, still = trained_leaves(model), still_layers(model)
+            remark = remark_on(inner, loss)
+            if remark is not None:
+                _warn_once(remark)
+            parameters = model.parameters
+        else:
+            layer = _layer_of(model)
+            adapter = adapter_of(model)
+            self.device = line.device if line else compile_device(adapter, device, compiled=False)
+            loss = None if loss is None else loss_of(loss)
+            parameters = layer.parameters
+            trained = [not state for state in state_leaves(layer, parameters)]
+        _check_library(layer, optimizer)
+        self.spread = line or spread_of(mesh, strategy, self.device, parameters)
+        policy = policy_of(precision, self.device)
+        self.spread.check(layer, still, policy, own)
+        of_torch = isinstance(layer, TorchLayer)
+        self.config = StepConfig(
+            layer,
+            loss,
+            own if own is not None else SGD(),
+            policy,
+            clip,
+            accumulate,
+            optimize or ("none" if of_torch else "default"),
+            None if of_torch or all(trained) else tuple(trained),
+            still,
+        )
+        if not any(trained):
+            why = ""
+            if of_torch and leaves(parameters):
+                why = "; model.requires_grad_() unfreezes those that it has"
+            elif leaves(parameters) and hasattr(model, "unfreeze"):
+                why = "; model.unfreeze() changes that"
+            raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
+        self._like = parameters
+        self._rate_at = self._rates(own)
+        if isinstance(layer, TorchLayer):
+            if own is None:
+                check_parts(model, optimizer, schedule if self._rate_at is None else None)
+            given = optimizer if own is None else None
+            layer = self.spread.module(layer, policy.parameters, given)
+            self.config = replace(self.config, layer=layer)
+            self._like = layer.parameters
+        if isinstance(layer, ModuleLayer) and seed is not None:
+            seed_modules(layer.library, seed)
+        self._stepper: Stepper | None = None
+        self.epoch, self.position = 1, 0
+        self._waiting = 0
+        self.rate = 0.0
+        self._first_rows = 0
+        self._placed: Any = None
+        self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
+        self._unread: list[_Unread] = []
+        self._kept_bytes = 0
+        self._last_reading = time.monotonic()
+        self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
+        """Where a step runs, by the shapes of its batch."""
+        self._random: Mapping[str, Any] = NOTHING
+        """The random numbers at the start of the epoch, and those to go on with."""
+        self.on_compile: Callable[[bool], None] | None = None
+
+    # The loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that are left: from 1, or from where a loaded file stopped.
+
+        Raises `ConfigurationError` for a loader that does not give batches in each of them.
+        """
+        if self._data is not None:
+            checked_data(self._data, count - self.epoch + 1, "loader")
+        while self.epoch <= count:
+            before = self.epoch
+            yield before
+            if self.epoch == before:  # the loop took its batches from elsewhere
+                self.end_epoch()
+        self.read()  # a training shorter than a second fails as a longer one does
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the current epoch on the device, from its place in the data on."""
+        if self._data is None:
+            raise ConfigurationError(
+                "this training has no loader; give one, or call step() with batches of your own",
+                source="loader",
+            )
+        empty = not self.position
+        for batch in self.batches():
+            empty = False
+            self._placed = batch
+            yield batch
+        if empty:
+            raise ConfigurationError(
+                f"loader gave no batches in epoch {self.epoch}", source="loader"
+            )
+        self.end_epoch()
+
+    def step(self, batch: Any) -> Any:
+        """Train on a batch, and return its loss as an array on the device.
+
+        Every `accumulate` batches, the parameters change. Raises `VerificationError`, with the step
+        and the layer, if a value became NaN or infinite: at once or within a second.
+        """
+        if batch is not self._placed:
+            batch = self.spread.place(self.form(batch))
+            if self.spread.is_several:
+                where = batch_name("data", self.epoch, self.position + 1)
+                self.spread.meet(rows_of(batch), where)
+        self._placed = None
+        try:
+            value = self.advance(batch)
+        except Exception as error:
+            self.raise_for(error, batch)
+        if not self._waiting and self.is_due():
+            self.read()
+        return value
+
+    @property
+    def model(self) -> Any:
+        """The model with the present parameters: a module of PyTorch, NNX or MLX is the given one.
+
+        A `nn.Model` is a copy, which later steps do not change.
+        """
+        layer = self.config.layer
+        in_place = isinstance(layer, TorchLayer) and layer.given is self._given
+        return self._given if in_place else self.model_with(copied(self.parameters))
+
+    @property
+    def steps(self) -> int:
+        """The number of steps so far."""
+        return 0 if self._stepper is None else self._stepper.started
+
+    def save(self, path: PathLike) -> None:
+        """Save all of it in a `.safetensors` file, whole or not at all.
+
+        That is the parameters, the state of the optimizer and the schedule, the random numbers, and
+        the place in the data.
+        """
+        self.read()
+        target = checked_path(path)
+        self.write(target, LoopState(), self.settings())
+        remove_leftovers(target)
+
+    def load(self, path: PathLike) -> None:
+        """Go on from a file of `save`, exactly as if there had been no break.
+
+        Batches that `for batch in training` gave are not given again. Raises `ConfigurationError`,
+        with the first difference, if the file is from another training, and `TransferError` if it
+        is damaged.
+        """
+        self.resume(checked_path(path), self.settings())
+
+    # What nn.train uses
+
+    @property
+    def stepper(self) -> Stepper:
+        """What takes the steps; made when it is first used."""
+        if self._stepper is None:
+            with explaining(self.device):
+                self._stepper = self._stepper_for(self._first_state())
+        return self._stepper
+
+    @property
+    def parameters(self) -> Tree:
+        return self.stepper.parameters
+
+    @property
+    def waiting(self) -> int:
+        """Batches whose gradients wait for those of others."""
+        return self._waiting
+
+    def model_with(self, parameters: Tree) -> Any:
+        """The model with these parameters."""
+        layer, parameters = self.config.layer, self.spread.whole(parameters)
+        if isinstance(layer, ModuleLayer):
+            return layer.finished(parameters)
+        return self._given.with_parameters(parameters)
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of the epoch that are left, on the device."""
+        if not self.position:
+            self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
+        elif "epoch" in self._random:
+            set_host_state(self._random["epoch"], self._data)
+        batches = placed_batches(
+            self._data,
+            self.seed,
+            self.epoch,
+            self.device,
+            skip=self.position,
+            form=self.form,
+            skipped=self._after_skipping,
+            ahead=self.spread.is_ahead,
+            place=self.spread.place,
+        )
+        return self.spread.together(batches, "data", self.epoch, self.position)
+
+    def _after_skipping(self) -> None:
+        """The numbers drawn since the start of the epoch were those of the data and the steps.
+
+        Where batches are placed ahead, the host's numbers are those of the data alone.
+        """
+        now = self._random.get("now")
+        if now is not None and self.device.kind == "cpu":
+            set_host_state(now, self._data)
+
+    def advance(self, batch: Any) -> Any:
+        """Train on a batch that is placed; reads and explains nothing."""
+        stepper, accumulate = self.stepper, self.config.accumulate
+        shape = _shapes(batch)
+        is_new = shape not in self._scopes
+        if is_new:
+            self._begin(batch)
+            self._scopes[shape] = stepper.scope_of(batch)
+        if not self._waiting:
+            self.rate = self._next_rate()
+        with self._scopes[shape]():
+            if accumulate == 1:
+                value = stepper.step(batch, self.rate)
+            else:
+                rows = rows_of(batch)
+                self._first_rows = self._first_rows if self._waiting else rows
+                value = stepper.add(batch, rows / self._first_rows)
+        if is_new:
+            check_loss(self.config, value)
+            if self.on_compile is not None:
+                self.on_compile(False)
+        self.position += 1
+        self._waiting = (self._waiting + 1) % accumulate
+        step = stepper.started + (accumulate > 1)  # then it is yet to come
+        self._unread.append(_Unread(TrainedBatch(batch, stepper.batches, step), value))
+        self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
+        if accumulate > 1 and not self._waiting:
+            stepper.move(self.rate)
+        return value
+
+    def raise_for(self, error: Exception, batch: Any) -> NoReturn:
+        """Raise an error of this batch, or what explains it better."""
+        if isinstance(error, ConfigurationError) and error.source == "schedule":
+            raise error
+        where = batch_name("data", self.epoch, self.position + 1)
+        if str(error).startswith(where):
+            raise error
+        instead = explain_error(error, self.stepper, batch, where)
+        if instead is error:
+            raise error
+        raise instead from None if isinstance(error, AnyDeviceError) else error
+
+    def finish(self) -> bool:
+        """Take the step of batches that wait for others; whether there were any."""
+        if not self._waiting:
+            return False
+        self._waiting = 0
+        self.stepper.move(self.rate)
+        return True
+
+    def undo(self) -> None:
+        """Forget the batches that wait for others, as if they were still to come."""
+        if self._waiting:
+            del self._unread[-self._waiting :]
+            self.position -= self._waiting
+            self.stepper.batches -= self._waiting
+            self._waiting = 0
+            self.stepper.drop()
+
+    def is_due(self) -> bool:
+        """Whether it is time to read the losses."""
+        passed = time.monotonic() - self._last_reading >= _READ_EVERY
+        if self.spread.is_several:  # where all must read after the same step
+            passed = len(self._unread) >= _READ_TOGETHER
+        return passed or self._kept_bytes >= _MOST_BYTES or len(self._unread) >= _MOST_BATCHES
+
+    def read(self) -> list[tuple[float, int]]:
+        """The losses since the last reading, and the examples of each; raises if a step failed."""
+        unread, self._unread, self._kept_bytes = self._unread, [], 0
+        self._last_reading = time.monotonic()
+        if not unread:
+            return []
+        values = [each.loss for each in unread]
+        if self.device.kind == "cpu":  # where one after the other takes less time
+            losses = [float(value) for value in map(self.stepper.engine.to_host, values)]
+        else:
+            losses = [float(value) for value in to_numpy(values)]
+        if self.stepper.failed:
+            raise self._failure([each.trained for each in unread])
+        return [
+            (loss, rows_of(each.trained.batch)) for loss, each in zip(losses, unread, strict=True)
+        ]
+
+    def last_loss(self) -> float | None:
+        """The loss of the last batch since the last reading; waits for it."""
+        return float(to_numpy(self._unread[-1].loss)) if self._unread else None
+
+    def settings(self, validation: Any = None) -> dict[str, Any]:
+        """What must be the same when the training is resumed, as JSON."""
+        found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
+        if self._own_optimizer is None:
+            check_all_held(self.config.layer, self._optimizer)
+            found["optimizer"] = {"kind": type(self._optimizer).__name__}
+            if self._schedule is not None and self._rate_at is None:
+                found["schedule"] = {"kind": type(self._schedule).__name__}
+        if isinstance(self._given, Model):
+            found["frozen"] = sorted(self._given.frozen) or None
+        return found
+
+    def write(
+        self, path: Path, loop: LoopState, settings: Mapping[str, Any], best: Tree = None
+    ) -> None:
+        """Write a checkpoint, with the state of the loop around."""
+        loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
+        random = dict(self._random) if self.position else {}
+        if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
+            random |= {"now": host_state(self._data), "device": device_state(self.device)}
+        how = self.config.optimize
+        state, saved = self.stepper.state, self.spread.saved
+        parts = {name: saved(getattr(state, name)) for name in _SPREAD}
+        state, best = replace(state, **parts), saved(best)
+        checkpoint = Checkpoint(state, loop, how, best, random, self._first_rows)
+        if self.spread.leads:
+            write_checkpoint(path, checkpoint, settings)
+        self.spread.wait()
+
+    def resume(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        patient: bool = False,
+        optimize: str | None = None,
+    ) -> Checkpoint:
+        """Go on from a checkpoint, compiled as it was unless `optimize` says how; returns it."""
+        of_torch = isinstance(self.config.layer, TorchLayer)
+        found = read_checkpoint(
+            path,
+            settings,
+            self._like,
+            None if of_torch else self._own_optimizer,
+            self.spread.reads_to,
+            patient=patient,
+            trained=self.config.trained,
+        )
+        self.config = replace(self.config, optimize=optimize or found.optimize)
+        try:
+            with explaining(self.device):
+                self._stepper = self._stepper_for(found.step)
+            if "now" in found.random:
+                set_host_state(found.random["now"], self._data)
+                set_device_state(self.device, found.random["device"])
+        except AnyDeviceError:
+            raise
+        except Exception as error:  # the libraries' own, for states that do not fit theirs
+            raise TransferError(
+                f"{path} does not fit this model, optimizer and schedule "
+                f"({shortened(str(error), 200)}); use those that it was saved with, or another path"
+            ) from error
+        self.epoch, self.position, self.rate = (
+            found.loop.epoch,
+            found.loop.position,
+            found.loop.rate,
+        )
+        self._waiting = self.position % self.config.accumulate if found.step.added else 0
+        self._first_rows = found.rows
+        self._random, self._unread, self._kept_bytes = found.random, [], 0
+        best = None if found.best is None else self.spread.parameters(found.best)
+        return replace(found, best=best)
+
+    def end_epoch(self) -> None:
+        """Go on to the next epoch."""
+        self.finish()
+        self.epoch += 1
+        self.position = 0
+
+    def _begin(self, batch: Any) -> None:
+        """Check the first batch of a shape, and show that its step takes longer."""
+        check_shape(self.config, batch, batch_name("data", self.epoch, self.position + 1))
+        if self.stepper.compiles and self.on_compile is not None:
+            self.on_compile(True)
+
+    def _next_rate(self) -> float:
+        if self._rate_at is None:
+            return self.stepper.rate
+        return rate_of(self._rate_at, self.stepper.started + 1)
+
+    def _failure(self, batches: list[TrainedBatch]) -> Exception:
+        stepper = self.stepper
+        since, name = stepper.failed_since, stepper.engine.name
+        own = [batch for batch in batches if batch.step == since] or batches
+        readable = self.spread.readable
+        own = [each._replace(batch=readable(each.batch)) for each in own]
+        parameters = readable(stepper.parameters)
+        wrong = wrong_target(self.config, parameters, own)
+        if wrong is not None:
+            return wrong
+        return failure(self.config, name, parameters, own, since, self.seed)
+
+    def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
+        """The rate of each step; `None` where the optimizer or its schedule has it."""
+        schedule = self._schedule
+        if hasattr(schedule, "get_last_lr"):
+            if own is not None:
+                raise ConfigurationError(
+                    "a scheduler of PyTorch needs an optimizer of PyTorch; give one of "
+                    "torch.optim, or a schedule such as nn.WarmUp",
+                    source="schedule",
+                )
+            return None
+        if schedule is None:
+            return None if own is None or math.isnan(own.rate_at(1)) else own.rate_at
+        if not callable(schedule):
+            raise ConfigurationError(
+                "schedule must give the rate of each step, as nn.CosineRate(1e-3, steps=1000) or "
+                f"a function of the step does, and is {schedule!r}; a constant rate belongs to "
+                "the optimizer",
+                source="schedule",
+            )
+        if own is not None and math.isnan(own.rate_at(1)):
+            raise ConfigurationError(
+                f"{_with_library(self._optimizer)} has its own rate: give the schedule to it",
+                source="schedule",
+            )
+        rates: Callable[[int], float] = schedule
+        return rates
+
+    def _first_state(self) -> StepState:
+        config = self.config
+        if isinstance(config.layer, TorchLayer):
+            return StepState(self._like, {})
+        parameters = self.spread.parameters(self._like)
+        parameters = copied(cast_weights(config.layer, parameters, config.policy.parameters))
+        trained = parameters
+        if config.trained is not None:
+            trained, _ = partition(parameters, config.trained)
+        return StepState(parameters, config.optimizer.init(trained))
+
+    def _stepper_for(self, state: StepState) -> Stepper:
+        if isinstance(self.config.layer, TorchLayer):
+            given = self._optimizer if self._own_optimizer is None else None
+            schedule = self._schedule if self._rate_at is None else None
+            return TorchStepper(self.spread, self.config, state, given, schedule)
+        made = pipeline_stepper if isinstance(self.spread, PipelineSpread) else stepper_for
+        return made(self.spread, self.config, state, self.seed)
+
+
+def _with_library(value: Any) -> str:
+    """The name of the class of a value, with its library: torch's AdamW."""
+    kind = type(value)
+    return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
+
+
+def _layer_of(model: Any) -> ModuleLayer:
+    torch: Any = sys.modules.get("torch.nn")
+    is_torch = torch is not None and isinstance(model, torch.Module)
+    return TorchLayer(model) if is_torch else layer_of(model)
+
+
+def _check_library(layer: Any, optimizer: Any) -> None:
+    """Refuse an optimizer of one library for a module of another."""
+    library = layer.library if isinstance(layer, ModuleLayer) else None
+    name = type(optimizer).__module__.split(".")[0]
+    needed = {"optax": "jax", "mlx": "mlx", "torch": "torch"}.get(name)
+    if needed is None or isinstance(optimizer, Optimizer) or needed == library:
+        return
+    whose = "a nn.Model" if library is None else f"a module of {library}"
+    raise ConfigurationError(
+        f"{_with_library(optimizer)} does not train {whose}; give one such as nn.AdamW(1e-3)",
+        source="optimizer",
+    )
+
+
+def _required(loss: Any) -> Any:
+    if loss is None:
+        raise ConfigurationError(
+            "loss is missing: give a function of (output, y), or a name such as 'cross_entropy'",
+            source="loss",
+        )
+    return loss_of(loss)
+
+
+def check_integers(*, optional: bool = False, **options: int | None) -> None:
+    """Raise `ConfigurationError` for options that are not integers of 1 or more."""
+    for name, value in options.items():
+        if value is None and optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(
+                f"{name} must be an integer of 1 or more, not {value!r}", source=name
+            )
+
+
+def _shapes(batch: Any) -> Any:
+    if type(batch) is tuple:
+        return tuple([getattr(each, "shape", None) for each in batch])
+    if type(batch) is dict:
+        return tuple([getattr(each, "shape", None) for each in batch.values()])
+    return getattr(batch, "shape", None)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        warn(text)

@@ -1,0 +1,166 @@
+"""Models built on `anydevice.ops`: layers are plain descriptions, parameters are trees of arrays.
+
+>>> from anydevice import nn
+>>> model = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")
+>>> model.output_shape, model.parameter_count
+((10,), 9610)
+
+The same model runs, with the same parameters for the same seed, on every engine. Every name loads
+when it is first used.
+"""
+
+from __future__ import annotations
+
+from anydevice._core.lazy import lazy_names as _lazy_names
+
+TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
+if TYPE_CHECKING:
+    from anydevice._nn.convolution import AvgPool2d as AvgPool2d
+    from anydevice._nn.convolution import Conv1d as Conv1d
+    from anydevice._nn.convolution import Conv2d as Conv2d
+    from anydevice._nn.convolution import ConvTranspose2d as ConvTranspose2d
+    from anydevice._nn.convolution import GlobalAvgPool as GlobalAvgPool
+    from anydevice._nn.convolution import GlobalMaxPool as GlobalMaxPool
+    from anydevice._nn.convolution import MaxPool2d as MaxPool2d
+    from anydevice._nn.initializers import Constant as Constant
+    from anydevice._nn.initializers import Initializer as Initializer
+    from anydevice._nn.initializers import Normal as Normal
+    from anydevice._nn.initializers import Scaled as Scaled
+    from anydevice._nn.initializers import Uniform as Uniform
+    from anydevice._nn.layer import Layer as Layer
+    from anydevice._nn.layer import Run as Run
+    from anydevice._nn.layers import Activation as Activation
+    from anydevice._nn.layers import BatchNorm as BatchNorm
+    from anydevice._nn.layers import Chain as Chain
+    from anydevice._nn.layers import Dense as Dense
+    from anydevice._nn.layers import Dropout as Dropout
+    from anydevice._nn.layers import Embedding as Embedding
+    from anydevice._nn.layers import Flatten as Flatten
+    from anydevice._nn.layers import LayerNorm as LayerNorm
+    from anydevice._nn.layers import LeakyReLU as LeakyReLU
+    from anydevice._nn.layers import PositionEmbedding as PositionEmbedding
+    from anydevice._nn.layers import Residual as Residual
+    from anydevice._nn.layers import RMSNorm as RMSNorm
+    from anydevice._nn.layers import TiedEmbedding as TiedEmbedding
+    from anydevice._nn.losses import binary_cross_entropy as binary_cross_entropy
+    from anydevice._nn.losses import cross_entropy as cross_entropy
+    from anydevice._nn.losses import folded as folded
+    from anydevice._nn.losses import mean_squared_error as mean_squared_error
+    from anydevice._nn.model import Model as Model
+    from anydevice._nn.model import build as build
+    from anydevice._nn.optimizers import SGD as SGD
+    from anydevice._nn.optimizers import Adam as Adam
+    from anydevice._nn.optimizers import AdamW as AdamW
+    from anydevice._nn.optimizers import ConstantRate as ConstantRate
+    from anydevice._nn.optimizers import CosineRate as CosineRate
+    from anydevice._nn.optimizers import Lion as Lion
+    from anydevice._nn.optimizers import Optimizer as Optimizer
+    from anydevice._nn.optimizers import Schedule as Schedule
+    from anydevice._nn.optimizers import SteppedRate as SteppedRate
+    from anydevice._nn.optimizers import WarmUp as WarmUp
+    from anydevice._nn.optimizers import clipped as clipped
+    from anydevice._nn.optimizers import global_norm as global_norm
+    from anydevice._nn.random_choice import folded_seed as folded_seed
+    from anydevice._nn.recompute import recompute as recompute
+    from anydevice._nn.recurrent import GRU as GRU
+    from anydevice._nn.recurrent import LSTM as LSTM
+    from anydevice._nn.saving import load as load
+    from anydevice._nn.saving import register_layer as register_layer
+    from anydevice._nn.saving import save as save
+    from anydevice._nn.transformer import Attention as Attention
+    from anydevice._nn.transformer import GatedMLP as GatedMLP
+    from anydevice._nn.transformer import TransformerBlock as TransformerBlock
+    from anydevice._train.batches import Batches as Batches
+    from anydevice._train.callbacks import Callback as Callback
+    from anydevice._train.callbacks import Log as Log
+    from anydevice._train.callbacks import Moment as Moment
+    from anydevice._train.evaluation import Evaluation as Evaluation
+    from anydevice._train.evaluation import evaluate as evaluate
+    from anydevice._train.evaluation import predict as predict
+    from anydevice._train.history import History as History
+    from anydevice._train.metrics import accuracy as accuracy
+    from anydevice._train.metrics import auc as auc
+    from anydevice._train.metrics import f1 as f1
+    from anydevice._train.metrics import macro_f1 as macro_f1
+    from anydevice._train.metrics import mean_absolute_error as mean_absolute_error
+    from anydevice._train.metrics import top_k as top_k
+    from anydevice._train.train import Trained as Trained
+    from anydevice._train.train import train as train
+    from anydevice._train.training import Training as Training
+
+_MODULES = {
+    "_nn.convolution": "AvgPool2d Conv1d Conv2d ConvTranspose2d "
+    "GlobalAvgPool GlobalMaxPool MaxPool2d",
+    "_nn.initializers": "Constant Initializer Normal Scaled Uniform",
+    "_nn.layer": "Layer Run",
+    "_nn.layers": "Activation BatchNorm Chain Dense Dropout Embedding "
+    "Flatten LayerNorm LeakyReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
+    "_nn.losses": "binary_cross_entropy cross_entropy folded mean_squared_error",
+    "_nn.model": "Model build",
+    "_nn.optimizers": "Adam AdamW ConstantRate CosineRate Lion Optimizer "
+    "SGD Schedule SteppedRate WarmUp clipped global_norm",
+    "_nn.random_choice": "folded_seed",
+    "_nn.recompute": "recompute",
+    "_nn.recurrent": "GRU LSTM",
+    "_nn.transformer": "Attention GatedMLP TransformerBlock",
+    "_nn.saving": "load register_layer save",
+    "_train.train": "Trained train",
+    "_train.training": "Training",
+    "_train.batches": "Batches",
+    "_train.callbacks": "Callback Log Moment",
+    "_train.evaluation": "Evaluation evaluate predict",
+    "_train.history": "History",
+    "_train.metrics": "accuracy auc f1 macro_f1 mean_absolute_error top_k",
+}
+"""The public names by module. Training and saving are layers above, reached by the same package."""
+
+_ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "leaky_relu", "relu"}
+_ACTIVATIONS |= {"sigmoid", "silu", "softmax", "tanh"}
+"""Activations, which have no class; listed here too, because importing them loads all ops."""
+
+_ELSEWHERE = {
+    "batchnorm1d": "nn.BatchNorm",
+    "batchnorm2d": "nn.BatchNorm",
+    "batchnormalization": "nn.BatchNorm",
+    "bce": "nn.binary_cross_entropy",
+    "bceloss": "nn.binary_cross_entropy",
+    "bcewithlogitsloss": "nn.binary_cross_entropy",
+    "compile": "anydevice.compile",
+    "conv2dtranspose": "nn.ConvTranspose2d",
+    "crossentropy": "nn.cross_entropy",
+    "crossentropyloss": "nn.cross_entropy",
+    "dataloader": "nn.Batches",
+    "fit": "nn.train",
+    "globalaveragepooling1d": "nn.GlobalAvgPool",
+    "globalaveragepooling2d": "nn.GlobalAvgPool",
+    "globalmaxpooling1d": "nn.GlobalMaxPool",
+    "globalmaxpooling2d": "nn.GlobalMaxPool",
+    "linear": "nn.Dense",
+    "mlp": "nn.GatedMLP",
+    "mae": "nn.mean_absolute_error",
+    "mse": "nn.mean_squared_error",
+    "mseloss": "nn.mean_squared_error",
+    "multiheadattention": "nn.Attention",
+    "sequential": "nn.build or nn.Chain",
+    "transformer": "nn.TransformerBlock",
+    "transformerencoderlayer": "nn.TransformerBlock",
+}
+"""Names of other libraries, in lower case without underscores, and ours for them."""
+
+
+def _hint(name: str) -> str:
+    """The end of a sentence about a name that other libraries have; empty if it is not known.
+
+    >>> _hint("Linear"), _hint("Quux")
+    ('; did you mean nn.Dense?', '')
+    >>> _hint("ReLU")
+    '; activations are named, as in nn.build(nn.Dense(4, 2), "relu")'
+    """
+    small = name.lower()
+    if small in _ACTIVATIONS:
+        return f'; activations are named, as in nn.build(nn.Dense(4, 2), "{small}")'
+    meant = _ELSEWHERE.get(small.replace("_", ""))
+    return "" if meant is None else f"; did you mean {meant}?"
+
+
+__all__, __getattr__, __dir__ = _lazy_names(__name__, _MODULES, _hint)

@@ -1,0 +1,229 @@
+"""The figures of a device's memory, with real libraries on the CPU and made-up cards."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy
+import pytest
+
+import anydevice
+from anydevice import testing
+from anydevice._arrays.memory.stats import MemoryStats, memory_stats, pressure_of
+from anydevice._core.device import Device
+from anydevice._core.engine import MemoryUse
+from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._machine.choose import scope
+from anydevice._machine.engines import registry
+from anydevice.errors import DeviceNotFoundError
+
+MIB, GIB = 2**20, 2**30
+
+
+def stats(**changes: Any) -> MemoryStats:
+    given: dict[str, Any] = {
+        "device": "cuda:0",
+        "total": 100 * GIB,
+        "usable": 100 * GIB,
+        "free": 30 * GIB,
+        "in_use": 10 * GIB,
+        "reserved": 10 * GIB,
+        "peak": 20 * GIB,
+    }
+    return MemoryStats(**given | changes)
+
+
+@pytest.mark.parametrize(
+    ("free", "pressure"),
+    [
+        (100, "low"),
+        (41, "low"),
+        (40, "medium"),
+        (21, "medium"),
+        (20, "high"),
+        (6, "high"),
+        (5, "critical"),
+        (0, "critical"),
+    ],
+)
+def test_pressure(free: int, pressure: str) -> None:
+    assert pressure_of(100, free) == pressure
+    assert stats(free=free * GIB).pressure == pressure
+
+
+def test_pressure_where_the_size_is_unknown() -> None:
+    assert pressure_of(None, 5) is None
+    assert pressure_of(0, 0) is None
+    assert pressure_of(100, None) is None
+    assert stats(usable=None, free=None).pressure is None
+    assert stats(usable=None).available == 30 * GIB
+
+
+def test_memory_that_this_process_holds_and_does_not_use_is_available() -> None:
+    jax = stats(free=5 * GIB, in_use=2 * GIB, reserved=75 * GIB, preallocated=True)
+    assert (jax.available, jax.pressure) == (78 * GIB, "low")
+    # Whatever the sums say, there is never more than all of it.
+    assert stats(free=90 * GIB, reserved=75 * GIB).available == 100 * GIB
+
+
+def test_where_the_driver_does_not_tell_what_is_free() -> None:
+    assert stats(free=None, in_use=90 * GIB).pressure == "high"
+    assert stats(free=None, in_use=None, reserved=None).available == 100 * GIB
+
+
+def test_in_words_and_as_data() -> None:
+    told = stats(
+        free=5 * GIB,
+        in_use=2 * GIB,
+        reserved=75 * GIB,
+        preallocated=True,
+        engines={"jax": MemoryUse(2 * GIB, 75 * GIB, 20 * GIB, preallocated=True)},
+    )
+    assert str(told) == (
+        "cuda:0: 5.0 GiB free of 100.0 GiB usable, 2.0 GiB in use by this process, "
+        "75.0 GiB reserved, taken ahead of need, peak 20.0 GiB, pressure low"
+    )
+    data = json.loads(json.dumps(told.to_dict()))
+    assert (data["pressure"], data["available"], data["preallocated"]) == ("low", 78 * GIB, True)
+    assert data["engines"]["jax"]["reserved"] == 75 * GIB
+    assert hash(told) == hash(stats(free=5 * GIB, in_use=2 * GIB, reserved=75 * GIB))
+    unknown = stats(total=None, usable=None, free=None, in_use=None, reserved=None, peak=None)
+    assert str(unknown) == "cuda:0: unknown usable"
+
+
+def test_the_cpu_tells_of_the_whole_process() -> None:
+    before = memory_stats("cpu")
+    assert (before.device, before.preallocated) == ("cpu", False)
+    assert before.in_use is not None
+    assert before.in_use == before.reserved
+    held = numpy.ones(256 * MIB // 8)
+    after = memory_stats(Device("cpu"))
+    assert after.in_use is not None
+    assert after.in_use - before.in_use > 200 * MIB
+    assert after.peak is not None
+    assert after.peak >= after.in_use
+    del held
+    freed = memory_stats("cpu")
+    assert freed.in_use is not None
+    assert freed.in_use < after.in_use
+    assert freed.peak is not None
+    assert freed.peak >= after.peak - 16 * MIB  # the kernel counts a peak roughly
+
+
+def test_without_a_device_it_is_the_chosen_one() -> None:
+    with testing.fake_machine(cuda=2, memory="80GiB", free=["10GiB", "70GiB"]):
+        assert memory_stats().device == "cuda:1"
+        told = memory_stats("cuda:0")
+        assert (told.free, told.pressure) == (10 * GIB, "high")
+        assert (told.in_use, told.reserved, told.peak) == (0, 0, 0)
+
+
+def test_what_is_said_of_the_choice_points_at_who_asked() -> None:
+    with testing.fake_machine():
+        for ask in (memory_stats, anydevice.synchronize, anydevice.device):
+            scope.forget_warnings()
+            with pytest.warns(UserWarning, match="using cpu: no accelerator") as said:
+                ask()
+            assert [each.filename for each in said] == [__file__]
+
+
+def test_a_device_that_is_not_here() -> None:
+    with testing.fake_machine():
+        with pytest.raises(DeviceNotFoundError):
+            memory_stats("cuda:0")
+        with pytest.raises(DeviceNotFoundError, match="this machine has no cuda:0"):
+            memory_stats(Device("cuda:0"))
+
+
+def test_an_engine_that_counts_is_asked() -> None:
+    if not anydevice.devices("opencl"):
+        pytest.skip("no OpenCL driver is installed")
+    gc.collect()  # garbage of earlier tests would be freed while this one counts
+    before = memory_stats("opencl")
+    array = anydevice.to_device(numpy.ones(4 * MIB, "uint8"), "opencl")
+    after = memory_stats("opencl")
+    assert set(after.engines) == {"opencl"}
+    assert after.in_use is not None
+    assert before.in_use is not None
+    assert after.in_use - before.in_use >= 4 * MIB
+    assert after.peak is not None
+    assert after.peak >= after.in_use
+    del array
+
+
+class Counting:
+    """An engine that holds so much of every device, or does not see it."""
+
+    def __init__(self, name: str, held: MemoryUse | None, *, sees: bool = True) -> None:
+        self.name, self.memory = name, self
+        self._held, self._sees = held, sees
+
+    def use(self, device: Device) -> MemoryUse | None:
+        if not self._sees:
+            raise DeviceNotFoundError(f"no {device} here")
+        return self._held
+
+
+@pytest.mark.needs("torch")
+def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {
+        "torch": Counting("torch", MemoryUse(GIB, 2 * GIB)),
+        "jax": Counting("jax", MemoryUse(3 * GIB, 60 * GIB, peak=5 * GIB, preallocated=True)),
+        "cupy": Counting("cupy", None, sees=False),
+        "numpy": Counting("numpy", None),
+    }
+    monkeypatch.setattr(registry, "loaded_engines", lambda: tuple(engines))
+    monkeypatch.setattr(registry, "load", engines.__getitem__)
+    monkeypatch.setattr(registry, "jax_started", lambda: True)
+    with testing.fake_machine(cuda=1, memory="80GiB", free="15GiB", engines=["torch"]):
+        told = memory_stats("cuda:0")
+        assert (told.in_use, told.reserved, told.peak) == (4 * GIB, 62 * GIB, 6 * GIB)
+        assert (told.preallocated, told.pressure) == (True, "low")
+        assert set(told.engines) == {"torch", "jax"}
+        # One that is imported and was not started holds nothing, and must not be started.
+        monkeypatch.setattr(registry, "jax_started", lambda: False)
+        assert set(memory_stats("cuda:0").engines) == {"torch"}
+        engines["torch"] = Counting("torch", None)
+        assert memory_stats("cuda:0").engines == {}
+
+
+def test_a_card_is_asked_under_its_other_name_too() -> None:
+    card = Facts("a card", uuid="GPU-1", total_memory=GIB, details={"fake": True})
+    free = Facts("a card", uuid="GPU-1", total_memory=GIB, free_memory=MIB, details={"fake": True})
+    sightings = (
+        Sighting("cuda", True, (Seen(0, "gpu", free),), engines=("torch",)),
+        Sighting("opencl", True, (Seen(0, "gpu", card), Seen(1, "gpu", Facts("another")))),
+    )
+    with testing.fake_machine(sightings=sightings):
+        assert memory_stats(Device("opencl:0")).free == MIB
+        assert memory_stats(Device("opencl:1")).free is None
+
+
+def test_no_library_is_imported_for_it() -> None:
+    code = (
+        "import sys, anydevice\n"
+        "print(anydevice.memory_stats('cpu').pressure)\n"
+        "assert not {'numpy', 'torch', 'jax', 'mlx', 'pyopencl'} & set(sys.modules)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() in ("low", "medium", "high", "critical")
+
+
+def test_jax_is_not_started_for_it() -> None:
+    code = (
+        "import jax, anydevice\n"
+        "from anydevice._machine.engines.library_settings import jax_started\n"
+        "anydevice.memory_stats('cpu')\n"
+        "assert not jax_started()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,223 @@
+"""`verify=` catches what is wrong on a device, and refuses nothing that is right."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice._machine.engines import registry
+from anydevice.errors import VerificationError
+from tests.compile.mutants import COMPILED, MUTANTS, NOT_COVERED, SHORT, Mutant, X, net
+
+NAMES = [name for name, *_ in MUTANTS]
+RIGHT = {"a bias dropped, float16", "another integer", "conjugated", "beside chaos"}
+
+
+def some(rows: list[Any], short: Collection[str]) -> list[Any]:
+    """All rows; in the short form of the tests those with such names."""
+    return [
+        pytest.param(row, id=row[0], marks=[pytest.mark.soak] * (row[0] not in short))
+        for row in rows
+    ]
+
+
+def test_there_are_enough() -> None:
+    assert len(set(NAMES)) == len(NAMES) >= 40
+    assert set(NAMES) > SHORT > RIGHT
+
+
+@pytest.mark.parametrize("row", some(MUTANTS, SHORT))
+def test_what_is_wrong_is_caught(row: Any) -> None:
+    _, precision, right, wrong = row
+    mutant = Mutant(right, wrong).eval()
+    with pytest.raises(VerificationError):
+        anydevice.compile(mutant, "cpu", optimize="none", precision=precision, verify=X)
+
+
+@pytest.mark.parametrize("row", some([row for row in MUTANTS if "no NaN" not in row[0]], RIGHT))
+def test_without_the_fault_it_is_right(row: Any) -> None:
+    name, precision, right, _ = row
+    model = Mutant(right, right).eval()
+    report = anydevice.compile(model, "cpu", optimize="none", precision=precision, verify=X).report
+    assert report.checked is not None
+    assert (report.checked.calls, "12 calls" in str(report)) == (12, True)
+    assert (report.checked.uncertain > 0.3) == ("chaos" in name)
+
+
+def test_rows_inside_may_be_in_another_order() -> None:
+    """As where tokens are sorted by expert, and libraries order those of one expert freely."""
+    turned = Mutant(net, lambda m, x: net(m, x.flip(0)).flip(0)).eval()
+    assert anydevice.compile(turned, "cpu", optimize="none", verify=X).report.checked is not None
+    wrong = Mutant(net, lambda m, x: net(m, x.flip(0))).eval()
+    with pytest.raises(VerificationError, match="one Linear") as caught:
+        anydevice.compile(wrong, "cpu", optimize="none", verify=X)
+    assert caught.value.where == "one Linear", "the first part that was not as it should be"
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_only_compiled_code_does_wrong_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax")
+    here = anydevice.device("cpu", engine="jax")
+    precision, spoil = COMPILED[name]
+    compiler: Any = registry.load("jax").compiler
+    calls = iter(range(1, 1000))
+
+    def compiled_wrongly(self: Any, function: Any, **options: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            result = function(*arguments)
+            return result if isinstance(result, list) else spoil(result, next(calls))
+
+        return run
+
+    model = nn.build(nn.Dense(16, 32), nn.LayerNorm(32), "gelu", nn.Dense(32, 10), device="cpu")
+    assert anydevice.compile(model, here, precision=precision, verify=X).report.checked
+    monkeypatch.setattr(type(compiler), "compile", compiled_wrongly)
+    with pytest.raises(VerificationError, match="in the compiled code"):
+        anydevice.compile(model, here, precision=precision, verify=X)
+
+
+@pytest.mark.parametrize("row", NOT_COVERED, ids=[row[0] for row in NOT_COVERED])
+def test_what_is_not_covered_is_said(row: Any) -> None:
+    _, precision, right, wrong = row
+    mutant = Mutant(right, wrong).eval()
+    compiled = anydevice.compile(mutant, "cpu", optimize="none", precision=precision, verify=X)
+    report = compiled.report
+    assert report.checked is not None
+    assert report.checked.shapes == ("(5, 16) float32", "(6, 16) float32")
+    assert "for (5, 16) float32 and (6, 16) float32 from -" in str(report)
+    assert report.checked.range is not None
+    least, largest = report.checked.range
+    assert -20 < least < X.min() < X.max() < largest < 20
+    assert report.unverified == ()
+    compiled(np.resize(X, (200, 16)))
+    assert compiled.report.unverified == ("(200, 16) float32",)
+    assert "not verified: (200, 16) float32" in str(compiled.report)
+
+
+def test_a_verdict_is_for_its_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where compiling takes long, code for other numbers of rows is not made for a verification."""
+    monkeypatch.setattr("anydevice._compile.verification._COMPILES_AGAIN", 0.0)
+    model = nn.build(nn.Dense(16, 4), device="cpu")
+    compiled = anydevice.compile(model, anydevice.device("cpu", engine="jax"), verify=X[:1])
+    checked = compiled.report.checked
+    assert checked is not None
+    assert checked.shapes == ("(1, 16) float32",)
+    compiled(X[:2])
+    assert compiled.report.unverified == ("(2, 16) float32",)
+    assert compiled.verify(X[:2]).unverified == ("(1, 16) float32",)
+
+
+def test_errors_that_16_bits_hide_are_said() -> None:
+    model = nn.build(nn.Dense(16, 32), nn.LayerNorm(32), nn.Dense(32, 10), device="cpu")
+    here = anydevice.device("cpu", engine="numpy")
+    few, many = (
+        anydevice.compile(model, here, precision="bfloat16", verify=np.resize(X, (rows, 16)))
+        for rows in (1, 64)
+    )
+    assert few.report.checked is not None
+    assert many.report.checked is not None
+    assert many.report.checked.resolution < few.report.checked.resolution < 0.1
+    assert "errors of the whole below" in str(few.report)
+    assert "errors of the whole" not in str(anydevice.compile(model, here, verify=X).report)
+
+
+# Right models, none of which may be refused
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "pad_token_id": 0,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+ALL = {"num_key_value_heads": 4}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"moe_intermediate_size": 32}
+LATENT = {**ALL, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_nope_head_dim": 8}
+LATENT |= {"qk_rope_head_dim": 8, "n_routed_experts": 4, "n_group": 2, "num_experts_per_tok": 2}
+LATENT |= {"moe_intermediate_size": 32, "topk_group": 1, "first_k_dense_replace": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "cohere": ALL,
+    "deepseek_v3": LATENT,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    "gemma": {},
+    "gemma2": {},
+    "gemma3_text": {"sliding_window": 16},
+    "gpt2": GPT,
+    "gpt_neox": ALL,
+    "gptj": {**GPT, "rotary_dim": 8},
+    "granite": {},
+    "llama": {},
+    "mamba": {"state_size": 4},
+    "mistral": {},
+    "mixtral": EXPERTS,
+    "olmo2": ALL,
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "phi": ALL,
+    "phi3": ALL,
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": EXPERTS,
+    "roberta": {},
+    "stablelm": ALL,
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
+    "vit": {"image_size": 16, "patch_size": 8},
+}
+PRECISIONS = ("mixed", "bfloat16", "float16", "float32")
+
+
+def tiny(family: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
+    encodes = family in ("bert", "distilbert", "roberta", "t5", "vit")
+    kind = transformers.AutoModel if encodes else transformers.AutoModelForCausalLM
+    return kind.from_config(config).float().eval()
+
+
+def example_of(family: str, rows: int) -> dict[str, Any]:
+    draw = np.random.default_rng(0)
+    if family == "vit":
+        return {"pixel_values": draw.standard_normal((rows, 3, 16, 16)).astype(np.float32)}
+    ids = draw.integers(3, 97, (rows, 12))
+    return (
+        {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+        if family == "t5"
+        else {"input_ids": ids}
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "rows"),
+    [
+        pytest.param(*each, marks=[pytest.mark.soak] * (each != ("llama", "bfloat16", 2)))
+        for each in product(FAMILIES, PRECISIONS, (2, 1))
+    ],
+)
+def test_no_family_of_transformers_is_refused(family: str, precision: str, rows: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the library says of its own
+        model = tiny(family)
+        compiled = anydevice.compile(
+            model, "cpu", optimize="none", precision=precision, verify=example_of(family, rows)
+        )
+    assert compiled.report.checked is not None
+    assert len(compiled.report.checked.shapes) == 2, "with one more row as well"

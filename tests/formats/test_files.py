@@ -1,0 +1,110 @@
+"""Files that are read by position, from several threads, and that change meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anydevice._formats import files
+from anydevice._formats.files import PlainFile
+from anydevice.errors import TransferError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+def test_a_read_that_fails_is_said(file: Path) -> None:
+    file.write_bytes(b"12345678")
+    opened = PlainFile(file)
+    opened.close()
+    # The number is free again, so the system refuses to read by it.
+    with pytest.raises(TransferError, match="cannot be read: Bad file descriptor"):
+        opened.read(4, 0)
+
+
+def test_a_file_that_was_replaced_is_refused(file: Path) -> None:
+    file.write_bytes(b"before")
+    with PlainFile(file) as opened:
+        stamp = opened.stamp
+    other = file.with_name("other")
+    other.write_bytes(b"later!")
+    other.replace(file)
+    with pytest.raises(TransferError, match="was changed while it was being read"):
+        PlainFile(file, stamp)
+
+
+@pytest.mark.parametrize("way", ["_read_by_position", "_read_in_turns"])
+def test_threads_read_by_position(file: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "_read_by_position" and not hasattr(os, "preadv"):
+        pytest.skip("this system does not read by position")
+    monkeypatch.setattr(files, "_read", getattr(files, way))
+    whole = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8)
+    file.write_bytes(whole.tobytes())
+    found = np.zeros_like(whole)
+    with PlainFile(file) as opened:
+
+        def fill(start: int) -> None:
+            for first in range(start, len(whole), 400_000):
+                part = found[first : first + 100_000]
+                opened.read_into(memoryview(part), first)
+
+        threads = [threading.Thread(target=fill, args=(at * 100_000,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(TransferError, match="became shorter"):
+            opened.read(1, len(whole))
+        big = opened.read(2_500_000, 1)
+    assert np.array_equal(found, whole)
+    assert big == whole[1:2_500_001].tobytes()
+
+
+def test_a_file_that_was_written_to_is_refused(file: Path) -> None:
+    file.write_bytes(b"before")
+    with PlainFile(file) as opened:
+        opened.confirm_unchanged()
+        with file.open("ab") as stream:
+            stream.write(b"and after")
+        with pytest.raises(TransferError, match="was changed while it was being read"):
+            opened.confirm_unchanged()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list them")
+def test_no_file_stays_open(file: Path) -> None:
+    file.write_bytes(b"before")
+    before = len(os.listdir("/proc/self/fd"))
+    with PlainFile(file) as opened:
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    file.write_bytes(b"something longer")
+    with pytest.raises(TransferError):
+        PlainFile(file, opened.stamp)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_was_written_to_and_dated_back_is_refused(file: Path) -> None:
+    file.write_bytes(b"before")
+    times = file.stat()
+    with PlainFile(file) as opened:
+        with file.open("r+b") as stream:
+            stream.write(b"after!")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(TransferError, match="was changed while it was being read"):
+            opened.confirm_unchanged()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="an opened file can be replaced")
+def test_a_file_that_is_replaced_while_it_is_open_is_read_to_its_end(file: Path) -> None:
+    file.write_bytes(b"before")
+    with PlainFile(file) as opened:
+        other = file.with_name("other")
+        other.write_bytes(b"later!")
+        other.replace(file)
+        assert opened.read(6, 0) == b"before"
+        opened.confirm_unchanged()

@@ -1,0 +1,464 @@
+"""Why an installed library does not drive a device, and the command that fixes it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from anydevice._core.finding import Facts, Reason, Refusal
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.diagnosis import (
+    REQUIREMENTS,
+    Platform,
+    best_fix,
+    code_of_message,
+    command_for,
+    refusal,
+    this_platform,
+    why_not,
+)
+
+CARD = Facts(
+    "NVIDIA RTX 4070",
+    compute_capability="8.9",
+    driver_version="560.35.03",
+    runtime_version="12.6",
+)
+RADEON = Facts("AMD Radeon RX 7900 XTX", architecture="gfx1100", runtime_version="7.0.1")
+TURING = b"\0sm_75 sm_80 sm_86 sm_90 sm_100 sm_120\0"
+
+
+def card(**facts: str) -> Facts:
+    return Facts(**{"name": "NVIDIA card", "runtime_version": "13.0", **facts})
+
+
+def said(engine: str, backend: str, facts: Facts) -> str | None:
+    reason = why_not(registry.installed(engine), backend, facts)
+    return reason and reason.text
+
+
+@pytest.mark.parametrize(
+    ("engine", "backend", "sentence"),
+    [
+        ("torch", "cuda", "torch is not installed"),
+        ("cupy", "rocm", "cupy is not installed"),
+        ("opencl", "opencl", "pyopencl is not installed"),
+        ("mlx", "cpu", "mlx is not installed"),
+    ],
+)
+def test_not_installed(site, engine: str, backend: str, sentence: str) -> None:
+    assert said(engine, backend, CARD) == sentence
+
+
+def test_a_refusal_carries_engine_reason_and_fix(site) -> None:
+    site.torch("2.13.0+cpu")
+    build = registry.installed("torch")
+    text, fix = "torch 2.13.0+cpu is a CPU-only build", command_for(build, "cuda", CARD)
+    reason = Reason("cpu_only_build", text, fix)
+    assert refusal(build, "cuda", CARD) == Refusal("torch", reason)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("ImportError: libcudart.so.12: cannot open shared object file", "cuda_library_missing"),
+        ("RuntimeError: CUDA error: no kernel image is available", "card_not_in_build"),
+        ("OutOfMemoryError: CUDA out of memory", "out_of_memory"),
+        ("LogicError: clEnqueue failed: OUT_OF_MEMORY", "out_of_memory"),
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: no", "out_of_memory"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "cpu_only_build"),
+        (
+            "RuntimeError: The NVIDIA driver: CUDA driver version is insufficient",
+            "version_mismatch",
+        ),
+        ("OSError: [Errno 13] Permission denied: '/dev/kfd'", "no_permission"),
+        ("ValueError: no", "failed"),
+    ],
+)
+def test_messages_of_other_libraries_get_a_code(message: str, code: str) -> None:
+    assert code_of_message(message) == code
+
+
+def test_what_can_drive_is_not_refused(site) -> None:
+    site.torch("2.10.0+cu128", cuda="12.8", library=TURING)
+    assert refusal(registry.installed("torch"), "cuda", CARD) is None
+
+
+def test_a_cpu_build_drives_the_cpu(site) -> None:
+    site.torch("2.13.0+cpu")
+    assert said("torch", "cpu", Facts("CPU")) is None
+
+
+def test_what_has_nothing_to_compare_is_taken_at_its_word(site) -> None:
+    site.package("pyopencl", "2026.1.4")
+    assert said("opencl", "opencl", Facts("GPU", runtime_version="3.0")) is None
+
+
+def test_a_damaged_installation_drives_nothing(site) -> None:
+    site.package("jax", "0.10.2")
+    assert said("jax", "cpu", Facts("CPU")) == "jax 0.10.2 is installed without jaxlib"
+
+
+def test_torch_built_for_the_other_vendor(site) -> None:
+    site.torch("2.9.1+cu128", cuda="12.8")
+    assert said("torch", "rocm", RADEON) == "torch 2.9.1+cu128 is a build for CUDA, not for ROCm"
+
+
+def test_a_rocm_build_before_an_nvidia_card(site) -> None:
+    site.torch("2.9.1+rocm6.4", hip="6.4.43484")
+    assert said("torch", "cuda", CARD) == "torch 2.9.1+rocm6.4 is a build for ROCm, not for CUDA"
+
+
+def test_cupy_built_for_the_other_vendor(site) -> None:
+    site.package("cupy")
+    site.distribution("cupy-cuda12x", "14.2.0")
+    assert said("cupy", "rocm", RADEON) == "cupy-cuda12x 14.2.0 is a build for CUDA, not for ROCm"
+
+
+@pytest.mark.parametrize(
+    ("backend", "plugin"),
+    [("cuda", "CUDA plugin"), ("rocm", "ROCm plugin"), ("tpu", "TPU plugin (libtpu)")],
+)
+def test_jax_without_the_plugin(site, backend: str, plugin: str) -> None:
+    site.package("jax", "0.10.2")
+    site.package("jaxlib", "0.10.2")
+    assert said("jax", backend, Facts("device")) == f"jax 0.10.2 has no {plugin}"
+
+
+def test_jax_with_a_plugin_that_does_not_fit(site) -> None:
+    site.package("jax", "0.10.2")
+    site.package("jaxlib", "0.10.2")
+    site.distribution("jax-cuda12-plugin", "0.10.1")
+    site.distribution("jax-cuda12-pjrt", "0.10.1")
+    assert "does not fit jaxlib 0.10.2" in str(said("jax", "cuda", CARD))
+    assert said("jax", "cpu", Facts("CPU")) is None
+
+
+def test_mlx_on_linux_has_no_metal(site) -> None:
+    site.mlx("0.32.4", "cpu")
+    sentence = "mlx 0.32.4 has no Metal: only its builds for macOS do"
+    assert said("mlx", "metal", Facts("Apple M3")) == sentence
+
+
+def test_a_backend_of_another_package(site) -> None:
+    site.torch("2.13.0+cpu")
+    assert said("torch", "gaudi", Facts("Gaudi 3")) == "torch 2.13.0+cpu is a CPU-only build"
+
+
+@pytest.mark.parametrize(
+    ("needs", "serves", "refused"),
+    [
+        ("13.0", "12.2", True),
+        ("13.0", "13.0", False),
+        ("13.2", "13.0", False),
+        ("12.8", "12.2", False),
+        ("12.8", "13.0", False),
+        ("12.1", "11.8", True),
+        ("13.0", None, False),
+    ],
+)
+def test_the_driver_serves_a_major_release(
+    site, needs: str, serves: str | None, refused: bool
+) -> None:
+    site.torch("2.11.0+cu130", cuda=needs)
+    facts = Facts("card", driver_version="535.104", runtime_version=serves)
+    sentence = f"torch 2.11.0+cu130 needs CUDA {needs}, but driver 535.104 serves CUDA {serves}"
+    assert said("torch", "cuda", facts) == (sentence if refused else None)
+
+
+def test_a_driver_whose_version_is_not_known(site) -> None:
+    site.torch("2.11.0+cu130", cuda="13.0")
+    sentence = "torch 2.11.0+cu130 needs CUDA 13.0, but the driver serves CUDA 12.2"
+    assert said("torch", "cuda", Facts("card", runtime_version="12.2")) == sentence
+
+
+@pytest.mark.parametrize(
+    ("library", "capability", "runs"),
+    [
+        (TURING, "7.5", True),
+        (TURING, "8.9", True),
+        (TURING, "12.1", True),
+        (TURING, "10.3", True),
+        (TURING, "6.1", False),
+        (TURING, "7.0", False),
+        (TURING, "11.0", False),
+        (b"\0sm_86 sm_90a\0", "8.0", False),
+        (b"\0sm_86 sm_90a\0", "9.0", True),
+        (b"\0sm_86 sm_100a\0", "10.3", False),
+        (b"\0sm_86 sm_100f\0", "10.3", True),
+        (b"\0sm_80 compute_80\0", "9.0", True),
+        (b"\0sm_80 compute_80\0", "7.5", False),
+        (b"", "3.0", True),
+    ],
+)
+def test_the_build_carries_the_card(site, library: bytes, capability: str, runs: bool) -> None:
+    site.torch("2.11.0+cu130", cuda="13.0", library=library)
+    assert (said("torch", "cuda", card(compute_capability=capability)) is None) is runs
+
+
+def test_the_sentence_for_a_card_that_is_not_in_the_build(site) -> None:
+    site.torch("2.11.0+cu130", cuda="13.0", library=TURING)
+    assert said("torch", "cuda", card(compute_capability="6.1")) == (
+        "torch 2.11.0+cu130 was built for sm 7.5, 8.0, 8.6, 9.0, 10.0, 12.0; this card is 6.1"
+    )
+
+
+def test_a_card_whose_capability_nobody_knows_is_not_refused(site) -> None:
+    site.torch("2.11.0+cu130", cuda="13.0", library=TURING)
+    assert said("torch", "cuda", card()) is None
+
+
+@pytest.mark.parametrize(
+    ("major", "oldest", "too_old"), [("12", "5.2", "5.0"), ("13", "7.5", "7.0")]
+)
+def test_the_oldest_card_for_jax(site, major: str, oldest: str, too_old: str) -> None:
+    site.package("jax", "0.10.2")
+    site.package("jaxlib", "0.10.2")
+    site.distribution(f"jax-cuda{major}-plugin", "0.10.2")
+    site.distribution(f"jax-cuda{major}-pjrt", "0.10.2")
+    assert said("jax", "cuda", card(compute_capability=oldest)) is None
+    assert said("jax", "cuda", card(compute_capability=too_old)) == (
+        f"jax 0.10.2 for CUDA {major} needs compute capability {oldest} or newer; "
+        f"this card is {too_old}"
+    )
+
+
+@pytest.mark.parametrize(("package", "oldest"), [("cupy-cuda12x", "5.0"), ("cupy-cuda13x", "7.5")])
+def test_the_oldest_card_for_cupy(site, package: str, oldest: str) -> None:
+    site.package("cupy")
+    site.distribution(package, "14.2.0")
+    assert said("cupy", "cuda", card(compute_capability=oldest)) is None
+    assert f"needs compute capability {oldest}" in str(
+        said("cupy", "cuda", card(compute_capability="3.7"))
+    )
+
+
+def test_a_cupy_from_source_is_believed(site) -> None:
+    site.package("cupy")
+    site.distribution("cupy", "14.2.0")
+    assert said("cupy", "cuda", card(compute_capability="3.7")) is None
+
+
+@pytest.mark.parametrize(
+    ("library", "architecture", "runs"),
+    [
+        (b"\0gfx90a gfx942 gfx1100\0", "gfx1100", True),
+        (b"\0gfx90a:xnack- gfx942\0", "gfx90a:sramecc+:xnack-", True),
+        (b"\0gfx90a gfx942\0", "gfx1100", False),
+        (b"\0gfx90a gfx11-generic\0", "gfx1100", True),
+        (b"", "gfx1100", True),
+    ],
+)
+def test_the_rocm_build_carries_the_card(
+    site, monkeypatch, library: bytes, architecture: str, runs: bool
+) -> None:
+    monkeypatch.delenv("HSA_OVERRIDE_GFX_VERSION", raising=False)
+    site.torch("2.9.1+rocm6.4", hip="6.4.43484", library=library)
+    facts = Facts("AMD card", architecture=architecture, runtime_version="7.0")
+    sentence = "torch 2.9.1+rocm6.4 was built for gfx90a, gfx942; this card is gfx1100"
+    assert said("torch", "rocm", facts) == (None if runs else sentence)
+
+
+def test_whoever_overrides_the_architecture_is_believed(site, monkeypatch) -> None:
+    monkeypatch.setenv("HSA_OVERRIDE_GFX_VERSION", "9.0.10")
+    site.torch("2.9.1+rocm6.4", hip="6.4.43484", library=b"\0gfx90a gfx942\0")
+    assert said("torch", "rocm", RADEON) is None
+
+
+@pytest.mark.parametrize(
+    ("rocm", "sentence"),
+    [
+        ("6.4.1", "cupy-rocm-7-0 14.2.0 needs ROCm 7.0, but this machine has ROCm 6.4.1"),
+        ("7.1", None),
+        (None, None),
+    ],
+)
+def test_cupy_uses_the_rocm_of_the_machine(site, rocm: str | None, sentence: str | None) -> None:
+    site.package("cupy")
+    site.distribution("cupy-rocm-7-0", "14.2.0")
+    assert said("cupy", "rocm", Facts("AMD card", runtime_version=rocm)) == sentence
+
+
+LINUX = Platform("Linux", "x86-64", (3, 12))
+ARM = Platform("Linux", "arm64", (3, 12))
+WINDOWS = Platform("Windows", "x86-64", (3, 12))
+MAC = Platform("macOS", "arm64", (3, 12))
+
+CANNOT_TRAIN = (
+    " (CuPy computes and cannot train; to train, install PyTorch for CUDA as pytorch.org says)"
+)
+
+
+def nvidia(serves: str | None = "13.0", capability: str | None = "8.9") -> Facts:
+    return Facts("card", runtime_version=serves, compute_capability=capability)
+
+
+def told(backend: str, facts: Facts, machine: Platform) -> str | None:
+    builds = [registry.installed(name) for name in registry.engines_for(backend)]
+    return best_fix(backend, facts, builds, machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "facts", "command"),
+    [
+        (LINUX, nvidia("13.0", "8.9"), 'pip install "anydevice[cuda]"'),
+        (LINUX, nvidia("12.4", "8.9"), 'pip install "torch<2.11"'),
+        (LINUX, nvidia("12.4", "7.0"), 'pip install "torch<2.11"'),
+        (LINUX, nvidia("13.0", "7.0"), 'pip install "torch<2.11"'),
+        (LINUX, nvidia("12.4", "6.1"), 'pip install "torch<2.8"'),
+        (LINUX, nvidia(None, None), 'pip install "torch<2.11"'),
+        (ARM, nvidia("13.0", "9.0"), 'pip install "anydevice[cuda]"'),
+        (ARM, nvidia("12.8", "9.0"), 'pip install "jax[cuda12]"'),
+        (WINDOWS, nvidia("13.0", "8.9"), f'pip install "anydevice[cuda]"{CANNOT_TRAIN}'),
+        (LINUX, nvidia("11.4", "8.0"), "update the NVIDIA driver to version 525 or newer"),
+        (LINUX, nvidia("12.4", "3.5"), None),
+    ],
+)
+def test_an_nvidia_card_and_no_library(
+    site, machine: Platform, facts: Facts, command: str | None
+) -> None:
+    assert told("cuda", facts, machine) == command
+
+
+@pytest.mark.parametrize(
+    ("python", "command"),
+    [
+        ((3, 13), 'pip install "torch<2.8"'),
+        ((3, 14), 'pip install "jax[cuda12]"'),
+    ],
+)
+def test_a_python_that_the_old_release_was_not_made_for(
+    site, python: tuple[int, int], command: str
+) -> None:
+    assert told("cuda", nvidia("12.4", "6.1"), Platform("Linux", "x86-64", python)) == command
+
+
+@pytest.mark.parametrize(
+    ("machine", "facts", "command"),
+    [
+        (LINUX, nvidia("13.0", "8.9"), "pip install --force-reinstall torch"),
+        (LINUX, nvidia("12.6", "8.9"), 'pip install --force-reinstall "torch<2.11"'),
+        (LINUX, nvidia("12.6", "6.1"), 'pip install --force-reinstall "torch<2.8"'),
+        (WINDOWS, nvidia("13.0", "8.9"), f'pip install "cupy-cuda12x[ctk]"{CANNOT_TRAIN}'),
+    ],
+)
+def test_a_cpu_build_of_torch_is_replaced(
+    site, machine: Platform, facts: Facts, command: str
+) -> None:
+    site.torch("2.13.0+cpu")
+    assert told("cuda", facts, machine) == command
+
+
+def test_what_is_tied_to_torch_changes_with_it(site) -> None:
+    site.torch("2.13.0+cpu")
+    site.distribution("torchvision", "0.28.0")
+    assert told("cuda", nvidia(), LINUX) == "pip install --force-reinstall torch torchvision"
+
+
+def test_an_installed_library_goes_before_another(site) -> None:
+    site.package("jax", "0.10.2")
+    site.package("jaxlib", "0.10.2")
+    assert told("cuda", nvidia("13.0"), LINUX) == 'pip install "jax[cuda13]"'
+    assert told("cuda", nvidia("12.4"), LINUX) == 'pip install "jax[cuda12]"'
+
+
+def test_a_jax_that_does_not_know_the_extra_is_upgraded(site) -> None:
+    site.package("jax", "0.5.0")
+    assert told("cuda", nvidia("13.0"), LINUX) == 'pip install --upgrade "jax[cuda13]"'
+    assert told("cuda", nvidia("12.4"), LINUX) == 'pip install "jax[cuda12]"'
+
+
+def test_a_plugin_in_the_way_is_removed_first(site) -> None:
+    site.package("jax", "0.10.2")
+    for name in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
+        site.distribution(name, "0.10.2")
+    assert told("cuda", nvidia("12.4"), LINUX) == (
+        'pip uninstall --yes jax-cuda13-pjrt jax-cuda13-plugin && pip install "jax[cuda12]"'
+    )
+
+
+def test_cupys_that_overwrite_each_other_are_all_removed_first(site) -> None:
+    site.package("cupy")
+    site.distribution("cupy-cuda11x", "13.6.0")
+    site.distribution("cupy-cuda12x", "14.2.0")
+    assert told("cuda", nvidia(), WINDOWS) == (
+        'pip uninstall --yes cupy-cuda11x cupy-cuda12x && pip install "cupy-cuda12x[ctk]"'
+    )
+
+
+def test_the_right_cupy_is_not_in_its_own_way(site) -> None:
+    site.package("cupy")
+    site.distribution("cupy-cuda12x", "14.2.0")
+    command = command_for(registry.installed("cupy"), "cuda", nvidia(), WINDOWS)
+    assert command == 'pip install "cupy-cuda12x[ctk]"'
+
+
+@pytest.mark.parametrize(
+    ("rocm", "python", "command"),
+    [
+        ("7.0.1", (3, 12), 'pip install "anydevice[rocm]"'),
+        (None, (3, 12), 'pip install "anydevice[rocm]"'),
+        ("6.4", (3, 12), 'pip install "jax[rocm]==0.5.0"'),
+        (
+            "5.7",
+            (3, 12),
+            f"pip install cupy-rocm-5-0{CANNOT_TRAIN.replace('CUDA', 'ROCm')}",
+        ),
+        ("6.4", (3, 13), None),
+    ],
+)
+def test_an_amd_card(site, rocm: str | None, python: tuple[int, int], command: str | None) -> None:
+    facts = Facts("AMD card", architecture="gfx942", runtime_version=rocm)
+    assert told("rocm", facts, Platform("Linux", "x86-64", python)) == command
+
+
+def test_an_amd_card_and_a_cuda_build_of_torch(site) -> None:
+    site.torch("2.11.0+cu130", cuda="13.0")
+    facts = Facts("AMD card", runtime_version="7.0")
+    assert told("rocm", facts, LINUX) == 'pip install "jax[rocm7-local]"'
+
+
+@pytest.mark.parametrize(
+    ("backend", "machine", "command"),
+    [
+        ("metal", MAC, 'pip install "anydevice[metal]"'),
+        ("opencl", WINDOWS, 'pip install "anydevice[opencl]"'),
+        ("tpu", LINUX, 'pip install "anydevice[tpu]"'),
+        ("metal", Platform("macOS", "x86-64", (3, 12)), None),
+        ("gaudi", LINUX, None),
+    ],
+)
+def test_the_other_backends(site, backend: str, machine: Platform, command: str | None) -> None:
+    assert told(backend, Facts("device"), machine) == command
+
+
+def test_jax_is_there_already(site) -> None:
+    site.package("jax", "0.10.2")
+    assert told("tpu", Facts("TPU v4"), LINUX) == 'pip install "jax[tpu]"'
+
+
+def test_mlx_lacks_its_backend(site) -> None:
+    site.mlx("0.32.4")
+    build = registry.installed("mlx")
+    assert command_for(build, "cpu", Facts("CPU"), LINUX) == 'pip install "mlx[cpu]"'
+    assert command_for(build, "cpu", Facts("CPU"), MAC) == "pip install mlx"
+    assert command_for(build, "cpu", Facts("CPU"), WINDOWS) is None
+
+
+def test_this_machine_is_one_that_the_index_knows() -> None:
+    machine = this_platform()
+    assert machine.system in ("Linux", "Windows", "macOS")
+    assert machine.python >= (3, 11)
+
+
+def test_every_command_is_one_line_that_a_shell_reads_back() -> None:
+    for rows in REQUIREMENTS.values():
+        for row in rows:
+            assert shlex.split(f'pip install "{row.spec}"')[2] == row.spec
+            assert "://" not in row.spec
+
+
+def test_every_requirement_is_for_an_engine_that_drives_the_backend() -> None:
+    for engine, backend in REQUIREMENTS:
+        assert backend in registry.BUILT_IN[engine].backends

@@ -1,0 +1,350 @@
+"""What is installed: distributions, entry points, and the build of each array library."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.installed import (
+    distributions,
+    entry_points,
+    package_folder,
+    read_architectures,
+    read_version,
+)
+
+
+def test_names_and_versions_come_from_the_folders_names(site) -> None:
+    site.distribution("jax-cuda12-plugin", "0.10.2")
+    (site.folder / "PyYAML-6.0-py3.11.egg-info").mkdir()
+    (site.folder / "torch-2.13.0+cpu.dist-info").mkdir()
+    (site.folder / "nameless.dist-info").mkdir()
+    (site.folder / "dist-info").mkdir()
+    assert distributions() == {
+        "jax-cuda12-plugin": "0.10.2",
+        "pyyaml": "6.0",
+        "torch": "2.13.0+cpu",
+    }
+
+
+def test_what_comes_first_on_the_search_path_counts(site, tmp_path, monkeypatch) -> None:
+    site.distribution("numpy", "1.0")
+    other = tmp_path / "other"
+    (other / "numpy-2.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(other), *sys.path])
+    assert distributions()["numpy"] == "2.0"
+
+
+def test_a_later_installation_is_seen(site) -> None:
+    assert distributions() == {}
+    site.distribution("jax", "0.10.2")
+    os.utime(site.folder, ns=(1, 1))
+    assert distributions() == {"jax": "0.10.2"}
+
+
+def test_paths_that_are_no_folders_are_passed_over(site, tmp_path, monkeypatch) -> None:
+    archive = tmp_path / "library.zip"
+    archive.touch()
+    monkeypatch.setattr(sys, "path", [str(archive), str(tmp_path / "gone"), *sys.path])
+    site.distribution("jax", "0.10.2")
+    assert distributions() == {"jax": "0.10.2"}
+
+
+def test_the_empty_entry_is_the_working_directory(site, tmp_path, monkeypatch) -> None:
+    (tmp_path / "jax-0.1.dist-info").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert distributions()["jax"] == "0.1"
+
+
+def test_entry_points_of_one_group(site) -> None:
+    text = """
+[console_scripts]
+tool = tool.main:run
+
+[anydevice.engines]
+# a comment = is.no:entry
+tinygrad = tinygrad_anydevice:ROW [extra]
+second=other : ROW
+no entry here
+"""
+    site.distribution("tool", "1.0", entry_points=text)
+    site.distribution("empty", "1.0", entry_points="")
+    unreadable = site.distribution("broken", "1.0")
+    (unreadable / "entry_points.txt").write_bytes(b"[anydevice.engines]\n\xff = a:b")
+    found = entry_points("anydevice.engines")
+    assert [(e.distribution, e.name, e.target) for e in found] == [
+        ("tool", "tinygrad", "tinygrad_anydevice:ROW"),
+        ("tool", "second", "other : ROW"),
+    ]
+
+
+def test_the_same_distribution_twice_offers_its_entries_once(site, tmp_path, monkeypatch) -> None:
+    for folder, target in ((site.folder, "old:ROW"), (tmp_path / "first", "new:ROW")):
+        info = folder / "tool-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "entry_points.txt").write_text(f"[anydevice.group]\ntool = {target}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), *sys.path])
+    assert [entry.target for entry in entry_points("anydevice.group")] == ["new:ROW"]
+
+
+def test_a_package_is_found_without_being_imported(site) -> None:
+    folder = site.package("torch")
+    assert package_folder("torch") == folder
+    assert "torch" not in sys.modules
+
+
+def test_a_folder_without_code_is_no_package(site) -> None:
+    (site.folder / "torch" / "lib").mkdir(parents=True)
+    assert package_folder("torch") is None
+
+
+def test_a_namespace_folder_with_a_compiled_module_is_one(site) -> None:
+    assert package_folder("mlx") is None
+    assert package_folder("mlx") is None
+    folder = site.mlx("0.32.4")
+    os.utime(site.folder, ns=(1, 1))
+    assert package_folder("mlx") == folder
+
+
+def test_a_module_without_a_spec_is_no_package(site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by_hand = types.ModuleType("torch")
+    monkeypatch.setitem(sys.modules, "torch", made_by_hand)
+    assert package_folder("torch") is None
+
+
+def test_a_built_in_module_has_no_folder() -> None:
+    assert package_folder("sys") is None
+
+
+def test_a_loaded_package_is_where_it_was_loaded_from() -> None:
+    import numpy
+
+    assert package_folder("numpy") == Path(numpy.__file__).parent
+
+
+LISTS = {
+    b"\0sm_75 sm_80 sm_86 sm_90 sm_100 sm_120\0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
+    b"std::string ipc_hsm_70 sm_75 sm_80\0\0\0": "sm_70 sm_75 sm_80",
+    b"\0sm_80 sm_90a sm_120 compute_120\0": "sm_80 sm_90a sm_120 compute_120",
+    b"\0sm_90 compute_90\0": "sm_90 compute_90",
+    b"\0needs sm_80 or sm_90\0sm_89\0": "sm_89",
+    b"\0gfx906 gfx90a:xnack- gfx942 gfx1100\0": "gfx906 gfx90a:xnack- gfx942 gfx1100",
+    b"\0gfx90a gfx11-generic gfx9-4-generic\0": "gfx90a gfx11-generic gfx9-4-generic",
+    b"\0gfx1030\0": "gfx1030",
+    b"\0uses sm_80 where it can\0": "",
+}
+
+
+@pytest.mark.parametrize("library", LISTS, ids=lambda text: text.strip(b"\0").decode()[:40])
+def test_the_architectures_inside_a_library(site, library: bytes) -> None:
+    folder = site.torch("2.11.0+cu130", cuda="13.0", library=library)
+    assert " ".join(read_architectures(folder)) == LISTS[library]
+
+
+def test_architectures_on_windows(site) -> None:
+    folder = site.torch("2.11.0+cu130", cuda="13.0")
+    (folder / "lib" / "torch_python.dll").write_bytes(b"\0sm_80 sm_90\0")
+    assert registry.installed("torch").architectures() == ("sm_80", "sm_90")
+
+
+def test_nobody_can_tell_the_architectures_of_an_empty_or_missing_library(site) -> None:
+    folder = site.torch("2.11.0+cu130", cuda="13.0")
+    assert read_architectures(folder / "elsewhere") == ()
+    (folder / "lib" / "libtorch_python.so").touch()
+    assert registry.installed("torch").architectures() == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "hip", "runtimes"),
+    [
+        ("2.13.0+cpu", None, None, {}),
+        ("2.5.1", None, None, {}),
+        ("2.11.0+cu130", "13.0", None, {"cuda": "13.0"}),
+        ("2.9.1+rocm6.4", None, "6.4.43484-123eb5128", {"rocm": "6.4.43484-123eb5128"}),
+        ("2.12.0a0+gitcf30153", "12.8", None, {"cuda": "12.8"}),
+    ],
+)
+def test_torch(site, version: str, cuda: str | None, hip: str | None, runtimes: object) -> None:
+    site.torch(version, cuda=cuda, hip=hip)
+    build = registry.installed("torch")
+    assert (build.version, build.runtimes, build.broken) == (version, runtimes, None)
+    assert build.name == f"torch {version}"
+
+
+def test_torch_for_macos_drives_metal(site) -> None:
+    folder = site.torch("2.13.0")
+    (folder / "lib" / "libtorch_python.dylib").touch()
+    assert registry.installed("torch").runtimes == {"metal": ""}
+
+
+@pytest.mark.parametrize("text", [None, "", "__version__ = (", "__version__ = 2", "a\0b"])
+def test_a_version_file_that_says_nothing(site, text: str | None) -> None:
+    folder = site.torch("2.13.0")
+    (folder / "version.py").unlink()
+    if text is not None:
+        (folder / "version.py").write_text(text)
+    assert read_version(folder) is None
+    build = registry.installed("torch")
+    assert str(build.broken) == "torch 2.13.0 is damaged: its version.py cannot be read"
+
+
+def test_the_torch_of_this_machine_is_read_as_it_reads_itself() -> None:
+    torch = pytest.importorskip("torch")
+    build = registry.installed("torch")
+    assert build.version == torch.__version__
+    assert build.runtimes.get("cuda") == torch.version.cuda
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx", "cupy", "opencl"])
+def test_nothing_is_installed_on_an_empty_path(site, engine: str) -> None:
+    build = registry.installed(engine)
+    assert (build.installed, build.version, build.architectures()) == (False, None, ())
+
+
+def test_a_folder_of_that_name_is_not_the_library(site) -> None:
+    (site.folder / "torch").mkdir()
+    assert not registry.installed("torch").installed
+
+
+def test_without_metadata_the_version_is_the_one_in_use(site, monkeypatch) -> None:
+    site.package("pyopencl")
+    assert registry.installed("opencl").version == "of unknown version"
+    module = types.ModuleType("pyopencl")
+    module.__version__ = "2026.1"
+    module.__spec__ = find_spec("pyopencl")
+    monkeypatch.setitem(sys.modules, "pyopencl", module)
+    assert registry.installed("opencl").version == "2026.1"
+
+
+def install_jax(site, *more: str, jaxlib: str | None = "0.10.2") -> registry.Build:
+    site.package("jax", "0.10.2")
+    if jaxlib:
+        site.package("jaxlib", jaxlib)
+    for line in more:
+        site.distribution(*line.split())
+    return registry.installed("jax")
+
+
+def test_jax_for_the_cpu(site) -> None:
+    build = install_jax(site)
+    assert (build.name, build.runtimes, build.faults) == ("jax 0.10.2", {}, {})
+
+
+def test_jax_without_jaxlib(site) -> None:
+    assert str(install_jax(site, jaxlib=None).broken) == "jax 0.10.2 is installed without jaxlib"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "runtimes"),
+    [
+        (("jax-cuda12-plugin 0.10.2", "jax-cuda12-pjrt 0.10.2"), {"cuda": "12"}),
+        (("jax-cuda13-plugin 0.10.2", "jax-cuda13-pjrt 0.10.2"), {"cuda": "13"}),
+        (("jax-rocm7-plugin 0.10.0.post1", "jax-rocm7-pjrt 0.10.0"), {"rocm": "7"}),
+        (("jax-rocm60-plugin 0.5.0", "jax-rocm60-pjrt 0.5.0"), {"rocm": "6.0"}),
+        (("libtpu 0.0.42",), {"tpu": ""}),
+        (("libtpu-nightly 0.1.dev2024",), {"tpu": ""}),
+    ],
+    ids=lambda value: str(value),
+)
+def test_jax_with_a_plugin(site, plugins: tuple[str, ...], runtimes: dict[str, str]) -> None:
+    build = install_jax(site, *plugins)
+    assert (build.runtimes, build.faults) == (runtimes, {})
+
+
+def test_of_two_cuda_plugins_the_newer_one_counts(site) -> None:
+    build = install_jax(
+        site,
+        "jax-cuda12-plugin 0.10.2",
+        "jax-cuda12-pjrt 0.10.2",
+        "jax-cuda13-plugin 0.10.1",
+        "jax-cuda13-pjrt 0.10.1",
+    )
+    assert build.runtimes == {"cuda": "13"}
+    assert "jax-cuda13-plugin 0.10.1" in build.faults["cuda"].text
+
+
+def test_an_older_plugin_after_a_newer_one_changes_nothing(site) -> None:
+    build = install_jax(
+        site, "jax-rocm60-plugin 0.5.0", "jax-rocm7-plugin 0.10.2", "jax-rocm7-pjrt 0.10.2"
+    )
+    assert (build.runtimes, build.faults) == ({"rocm": "7"}, {})
+    (site.folder / "jax_cuda13_plugin-0.10.2.dist-info").mkdir()
+    (site.folder / "jax_cuda9_plugin-0.10.2.dist-info").mkdir()
+    assert registry.installed("jax").runtimes["cuda"] == "13"
+
+
+def test_a_plugin_of_another_release(site) -> None:
+    build = install_jax(site, "jax-cuda12-plugin 0.10.1", "jax-cuda12-pjrt 0.10.1")
+    assert {name: fault.text for name, fault in build.faults.items()} == {
+        "cuda": "jax-cuda12-plugin 0.10.1 does not fit jaxlib 0.10.2, so JAX will not use it"
+    }
+
+
+def test_half_a_plugin(site) -> None:
+    build = install_jax(site, "jax-cuda12-plugin 0.10.2")
+    assert {name: fault.text for name, fault in build.faults.items()} == {
+        "cuda": "jax-cuda12-plugin 0.10.2 is installed without jax-cuda12-pjrt"
+    }
+
+
+@pytest.mark.parametrize(
+    ("distribution", "runtimes"),
+    [
+        ("cupy-cuda11x", {"cuda": "11"}),
+        ("cupy-cuda12x", {"cuda": "12"}),
+        ("cupy-cuda102", {"cuda": "10.2"}),
+        ("cupy-rocm-7-0", {"rocm": "7.0"}),
+        ("cupy", {"cuda": "", "rocm": ""}),
+    ],
+)
+def test_cupy(site, distribution: str, runtimes: dict[str, str]) -> None:
+    site.package("cupy")
+    site.distribution(distribution, "14.2.0")
+    build = registry.installed("cupy")
+    assert (build.name, build.runtimes) == (f"{distribution} 14.2.0", runtimes)
+
+
+def test_cupy_without_metadata_may_be_for_either(site) -> None:
+    site.package("cupy")
+    assert registry.installed("cupy").runtimes == {"cuda": "", "rocm": ""}
+
+
+def test_several_cupys(site) -> None:
+    site.package("cupy")
+    site.distribution("cupy-cuda11x", "13.6.0")
+    site.distribution("cupy-cuda12x", "14.2.0")
+    assert str(registry.installed("cupy").broken) == (
+        "cupy-cuda11x 13.6.0 and cupy-cuda12x 14.2.0 are installed together and overwrite each "
+        "other"
+    )
+
+
+def test_mlx(site) -> None:
+    site.mlx("0.32.4", "cpu")
+    build = registry.installed("mlx")
+    assert (build.name, build.runtimes, build.broken) == ("mlx 0.32.4", {}, None)
+
+
+def test_mlx_with_metal(site) -> None:
+    site.mlx("0.32.4", "metal")
+    assert registry.installed("mlx").runtimes == {"metal": ""}
+
+
+def test_mlx_from_before_metal_was_a_package_of_its_own(site) -> None:
+    folder = site.mlx("0.21.0")
+    (folder / "lib" / "libmlx.dylib").touch()
+    (folder / "lib" / "mlx.metallib").touch()
+    assert registry.installed("mlx").runtimes == {"metal": ""}
+
+
+def test_mlx_without_a_backend(site) -> None:
+    site.mlx("0.32.4")
+    broken = str(registry.installed("mlx").broken)
+    assert broken == "mlx 0.32.4 is installed without any of its backends"

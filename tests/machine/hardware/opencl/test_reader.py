@@ -1,0 +1,699 @@
+"""What is said of OpenCL: on this machine, of a library made for it, and of recorded answers.
+
+`nvidia-h200.json` was recorded on that card; the other answers are composed of what those drivers
+are documented to say, since no such hardware was at hand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from anydevice._core.child import opencl as child
+from anydevice._core.child.parent import Outcome
+from anydevice._core.finding import Facts, Sighting, same_card
+from anydevice._machine.hardware.opencl import diagnosis
+from anydevice._machine.hardware.opencl import reader as opencl
+from anydevice._machine.hardware.opencl.diagnosis import read_answer, without_loader
+from anydevice._machine.hardware.opencl.facts import (
+    FRAMEWORK,
+    Driver,
+    Loader,
+    OpenCLMachine,
+    find_loaders,
+    pyopencl_folder,
+    registered_drivers,
+    this_machine,
+    vendor_folders,
+)
+from tests.reasons import fix_of, text_of
+
+RECORDED = Path(__file__).parents[3] / "recorded" / "opencl"
+LOADER = Loader("libOpenCL.so.1")
+NOTHING: dict[str, Any] = {"platforms": [], "error": 0}
+
+BuildLibrary = Callable[[str, str], Path]
+
+
+def recorded(name: str, machine: OpenCLMachine | None = None) -> Sighting:
+    answer = json.loads((RECORDED / f"{name}.json").read_text())
+    return read_answer(answer, LOADER, machine or OpenCLMachine("linux"))
+
+
+def with_cards(root: Path, *cards: tuple[str, int]) -> OpenCLMachine:
+    for address, vendor in cards:
+        folder = root / "sys/bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor:#06x}\n")
+        (folder / "class").write_text("0x030000\n")
+    return OpenCLMachine("linux", root=root)
+
+
+def write(file: Path, content: str | bytes) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+# On this machine.
+
+
+@pytest.fixture
+def own_drivers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+LIST_DEVICES = """
+import json, pyopencl
+print(json.dumps([
+    [number, place, device.name, platform.name, device.global_mem_size, device.driver_version]
+    for number, platform in enumerate(pyopencl.get_platforms())
+    for place, device in enumerate(platform.get_devices())
+]))
+"""
+
+
+@pytest.mark.usefixtures("own_drivers_only")
+def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
+    if pyopencl_folder() is None:
+        pytest.skip("pyopencl is not installed")
+    listed = subprocess.run(
+        [sys.executable, "-c", LIST_DEVICES], capture_output=True, text=True, check=True
+    )
+    sighting = opencl.look(10.0)
+    assert [device.index for device in sighting.devices] == list(range(len(sighting.devices)))
+    assert json.loads(listed.stdout) == [
+        [
+            seen.facts.details["platform_index"],
+            seen.facts.details["device_index"],
+            seen.facts.name,
+            seen.facts.details["platform"],
+            seen.facts.total_memory,
+            seen.facts.driver_version,
+        ]
+        for seen in sighting.devices
+    ]
+    assert sighting.devices, "PoCL is a requirement of the tests"
+
+
+LOOK = """
+import sys
+from anydevice._machine.hardware.opencl import diagnosis, reader as opencl
+assert opencl.look(10.0).backend == "opencl"
+with open("/proc/self/maps") as maps:
+    loaded = maps.read()
+assert "libOpenCL" not in loaded and "libpocl" not in loaded and "pyopencl/_cl" not in loaded
+assert "pyopencl" not in sys.modules
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see what is loaded")
+@pytest.mark.usefixtures("own_drivers_only")
+def test_no_driver_is_loaded_into_the_asking_process() -> None:
+    subprocess.run([sys.executable, "-c", LOOK], check=True)
+
+
+def test_a_stand_in_for_pyopencl_and_no_pyopencl_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in = ModuleType("pyopencl")
+    monkeypatch.setitem(sys.modules, "pyopencl", stand_in)
+    assert pyopencl_folder() is None
+    monkeypatch.delitem(sys.modules, "pyopencl")
+    monkeypatch.setattr(sys, "path", [])
+    assert pyopencl_folder() is None
+
+
+def test_a_folder_that_only_has_the_name_is_not_pyopencl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyopencl").mkdir()
+    monkeypatch.delitem(sys.modules, "pyopencl", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert pyopencl_folder() is None
+
+
+# The child's side, asked of a library made for it.
+
+PLATFORMS = r"""
+#include <stddef.h>
+#include <string.h>
+struct said { int device; unsigned what; size_t size; const void *bytes; };
+#define TEXT(d, w, t) {d, w, sizeof(t), t}
+#define NUMBER(d, w, ...) {d, w, sizeof((int[]){__VA_ARGS__}), (int[]){__VA_ARGS__}}
+static const struct said table[] = {
+    TEXT(0, 0x0902, "Made"), TEXT(0, 0x0903, "Maker"),
+    TEXT(1, 0x102B, " NVIDIA H200 "), TEXT(1, 0x102F, "OpenCL 3.0 CUDA"),
+    NUMBER(1, 0x1001, 0x10DE),
+    TEXT(1, 0x1030, "cl_khr_fp64 cl_khr_device_uuid cl_nv_device_attribute_query"),
+    {1, 0x1000, 8, "\4\0\0\0\0\0\0"}, {1, 0x101F, 8, "\0\0\0\0\2\0\0"},
+    {1, 0x106A, 16, "\1\2\3\4\5\6\7\10\11\12\13\14\15\16\17\20"},
+    NUMBER(1, 0x4000, 9), NUMBER(1, 0x4001, 0), NUMBER(1, 0x4008, 6), NUMBER(1, 0x4009, 0x0B),
+    NUMBER(1, 0x400A, 1),
+    TEXT(2, 0x102B, "gfx90a"), TEXT(2, 0x1030, "cl_khr_fp16 cl_amd_device_attribute_query"),
+    NUMBER(2, 0x1035, 1), TEXT(2, 0x4038, "AMD Instinct MI210"),
+    {2, 0x4037, 24, "\1\0\0\0zzzzzzzzzzzzzzzzz\3\2\1"},
+    {2, 0x4039, 16, "\0\4\0\0\0\0\0\0\0\1\0\0\0\0\0"},
+    TEXT(3, 0x102B, "Arc"), TEXT(3, 0x1030, "cl_khr_pci_bus_info"), NUMBER(3, 0x410F, 1, 2, 3, 4),
+    TEXT(4, 0x102B, "short"),
+    TEXT(4, 0x1030, "cl_khr_pci_bus_info cl_nv_device_attribute_query"
+         " cl_amd_device_attribute_query"),
+    NUMBER(4, 0x410F, 1), NUMBER(4, 0x1032, 63), {4, 0x4037, 4, "\1\0\0"},
+    TEXT(5, 0x102B, "bare"), TEXT(5, 0x1030, "cl_nv_device_attribute_query"),
+};
+static int info(void *handle, unsigned what, size_t room, void *out, size_t *size) {
+    for (unsigned i = 0; i < sizeof table / sizeof *table; i++)
+        if (table[i].device + 1 == (int)(size_t)handle && table[i].what == what) {
+            if (size) *size = table[i].size;
+            if (out) memcpy(out, table[i].bytes, table[i].size);
+            return 0;
+        }
+    return -30;
+}
+int platforms = 2, refuse_platforms = 0, refuse_devices = 0, refuse_list = 0;
+int clGetPlatformIDs(unsigned room, size_t *out, unsigned *count) {
+    if (refuse_platforms) return refuse_platforms;
+    if (count) *count = platforms;
+    for (int i = 0; i < room; i++) out[i] = i ? 99 : 1;
+    return 0;
+}
+int clGetDeviceIDs(size_t p, unsigned long kind, unsigned room, size_t *out, unsigned *count) {
+    if (refuse_devices) return refuse_devices;
+    if (p == 99 || kind != 0xFFFFFFFF) return -1;
+    if (out && refuse_list) return refuse_list;
+    if (count) *count = 5;
+    for (int i = 0; i < room; i++) out[i] = i + 2;
+    return 0;
+}
+int clGetPlatformInfo(void *h, unsigned w, size_t r, void *o, size_t *s) {
+    return info(h, w, r, o, s);
+}
+int clGetDeviceInfo(void *h, unsigned w, size_t r, void *o, size_t *s) {
+    return info(h, w, r, o, s);
+}
+"""
+
+
+@pytest.fixture
+def made_library(build_library: BuildLibrary) -> ctypes.CDLL:
+    return ctypes.CDLL(str(build_library("libmade.so", PLATFORMS) / "libmade.so"))
+
+
+def test_every_way_in_which_vendors_tell_identity(made_library: ctypes.CDLL) -> None:
+    steps: list[str] = []
+    answer = child.ask(steps.append, {"loader": made_library._name})
+    made, empty = answer["platforms"]
+    assert (made["name"], made["vendor"], made["error"]) == ("Made", "Maker", 0)
+    assert (empty["name"], empty["devices"], empty["error"]) == ("", [], 0)
+    nvidia, amd, intel, short, bare = made["devices"]
+    assert nvidia["name"] == "NVIDIA H200"
+    assert nvidia["uuid"] == bytes(range(1, 17)).hex()
+    assert nvidia["pci"] == [1, 6, 1, 3]
+    assert nvidia["capability"] == [9, 0]
+    assert (nvidia["memory"], nvidia["type"], nvidia["double"]) == (2 << 32, 4, True)
+    assert amd["pci"] == [None, 3, 2, 1]
+    assert (amd["board"], amd["free_kib"]) == ("AMD Instinct MI210", 1024)
+    assert (amd["half"], amd["double"], amd["unified"]) == (True, False, True)
+    assert intel["pci"] == [1, 2, 3, 4]
+    assert intel["memory"] is None
+    assert short["pci"] is None
+    assert short["double"]
+    assert bare["pci"] is None
+    assert bare["capability"] == [None, None]
+    assert steps[:5] == [
+        f"loading {made_library._name}",
+        "clGetPlatformIDs",
+        "clGetPlatformInfo",
+        "clGetDeviceIDs of Made",
+        "clGetDeviceInfo of Made",
+    ]
+    sighting = read_answer(answer, LOADER, OpenCLMachine("linux"))
+    assert [seen.facts.name for seen in sighting.devices][:2] == ["NVIDIA H200", amd["board"]]
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "expected"),
+    [
+        ("refuse_platforms", -1001, ([], 0)),
+        ("refuse_platforms", -6, ([], -6)),
+        ("refuse_devices", -6, ([-6, -6], 0)),
+        ("refuse_list", -5, ([-5, 0], 0)),
+        ("platforms", 0, ([], 0)),
+    ],
+)
+def test_error_codes_are_kept_and_nothing_found_is_none(
+    made_library: ctypes.CDLL, variable: str, code: int, expected: tuple[list[int], int]
+) -> None:
+    ctypes.c_int.in_dll(made_library, variable).value = code
+    try:
+        answer = child.read(made_library, lambda step: None)
+    finally:
+        ctypes.c_int.in_dll(made_library, variable).value = 2 if variable == "platforms" else 0
+    assert ([platform["error"] for platform in answer["platforms"]], answer["error"]) == expected
+
+
+# Recorded answers.
+
+
+def test_nvidia_h200() -> None:
+    sighting = recorded("nvidia-h200")
+    assert sighting.stage is None
+    pocl, card = sighting.devices
+    assert (pocl.kind, pocl.facts.memory_kind, pocl.facts.free_memory) == ("cpu", "host", None)
+    assert (card.index, card.kind, text_of(card)) == (1, "gpu", None)
+    facts = card.facts
+    assert facts.name == "NVIDIA H200"
+    assert facts.uuid == "GPU-5106bbb8-c749-4cff-fa85-3977fa591af5"
+    assert facts.pci_address == "0000:00:06.0"
+    assert facts.memory_kind == "dedicated"
+    assert facts.total_memory == facts.usable_memory == 150109880320
+    assert (facts.driver_version, facts.runtime_version) == ("580.159.04", "3.0")
+    assert facts.compute_capability == "9.0"
+    assert facts.architecture is None
+    assert facts.details["platform"] == "NVIDIA CUDA"
+    assert facts.details["vendor"] == "NVIDIA Corporation"
+    assert (facts.details["platform_index"], facts.details["device_index"]) == (1, 0)
+    assert (facts.details["compute_units"], facts.details["max_work_group_size"]) == (132, 1024)
+    assert (facts.details["half"], facts.details["double"]) == (False, True)
+    assert same_card(facts, Facts(name="", uuid="GPU-5106bbb8-c749-4cff-fa85-3977fa591af5"))
+
+
+def test_intel_igpu() -> None:
+    (card,) = recorded("intel-igpu").devices
+    assert (card.kind, card.facts.memory_kind) == ("gpu", "unified")
+    assert card.facts.uuid == "86808046-0400-0000-0002-000000000000"
+    assert card.facts.pci_address == "0000:00:02.0"
+    assert card.facts.runtime_version == "3.0"
+    assert (card.facts.details["half"], card.facts.details["double"]) == (True, False)
+
+
+def test_amd_card(tmp_path: Path) -> None:
+    machine = with_cards(tmp_path, ("0000:03:00.0", 0x1002), ("0000:04:00.0", 0x1002))
+    (card,) = recorded("amd-radeon", machine).devices
+    assert card.facts.name == "AMD Radeon RX 7900 XTX"
+    assert card.facts.architecture == "gfx1100"
+    assert card.facts.free_memory == 25118720 * 1024
+    assert card.facts.pci_address == "0000:03:00.0"
+    assert card.facts.uuid is None
+
+
+def test_an_address_without_its_domain_is_not_guessed(tmp_path: Path) -> None:
+    machine = with_cards(tmp_path, ("0000:03:00.0", 0x1002), ("0001:03:00.0", 0x1002))
+    (card,) = recorded("amd-radeon", machine).devices
+    assert card.facts.pci_address is None
+
+
+def test_apple() -> None:
+    (card,) = recorded("apple-m2", OpenCLMachine("darwin")).devices
+    assert (card.kind, card.facts.memory_kind, text_of(card)) == ("gpu", "unified", None)
+    assert (card.facts.runtime_version, card.facts.driver_version) == ("1.2", "1.2 1.0")
+
+
+def test_a_device_that_is_too_old() -> None:
+    sighting = recorded("opencl-1.1")
+    assert sighting.stage is None
+    (card,) = sighting.devices
+    assert text_of(card) == "OpenCL 1.1 is older than 1.2"
+    assert fix_of(card) == "install a newer OpenCL driver of Advanced Micro Devices, Inc."
+
+
+def test_a_device_that_does_not_say_its_version() -> None:
+    answer = json.loads((RECORDED / "apple-m2.json").read_text())
+    answer["platforms"][0]["devices"][0].update(version="?", vendor="", driver="")
+    (card,) = read_answer(answer, LOADER, OpenCLMachine("linux")).devices
+    assert text_of(card) == "its driver does not say which OpenCL it serves: '?'"
+    assert fix_of(card) == "install a newer OpenCL driver of its vendor"
+    assert (card.facts.runtime_version, card.facts.driver_version) == (None, None)
+
+
+def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
+    answer = json.loads((RECORDED / "nvidia-h200.json").read_text())
+    del answer["platforms"][1]
+    machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
+    write(tmp_path / "usr/lib/libnvidia-opencl.so.1", "")
+    (note,) = read_answer(answer, LOADER, machine).notes
+    assert note.startswith("there is an NVIDIA card, and no OpenCL driver shows it: ")
+    assert read_answer(answer, LOADER, OpenCLMachine("linux", root=tmp_path / "none")).notes == ()
+
+
+# Loaders that show nothing.
+
+
+def test_no_loader_and_no_driver(tmp_path: Path) -> None:
+    machine = OpenCLMachine("linux", root=tmp_path)
+    assert find_loaders(machine, None) == ()
+    sighting = opencl.look_through((), machine, 1.0)
+    assert not sighting.present
+    assert sighting.stage == "driver"
+    assert text_of(sighting) == "no OpenCL loader and no driver is installed"
+    assert fix_of(sighting) == 'pip install "anydevice[opencl]"'
+
+
+def test_a_driver_without_a_loader(tmp_path: Path) -> None:
+    write(tmp_path / "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+    sighting = without_loader(OpenCLMachine("linux", root=tmp_path))
+    assert sighting.present
+    assert text_of(sighting) is not None
+    assert text_of(sighting).startswith("no OpenCL loader is installed, though a driver is: ")
+    assert "nvidia.icd (libnvidia-opencl.so.1)" in text_of(sighting)
+
+
+def test_a_loader_with_no_driver_at_all(tmp_path: Path) -> None:
+    machine = OpenCLMachine("linux", root=tmp_path)
+    sighting = read_answer(NOTHING, LOADER, machine)
+    assert not sighting.present
+    assert sighting.stage == "driver"
+    folder = tmp_path / "etc/OpenCL/vendors"
+    assert text_of(sighting) == f"no OpenCL driver is registered: no .icd file in {folder}"
+    assert fix_of(sighting) == "pip install pyopencl pocl-binary-distribution"
+    own = Loader("_cl.so", home=tmp_path)
+    assert fix_of(read_answer(NOTHING, own, machine)) == "pip install pocl-binary-distribution"
+    arm = OpenCLMachine("linux", "aarch64", root=tmp_path)
+    assert (
+        fix_of(read_answer(NOTHING, LOADER, arm))
+        == "install the OpenCL driver of your GPU's vendor"
+    )
+
+
+@pytest.mark.parametrize(
+    ("vendor", "debian", "fix"),
+    [
+        (0x10DE, "sudo apt install nvidia-opencl-icd", "libnvidia-opencl.so.1"),
+        (0x1002, "sudo apt install rocm-opencl", "install rocm-opencl"),
+        (0x8086, "sudo apt install intel-opencl-icd", "install Intel's compute runtime"),
+    ],
+)
+def test_the_mend_is_for_the_card_in_this_machine(
+    tmp_path: Path, vendor: int, debian: str, fix: str
+) -> None:
+    machine = with_cards(tmp_path, ("0000:00:06.0", vendor))
+    sighting = read_answer(NOTHING, LOADER, machine)
+    assert sighting.present
+    assert fix_of(sighting) is not None
+    assert fix in fix_of(sighting)
+    write(tmp_path / "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == debian
+
+
+def test_an_nvidia_driver_that_is_not_registered(tmp_path: Path) -> None:
+    machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
+    write(tmp_path / "usr/lib64/libnvidia-opencl.so.1", "")
+    folder = tmp_path / "etc/OpenCL/vendors"
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
+        f"sudo mkdir -p {folder} && echo libnvidia-opencl.so.1 | sudo tee {folder}/nvidia.icd"
+    )
+    folder.mkdir(parents=True)
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
+        f"mkdir -p {folder} && echo libnvidia-opencl.so.1 | tee {folder}/nvidia.icd"
+    )
+
+
+def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
+    vendors = tmp_path / "etc/OpenCL/vendors"
+    here = write(tmp_path / "libhere.so", "")
+    write(tmp_path / "home/.libs/libpocl.so", "")
+    write(vendors / "a.icd", f"{here}\n")
+    write(vendors / "b.icd", "libgone.so.1")
+    write(vendors / "c.icd", "libpocl.so\nmore\n")
+    write(vendors / "empty.icd", "")
+    own = Loader("_cl.so", home=tmp_path / "home")
+    sighting = read_answer(NOTHING, own, OpenCLMachine("linux", root=tmp_path))
+    assert sighting.present
+    assert text_of(sighting) == (
+        "no OpenCL driver shows a platform: "
+        f"{vendors}/a.icd ({here}) shows none; "
+        f"{vendors}/b.icd (libgone.so.1) is not there; "
+        f"{vendors}/c.icd (libpocl.so) shows none"
+    )
+
+
+def test_a_registered_driver_whose_library_is_gone(tmp_path: Path) -> None:
+    write(tmp_path / "etc/OpenCL/vendors/a.icd", f"{tmp_path}/liba.so\n")
+    sighting = read_answer(NOTHING, LOADER, OpenCLMachine("linux", root=tmp_path))
+    assert text_of(sighting) is not None
+    assert text_of(sighting).endswith(f"a.icd ({tmp_path}/liba.so) is not there")
+
+
+def test_windows_without_a_driver(tmp_path: Path) -> None:
+    sighting = read_answer(NOTHING, LOADER, OpenCLMachine("win32", "", root=tmp_path))
+    assert text_of(sighting) == "the OpenCL loader finds no driver in the registry"
+    assert fix_of(sighting) == "install the OpenCL driver of your GPU's vendor"
+
+
+def test_a_loader_that_refuses(tmp_path: Path) -> None:
+    machine = OpenCLMachine("linux", root=tmp_path)
+    sighting = read_answer({"platforms": [], "error": -6}, LOADER, machine)
+    assert sighting.present
+    assert sighting.stage == "driver"
+    assert text_of(sighting) == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
+    assert fix_of(sighting) == "install your system's OpenCL loader again"
+    write(tmp_path / "etc/os-release", "ID=debian\n")
+    superuser = OpenCLMachine("linux", root=tmp_path, is_superuser=True)
+    again = read_answer({"platforms": [], "error": -6}, LOADER, superuser)
+    assert fix_of(again) == "apt install --reinstall ocl-icd-libopencl1"
+    own = read_answer({"platforms": [], "error": -6}, Loader("_cl.so", home=tmp_path), machine)
+    assert fix_of(own) == "pip install --force-reinstall pyopencl"
+
+
+def test_platforms_without_devices(tmp_path: Path) -> None:
+    def platform(name: str, error: int) -> dict[str, Any]:
+        return {"name": name, "vendor": "", "devices": [], "error": error}
+
+    machine = with_cards(tmp_path, ("0000:00:02.0", 0x8086))
+    answer = {"platforms": [platform("Clover", -6), platform("rusticl", 0)], "error": 0}
+    sighting = read_answer(answer, LOADER, machine)
+    assert (sighting.present, sighting.stage) == (True, "device")
+    assert text_of(sighting) == (
+        "OpenCL shows no device on Clover, rusticl; Clover: clGetDeviceIDs returned -6"
+    )
+    assert fix_of(sighting) == "export RUSTICL_ENABLE=iris"
+    clover = read_answer({"platforms": [platform("Clover", 0)], "error": 0}, LOADER, machine)
+    assert fix_of(clover) is None
+
+
+# Outcomes of the child.
+
+
+def test_a_child_that_does_not_start(tmp_path: Path) -> None:
+    outcome = Outcome("not_started", error="no interpreter")
+    sighting = diagnosis.read_outcome(outcome, LOADER, OpenCLMachine("linux", root=tmp_path))
+    assert not sighting.present
+    assert text_of(sighting) is not None
+    assert text_of(sighting).endswith("no child process started: no interpreter")
+
+
+def test_a_crash_that_cannot_be_taken_apart(tmp_path: Path) -> None:
+    crashed = Outcome("crashed", step="clGetPlatformIDs", error="SIGSEGV")
+    sighting = diagnosis.read_breakdown(
+        crashed, (), (), LOADER, OpenCLMachine("win32", root=tmp_path)
+    )
+    assert (sighting.present, sighting.stage, fix_of(sighting)) == (True, "driver", None)
+    assert text_of(sighting) == (
+        "the OpenCL loader libOpenCL.so.1 crashed (SIGSEGV) in clGetPlatformIDs; "
+        "its drivers: none that could be named"
+    )
+
+
+def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
+    answer = json.loads((RECORDED / "apple-m2.json").read_text())
+    old = json.loads((RECORDED / "opencl-1.1.json").read_text())
+    drivers = (Driver("liba.so"), Driver("libb.so"))
+    sighting = diagnosis.read_breakdown(
+        Outcome("timed_out", error="no answer within 3 s"),
+        drivers,
+        (Outcome("answered", answer=answer), Outcome("answered", answer=old)),
+        LOADER,
+        OpenCLMachine("linux", root=tmp_path),
+    )
+    assert text_of(sighting) is not None
+    assert text_of(sighting).endswith(
+        "its drivers: liba.so, libb.so; each of them answers when it is alone"
+    )
+    first, second = sighting.devices
+    assert text_of(first) == "listing the OpenCL devices hangs, because of one of its drivers"
+    assert text_of(second) == "OpenCL 1.1 is older than 1.2"
+    assert [first.index, second.index] == [0, 1]
+
+
+def test_drivers_of_variables_are_hidden_by_variables(tmp_path: Path) -> None:
+    settings = {"OCL_ICD_FILENAMES": "/a/liba.so:/b/libb.so"}
+    machine = OpenCLMachine("linux", root=tmp_path, environment=settings)
+    drivers = [Driver(name, variable="OCL_ICD_FILENAMES") for name in ("/a/liba.so", "/b/libb.so")]
+    crashed, fine = Outcome("crashed", error="SIGSEGV"), Outcome("answered", answer=NOTHING)
+    one = diagnosis.read_breakdown(crashed, drivers, (crashed, fine), LOADER, machine)
+    assert fix_of(one) == "export OCL_ICD_FILENAMES=/b/libb.so"
+    both = diagnosis.read_breakdown(crashed, drivers, (crashed, crashed), LOADER, machine)
+    assert fix_of(both) == "unset OCL_ICD_FILENAMES"
+    only = OpenCLMachine("linux", environment={"OCL_ICD_FILENAMES": "/a/liba.so"})
+    assert fix_of(diagnosis.read_breakdown(crashed, drivers[:1], (), LOADER, only)) == (
+        "unset OCL_ICD_FILENAMES"
+    )
+
+
+def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
+    machine = OpenCLMachine("darwin", root=tmp_path)
+    nothing = read_answer(NOTHING, Loader("_cl.so", home=tmp_path), machine)
+    answer = json.loads((RECORDED / "apple-m2.json").read_text())
+    system = Loader(f"{FRAMEWORK}/OpenCL")
+    sighting = diagnosis.add_seen_elsewhere(
+        nothing, Outcome("answered", answer=answer), system, machine
+    )
+    (card,) = sighting.devices
+    assert text_of(card) is not None
+    assert "only the system's loader" in text_of(card)
+    assert sighting.present
+    assert sighting.stage == "driver"
+    assert fix_of(sighting) == fix_of(card)
+    assert fix_of(card) is not None
+    assert "--no-binary" in fix_of(card)
+    for outcome in (Outcome("crashed"), Outcome("answered", answer=NOTHING)):
+        assert diagnosis.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
+
+
+def test_the_system_loader_is_asked_where_the_first_shows_nothing(
+    build_library: BuildLibrary, tmp_path: Path
+) -> None:
+    empty = build_library("libempty.so", "int clGetPlatformIDs(void) { return -1001; }")
+    full = build_library("libfull.so", PLATFORMS)
+    loaders = (
+        Loader(str(empty / "libempty.so"), home=tmp_path),
+        Loader(str(full / "libfull.so")),
+    )
+    machine = OpenCLMachine("linux", root=tmp_path, environment=dict(os.environ))
+    sighting = opencl.look_through(loaders, machine, 10.0)
+    assert len(sighting.devices) == 5
+    assert all(text_of(device) for device in sighting.devices)
+    assert opencl.look_through(loaders[:1], machine, 10.0).devices == ()
+    assert opencl.look_through(loaders[1:], machine, 10.0).stage is None
+
+
+def test_windows_has_no_files_of_drivers_to_take_apart(
+    build_library: BuildLibrary, tmp_path: Path
+) -> None:
+    source = "#include <signal.h>\nint clGetPlatformIDs(void) { return raise(SIGILL); }"
+    crashing = str(build_library("libcrash.so", source) / "libcrash.so")
+    write(tmp_path / "etc/OpenCL/vendors/a.icd", "liba.so")
+    machine = OpenCLMachine("win32", root=tmp_path, environment=dict(os.environ))
+    sighting = opencl.look_through((Loader(crashing),), machine, 10.0)
+    assert text_of(sighting) is not None
+    assert "crashed (SIGILL) in clGetPlatformIDs; its drivers: none" in text_of(sighting)
+
+
+# Where loaders and drivers are.
+
+
+def test_the_systems_loader_on_linux(tmp_path: Path) -> None:
+    machine = OpenCLMachine("linux", root=tmp_path)
+    cache = b"glibc-ld.so.cache1.1\0/gone/libOpenCL.so.1\0/opt/lib/libOpenCL.so.1\0"
+    write(tmp_path / "etc/ld.so.cache", cache)
+    assert find_loaders(machine, None) == ()
+    library = write(tmp_path / "opt/lib/libOpenCL.so.1", "")
+    assert find_loaders(machine, None) == (Loader("libOpenCL.so.1", library),)
+    nearer = write(tmp_path / "near/libOpenCL.so.1", "")
+    settings = {"LD_LIBRARY_PATH": f":{tmp_path}/empty:{tmp_path}/near"}
+    beside = OpenCLMachine("linux", root=tmp_path, environment=settings)
+    assert find_loaders(beside, None) == (Loader("libOpenCL.so.1", nearer),)
+
+
+def test_the_systems_loader_on_macos(tmp_path: Path) -> None:
+    machine = OpenCLMachine("darwin", root=tmp_path)
+    assert find_loaders(machine, None) == ()
+    (tmp_path / FRAMEWORK.lstrip("/")).mkdir(parents=True)
+    assert find_loaders(machine, None) == (Loader(f"{FRAMEWORK}/OpenCL"),)
+
+
+def test_the_loaders_on_windows(tmp_path: Path) -> None:
+    machine = OpenCLMachine("win32", environment={"SystemRoot": str(tmp_path)})
+    home = tmp_path / "site-packages" / "pyopencl"
+    home.mkdir(parents=True)
+    assert find_loaders(machine, home) == ()
+    system = write(tmp_path / "System32/OpenCL.dll", "")
+    assert find_loaders(machine, home) == (Loader(str(system), system),)
+    own = write(home / "OpenCL.dll", "")
+    assert find_loaders(machine, home)[0] == Loader(str(own), own, home)
+
+
+@pytest.mark.parametrize("place", [".libs", ".dylibs", "../pyopencl.libs"])
+def test_the_loader_inside_pyopencl_comes_first(tmp_path: Path, place: str) -> None:
+    home = tmp_path / "site-packages" / "pyopencl"
+    home.mkdir(parents=True)
+    machine = OpenCLMachine("linux", root=tmp_path)
+    assert find_loaders(machine, home) == ()
+    extension = write(home / f"_cl{EXTENSION_SUFFIXES[0]}", "")
+    assert find_loaders(machine, home) == (Loader(str(extension), None, home),)
+    system = write(tmp_path / "usr/lib/libOpenCL.so.1", "")
+    assert find_loaders(machine, home)[0] == Loader(str(extension), system, home)
+    bundled = write(home / place / "libOpenCL-1234.so.1", "")
+    own, other = find_loaders(machine, home)
+    assert own.path == str(extension)
+    assert own.library is not None
+    assert own.library.resolve() == bundled.resolve()
+    assert other.path == "libOpenCL.so.1"
+
+
+@pytest.mark.usefixtures("own_drivers_only")
+def test_the_wheel_here_brings_its_own_loader_and_pocl() -> None:
+    home = pyopencl_folder()
+    if home is None or not (home / ".libs").is_dir():
+        pytest.skip("pyopencl's wheel is not installed")
+    machine = this_machine()
+    own = find_loaders(machine, home)[0]
+    assert own.environment(machine)["PYOPENCL_HOME"] == str(home)
+    assert home / ".libs" in vendor_folders(own, machine)
+    assert "pocl.icd" in [driver.name for driver in registered_drivers(own, machine)]
+
+
+OCL_ICD = b"OCL_ICD_VENDORS\0OPENCL_VENDOR_PATH\0/prefix/etc/OpenCL/vendors\0"
+WHEEL = OCL_ICD + b"PYOPENCL_HOME\0"
+KHRONOS = b"OCL_ICD_FILENAMES\0OCL_ICD_VENDORS\0/etc/OpenCL/vendors/\0"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "expected"),
+    [
+        (OCL_ICD, {}, ["liba.so"]),
+        (OCL_ICD, {"OCL_ICD_FILENAMES": "libx.so"}, ["liba.so"]),
+        (OCL_ICD, {"OCL_ICD_VENDORS": "{root}/other"}, ["libo.so"]),
+        (OCL_ICD, {"OCL_ICD_VENDORS": "{root}/other/o.icd"}, ["libo.so"]),
+        (OCL_ICD, {"OCL_ICD_VENDORS": "{root}/gone.icd"}, []),
+        (OCL_ICD, {"OCL_ICD_VENDORS": "a.icd"}, ["liba.so"]),
+        (OCL_ICD, {"OCL_ICD_VENDORS": "/x/libx.so"}, ["/x/libx.so"]),
+        (OCL_ICD, {"OPENCL_VENDOR_PATH": "{root}/other"}, ["libo.so"]),
+        (WHEEL, {}, ["liba.so", "libpocl.so"]),
+        (WHEEL, {"OCL_ICD_VENDORS": "{root}/other"}, ["libo.so", "libpocl.so"]),
+        (WHEEL, {"OCL_ICD_VENDORS": "/x/libx.so"}, ["/x/libx.so"]),
+        (KHRONOS, {}, ["libe.so"]),
+        (
+            KHRONOS,
+            {"OCL_ICD_FILENAMES": "libx.so::/y/liby.so"},
+            ["libx.so", "/y/liby.so", "libe.so"],
+        ),
+        (KHRONOS, {"OCL_ICD_VENDORS": "{root}/other"}, ["libo.so"]),
+        (KHRONOS, {"OCL_ICD_VENDORS": "/x/libx.so"}, []),
+        (KHRONOS, {"OPENCL_VENDOR_PATH": "{root}/other"}, ["libe.so"]),
+    ],
+)
+def test_each_family_of_loader_listens_to_its_own_variables(
+    tmp_path: Path, text: bytes, settings: dict[str, str], expected: list[str]
+) -> None:
+    write(tmp_path / "prefix/etc/OpenCL/vendors/a.icd", "liba.so\n")
+    write(tmp_path / "etc/OpenCL/vendors/e.icd", "libe.so\n")
+    write(tmp_path / "other/o.icd", "libo.so\n")
+    write(tmp_path / "home/.libs/pocl.icd", "libpocl.so")
+    library = write(tmp_path / "libOpenCL.so.1", text)
+    loader = Loader("libOpenCL.so.1", library, tmp_path / "home")
+    environment = {name: value.format(root=tmp_path) for name, value in settings.items()}
+    machine = OpenCLMachine("linux", root=tmp_path, environment=environment)
+    assert [driver.library for driver in registered_drivers(loader, machine)] == expected
+    assert vendor_folders(loader, machine)

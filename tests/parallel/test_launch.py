@@ -1,0 +1,690 @@
+"""Starting processes: what each returns, which one failed, and when a fork is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice import parallel
+from anydevice._machine.engines import registry
+from anydevice._machine.engines.installed import Build
+from anydevice._parallel.processes import launched
+from anydevice.cli import main as command_line
+from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
+
+
+def run(program: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+FORKED = """
+import os, sys, time
+import torch, torch.distributed
+import anydevice
+from anydevice import parallel
+
+def joined(number):
+    mesh = parallel.initialize("cpu")
+    again = parallel.initialize("cpu")  # the group that is there is used
+    assert again == mesh
+    total = torch.tensor([float(mesh.rank)])
+    torch.distributed.all_reduce(total)
+    tree = {"weight": torch.arange(24.0).reshape(8, 3), "bias": torch.ones(3)}
+    there = parallel.shard(tree, parallel.Mesh(mesh.devices, shard=mesh.size, group=mesh.group))
+    held = there["weight"].to_local().numel()
+    back = parallel.gather(there)
+    assert torch.equal(back["weight"], tree["weight"]) and torch.equal(back["bias"], tree["bias"])
+    rows = parallel.split_batch(torch.arange(5), mesh)
+    assert len(rows) == 1
+    return number, mesh.rank, mesh.size, float(total), held, rows[0].tolist()
+
+anydevice.device("cpu", engine="torch")
+began = time.monotonic()
+found = parallel.launch(joined, 7, processes=2)
+assert found == [(7, 0, 2, 1.0, 12, [0, 1, 2]), (7, 1, 2, 1.0, 12, [3, 4])], found
+
+def by_others(ports):
+    rank, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    launchers = (
+        {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size, "SLURM_LOCALID": rank,
+         "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7"},
+        {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size,
+         "OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_LOCAL_SIZE": size},
+        {"JOB_COMPLETION_INDEX": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"},
+        None,  # a group of the user's own
+    )
+    sums = []
+    for launcher, port in zip(launchers, ports, strict=True):
+        if launcher is None:
+            torch.distributed.init_process_group("gloo", init_method=f"tcp://localhost:{port}",
+                                                 rank=1 - int(rank), world_size=int(size))
+            there = torch.distributed.group.WORLD
+        else:
+            launcher["MASTER_PORT"] = str(port)
+            os.environ.update(launcher)
+        mesh = parallel.initialize("cpu")
+        own = 1 - mesh.rank if launcher is None else mesh.rank
+        assert (own, mesh.size) == (int(rank), int(size)), mesh
+        assert launcher is not None or torch.distributed.group.WORLD is there
+        total = torch.tensor([mesh.rank + 1.0])
+        torch.distributed.all_reduce(total)
+        sums.append(float(total))
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        for name in launcher or ():
+            del os.environ[name]
+    return sums
+
+from anydevice._parallel.launch import _free_port
+found = parallel.launch(by_others, [_free_port() for _ in range(4)], processes=2)
+assert found == [[3.0] * 4] * 2, found
+
+def slow_to_leave():
+    mesh = parallel.initialize("cpu")
+    os.dup2(os.open("leaving.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+    if mesh.rank:  # looks for the others, and for the first process, long after they have come
+        time.sleep = lambda seconds, sleep=time.sleep: sleep(0.3)
+
+parallel.launch(slow_to_leave, processes=3)
+assert open("leaving.txt").read() == ""
+
+import socket
+other = socket.create_server(("", 0))  # another program, such as a second job with the same port
+
+def too_late():
+    os.environ["MASTER_PORT"] = str(other.getsockname()[1])
+    if os.environ["RANK"] == "0":
+        parallel.initialize("cpu")
+
+try:
+    parallel.launch(too_late, processes=2)
+    raise SystemExit("nothing was raised")
+except anydevice.AnyDeviceError as error:
+    assert "errors.ConfigurationError: another program has port" in str(error), error
+other.close()
+
+def fails():
+    mesh = parallel.initialize("cpu")
+    if mesh.rank == 1:
+        raise ValueError("the reason")
+    torch.distributed.barrier()
+
+def dies():
+    mesh = parallel.initialize("cpu")
+    if mesh.rank == 1:
+        os.kill(os.getpid(), 9)
+    torch.distributed.barrier()
+
+for function, end in ((fails, "ValueError: the reason"), (dies, "without a word (SIGKILL)")):
+    began = time.monotonic()
+    try:
+        parallel.launch(function, processes=3)
+        raise SystemExit("nothing was raised")
+    except anydevice.AnyDeviceError as error:
+        assert str(error).startswith("process 1 of 3 failed"), error
+        assert str(error).strip().endswith(end), error
+    assert time.monotonic() - began < 20, time.monotonic() - began
+
+from anydevice._parallel.launch import unsafe_to_fork
+assert unsafe_to_fork() is None
+torch.ones(3000, 3000).exp().sum()
+assert "computed with" in unsafe_to_fork()
+print("held")
+"""
+
+
+@linux
+def test_forked_processes_join_and_fail_as_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = run(FORKED, tmp_path, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "held"
+    assert "starting" not in done.stderr
+
+
+SPAWNED = """
+import threading, time
+from anydevice import parallel
+
+def rank(power):
+    import os
+    return int(os.environ["RANK"]) ** power
+
+if __name__ == "__main__":
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    print(parallel.launch(rank, 2, processes=3))
+"""
+
+
+def test_beside_a_thread_processes_are_started_anew_and_it_says_why(tmp_path: Path) -> None:
+    done = run(SPAWNED, tmp_path)
+    assert done.stdout.strip() == "[0, 1, 4]", done.stderr
+    assert "not by a fork: another thread of Python is running" in done.stderr
+
+
+def test_a_function_that_cannot_be_sent_to_new_processes_is_said_so() -> None:
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)  # beside which no process is forked
+    other.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"cannot be sent to new ones.*lambda"):
+            parallel.launch(lambda: 1, processes=2)
+    finally:
+        end.set()
+        other.join()
+
+
+def test_an_error_ends_the_program_with_its_traceback_last(tmp_path: Path) -> None:
+    program = (
+        "from anydevice import parallel\n"
+        "def wrong():\n    raise KeyError('this one')\n"
+        "if __name__ == '__main__':\n    parallel.launch(wrong, processes=2)\n"
+    )
+    done = run(program, tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.strip().endswith("KeyError: 'this one'")
+
+
+ABORTING = """
+import os, pathlib, time
+from anydevice import parallel
+
+def work():
+    failing = pathlib.Path("failing")
+    if os.environ["RANK"] == "0":
+        failing.touch()
+        raise ValueError("the reason")
+    while not failing.exists():
+        time.sleep(0.005)
+    time.sleep(0.1)
+    os.abort()  # as JAX does where the first process is gone
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        work()
+    parallel.launch(work, processes=3)
+"""
+
+
+def test_processes_that_abort_are_not_taken_for_the_one_that_failed(tmp_path: Path) -> None:
+    done = run(ABORTING, tmp_path)
+    assert "process 0 of 3 failed:" in done.stderr
+    assert done.stderr.strip().endswith("ValueError: the reason")
+    (tmp_path / "failing").unlink()
+    done, _ = launch_script(tmp_path, "-n", "3", "program.py")
+    assert done.returncode == 1
+    assert "process 0 of 3 failed first (exit code 1)" in done.stderr
+    assert done.stderr.strip().endswith("ValueError: the reason")
+
+
+def test_a_result_that_cannot_be_pickled_is_said_so() -> None:
+    with pytest.raises(AnyDeviceError, match="returned, a function, cannot be pickled"):
+        parallel.launch(_unpicklable, processes=2)
+
+
+def _unpicklable() -> Any:
+    return lambda: 1
+
+
+def test_a_number_of_processes_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="processes must be an integer of 1 or more"):
+        parallel.launch(print, processes=0)
+
+
+def test_a_process_alone_is_a_mesh_of_one_and_imports_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys; from anydevice import parallel; mesh = parallel.initialize('cpu')\n"
+        "print(mesh.size, mesh.rank, 'torch.distributed' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = run(program, tmp_path, RANK="0", WORLD_SIZE="1")
+    assert done.stdout.split() == ["1", "0", "False", "False"], done.stderr
+
+
+def test_variables_of_launchers_are_understood() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}
+    found = launched({**torchrun, "MASTER_PORT": "5", "LOCAL_WORLD_SIZE": "2"})
+    assert found is not None
+    assert (found.rank, found.size, found.local, found.here) == (3, 8, 1, 2)
+    assert (found.address, found.port) == ("a", 5)
+    slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+    nodes = {"SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_JOB_ID": "12345"}
+    found = launched(slurm | nodes)
+    assert found is not None
+    assert (found.rank, found.size, found.address) == (5, 8, "gpu03")
+    other = launched({**slurm, **nodes, "SLURM_PROCID": "0"})
+    assert other is not None
+    assert other.port == found.port
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    found = launched({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert found is not None
+    assert (found.rank, found.address) == (1, "127.0.0.1")
+    job = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}
+    found = launched(job)
+    assert found is not None
+    assert (found.rank, found.address) == (2, "pod-0")
+
+
+def test_a_script_of_sbatch_itself_is_one_process() -> None:
+    assert launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}) is None
+
+
+def test_variables_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="RANK=4 is not below WORLD_SIZE=4"):
+        launched({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "a"})
+    with pytest.raises(ConfigurationError, match="RANK must be an integer, not 'x'"):
+        launched({"RANK": "x", "WORLD_SIZE": "4"})
+    with pytest.raises(ConfigurationError, match="MASTER_ADDR, the host of the first one"):
+        launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+
+
+FAILING = """
+import os, sys, time
+if os.environ["RANK"] == "2":
+    time.sleep(0.3)
+    raise RuntimeError(f"not today, {sys.argv[1:]}")
+time.sleep(60)
+"""
+
+
+def launch_script(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "anydevice", "launch", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done, time.monotonic() - began
+
+
+def test_the_command_shows_the_failing_process_last_and_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILING)
+    done, seconds = launch_script(tmp_path, "-n", "3", "train.py", "--rate", "1")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("RuntimeError: not today, ['--rate', '1']")
+    assert "process 2 of 3 failed first (exit code 1)" in done.stderr
+    assert seconds < 15
+
+
+def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)"
+    )
+    done, _ = launch_script(tmp_path, "-n", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 2"]
+    assert launch_script(tmp_path, "-n", "0", "train.py")[0].returncode == 2
+    for name, what in (("nothing.py", "is no file"), (".", "is a folder")):
+        done, _ = launch_script(tmp_path, "-n", "2", name)
+        assert done.returncode == 2
+        assert f"argument script: {name} {what}; give a Python file" in done.stderr
+
+
+SCRIPT = """
+import os, pathlib, pickle, sys
+class Own: pass
+assert pickle.loads(pickle.dumps(Own())).__class__ is Own
+assert sys.modules["__main__"].Own is Own and __name__ == "__main__"
+here = pathlib.Path(__file__).resolve().parent
+assert sys.path[0] == str(here) and sys.argv[1:] == ["--rate", "1"], (sys.path, sys.argv)
+import beside
+if len(sys.argv) > 2:
+    beside.fails()
+"""
+
+
+def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
+    """Its own modules, arguments and classes; its traceback has no lines of the launcher."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("def fails():\n    raise OSError('here')\n")
+    done, _ = launch_script(tmp_path, "scripts/train.py", "--rate", "1")
+    assert done.returncode == 1
+    shown = done.stderr.split("failed first (exit code 1):\n")[1].splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert shown[1] == '  File "scripts/train.py", line 10, in <module>'
+    assert shown[-1] == "OSError: here"
+    (folder / "train.py").write_text("x = = 1\n")
+    done, _ = launch_script(tmp_path, "scripts/train.py")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("SyntaxError: invalid syntax")
+    assert "anydevice/_parallel" not in done.stderr
+
+
+def test_an_error_is_shown_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise OSError('here')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "anydevice.parallel", "train.py"],
+        env={**os.environ, "ANYDEVICE_FAILED": str(tmp_path / "gone" / "0")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "OSError: here"
+
+
+PARENT = """
+import os, pathlib, subprocess, sys, time
+for name, of_its_own in (("child", False), ("stray", True)):
+    program = [sys.executable, "-c", "import time; time.sleep(60)"]
+    process = subprocess.Popen(program, start_new_session=of_its_own)
+    pathlib.Path(f"{name}{os.environ['RANK']}").write_text(str(process.pid))
+while len(list(pathlib.Path().glob("stray?"))) < 2:
+    time.sleep(0.01)
+if os.environ["RANK"] == "1":
+    os._exit(5)
+time.sleep(60)
+"""
+
+
+@linux
+def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PARENT)
+    done, seconds = launch_script(tmp_path, "-n", "2", "train.py")
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.endswith("(exit code 5); it wrote nothing to standard error\n")
+    assert seconds < 15
+    for rank in range(2):  # one is left to nobody by its parent, which is gone
+        assert not _runs(int((tmp_path / f"child{rank}").read_text()))
+        assert not _runs(int((tmp_path / f"stray{rank}").read_text()))  # in a session of its own
+
+
+ASLEEP = """
+import os, pathlib, time
+
+def wait():
+    pathlib.Path(f"rank{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(200)
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        wait()
+    else:
+        from anydevice import parallel
+        parallel.launch(wait, processes=2)
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    "start", [("-m", "anydevice", "launch", "-n", "2"), ()], ids=["script", "function"]
+)
+def test_processes_end_where_their_launcher_is_killed(
+    tmp_path: Path, start: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(ASLEEP)
+    launcher = subprocess.Popen([sys.executable, *start, "train.py"], cwd=tmp_path)
+    try:
+        wait_for(lambda: len([file for file in tmp_path.glob("rank?") if file.read_text()]) == 2)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    numbers = [int(file.read_text()) for file in tmp_path.glob("rank?")]
+    wait_for(lambda: not any(map(_runs, numbers)))
+
+
+@linux
+def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    """As with `| head`: processes that wait for a reader would wait for ever."""
+    (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
+    command = [sys.executable, "-m", "anydevice", "launch", "train.py"]
+    started = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "a line of the log\n"
+    started.stdout.close()
+    try:
+        assert started.wait(timeout=60) == 141
+    finally:
+        started.terminate()
+    assert started.stderr is not None
+    assert started.stderr.read() == ""
+    started.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_it_ends_where_the_disk_is_full(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
+    command = [sys.executable, "-m", "anydevice", "launch", "train.py"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert done.returncode == 2
+    assert b"the output cannot be written: No space left on device" in done.stderr
+
+
+@linux
+def test_it_goes_on_where_a_line_cannot_be_encoded(tmp_path: Path) -> None:
+    """More lines than a pipe holds: a process whose lines nobody takes would wait for ever."""
+    program = "import sys; sys.stdout.reconfigure(encoding='utf-8')\n"
+    program += "for number in range(9000): print(f'{number} ä €')\nprint('done')\n"
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "anydevice", "launch", "train.py"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == [*(rb"%d \xe4 \u20ac" % number for number in range(9000)), b"done"]
+
+
+STAYS_AND_FAILS = """
+import os, pathlib, signal, subprocess, sys, time
+stays = pathlib.Path("stays")
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.1), sys.exit()))
+    print("stays", os.getpid())
+    stays.touch()
+    time.sleep(60)
+while not stays.exists():
+    time.sleep(0.01)
+program = [sys.executable, "-c", "import time; time.sleep(60)"]
+stray = subprocess.Popen(program, start_new_session=True)
+print(f"fails {os.getpid()}\\nstray {stray.pid}", flush=True)
+os._exit(5)
+"""
+
+HEARD = """
+import contextlib, io, json, os, sys
+from anydevice._parallel.launch import run_script
+if sys.argv[1] == "without":
+    vars(os).pop("pidfd_open", None)
+heard = {"open": [], "os.kill": [], "os.killpg": []}
+sys.addaudithook(lambda event, what: event in heard and heard[event].append(what))
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    assert run_script([sys.executable, "-u", "train.py"], 2) == 5
+print(json.dumps({
+    "started": dict(line.split() for line in printed.getvalue().splitlines()),
+    "read": [what[0] for what in heard["open"] if str(what[0]).endswith("/environ")],
+    "told": heard["os.kill"],
+    "groups": heard["os.killpg"],
+}))
+"""
+
+
+@linux
+@pytest.mark.parametrize("handles", ["with", "without"])
+def test_a_signal_reaches_nobody_who_has_the_number_of_an_ended_process(
+    handles: str, tmp_path: Path
+) -> None:
+    """A group is told until it is seen gone; who has left it is told by a handle, not a number."""
+    if handles == "with" and not _has_handles():
+        pytest.skip("this system has no handles of processes")
+    (tmp_path / "train.py").write_text(STAYS_AND_FAILS)
+    (tmp_path / "heard.py").write_text(HEARD)
+    command = [sys.executable, "heard.py", handles]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    heard = json.loads(done.stdout)
+    stays, fails, stray = (int(heard["started"][name]) for name in ("stays", "fails", "stray"))
+    assert not _runs(stays)
+    assert not _runs(stray)
+    told = [(group, number) for group, number in heard["groups"] if number]
+    asked = [(stays, signal.SIGTERM), (fails, signal.SIGTERM)]
+    assert told in (asked, [*asked, (stays, signal.SIGKILL)])  # the latter on a slow machine
+    assert f"/proc/{stray}/environ" in heard["read"]
+    assert f"/proc/{stays}/environ" not in heard["read"]  # which its group tells
+    assert {number for number, _ in heard["told"]} == (set() if handles == "with" else {stray})
+
+
+def _has_handles() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _runs(number: int) -> bool:
+    try:
+        status = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+LEAVING = """
+import pathlib, sys, time
+from anydevice import parallel
+
+mesh = parallel.initialize("cpu")
+mesh.group.wait()
+if mesh.rank == 1:
+    pathlib.Path("left").write_text(str(time.time()))
+    HOW
+mesh.group.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [
+        ("torch", "sys.exit(3)"),
+        ("jax", "raise SystemExit(3)"),
+        pytest.param("torch", "raise SystemExit(3)", marks=pytest.mark.soak),
+        pytest.param("jax", "sys.exit(3)", marks=pytest.mark.soak),
+    ],
+)
+def test_a_process_that_leaves_in_the_middle_ends_all_with_its_code(
+    engine: str, how: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(engine)
+    (tmp_path / "train.py").write_text(LEAVING.replace("HOW", how))
+    done, _ = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    seconds = time.time() - float((tmp_path / "left").read_text())
+    assert done.returncode == 3, done.stderr[-2000:]
+    assert "process 1 of 2 failed first (exit code 3)" in done.stderr
+    assert seconds <= 5, seconds
+
+
+LATE = """
+import time
+from anydevice import parallel
+
+mesh = parallel.initialize("cpu")
+mesh.group.wait()
+if mesh.rank == 0:
+    time.sleep(15)  # as one does that computes or writes something alone at last
+    print("done")
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_a_process_may_end_much_later_than_the_others(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine)
+    (tmp_path / "train.py").write_text(LATE)
+    done, _ = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().endswith("done")
+
+
+WAITING = """
+import os, pathlib, sys, time
+try:
+    pathlib.Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path(f"stopped{os.environ['RANK']}").touch()
+    sys.exit(3)
+"""
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_the_command_stops_all_processes(tmp_path: Path, number: int) -> None:
+    """Ctrl-C goes on to them, and nothing is started again; a request to end ends them first."""
+    (tmp_path / "train.py").write_text(WAITING)
+    command = [sys.executable, "-m", "anydevice", "launch", "-n", "2", "--restarts", "2"]
+    process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stderr=subprocess.PIPE)
+    names = [tmp_path / f"pid{rank}" for rank in range(2)]
+    until = time.monotonic() + 60
+    while not all(name.exists() and name.read_text() for name in names):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(number)
+    told = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == (3 if number == signal.SIGINT else 128 + number), told
+    assert "starting again" not in told
+    assert (tmp_path / "stopped1").exists() == (number == signal.SIGINT)
+    assert not any(Path("/proc", name.read_text()).exists() for name in names)
+
+
+def test_an_engine_that_is_not_installed_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('started')")
+
+    def absent(engine: str, module: str, *rest: object) -> Build:
+        return Build(engine, module)
+
+    monkeypatch.setattr(registry, "read_build", absent)
+    with pytest.raises(UnsupportedError, match="JAX is not installed; run: pip install jax"):
+        parallel.launch(print, engine="jax")
+    assert command_line.main(["launch", "-n", "2", "--engine", "jax", str(script)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "anydevice: JAX is not installed; run: pip install jax\n")

@@ -1,0 +1,123 @@
+"""Available memory: which devices a plan may use, by any name, and what each has for a model."""
+
+from __future__ import annotations
+
+import pytest
+
+import anydevice
+from anydevice import plan_inference, testing
+from anydevice._arrays.memory.stats import MemoryStats, memory_stats
+from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._machine.discovery import discover as discovery
+from anydevice._plan import available
+from anydevice._plan.available import AvailableMemory, available_memory
+from anydevice._plan.overheads import CONTEXT
+from anydevice._plan.placement import device_groups
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from tests.plan.configs import LLAMA_8B
+
+GIB = 2**30
+
+
+def test_devices_that_are_not_there_or_not_devices() -> None:
+    with testing.fake_machine(cuda=1):
+        with pytest.raises(DeviceNotFoundError, match="cuda:7 is not usable"):
+            plan_inference(LLAMA_8B, ["cuda:0", "cuda:7"], context=1)
+        with pytest.raises(DeviceNotFoundError, match="metal:0 is not usable"):
+            plan_inference(LLAMA_8B, "metal", context=1)
+        with pytest.raises(DeviceNotFoundError, match="no tpu of this machine"):
+            plan_inference(LLAMA_8B, "tpu", context=1)
+        with pytest.raises(ConfigurationError, match="no device is named"):
+            plan_inference(LLAMA_8B, [], context=1)
+        with pytest.raises(ConfigurationError, match="is not a device"):
+            plan_inference(LLAMA_8B, [7], context=1)
+
+
+def test_devices_by_kind_as_objects_and_only_once() -> None:
+    with testing.fake_machine(cuda=2) as report:
+        found, notes = available_memory(["gpu", report.devices[0], "cuda:1"])
+    assert [str(each.device) for each in found] == ["cuda:0", "cuda:1"]
+    assert notes == ()
+
+
+def test_devices_may_come_from_any_collection() -> None:
+    with testing.fake_machine(cuda=2):
+        for places in ({"cuda:1"}, (name for name in ["cuda:1"]), {"cuda:1": None}.keys()):
+            assert [str(each.device) for each in available_memory(places)[0]] == ["cuda:1"]
+
+
+def test_the_processor_counts_once_however_many_devices_jax_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    with testing.fake_machine() as report:
+        assert len([device for device in report.devices if device.backend == "cpu"]) == 8
+        for places in (None, "cpu", ["cpu"]):
+            assert [str(each.device) for each in available_memory(places)[0]] == ["cpu"]
+        assert [str(each.device) for each in available_memory("cpu:3")[0]] == ["cpu:3"]
+
+
+def test_a_library_s_own_device() -> None:
+    torch = pytest.importorskip("torch")
+    found, _ = available_memory(torch.device("cpu"))
+    assert [str(each.device) for each in found] == ["cpu"]
+
+
+@pytest.mark.needs("torch")
+def test_one_card_seen_through_two_backends_counts_once() -> None:
+    facts = Facts("one card", uuid="GPU-7", total_memory=8 * GIB, free_memory=8 * GIB)
+    seen = (Seen(0, "gpu", facts),)
+    sightings = [
+        Sighting("cuda", present=True, devices=seen, engines=("torch",)),
+        Sighting("opencl", present=True, devices=seen, engines=("torch",)),
+    ]
+    with testing.fake_machine(sightings=sightings):
+        everything, _ = available_memory(None)
+        both, _ = available_memory(["cuda", "opencl"])
+    assert [each.device.backend for each in everything] == ["cuda", "cpu"]
+    groups = [[each.device.backend for each in group.devices] for group in device_groups(both)]
+    assert groups == [["cuda"], ["opencl"]]
+
+
+def test_unified_memory_is_not_counted_twice() -> None:
+    with testing.fake_machine(metal=1, memory="8GiB"):
+        found, _ = available_memory(None)
+    groups = [[str(each.device) for each in group.devices] for group in device_groups(found)]
+    assert groups == [["metal:0"], ["cpu"]]
+
+
+@pytest.mark.needs("torch")
+def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
+    facts = Facts("a CPU", memory_kind="host", total_memory=GIB)
+    pocl = Sighting("opencl", present=True, devices=(Seen(0, "cpu", facts),), engines=("torch",))
+    with testing.fake_machine(sightings=[pocl]):
+        assert [str(each.device) for each in available_memory(None)[0]] == ["cpu"]
+        assert [str(each.device) for each in available_memory("opencl")[0]] == ["opencl:0"]
+
+
+def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[anydevice.Device] = []
+
+    def stats(device: anydevice.Device) -> MemoryStats:
+        asked.append(device)
+        return memory_stats(device)
+
+    monkeypatch.setattr("anydevice._arrays.memory.stats.memory_stats", stats)
+    monkeypatch.setattr(available.registry, "loaded_engines", lambda: ())
+    discovery.forget_report()
+    available.look_ahead()
+    first, _ = available_memory("cpu")
+    assert asked == []
+    available.look_ahead()  # it was looked at: that changes nothing
+    monkeypatch.setattr(available, "_RECENT", -1.0)
+    second, _ = available_memory("cpu")
+    assert asked == [anydevice.Device("cpu")]
+    assert first[0].free > 0 < second[0].free
+
+
+def test_a_limit_does_not_count_the_context_of_the_driver() -> None:
+    device = anydevice.Device("cuda:0")
+    assert AvailableMemory(device, 80 * GIB, 40 * GIB).bytes == 40 * GIB + CONTEXT
+    assert AvailableMemory(device, 40 * GIB, 40 * GIB).bytes == 40 * GIB
+    assert AvailableMemory(device, 80 * GIB).bytes == 80 * GIB
+    assert AvailableMemory(device, 0, 40 * GIB).bytes == 0

@@ -1,0 +1,659 @@
+"""Modules of PyTorch, Flax NNX, Equinox and MLX are trained as a loop by hand trains them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import nn
+from anydevice._libraries import precision
+from anydevice.errors import ConfigurationError, VerificationError
+
+NUMBERS = np.random.default_rng(0)
+X = NUMBERS.normal(size=(24, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)
+DATA = [(X[at : at + 8], Y[at : at + 8]) for at in range(0, 24, 8)]
+"""Three batches."""
+
+EPOCHS = 3
+RATE = 1e-2
+SAME = 1e-6
+LOSS = "cross_entropy"
+LIBRARIES = ("torch", "nnx", "equinox", "mlx")
+quiet = {"progress": False}
+
+
+class Torch:
+    """`torch.nn`, with dropout and a norm."""
+
+    engine = "torch"
+
+    def __init__(self) -> None:
+        self.torch: Any = pytest.importorskip("torch")
+        self.loss = self.torch.nn.functional.cross_entropy
+
+    def model(self) -> Any:
+        modules = self.torch.nn
+        self.torch.manual_seed(0)
+        parts = modules.Linear(4, 8), modules.BatchNorm1d(8), modules.ReLU(), modules.Dropout(0.2)
+        return modules.Sequential(*parts, modules.Linear(8, 3))
+
+    def optimizer(self, model: Any) -> Any:
+        return self.torch.optim.AdamW(model.parameters(), lr=RATE)
+
+    def sgd(self, model: Any) -> Any:
+        return self.torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
+        def taken(x: Any, y: Any) -> float:
+            x, y = self.torch.tensor(x), self.torch.tensor(y)
+            loss = self.loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return float(loss.detach())
+
+        return taken
+
+    def weights(self, model: Any) -> dict[str, Any]:
+        return {name: x.float().numpy().copy() for name, x in model.state_dict().items()}
+
+
+class Nnx:
+    """`flax.nnx`, with dropout and a norm."""
+
+    engine = "jax"
+
+    def __init__(self) -> None:
+        self.optax: Any = pytest.importorskip("optax")
+        self.nnx: Any = pytest.importorskip("flax.nnx")
+
+    def model(self) -> Any:
+        nnx = self.nnx
+        rngs = nnx.Rngs(0)
+        parts = nnx.Linear(4, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs), nnx.relu
+        more = nnx.Dropout(0.2, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+        return nnx.Sequential(*parts, *more)
+
+    def optimizer(self, model: Any) -> Any:
+        return self.optax.adamw(RATE)
+
+    def sgd(self, model: Any) -> Any:
+        return self.optax.sgd(RATE)
+
+    def loss(self, output: Any, y: Any) -> Any:
+        return self.optax.softmax_cross_entropy_with_integer_labels(output, y).mean()
+
+    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
+        nnx = self.nnx
+        kept = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+
+        def whole(model: Any, kept: Any, x: Any, y: Any) -> Any:
+            loss, gradients = nnx.value_and_grad(lambda model: self.loss(model(x), y))(model)
+            kept.update(model, gradients)
+            return loss
+
+        fast = nnx.jit(whole)
+        return lambda x, y: float(fast(model, kept, x, y))
+
+    def weights(self, model: Any) -> dict[str, Any]:
+        state = self.nnx.to_flat_state(self.nnx.state(model))
+        return {
+            ".".join(map(str, path)): np.asarray(x[...]) for path, x in state if "key" not in path
+        }
+
+
+class Equinox(Nnx):
+    """`equinox`, which takes one example."""
+
+    def __init__(self) -> None:
+        self.jax: Any = pytest.importorskip("jax")
+        self.optax: Any = pytest.importorskip("optax")
+        self.eqx: Any = pytest.importorskip("equinox")
+
+    def model(self) -> Any:
+        return self.jax.vmap(self.eqx.nn.MLP(4, 3, 8, 1, key=self.jax.random.key(0)))
+
+    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
+        now = [model.__wrapped__, None]
+        now[1] = optimizer.init(self.eqx.filter(now[0], self.eqx.is_inexact_array))
+
+        def whole(module: Any, state: Any, x: Any, y: Any) -> Any:
+            def value(module: Any) -> Any:
+                return self.loss(self.jax.vmap(module)(x), y)
+
+            loss, gradients = self.eqx.filter_value_and_grad(value)(module)
+            changes, state = optimizer.update(gradients, state, module)
+            return loss, self.eqx.apply_updates(module, changes), state
+
+        fast = self.eqx.filter_jit(whole)
+
+        def taken(x: Any, y: Any) -> float:
+            loss, *now[:] = fast(*now, x, y)
+            return float(loss)
+
+        return taken
+
+    def weights(self, model: Any) -> dict[str, Any]:
+        module = model.__wrapped__
+        return {
+            f"{at}.{name}": np.asarray(getattr(layer, name))
+            for at, layer in enumerate(module.layers)
+            for name in ("weight", "bias")
+        }
+
+
+class Mlx:
+    """`mlx.nn`, with dropout and a norm."""
+
+    engine = "mlx"
+
+    def __init__(self) -> None:
+        self.mx: Any = pytest.importorskip("mlx.core")
+        self.modules: Any = pytest.importorskip("mlx.nn")
+        self.optimizers: Any = pytest.importorskip("mlx.optimizers")
+
+    def model(self) -> Any:
+        self.mx.random.seed(0)
+        nn = self.modules
+        parts = nn.Linear(4, 8), nn.BatchNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+        model = nn.Sequential(*parts)
+        self.mx.eval(model.parameters())
+        return model
+
+    def optimizer(self, model: Any) -> Any:
+        return self.optimizers.AdamW(RATE)
+
+    def sgd(self, model: Any) -> Any:
+        return self.optimizers.SGD(RATE)
+
+    def loss(self, output: Any, y: Any) -> Any:
+        return self.modules.losses.cross_entropy(output, y).mean()
+
+    def step(self, model: Any, optimizer: Any) -> Callable[[Any, Any], float]:
+        both = self.modules.value_and_grad(model, lambda x, y: self.loss(model(x), y))
+
+        def taken(x: Any, y: Any) -> float:
+            loss, gradients = both(self.mx.array(x), self.mx.array(y.astype(np.int32)))
+            optimizer.update(model, gradients)
+            self.mx.eval(model.parameters(), optimizer.state)
+            return float(loss)
+
+        return taken
+
+    def weights(self, model: Any) -> dict[str, Any]:
+        from mlx.utils import tree_flatten
+
+        return {name: np.array(x) for name, x in tree_flatten(model.parameters())}
+
+
+CASES: dict[str, Any] = {"torch": Torch, "nnx": Nnx, "equinox": Equinox, "mlx": Mlx}
+
+
+@pytest.fixture(params=LIBRARIES)
+def case(request: pytest.FixtureRequest) -> Any:
+    return CASES[request.param]()
+
+
+@pytest.fixture(params=["torch", "mlx"])
+def quick(request: pytest.FixtureRequest) -> Any:
+    """Where steps of the two kinds are compiled by nobody: JAX takes a second for each."""
+    return CASES[request.param]()
+
+
+def compiled(case: Any) -> dict[str, Any]:
+    """JAX is slow as written, and the others are slow to compile."""
+    return {"optimize": "default" if case.engine == "jax" else "none"}
+
+
+def train(case: Any, model: Any = None, data: Any = DATA, **options: Any) -> Any:
+    model = case.model() if model is None else model
+    optimizer = options.pop("optimizer", None) or case.optimizer(model)
+    options = {"epochs": EPOCHS, "loss": case.loss, "device": "cpu", **quiet} | options
+    return nn.train(model, data, optimizer, **{**compiled(case), **options})
+
+
+def by_hand(case: Any) -> list[float]:
+    """The mean loss of each epoch, over its rows."""
+    model = case.model()
+    step = case.step(model, case.optimizer(model))
+    return [sum(step(x, y) * len(x) for x, y in DATA) / len(X) for _ in range(EPOCHS)]
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], within: float = 0.0) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, atol=within, rtol=within, err_msg=name)
+
+
+# The same as by hand
+
+
+def test_the_curve_is_that_of_the_loop_by_hand_and_the_given_module_is_trained(case: Any) -> None:
+    expected = by_hand(case)
+    model = case.model()
+    before = case.weights(model)
+    done = train(case, model)
+    np.testing.assert_allclose(done.history.losses, expected, rtol=SAME)
+    after = case.weights(done.model)
+    assert all((after[name] != x).any() for name, x in before.items() if "tracked" not in name)
+    if isinstance(case, Equinox):
+        assert_same(case.weights(model), before)
+    else:
+        assert done.model is model
+    assert done.report.engine == case.engine
+
+
+def test_a_loss_that_takes_the_model(quick: Any) -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return quick.loss(model(x), y)
+
+    assert train(quick, loss=loss).history.losses == train(quick).history.losses
+
+
+def test_our_optimizer_and_a_loss_by_its_name(quick: Any) -> None:
+    model = quick.model()
+    expected = train(quick, model, optimizer=quick.sgd(model)).history.losses
+    done = train(quick, optimizer=nn.SGD(RATE), loss="cross_entropy")
+    np.testing.assert_allclose(done.history.losses, expected, rtol=SAME)
+
+
+# Options
+
+
+def test_batches_that_are_accumulated_are_one_large_batch(quick: Any) -> None:
+    whole = [(X[:16], Y[:16]), (X[16:], Y[16:])]
+    model = plain(quick)
+    parts = train(quick, model, accumulate=2, clip=0.5)
+    large = train(quick, plain(quick), whole, clip=0.5)
+    np.testing.assert_allclose(parts.history.losses, large.history.losses, rtol=1e-5)
+    assert parts.history[-1].steps == large.history[-1].steps == 2 * EPOCHS
+    uneven = [(X[:8], Y[:8]), (X[8:11], Y[8:11])]
+    found = train(quick, plain(quick), uneven, accumulate=2)
+    expected = train(quick, plain(quick), [(X[:11], Y[:11])])
+    np.testing.assert_allclose(found.history.losses, expected.history.losses, rtol=1e-5)
+
+
+def plain(case: Any) -> Any:
+    """A module without dropout and norm, which depend on how rows are divided."""
+    if isinstance(case, Torch):
+        case.torch.manual_seed(0)
+        return case.torch.nn.Linear(4, 3)
+    if isinstance(case, Nnx) and not isinstance(case, Equinox):
+        return case.nnx.Linear(4, 3, rngs=case.nnx.Rngs(0))
+    if isinstance(case, Mlx):
+        case.mx.random.seed(0)
+        return case.modules.Linear(4, 3)
+    return case.model()
+
+
+def test_mixed_precision_computes_in_16_bits_and_keeps_the_weights(case: Any) -> None:
+    seen = []
+
+    def loss(output: Any, y: Any) -> Any:
+        seen.append(str(output.dtype).rpartition(".")[2])
+        return case.loss(output, y)
+
+    done = train(case, plain(case), loss=loss, precision="mixed")
+    assert set(seen) == {"bfloat16"}
+    assert {str(x.dtype) for x in case.weights(done.model).values()} <= {"float32", "uint32"}
+    expected = train(case, plain(case)).history.losses
+    assert done.history.losses != expected
+    np.testing.assert_allclose(done.history.losses, expected, rtol=0.05)
+
+
+def test_a_schedule_of_ours_decides_the_rates(quick: Any) -> None:
+    schedule = nn.CosineRate(1e-2, steps=9)
+    if quick.engine == "torch":
+        done = train(quick, schedule=schedule)
+    else:
+        with pytest.raises(ConfigurationError, match=r"has its own rate: give the schedule to it"):
+            train(quick, schedule=schedule)
+        done = train(quick, schedule=schedule, optimizer=nn.AdamW(1.0))
+    assert [epoch.rate for epoch in done.history] == [schedule(at) for at in (3, 6, 9)]
+
+
+# Checkpoints
+
+
+def test_a_training_that_is_resumed_is_the_same_bit_for_bit(case: Any, tmp_path: Path) -> None:
+    options = {"accumulate": 2, "clip": 1.0, "precision": "mixed"}
+    options = {} if case.engine == "jax" else options
+    whole = train(case, epochs=4, **options)
+    path = tmp_path / "run.safetensors"
+    train(case, epochs=2, save=path, **options)
+    found = train(case, epochs=4, save=path, resume=True, **options)
+    assert found.history.losses == whole.history.losses
+    assert_same(case.weights(found.model), case.weights(whole.model))
+
+
+def test_a_loop_goes_on_in_the_middle_of_an_epoch(quick: Any, tmp_path: Path) -> None:
+    def made() -> nn.Training:
+        model = quick.model()
+        how = compiled(quick)
+        return nn.Training(
+            model, quick.optimizer(model), DATA, quick.loss, device="cpu", accumulate=2, **how
+        )
+
+    def steps(training: nn.Training, stop: int | None = None) -> list[float]:
+        losses = []
+        for _ in training.epochs(2):
+            for batch in training:
+                losses.append(float(training.step(batch)))
+                if len(losses) == stop:
+                    training.save(path)
+                    return losses
+        return losses
+
+    path = tmp_path / "run.safetensors"
+    first = made()
+    whole = steps(first)
+    begun = steps(made(), stop=4)
+    again = made()
+    again.load(path)
+    assert (again.epoch, again.position) == (2, 1)
+    assert begun + steps(again) == whole
+    assert_same(quick.weights(again.model), quick.weights(first.model))
+
+
+def test_patience_returns_the_best_weights(case: Any, tmp_path: Path) -> None:
+    model = case.model()
+    kept = []
+
+    def epoch(moment: nn.Moment) -> None:
+        kept.append(case.weights(moment.model()))
+
+    wrong = [(x, (y + 1) % 3) for x, y in DATA]
+    best = train(case, model, epochs=9, validation=wrong, patience=2, callbacks=epoch)
+    at = int(np.argmin(best.history.validations))
+    assert best.stopped == "no better for 2 epochs"
+    assert at < len(best.history) - 1
+    assert_same(case.weights(best.model), kept[at])
+
+
+# Mistakes
+
+
+def test_nan_in_a_batch_is_told_and_harms_nothing(case: Any) -> None:
+    x = X[8:16].copy()
+    x[3, 1] = np.nan
+    good = case.weights(train(case, data=DATA[:1], epochs=1).model)
+    model = case.model()
+    optimizer = case.optimizer(model)
+    tried = nn.Training(model, optimizer, None, case.loss, device="cpu", **compiled(case))
+    tried.step(DATA[0])
+
+    def wrong() -> None:  # is told at once, or when the losses are read
+        tried.step((x, Y[8:16]))
+        tried.read()
+
+    with pytest.raises(VerificationError, match=r"step 2: the batch itself holds NaN values in x"):
+        wrong()
+    assert_same(case.weights(tried.model), good)
+
+
+def test_a_target_outside_the_classes_is_named(quick: Any) -> None:
+    data = [DATA[0], (DATA[1][0], DATA[1][1] + 5)]
+    words = r"step 2: a target is \d, and the model gives 3 classes"
+    with pytest.raises(VerificationError, match=words):
+        train(quick, data=data, loss=LOSS, optimizer=nn.SGD(RATE))
+
+
+def test_a_part_whose_output_is_nan_is_named(case: Any) -> None:
+    large = np.full((8, 4), 3e38, np.float32)
+    model = case.model()
+    if isinstance(case, Equinox):
+        key, log = case.jax.random.key(0), case.jax.numpy.log
+        model = case.jax.vmap(case.eqx.nn.MLP(4, 3, 8, 1, log, key=key))
+    with pytest.raises(VerificationError, match=r"the output of .+ is (NaN|infinite)") as told:
+        train(case, model, data=[DATA[0], (large, Y[:8])])
+    assert told.value.where
+
+
+@pytest.mark.parametrize(
+    ("module", "other"), [("torch", "nnx"), ("nnx", "mlx"), ("mlx", "torch"), ("equinox", "torch")]
+)
+def test_an_optimizer_of_another_library_is_refused(module: str, other: str) -> None:
+    case, wrong = CASES[module](), CASES[other]()
+    library = "jax" if module in ("nnx", "equinox") else module
+    with pytest.raises(ConfigurationError, match=rf"does not train a module of {library}; give"):
+        train(case, optimizer=wrong.optimizer(wrong.model()))
+
+
+@pytest.mark.parametrize("loader", [iter(DATA), [], X], ids=["once", "empty", "array"])
+def test_a_loop_of_your_own_does_not_end_in_silence(loader: Any) -> None:
+    def train() -> None:
+        training = nn.Training(
+            nn.build(nn.Dense(4, 3), device="cpu"), nn.SGD(RATE), loader, LOSS, device="cpu"
+        )
+        for _ in training.epochs(2):
+            for batch in training:
+                training.step(batch)
+
+    with pytest.raises(ConfigurationError, match=r"^loader (is|gave) ") as found:
+        train()
+    assert found.value.source == "loader"
+
+
+def test_a_loader_without_batches_is_an_error(quick: Any) -> None:
+    with pytest.raises(ConfigurationError, match="data gave no batches in epoch 1"):
+        train(quick, data=[])
+
+
+# What PyTorch has
+
+
+def test_parts_in_inference_mode_stay_in_it(quick: Any) -> None:
+    model = quick.model()
+    norm = model[1] if isinstance(quick, Torch) else model.layers[1]
+    norm.eval()
+    before = quick.weights(model)
+    train(quick, model, epochs=2, validation=DATA)
+    after = quick.weights(model)
+    moved = {name for name, x in before.items() if (after[name] != x).any()}
+    assert not any("running" in name for name in moved)
+    assert moved
+    assert model.training
+    assert not norm.training
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def test_a_scheduler_of_pytorch_steps_after_each_step(torch: Any) -> None:
+    case = Torch()
+
+    def parts() -> Any:
+        model = case.model()
+        optimizer = case.optimizer(model)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.1)
+
+    model, optimizer, schedule = parts()
+    step, expected = case.step(model, optimizer), []
+    for _ in range(EPOCHS):
+        losses = []
+        for x, y in DATA:
+            losses.append(step(x, y) * len(x))
+            schedule.step()
+        expected.append(sum(losses) / len(X))
+    model, optimizer, schedule = parts()
+    done = train(case, model, optimizer=optimizer, schedule=schedule)
+    np.testing.assert_allclose(done.history.losses, expected, rtol=SAME)
+    np.testing.assert_allclose([epoch.rate for epoch in done.history], [1e-2, 1e-3, 1e-4])
+    with pytest.raises(ConfigurationError, match=r"a scheduler of PyTorch needs an optimizer"):
+        train(case, optimizer=nn.AdamW(RATE), schedule=schedule)
+
+
+def test_a_scheduler_with_a_rate_for_each_group(torch: Any) -> None:
+    case = Torch()
+    model = case.model()
+    groups = [{"params": model[0].parameters()}, {"params": model[4].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=RATE)
+    factors = [lambda step: 1.0, lambda step: 1.0 * (step == 0)]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+    rates = []
+    training = nn.Training(model, optimizer, DATA, case.loss, device="cpu", schedule=schedule)
+    for batch in training:
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        before = model[4].weight.detach().clone()
+        training.step(batch)
+        assert (len(rates) > 1) == bool((model[4].weight == before).all())
+    assert rates == [[RATE, RATE], [RATE, 0.0], [RATE, 0.0]]
+
+
+def test_parameters_that_are_frozen_or_unused_stay(torch: Any) -> None:
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+            self.unused = torch.nn.Linear(2, 2)
+            self.first.weight.requires_grad_(False)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.first(x).relu())
+
+    case = Torch()
+    for optimizer in (None, nn.Adam(RATE)):
+        torch.manual_seed(0)
+        model = Net()
+        before = case.weights(model)
+        after = case.weights(train(case, model, optimizer=optimizer, clip=1.0, epochs=1).model)
+        stay = {name for name, x in before.items() if (after[name] == x).all()}
+        assert stay == {"first.weight", "unused.weight", "unused.bias"}
+    for x in model.parameters():
+        x.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="this model has no parameters to train"):
+        train(case, model)
+
+
+def test_tied_weights_stay_tied(torch: Any, tmp_path: Path) -> None:
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+        model[2].weight = model[0].weight
+        return model
+
+    case, path = Torch(), tmp_path / "run.safetensors"
+    whole = train(case, made(), epochs=2).model
+    train(case, made(), epochs=1, save=path)
+    found = train(case, made(), epochs=2, save=path, resume=True).model
+    assert found[2].weight is found[0].weight
+    assert_same(case.weights(found), case.weights(whole))
+
+
+def test_batches_in_dicts_for_a_model_with_a_loss_of_its_own(torch: Any) -> None:
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.nn.Linear(4, 3)
+
+        def forward(self, inputs: Any, labels: Any = None) -> Any:
+            output = self.part(inputs)
+            loss = None if labels is None else torch.nn.functional.cross_entropy(output, labels)
+            return {"loss": loss, "logits": output}
+
+    case = Torch()
+    torch.manual_seed(0)
+    rows = [{"inputs": x, "labels": y} for x, y in DATA]
+    found = train(case, Net(), rows, loss=None)
+    torch.manual_seed(0)
+    expected = train(case, torch.nn.Linear(4, 3))
+    assert found.history.losses == expected.history.losses
+    with pytest.raises(ConfigurationError, match=r"holds no loss: put labels into the batches"):
+        train(case, Net(), [{"inputs": X}], loss=None)
+    with pytest.raises(ConfigurationError, match=r"for other batches give loss="):
+        train(case, Net(), loss=None)
+
+
+def test_a_loader_with_its_own_generator_goes_on_in_its_order(torch: Any, tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    case, path = Torch(), tmp_path / "run.safetensors"
+
+    def losses(stop: int | None = None, load: bool = False) -> list[float]:
+        model = case.model()
+        rows = TensorDataset(torch.tensor(X), torch.tensor(Y))
+        generator = torch.Generator().manual_seed(3)
+        loader = DataLoader(rows, batch_size=4, shuffle=True, generator=generator)
+        taken = nn.Training(model, case.optimizer(model), loader, case.loss, device="cpu")
+        if load:
+            taken.load(path)
+        found = []
+        for _ in taken.epochs(3):
+            for batch in taken:
+                found.append(float(taken.step(batch)))
+                if len(found) == stop:
+                    taken.save(path)
+                    return found
+        return found
+
+    whole = losses()
+    for stop in (2, 6, 9):  # at the start, at the end of an epoch, in the second one
+        assert losses(stop) + losses(load=True) == whole, stop
+
+
+def test_gradients_that_are_nan_do_not_end_in_the_weights_unseen(torch: Any) -> None:
+    case = Torch()
+
+    def loss(output: Any, y: Any) -> Any:
+        return torch.sqrt((output * 0).abs().sum()) + case.loss(output, y)
+
+    with pytest.raises(VerificationError, match=r"the parameters Sequential.* became NaN"):
+        train(case, data=DATA[:1], epochs=1, loss=loss)
+
+
+def test_a_loss_that_is_nan_ends_a_training_in_float16_too(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
+    case = Torch()
+    model = case.model()
+    training = nn.Training(
+        model, case.optimizer(model), DATA, case.loss, device="cpu", precision="mixed"
+    )
+    training.step(DATA[0])
+    training.read()
+    training.step((np.full_like(X[:8], np.nan), Y[:8]))
+    with pytest.raises(VerificationError, match=r"stopped at step 2: the batch itself holds NaN"):
+        training.read()
+
+
+def test_a_loss_and_what_it_holds_go_with_their_training(torch: Any) -> None:
+    case = Torch()
+
+    def train_by(teacher: Any) -> weakref.ref[Any]:
+        def loss(model: Any, x: Any, y: Any) -> Any:
+            return case.loss(model(x) - teacher(x).detach(), y)
+
+        model = case.model()
+        nn.Training(model, case.optimizer(model), loss=loss, device="cpu").step(DATA[0])
+        return weakref.ref(teacher)
+
+    held = train_by(case.model())
+    gc.collect()
+    assert held() is None
+
+
+# What JAX has
+
+
+def test_a_loss_with_a_key_draws_other_numbers_for_each_batch(tmp_path: Path) -> None:
+    case = Equinox()
+
+    def loss(model: Any, x: Any, y: Any, key: Any) -> Any:
+        kept = case.jax.random.bernoulli(key, 0.5, x.shape)
+        return case.loss(model(x * kept), y)
+
+    whole = train(case, data=DATA[:1], loss=loss).history.losses
+    path = tmp_path / "run.safetensors"
+    train(case, data=DATA[:1], loss=loss, epochs=1, save=path)
+    assert train(case, data=DATA[:1], loss=loss, save=path, resume=True).history.losses == whole
+    assert train(case, data=DATA[:1], loss=loss, seed=1).history.losses != whole

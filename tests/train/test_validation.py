@@ -1,0 +1,192 @@
+"""What `nn.train` does beside its steps: metrics, shares held back, frozen parameters, sizes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice._core.device import Device
+from anydevice._core.trees import leaf_names, leaves
+from anydevice.errors import ConfigurationError
+from tests.nn.conftest import TRAINING, device_of_engine
+
+DRAWN = np.random.default_rng(1)
+X = DRAWN.normal(size=(90, 4)).astype(np.float32)
+IDS = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0.5)
+DATA = nn.Batches(X, IDS, size=32)
+HELD = nn.Batches(X[:50], IDS[:50], size=32, shuffle=False)
+
+
+@pytest.fixture(params=TRAINING)
+def trainable(request: pytest.FixtureRequest) -> Device:
+    return device_of_engine(request.param)
+
+
+def model_on(device: Device | str = "cpu") -> nn.Model:
+    return nn.build(nn.Dense(4, 8), nn.BatchNorm(8), "relu", nn.Dense(8, 3), device=device)
+
+
+def train(model: Any, data: Any = DATA, epochs: int = 2, **options: Any) -> nn.Trained:
+    return nn.train(
+        model, data, nn.Adam(1e-2), "cross_entropy", epochs=epochs, progress=False, **options
+    )
+
+
+def compiling(device: Device) -> str:
+    """Compilers of C++ take longer than these tests."""
+    return "default" if device.engine == "jax" else "none"
+
+
+def test_metrics_are_in_the_history(trainable: Device) -> None:
+    def count(output: Any, target: Any) -> int:
+        return int(output.shape[0])
+
+    asked = ["accuracy", "macro_f1", count]
+    options = {"device": trainable, "optimize": compiling(trainable)}
+    trained = train(model_on(), validation=HELD, metrics=asked, **options)
+    expected = nn.evaluate(trained.model, HELD, "cross_entropy", asked)
+    last = trained.history[-1]
+    assert last.metrics == pytest.approx(dict(expected.metrics), rel=1e-5)
+    assert last.validation == pytest.approx(expected.loss, rel=1e-5)
+    assert [len(each) for each in trained.history.metrics.values()] == [2, 2, 2]
+    head = str(trained.history).splitlines()[0].split()
+    assert head[:6] == ["epoch", "loss", "validation", "accuracy", "macro_f1", "count"]
+
+
+def test_metrics_get_the_output_of_the_model_itself(trainable: Device) -> None:
+    model = nn.build(nn.Dense(4, 1), "sigmoid", device="cpu")
+    yes = (IDS > 0).astype(np.float32)[:, None]
+    data = nn.Batches(X, yes, size=45, shuffle=False)
+    asked = ["accuracy", "mae", "auc"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the sigmoid, once
+        trained = nn.train(
+            model, data, nn.SGD(0.1), "binary_cross_entropy", epochs=1, validation=data,
+            metrics=asked, device=trainable, optimize="none", progress=False,
+        )  # fmt: skip
+    shares = nn.predict(trained.model, X)
+    found = trained.history.metrics
+    assert found["mae"] == pytest.approx([float(np.abs(shares - yes).mean())], 1e-5)
+    assert found["accuracy"] == [float(((shares > 0.5) == (yes > 0)).mean())]
+
+
+def test_a_share_is_held_back_by_the_seed(tmp_path: Path) -> None:
+    data = nn.Batches(np.arange(50)[:, None], np.arange(50), size=8)
+    parts = [data.split(0.2, seed) for seed in (0, 0, 1)]
+    first, same, other = ([part.y.tolist() for part in pair] for pair in parts)
+    assert first == same != other
+    assert len(first[1]) == 10
+    assert sorted(first[0] + first[1]) == list(range(50))
+    assert first[1] != list(range(40, 50))
+    assert parts[0][0].shuffle
+    ordered = nn.Batches(np.arange(50)[:, None], np.arange(50), size=8, shuffle=False)
+    assert ordered.split(0.2, 3)[1].y.tolist() == list(range(40, 50))
+
+    options: dict[str, Any] = {"validation": 0.2, "metrics": "accuracy", "seed": 4}
+    whole = train(model_on(), epochs=3, **options)
+    rest, held = DATA.split(0.2, 4)
+    by_hand = train(model_on(), rest, 3, validation=held, metrics="accuracy", seed=4)
+    losses = [(each.loss, each.validation, each.metrics) for each in whole.history]
+    assert losses == [(each.loss, each.validation, each.metrics) for each in by_hand.history]
+    path = tmp_path / "training.safetensors"
+    train(model_on(), epochs=1, save=path, **options)
+    resumed = train(model_on(), epochs=3, save=path, resume=True, **options)
+    assert losses == [(each.loss, each.validation, each.metrics) for each in resumed.history]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"data": [(X, IDS)], "validation": 0.2}, "this data is a list; split it before"),
+        ({"validation": 1.5}, "between 0 and 1, such as 0.2"),
+        ({"validation": 0.001}, "leaves none"),
+        ({"metrics": "accuracy"}, "give validation= too"),
+        ({"metrics": "acc", "validation": 0.2}, "unknown metric 'acc'"),
+        ({"metrics": "mae", "validation": 0.2}, "batch 1 of the validation: mae"),
+    ],
+)
+def test_what_cannot_be_validated_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        train(model_on(), **options)
+
+
+def test_what_is_frozen_is_not_trained(trainable: Device) -> None:
+    optimize = compiling(trainable)
+    model = model_on().freeze("[0].weight", "[1]")
+    trained = train(model, device=trainable, optimize=optimize, clip=1.0, accumulate=2).model
+    assert trained.frozen == model.frozen
+    before, after = leaves(model.parameters), leaves(anydevice.to_numpy(trained.parameters))
+    for name, old, new in zip(leaf_names(model.parameters), before, after, strict=True):
+        assert np.array_equal(old, new) == (name in model.frozen), name
+    moved = train(model.unfreeze(), device=trainable, optimize=optimize).model
+    pairs = zip(before, leaves(anydevice.to_numpy(moved.parameters)), strict=True)
+    assert not any(np.array_equal(old, new) for old, new in pairs)
+
+
+def test_a_model_that_is_all_frozen_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no parameters to train; model\.unfreeze\(\)"):
+        train(model_on().freeze())
+
+
+def test_another_freezing_is_another_training(tmp_path: Path) -> None:
+    path = tmp_path / "training.safetensors"
+    train(model_on().freeze("[0]"), epochs=1, save=path)
+    for other in (model_on(), model_on().freeze("[3]")):
+        with pytest.raises(ConfigurationError, match="frozen"):
+            train(other, save=path, resume=True)
+    assert len(train(model_on().freeze("[0]"), save=path, resume=True).history) == 2
+
+
+def test_groups_of_parameters_are_trained_as_told(trainable: Device) -> None:
+    model = model_on().freeze("[3].bias")
+    optimizer = nn.SGD(0.1, groups={"[0]": {"rate": 0.0}, "*.bias": {"rate": 0.05}})
+    trained = nn.train(
+        model, DATA, optimizer, "cross_entropy", epochs=1, device=trainable, progress=False
+    ).model
+    before, after = leaves(model.parameters), leaves(anydevice.to_numpy(trained.parameters))
+    same = [
+        name
+        for name, old, new in zip(leaf_names(model.parameters), before, after, strict=True)
+        if np.array_equal(old, new)
+    ]
+    assert same == ["[0].weight", "[3].bias"]
+
+
+def test_a_layer_takes_its_input_size_from_the_first_batch() -> None:
+    layer = nn.Chain(nn.Dense(None, 8), "relu", nn.Dense(None, 3))
+    found = train(layer, validation=0.2, seed=2, device="cpu")
+    model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 3), seed=2, device="cpu")
+    assert found.history.losses == train(model, validation=0.2, seed=2).history.losses
+    with pytest.raises(ConfigurationError, match="iterated only once"):
+        train(layer, iter([(X, IDS)]), epochs=1, device="cpu")
+
+
+def test_metrics_of_modules_of_others() -> None:
+    torch, nnx = pytest.importorskip("torch"), pytest.importorskip("flax.nnx")
+    mlx, mlx_optimizers = pytest.importorskip("mlx.nn"), pytest.importorskip("mlx.optimizers")
+    optax = pytest.importorskip("optax")
+    module = torch.nn.Linear(4, 3)
+    for model, optimizer in (
+        (module, torch.optim.SGD(module.parameters(), 0.1)),
+        (nnx.Linear(4, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1)),
+        (mlx.Linear(4, 3), mlx_optimizers.SGD(0.1)),
+    ):
+        trained = nn.train(
+            model, DATA, optimizer, nn.cross_entropy, epochs=1, validation=HELD,
+            metrics=["accuracy"], device="cpu", progress=False,
+        )  # fmt: skip
+        expected = nn.evaluate(trained.model, HELD, nn.cross_entropy, "accuracy", device="cpu")
+        assert trained.history[-1].metrics == expected.metrics
+        assert trained.history[-1].validation == pytest.approx(expected.loss, rel=1e-5)
+    with pytest.raises(ConfigurationError, match="metrics need a loss of"):
+        nn.train(
+            module, DATA, torch.optim.SGD(module.parameters(), 0.1),
+            lambda model, x, y: torch.nn.functional.cross_entropy(model(x), y), epochs=1,
+            validation=HELD, metrics="accuracy", device="cpu", progress=False,
+        )  # fmt: skip
