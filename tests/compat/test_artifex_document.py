@@ -39,7 +39,7 @@ from anydevice.compat.artifex import (
 )
 from anydevice.errors import ConfigurationError
 from anydevice.testing import fake_machine
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 FLAX = "flax is not installed: the document's models are flax's"
 

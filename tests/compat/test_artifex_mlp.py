@@ -17,7 +17,7 @@ import anydevice
 from anydevice import Device, UnsupportedError, device_of, nn, to_device, use_device
 from anydevice.compat import artifex
 from anydevice.compat.artifex import MLP
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 X = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
 Y = np.stack([X[:, 0] > 0, X[:, 1] > 0], axis=1).astype("float32")

@@ -57,8 +57,8 @@ from anydevice.compat.axiom import (
     with_backend,
 )
 from anydevice.testing import fake_machine
+from tests.comparing import rounding
 from tests.optional import torch
-from tests.rounding import rounding
 
 CPU_ONLY = Reason("cpu_only_build", "torch is a CPU-only build")
 

@@ -33,8 +33,8 @@ from anydevice.compat.axiom import (
     warm_up,
 )
 from anydevice.testing import fake_machine
+from tests.comparing import rounding
 from tests.peaks import measured
-from tests.rounding import rounding
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from anydevice._core.device import Device
 from anydevice._core.trees import leaves, mapped
 from anydevice._nn.layer import Layer
 from anydevice.errors import ConfigurationError
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 Array = np.ndarray[Any, Any]
 

@@ -19,7 +19,7 @@ from anydevice._nn.optimizers import Optimizer
 from anydevice._nn.saving import from_json, to_json
 from anydevice._train.checkpoint import fingerprint, setting_difference
 from anydevice.errors import ConfigurationError
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 Array = np.ndarray[Any, Any]
 STEPS = 100

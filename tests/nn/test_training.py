@@ -17,8 +17,8 @@ from anydevice._nn.losses import LOSSES, loss_of, remark_on
 from anydevice._nn.recompute import Recomputed
 from anydevice._train import training
 from anydevice.errors import ConfigurationError
+from tests.comparing import rounding
 from tests.peaks import measured
-from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]
 GPT = nn.Chain(

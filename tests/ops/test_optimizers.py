@@ -12,7 +12,7 @@ import pytest
 
 from anydevice import ops
 from anydevice.errors import ConfigurationError
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 Array = np.ndarray[Any, Any]
 STEPS = 6

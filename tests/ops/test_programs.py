@@ -14,7 +14,7 @@ from anydevice._machine.engines import registry
 from anydevice._ops import dispatch
 from anydevice._ops.dispatch import compiled
 from anydevice.errors import ConfigurationError
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402

@@ -15,7 +15,7 @@ from anydevice import nn, ops
 from anydevice._core.device import Device
 from anydevice._train.batches import as_numbers
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 ENGINES = ("torch", "jax", "mlx")
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)

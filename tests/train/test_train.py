@@ -29,7 +29,7 @@ from anydevice._train.history import Epoch
 from anydevice._train.progress import TrainingProgress
 from anydevice._train.steps import default_optimize
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

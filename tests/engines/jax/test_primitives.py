@@ -20,7 +20,7 @@ from anydevice._engines.jax.autodiff import AUTODIFF
 from anydevice._engines.jax.compiler import COMPILER
 from anydevice._engines.jax.fused import FUSED
 from anydevice._engines.jax.primitives import PRIMITIVES as xp  # noqa: N811
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 FLOAT64, INT32 = DTYPES["float64"], DTYPES["int32"]
 

@@ -12,7 +12,7 @@ import pytest
 from anydevice._engines.numpy.fused import FUSED
 from anydevice._ops import elementwise as _elementwise
 from anydevice._ops import norm as _norm
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 LARGE = (3, 70, 401)
 

@@ -20,7 +20,7 @@ pytest.importorskip("pyopencl")
 from anydevice._engines.opencl.fused import FUSED, KERNELS
 from anydevice._engines.opencl.kernels import attention
 from anydevice._engines.opencl.primitives import PRIMITIVES
-from tests.rounding import rounding
+from tests.comparing import rounding
 
 HERE = Device("opencl")
 xp = PRIMITIVES
