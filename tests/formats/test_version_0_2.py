@@ -301,7 +301,7 @@ def test_a_cache_of_another_machine_is_read_without_a_complaint(name: str, home:
 
 
 def test_kernels_are_trusted_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.ops import trusted_kernels
+    from anydevice._ops import trusted_kernels
 
     shutil.copy(FILES / "kernels.json", home)
     ((key, pairs),) = json.loads((FILES / "kernels.json").read_text()).items()

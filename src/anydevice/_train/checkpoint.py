@@ -352,7 +352,7 @@ def fingerprint(value: Any) -> Any:
     >>> fingerprint(nn.recompute(nn.Dropout(0.5))) == fingerprint(nn.Dropout(0.5))
     True
     >>> fingerprint(nn.cross_entropy)
-    {'function': 'anydevice._nn.losses.cross_entropy'}
+    {'function': 'anydevice.nn.cross_entropy'}
     """
     if isinstance(value, _PLAIN):
         return value
@@ -420,16 +420,36 @@ def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) ->
             continue  # a field that earlier versions did not have, and that is not used
         if not both:
             return f"its {inside} is there only {'now' if name in now else 'then'}"
-        found = setting_difference(before[name], now[name], inside)
+        then = _public_name(before[name]) if name == "function" else before[name]
+        found = setting_difference(then, now[name], inside)
         if found is not None:
             return found
     return None
 
 
+def _public_name(name: str) -> str:
+    """Return the public name of a function of ours; other names as they are.
+
+    Checkpoints of version 0.2 have the name of the module in which the function was then.
+
+    >>> _public_name("anydevice._nn.losses.cross_entropy")
+    'anydevice.nn.cross_entropy'
+    >>> _public_name("anydevice.nn.losses.cross_entropy"), _public_name("mine.loss")
+    ('anydevice.nn.cross_entropy', 'mine.loss')
+    """
+    package, *rooms, function = name.split(".")
+    if package != "anydevice" or not rooms or "<" in name:
+        return name
+    room = rooms[0].lstrip("_")
+    return f"anydevice.{'nn' if room in ('train', 'training') else room}.{function}"
+
+
 def _function_fingerprint(function: Any) -> dict[str, Any]:
     module = getattr(function, "__module__", None)
     name = function.__qualname__
-    found: dict[str, Any] = {"function": name if module is None else f"{module}.{name}"}
+    found: dict[str, Any] = {
+        "function": _public_name(name if module is None else f"{module}.{name}")
+    }
     if not isinstance(function, types.FunctionType):
         return found
     code = function.__code__
