@@ -1,0 +1,31 @@
+"""The type of an array of any library, for annotations."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+
+class Array(Protocol):
+    """An array of NumPy, torch, JAX, MLX, CuPy or OpenCL, or of an engine that someone adds.
+
+    It promises three attributes, which traced and meta arrays have too, and nothing else: no
+    operators, no indexing and no methods. To compute with an array, use its engine's primitives or
+    `anydevice.ops`; for its dtype as a `DType`, use the engine's `dtype_of`. Code of a single
+    library names that library's own type.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
+
+    @property
+    def dtype(self) -> object:
+        """The library's own dtype: equal for arrays of one library and dtype, and hashable."""
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+
+
+ArrayT = TypeVar("ArrayT", bound=Array)
+"""The array type of a caller: a function that takes and returns it keeps the library."""
