@@ -104,9 +104,6 @@ def module_of(library: str) -> Any:
         torch.manual_seed(0)
         chain = torch.nn.Sequential
         return chain(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    if library == "mlx":
-        mlx: Any = pytest.importorskip("mlx.nn")
-        return mlx.Sequential(mlx.Linear(3, 8), mlx.relu, mlx.Linear(8, 2))
     jax: Any = pytest.importorskip("jax")
     if library == "nnx":
         nnx: Any = pytest.importorskip("flax.nnx")
@@ -116,7 +113,7 @@ def module_of(library: str) -> Any:
     return eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
 
 
-@pytest.mark.parametrize("library", ["torch", "nnx", "equinox", "mlx"])
+@pytest.mark.parametrize("library", ["torch", "nnx", "equinox"])
 def test_modules_of_every_library_are_proved_and_refuted(library: str) -> None:
     from anydevice._libraries.detect import adapter_of
     from anydevice._proofs.lowering import caller

@@ -75,7 +75,13 @@ def lower(
     if adapter.library is None:
         raise UnsupportedError(
             f"{adapter.kind}: a plain function has no layers to prove anything of; give a "
-            "nn.Model, a module of PyTorch, Flax NNX, Equinox or MLX, or the path of an ONNX file"
+            "nn.Model, a module of PyTorch, Flax NNX or Equinox, or the path of an ONNX file"
+        )
+    if adapter.library == "mlx":
+        raise UnsupportedError(
+            f"{adapter.kind}: proofs do not take modules of MLX; build the same layers with "
+            "anydevice.nn, PyTorch or JAX and copy the weights, or export the model to ONNX and "
+            "give the path of that file"
         )
     if shape is None:
         raise ConfigurationError(
@@ -105,13 +111,9 @@ def _tracer(adapter: ModelAdapter) -> Callable[..., LoweredModel]:
         from anydevice._proofs.tracing_torch import traced as of_torch
 
         return of_torch
-    if adapter.library == "jax":
-        from anydevice._proofs.tracing_jax import traced as of_jax
+    from anydevice._proofs.tracing_jax import traced as of_jax
 
-        return of_jax
-    from anydevice._proofs.tracing_mlx import traced as of_mlx
-
-    return of_mlx
+    return of_jax
 
 
 def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any]:

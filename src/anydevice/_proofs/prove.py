@@ -165,8 +165,8 @@ def prove(
 ) -> Result:
     """Prove that a property holds for every input of a region, or find one for which it does not.
 
-    `model` is a `nn.Model`, a module of PyTorch, Flax NNX, Equinox or MLX, or the path of an ONNX
-    file; `claim` a property with its region `over`, or the path of a VNN-LIB file, which has both.
+    `model` is a `nn.Model`, a module of PyTorch, Flax NNX or Equinox, or the path of an ONNX file.
+    `claim` is a property with its region `over`, or the path of a VNN-LIB file, which has both.
 
     `precision` is "float32" for every execution of the model in float32, whatever the order of
     its sums, or "real" for exact arithmetic. After `limit` seconds, beyond `memory` bytes of open

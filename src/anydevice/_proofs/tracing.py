@@ -1,6 +1,6 @@
 """Arithmetic on what a model of another library computes: cells of a graph, or fixed numbers.
 
-PyTorch, JAX and MLX say which primitives a module runs; each of these is one of the methods here.
+PyTorch and JAX say which primitives a module runs; each of these is one of the methods here.
 A batch of one example goes through.
 """
 
