@@ -11,7 +11,7 @@ import pytest
 
 from anydevice._proofs import bounds, curves
 from anydevice._proofs.attack import exact_outputs
-from anydevice._proofs.bounds import Prepared, Relaxed, outward, prepare
+from anydevice._proofs.bounds import LinearBounds, Prepared, outward, prepare
 from anydevice._proofs.checking.network import Network, Node
 from anydevice._proofs.machines import numpy_machine
 from anydevice._proofs.search import rows_of
@@ -25,13 +25,13 @@ def relaxed(
     arithmetic: str,
     dtype: str,
     change: Callable[[Prepared], Prepared] = lambda prepared: prepared,
-) -> Relaxed:
+) -> LinearBounds:
     prepared = change(prepare(net, arithmetic, numpy_machine(dtype)))
     with np.errstate(all="ignore"):
-        return Relaxed(prepared, *outward(np.atleast_2d(low), np.atleast_2d(high), dtype))
+        return LinearBounds(prepared, *outward(np.atleast_2d(low), np.atleast_2d(high), dtype))
 
 
-def outside_exact(net: Network, found: Relaxed, x: Any) -> int:
+def outside_exact(net: Network, found: LinearBounds, x: Any) -> int:
     """How many neurons are outside of their bounds at points, one of each box, in rationals."""
     count = 0
     for box, point in enumerate(x):
@@ -41,7 +41,7 @@ def outside_exact(net: Network, found: Relaxed, x: Any) -> int:
     return count
 
 
-def outside_executed(net: Network, found: Relaxed, x: Any, runs: int, seed: int = 0) -> int:
+def outside_executed(net: Network, found: LinearBounds, x: Any, runs: int, seed: int = 0) -> int:
     random = np.random.default_rng(seed)
     count = 0
     for run in range(runs):
@@ -80,7 +80,7 @@ def test_substitution_is_tighter_than_what_is_carried_forward() -> None:
     net = networks.network(5, 16, 16, 16, 3)
     x = points(net, 8)
     loose, tight = (
-        Relaxed(
+        LinearBounds(
             prepare(net, "real", numpy_machine()), *outward(x - 0.1, x + 0.1, "float64"), each
         ).layers[3]
         for each in (False, True)
@@ -125,9 +125,9 @@ class Adversary:
         most = 0.95 * a.shape[1] * 2.0**-24
         return ((a * b).sum(1) + self.sign * most * abs(a * b).sum(1)).astype(np.float32)
 
-    def found(self, net: Network, x: Any, change: Callable[[Prepared], Prepared]) -> Relaxed:
+    def found(self, net: Network, x: Any, change: Callable[[Prepared], Prepared]) -> LinearBounds:
         machine = self.machine._replace(xp=self, dot=self.dot)
-        return Relaxed(change(prepare(net, "real", machine)), *outward(x, x, "float32"))
+        return LinearBounds(change(prepare(net, "real", machine)), *outward(x, x, "float32"))
 
 
 @pytest.mark.parametrize("term", ["forth", "back"])
@@ -146,7 +146,7 @@ def test_bounds_hold_for_any_order_of_summation_and_need_the_terms_for_it(term: 
     assert counts[1] > 0
 
 
-def _rows_outside(net: Network, x: Any, found: Relaxed) -> int:
+def _rows_outside(net: Network, x: Any, found: LinearBounds) -> int:
     """How many lower bounds of outputs, by substitution, are above the exact values."""
     outputs = net.nodes[-1].size
     rows = np.concatenate([np.eye(outputs), -np.eye(outputs)]).astype(np.float32)

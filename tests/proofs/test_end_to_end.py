@@ -13,6 +13,7 @@ import pytest
 import anydevice
 from anydevice import nn, proofs
 from anydevice._core.trees import mapped
+from anydevice._proofs.properties import Less
 
 CPU = anydevice.device("cpu", engine="numpy")
 ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "gelu_tanh", "softmax")
@@ -66,7 +67,7 @@ def outcome(seed: int, limit: float) -> str:
 
     def margin(outputs: Any) -> Any:
         """Above 0 where the property holds, whatever float32 rounds."""
-        if isinstance(claim, proofs.properties.Less):
+        if isinstance(claim, Less):
             return outputs[:, 1] - outputs[:, 0]
         bounds = claim if not hasattr(claim, "parts") else claim.parts[-1]
         inside = np.minimum(outputs - bounds.low, bounds.high - outputs).min(1)

@@ -11,7 +11,7 @@ import pytest
 
 from anydevice import proofs
 from anydevice._proofs import search
-from anydevice._proofs.bounds import Prepared, Relaxed, outward, prepare
+from anydevice._proofs.bounds import LinearBounds, Prepared, outward, prepare
 from anydevice._proofs.checking.checker import refused
 from anydevice._proofs.checking.network import Network
 from anydevice._proofs.lemmas import Effort, Sharpened, Sharpening
@@ -30,14 +30,14 @@ NETWORKS = {
 
 
 @cache
-def found(name: str, arithmetic: str = "float32") -> tuple[Prepared, Relaxed, Sharpened]:
+def found(name: str, arithmetic: str = "float32") -> tuple[Prepared, LinearBounds, Sharpened]:
     net = prepare(NETWORKS[name], arithmetic, numpy_machine())
     fast = prepare(NETWORKS[name], arithmetic, numpy_machine("float32"))
     box = outward(LOW[None], HIGH[None], "float64")
-    return net, Relaxed(net, *box), Sharpening(net, fast, box).run(Effort(8, 3), lambda: False)
+    return net, LinearBounds(net, *box), Sharpening(net, fast, box).run(Effort(8, 3), lambda: False)
 
 
-def undecided(net: Relaxed) -> int:
+def undecided(net: LinearBounds) -> int:
     layers = [layer for layer in net.layers if layer.lines is not None]
     return sum(int(((layer.low < 0) & (layer.high > 0)).sum()) for layer in layers)
 
@@ -45,7 +45,7 @@ def undecided(net: Relaxed) -> int:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_lemmas_decide_more_neurons_and_the_checker_proves_them(name: str) -> None:
     net, plain, sharp = found(name)
-    better = Relaxed(net, *outward(LOW[None], HIGH[None], "float64"), known=sharp.known)
+    better = LinearBounds(net, *outward(LOW[None], HIGH[None], "float64"), known=sharp.known)
     assert undecided(better) < undecided(plain)
     outputs = NETWORKS[name].outputs
     whole = query(NETWORKS[name], LOW, HIGH, np.eye(outputs), [0] * outputs)

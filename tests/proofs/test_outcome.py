@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import nn, proofs
-from anydevice._proofs.outcome import Course, CourseRecorder, violated
+from anydevice._proofs.outcome import ProgressRecorder, SearchProgress, violated
 from anydevice._proofs.search import Progress
 from tests.proofs.checking.theorems import query
 from tests.report.pages import checked, facts, figure, said
@@ -18,7 +18,7 @@ from tests.report.pages import checked, facts, figure, said
 
 def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
     told: list[Progress] = []
-    recorder = CourseRecorder(time.monotonic(), told.append)
+    recorder = ProgressRecorder(time.monotonic(), told.append)
     for number in range(5000):
         recorder(Progress(number / 5000, 1, number, 1.0, -1.0))
     course = recorder.course("real")
@@ -29,8 +29,8 @@ def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
     assert boxes == sorted(set(boxes))
     gaps = {after - before for before, after in pairwise(boxes[:-1])}
     assert len(gaps) == 1
-    assert repr(course) == f"Course(real, {len(course.points)} points)"
-    assert CourseRecorder(0.0, None).course("float32") == Course()
+    assert repr(course) == f"SearchProgress(real, {len(course.points)} points)"
+    assert ProgressRecorder(0.0, None).course("float32") == SearchProgress()
 
 
 def test_the_share_of_several_queries_never_falls() -> None:
@@ -119,7 +119,7 @@ def test_parts_are_counted_in_integers(tmp_path: Path, most: int) -> None:
     points = tuple(
         (at, Progress(0.0, n, 9, 1.0, -1.0)) for at, n in ((0.5, 1), (1.0, most), (2.0, 1))
     )
-    result = proofs.Undecided("time", 0.0, -1.0, 9, 3.0, Course("float32", points))
+    result = proofs.Undecided("time", 0.0, -1.0, 9, 3.0, SearchProgress("float32", points))
     result.save_html(tmp_path / "page.html")
     root = checked((tmp_path / "page.html").read_text("utf-8"))
     texts = figure(root, "Open parts").findall("svg/text[@text-anchor='end']")

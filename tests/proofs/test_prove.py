@@ -18,18 +18,18 @@ from anydevice._machine.engines import registry
 from anydevice._proofs import machines
 from anydevice._proofs import prove as proving
 from anydevice._proofs.attack import exact_outputs, violation_of
-from anydevice._proofs.bounds import Relaxed, outward, prepare
+from anydevice._proofs.bounds import LinearBounds, outward, prepare
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Tree, read_certificate
 from anydevice._proofs.checking.network import Network, Node, Query
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice._proofs.prove import Theorem
 from anydevice._proofs.search import (
     Bounding,
-    Found,
     OutOfTimeError,
     Progress,
     Search,
     SearchLimits,
+    SearchResult,
     rows_of,
 )
 from tests.proofs import networks
@@ -118,7 +118,7 @@ def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch)
         np.array([LEAF]), np.full((1, 1), 255, np.uint8), np.array([-1]), *proving._NO_CASES
     )
     reached = Progress(1.0, 0, 1, 1.0, 1.0)
-    monkeypatch.setattr(proving, "_searched", lambda *_: Found(leaf, None, "", reached))
+    monkeypatch.setattr(proving, "_searched", lambda *_: SearchResult(leaf, None, "", reached))
     net, asked, _ = hard()
     result = proved(net, asked)
     assert isinstance(result, proofs.Undecided)
@@ -448,7 +448,7 @@ def test_bounds_are_those_of_numpy(engine: str) -> None:
     for each in (machine, numpy_machine(machine.dtype)):
         with each.context():
             box = outward(np.full((3, 2), -0.3), np.full((3, 2), 0.4), each.dtype)
-            relaxed = Relaxed(prepare(net, "float32", each), *box)
+            relaxed = LinearBounds(prepare(net, "float32", each), *box)
             rows, constants = each.place(np.eye(2)[[0, 1, 0]]), each.place(np.zeros(3))
             found = relaxed.rows_below(rows, constants, each.indices(np.arange(3)))
             bounds.append(np.asarray(each.host(found.low), np.float64))

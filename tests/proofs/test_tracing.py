@@ -216,7 +216,7 @@ def test_modules_of_every_library_are_lowered(library: str) -> None:
 
 PLANTED: dict[str, Callable[[Any], Any]] = {
     "multiply": lambda f: lambda self, a, b: self.add(a, b),
-    "maximum": lambda f: lambda self, a, b: a if isinstance(a, tracing.Moving) else b,
+    "maximum": lambda f: lambda self, a, b: a if isinstance(a, tracing.SymbolicTensor) else b,
     "clip": lambda f: lambda self, a, low, high: f(self, a, low, None),
     "add": lambda f: lambda self, a, b, scale=1.0: f(self, a, b, abs(scale)),
     "total": lambda f: lambda self, a, axes, keep, mean=False: f(self, a, axes, keep),

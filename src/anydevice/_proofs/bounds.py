@@ -30,7 +30,7 @@ FORWARD_INPUTS = 50
 Live = Mapping[int, Host]
 """The neurons of some nodes, by the number of the node, that are not off in every box."""
 
-Known = Mapping[int, tuple[Host, Host]]
+KnownBounds = Mapping[int, tuple[Host, Host]]
 """The least and the most that neurons of some nodes can be before their function, in all boxes."""
 
 _SLACK = 1.02
@@ -193,7 +193,7 @@ class NodeBounds(NamedTuple):
         return TwoLines(lower, rows[4] if len(rows) > 4 else 0.0, upper, above), error
 
 
-class Own(NamedTuple):
+class NodeLines(NamedTuple):
     """TwoLines of a node for each row alone, and what is taken of its values before the function.
 
     That is a multiplier >= 0 times the sign which the value is assumed to have.
@@ -217,7 +217,7 @@ class Lowered(NamedTuple):
     met: dict[int, Array]
 
 
-class Relaxed:
+class LinearBounds:
     """The bounds of all nodes of a network over a batch of boxes, computed when it is made."""
 
     def __init__(
@@ -226,7 +226,7 @@ class Relaxed:
         centre: Host,
         radius: Host,
         tighten: bool = True,
-        known: Known | None = None,
+        known: KnownBounds | None = None,
     ) -> None:
         self.net = net
         self.known = known or {}
@@ -444,7 +444,7 @@ class Relaxed:
         error: Array,
         box: Array,
         keep: bool = False,
-        own: Mapping[int, Own] | None = None,
+        own: Mapping[int, NodeLines] | None = None,
     ) -> Lowered:
         """Lower bounds of sums `coefficients @ values of nodes + constant - error`, one a row.
 
@@ -515,7 +515,7 @@ class Relaxed:
         constants: Array,
         box: Array,
         keep: bool = False,
-        own: Mapping[int, Own] | None = None,
+        own: Mapping[int, NodeLines] | None = None,
     ) -> Lowered:
         """Lower bounds of rows of coefficients over the outputs, plus constants."""
         last = len(self.net.steps)
@@ -541,7 +541,7 @@ class Relaxed:
                     found[number] = np.flatnonzero(on)
         return found
 
-    def without(self, live: Live) -> Relaxed:
+    def without(self, live: Live) -> LinearBounds:
         """The same bounds for substitution alone, without the neurons that are always off.
 
         Both of their lines are 0, so that neither their coefficients nor their errors get anywhere.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.bounds import Known, Prepared, Relaxed, until
+from anydevice._proofs.bounds import KnownBounds, LinearBounds, Prepared, until
 from anydevice._proofs.checking.certificate import Lemma
 from anydevice._proofs.neurons import Branch, Growing, Neurons, Problems
 
@@ -42,7 +42,7 @@ class Sharpened(NamedTuple):
     """Lemmas, and the bounds of neurons that they prove, by node."""
 
     lemmas: tuple[Lemma, ...]
-    known: Known
+    known: KnownBounds
 
 
 class Sharpening:
@@ -90,7 +90,7 @@ class Sharpening:
         cases.divide(effort, counted)
         counted()
 
-    def _cases(self, number: int, known: Known) -> _NeuronSides | None:
+    def _cases(self, number: int, known: KnownBounds) -> _NeuronSides | None:
         """The cases of the undecided neurons of a node; those of an earlier run, where they hold.
 
         That is where nothing new is known of the nodes before.
@@ -98,7 +98,7 @@ class Sharpening:
         if not known and number in self._kept:
             return self._kept[number]
         net, fast = until(self.net, number), until(self.fast, number)
-        relaxed = Relaxed(net, *self.box, known=known)
+        relaxed = LinearBounds(net, *self.box, known=known)
         place, size = net.machine.place, net.steps[-1].size
         rows = np.concatenate([np.eye(size), -np.eye(size)])
         boxes = net.machine.indices(np.zeros(2 * size, np.int64))
@@ -120,7 +120,7 @@ class _NeuronSides:
     `room` bytes.
     """
 
-    def __init__(self, relaxed: Relaxed, fast: Prepared, plain: Floats, room: int) -> None:
+    def __init__(self, relaxed: LinearBounds, fast: Prepared, plain: Floats, room: int) -> None:
         self.size, self.node = plain.shape[1], len(fast.steps)
         self.undecided = np.flatnonzero((plain < 0).all(0))
         self.plain = plain[:, self.undecided].ravel()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.bounds import Own, Prepared, Relaxed, without
+from anydevice._proofs.bounds import LinearBounds, NodeLines, Prepared, without
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
 from anydevice._proofs.curves import relu_curve
 from anydevice._proofs.machines import Array, Host
@@ -180,7 +180,7 @@ class Neurons:
     outputs only some may be asked for.
     """
 
-    def __init__(self, relaxed: Relaxed, fast: Prepared, outputs: Host | None = None) -> None:
+    def __init__(self, relaxed: LinearBounds, fast: Prepared, outputs: Host | None = None) -> None:
         live = relaxed.live()
         if outputs is not None:
             live[len(fast.steps)] = outputs
@@ -316,7 +316,7 @@ class Neurons:
             slope = machine.place(slopes[:, its])
             is_open = machine.xp.logical_and(low < 0, high > 0)
             lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
-            own[number] = Own(lines, machine.place(multipliers[:, its] * sign))
+            own[number] = NodeLines(lines, machine.place(multipliers[:, its] * sign))
         found = relaxed.rows_below(
             machine.place(problems.rows[parts.problem]),
             machine.place(problems.constants[parts.problem]),

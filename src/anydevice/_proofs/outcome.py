@@ -30,7 +30,7 @@ _MOST_TERMS = 4
 """Conditions, and terms of a sum, that are printed."""
 
 
-class Course(Record):
+class SearchProgress(Record):
     """How a search went: in which arithmetic, and how far it was after so many seconds.
 
     There are some hundred points at most, and none where the first bound decided it.
@@ -40,10 +40,10 @@ class Course(Record):
     points: tuple[tuple[float, Progress], ...] = ()
 
     def __repr__(self) -> str:
-        return f"Course({self.precision}, {len(self.points)} points)"
+        return f"SearchProgress({self.precision}, {len(self.points)} points)"
 
 
-class CourseRecorder:
+class ProgressRecorder:
     """Keeps how far a search is each time that it tells, and tells it on."""
 
     def __init__(self, begin: float, tell: Callable[[Progress], None] | None) -> None:
@@ -62,10 +62,10 @@ class CourseRecorder:
         if self._tell is not None:
             self._tell(now)
 
-    def course(self, precision: str) -> Course:
+    def course(self, precision: str) -> SearchProgress:
         """What was kept, and how far the search was at its end."""
         end = () if self._kept[-1:] == list(self._last) else self._last
-        return Course(precision, (*self._kept, *end))
+        return SearchProgress(precision, (*self._kept, *end))
 
 
 def outcome_data(result: Result) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _facts(result: Result, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "open at the end", in_parts(last.open)
 
 
-def _figures(course: Course) -> Iterator[str]:
+def _figures(course: SearchProgress) -> Iterator[str]:
     """How the search went; one that its first bound decided has no course."""
     points = course.points
     if len(points) < 2:

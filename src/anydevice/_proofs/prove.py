@@ -23,7 +23,7 @@ from anydevice._proofs.checking.network import check_query as checked
 from anydevice._proofs.files import read_model, read_queries
 from anydevice._proofs.lemmas import Sharpening
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
-from anydevice._proofs.outcome import Course, CourseRecorder, outcome_page
+from anydevice._proofs.outcome import ProgressRecorder, SearchProgress, outcome_page
 from anydevice._proofs.properties import (
     Problem,
     Property,
@@ -34,11 +34,11 @@ from anydevice._proofs.properties import (
 )
 from anydevice._proofs.search import (
     Bounding,
-    Found,
     OutOfTimeError,
     Progress,
     Search,
     SearchLimits,
+    SearchResult,
     rows_of,
 )
 from anydevice._report.page import save_page
@@ -77,7 +77,7 @@ class Proof(_Outcome):
     precision: str
     boxes: int
     seconds: float
-    course: Course = Course()
+    course: SearchProgress = SearchProgress()
 
     def __bool__(self) -> bool:
         return True
@@ -122,7 +122,7 @@ class Counterexample(_Outcome):
     violation: float
     exact: bool
     seconds: float
-    course: Course = Course()
+    course: SearchProgress = SearchProgress()
 
     def __bool__(self) -> bool:
         return False
@@ -142,7 +142,7 @@ class Undecided(_Outcome):
     best_bound: float
     boxes: int
     seconds: float
-    course: Course = Course()
+    course: SearchProgress = SearchProgress()
 
     def __bool__(self) -> bool:
         return False
@@ -192,7 +192,7 @@ def prove(
     theorems, shape, file_hash = _theorems(model, claim, over, precision)
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)
     until = begin + (inf if limit is None else limit)
-    recorder = CourseRecorder(begin, progress)
+    recorder = ProgressRecorder(begin, progress)
     limits = SearchLimits(until=until, memory=memory, tell=recorder)
     result: Result
     try:
@@ -338,7 +338,7 @@ class _Done:
         proved, whole, boxes = self.proved, self.whole, self.boxes
         return limits._replace(tell=partial(_tell, limits.tell, proved, whole, boxes))
 
-    def add(self, work: _QueryWork, found: Found) -> None:
+    def add(self, work: _QueryWork, found: SearchResult) -> None:
         self.boxes += found.progress.boxes
         work.tree = found.tree
         self.proved += found.tree is not None
@@ -397,7 +397,7 @@ def _attack(network: Network, query: Query, pause: Callable[[], None]) -> Attack
 
 def _searched(
     work: _QueryWork, machine: BoundsMachine, limits: SearchLimits, is_first: bool = False
-) -> Found:
+) -> SearchResult:
     """Search a query, on NumPy what is small or needs more digits than the machine has.
 
     Where `is_first`, that is its first bound and, if it does not prove it, an attack.

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from anydevice._proofs.bounds import (
     FORWARD_INPUTS,
-    Known,
+    KnownBounds,
+    LinearBounds,
     Lowered,
     Prepared,
-    Relaxed,
     outward,
     padded,
 )
@@ -102,7 +102,7 @@ class Progress(NamedTuple):
     worst: float
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """How a search ended: with a tree that proves it, a point that refutes it, or neither."""
 
     tree: Tree | None
@@ -126,7 +126,7 @@ class Decision(NamedTuple):
     bound: Floats
     scores: Floats
     points: Floats
-    relaxed: Relaxed
+    relaxed: LinearBounds
 
     @property
     def closed(self) -> npt.NDArray[np.bool_]:
@@ -143,19 +143,19 @@ class Bounding:
     def __init__(self, net: Prepared, rows: QueryRows, fast: Prepared | None = None) -> None:
         self.net, self.rows, self.fast = net, rows, fast
 
-    def __call__(self, low: Floats, high: Floats, known: Known | None = None) -> Decision:
+    def __call__(self, low: Floats, high: Floats, known: KnownBounds | None = None) -> Decision:
         count = len(low)
         if self.net.machine.pads:
             more = padded(count) - count
             low, high = (np.concatenate([x, np.repeat(x[:1], more, 0)]) for x in (low, high))
         with np.errstate(all="ignore"):
             box = outward(low, high, self.net.machine.dtype)
-            relaxed = Relaxed(self.net, *box, known=known)
+            relaxed = LinearBounds(self.net, *box, known=known)
             verdict = self._decide(relaxed, len(low))
         arrays: list[Any] = [*(each[:count] for each in verdict[:-1]), relaxed]
         return Decision(*arrays)
 
-    def _decide(self, relaxed: Relaxed, boxes: int) -> Decision:
+    def _decide(self, relaxed: LinearBounds, boxes: int) -> Decision:
         rows, host = self.rows, self._host
         number, each = len(rows.constants), np.arange(boxes)
         box = np.repeat(each, number)
@@ -213,7 +213,7 @@ class Bounding:
 
     def _below(
         self,
-        relaxed: Relaxed,
+        relaxed: LinearBounds,
         coefficients: Floats,
         constants: Floats,
         box: Host,
@@ -223,7 +223,7 @@ class Bounding:
         rows, constants = machine.place(coefficients), machine.place(constants)
         return relaxed.rows_below(rows, constants, machine.indices(box), keep)
 
-    def _mix(self, relaxed: Relaxed, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
+    def _mix(self, relaxed: LinearBounds, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
         """Bytes that weigh the rows of a group such that their sum has the best lower bound.
 
         By steps of exponentiated gradients on the linear functions that bound the rows.
@@ -247,7 +247,7 @@ class Bounding:
         best = np.round(best / best.max(1, keepdims=True) * 255)
         return np.where(np.isfinite(best), best, 255)
 
-    def _scores(self, relaxed: Relaxed, open_: Host, chosen: Floats) -> tuple[Floats, Floats]:
+    def _scores(self, relaxed: LinearBounds, open_: Host, chosen: Floats) -> tuple[Floats, Floats]:
         """How much of the relaxation's loss each input carries, and the slopes of the bound."""
         machine, rows = self.net.machine, self.rows
         if not len(open_):
@@ -305,7 +305,7 @@ class Search:
         self.point: Floats | None = None
         self.begin = limits.clock()
 
-    def first(self, low: Floats, high: Floats) -> Found:
+    def first(self, low: Floats, high: Floats) -> SearchResult:
         """What the first bound says of a box; where it says nothing the box is attacked, no more.
 
         The reason is "open" where it is neither proved nor refuted.
@@ -322,9 +322,9 @@ class Search:
             self.point = self.refutes(np.concatenate([verdict.points[0], middle]))
         now, tree = self.progress(), None if self._in_hand else self.growing.tree()
         self.limits.tell(now)
-        return Found(tree, self.point, "open" if self._in_hand else "", now)
+        return SearchResult(tree, self.point, "open" if self._in_hand else "", now)
 
-    def run(self, low: Floats, high: Floats) -> Found:
+    def run(self, low: Floats, high: Floats) -> SearchResult:
         self.stack.append(_whole(low, high))
         few = np.count_nonzero(high > low) <= FORWARD_INPUTS
         self._divides_inputs = bool(few and self.bounding.fast is None)
@@ -338,7 +338,9 @@ class Search:
         except OutOfTimeError:
             reason = "time"
         proved = not self.stack and not reason and self.point is None
-        return Found(self.growing.tree() if proved else None, self.point, reason, self.progress())
+        return SearchResult(
+            self.growing.tree() if proved else None, self.point, reason, self.progress()
+        )
 
     def progress(self) -> Progress:
         passed = max(self.limits.clock() - self.begin, 1e-9)

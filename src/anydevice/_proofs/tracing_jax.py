@@ -12,7 +12,7 @@ import numpy as np
 
 from anydevice._libraries.base import ModelAdapter, host_array, recording
 from anydevice._proofs.graph import LoweredModel
-from anydevice._proofs.tracing import Fixed, Moving, Trace, Value, one_call
+from anydevice._proofs.tracing import FixedTensor, SymbolicTensor, Trace, Value, one_call
 
 Rule = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def traced(adapter: ModelAdapter, shape: tuple[int, ...], *, classes: bool) -> L
 def _constant(value: Any) -> Value:
     """A constant of a jaxpr: JAX 0.9 keeps arrays of NumPy in a class of its own."""
     jax: Any = sys.modules["jax"]
-    return Fixed(host_array(value if isinstance(value, jax.Array) else np.asarray(value)))
+    return FixedTensor(host_array(value if isinstance(value, jax.Array) else np.asarray(value)))
 
 
 def _run(trace: Trace, jaxpr: Any, given: list[Value], path: str) -> list[Value]:
@@ -45,7 +45,9 @@ def _run(trace: Trace, jaxpr: Any, given: list[Value], path: str) -> list[Value]
     names = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
 
     def read(variable: Any) -> Value:
-        return Fixed(np.asarray(variable.val)) if hasattr(variable, "val") else names[variable]
+        return (
+            FixedTensor(np.asarray(variable.val)) if hasattr(variable, "val") else names[variable]
+        )
 
     for equation in jaxpr.eqns:
         taken = [read(each) for each in equation.invars]
@@ -63,7 +65,7 @@ def _path_of(scope: str) -> str:
 
 def _step(trace: Trace, equation: Any, given: list[Value], path: str) -> list[Value]:
     name, options = equation.primitive.name, equation.params
-    if all(isinstance(value, Fixed) for value in given) and not _is_ours(name, given):
+    if all(isinstance(value, FixedTensor) for value in given) and not _is_ours(name, given):
         return _computed(equation, given)
     inner = options.get("jaxpr", options.get("call_jaxpr"))
     if inner is not None and name in _CALLS:
@@ -78,14 +80,16 @@ def _step(trace: Trace, equation: Any, given: list[Value], path: str) -> list[Va
 
 def _is_ours(name: str, given: list[Value]) -> bool:
     """Whether fixed numbers are computed here, in float64, and not by JAX."""
-    floats = all(isinstance(x, Fixed) and np.asarray(x.value).dtype.kind == "f" for x in given)
+    floats = all(
+        isinstance(x, FixedTensor) and np.asarray(x.value).dtype.kind == "f" for x in given
+    )
     return floats and name in _FIXED
 
 
 def _computed(equation: Any, given: list[Value]) -> list[Value]:
     """What does not depend on the input, computed by JAX; its roundings are counted."""
-    off = max([value.off for value in given if isinstance(value, Fixed)], default=0.0)
-    values = [value.value for value in given if isinstance(value, Fixed)]
+    off = max([value.off for value in given if isinstance(value, FixedTensor)], default=0.0)
+    values = [value.value for value in given if isinstance(value, FixedTensor)]
     jax: Any = sys.modules["jax"]
     arrays = [
         jax.numpy.asarray(value, each.aval.dtype)
@@ -94,7 +98,7 @@ def _computed(equation: Any, given: list[Value]) -> list[Value]:
     made = equation.primitive.bind(*arrays, **equation.params)
     results = made if equation.primitive.multiple_results else [made]
     grown = off if equation.primitive.name in _EXACT else off * 4 + 2.0**-20
-    return [Fixed(host_array(each), grown) for each in results]
+    return [FixedTensor(host_array(each), grown) for each in results]
 
 
 def _dot(trace: Trace, a: Value, b: Value, *, dimension_numbers: Any, **options: Any) -> Value:
@@ -165,14 +169,14 @@ def _window(
     if any(each != 1 for each in base_dilation):
         raise trace.refuse("a pooling that spreads its input")
     found = trace.windows(a, window_dimensions, window_strides, padding, window_dilation)
-    return Moving(trace.graph.largest(found) if largest else trace.graph.total(found))
+    return SymbolicTensor(trace.graph.largest(found) if largest else trace.graph.total(found))
 
 
 def _pad(trace: Trace, a: Value, fill: Value, *, padding_config: Any, **options: Any) -> Value:
     widths = [(int(low), int(high)) for low, high, _ in padding_config]
     if any(inner for _, _, inner in padding_config) or min(map(min, widths)) < 0:
         raise trace.refuse("a padding that cuts or spreads")
-    if not isinstance(fill, Fixed):
+    if not isinstance(fill, FixedTensor):
         raise trace.refuse("a padding that depends on the input")
     return trace.padded(a, widths, float(fill.value))
 
@@ -198,7 +202,7 @@ def _slice(
 
 
 def _dynamic_slice(trace: Trace, a: Value, *starts: Value, slice_sizes: Any, **more: Any) -> Value:
-    if not all(isinstance(each, Fixed) for each in starts):
+    if not all(isinstance(each, FixedTensor) for each in starts):
         raise trace.refuse("an index that depends on the input")
     shape = _shape(a)
     first = [
@@ -211,7 +215,7 @@ def _dynamic_slice(trace: Trace, a: Value, *starts: Value, slice_sizes: Any, **m
 
 def _gather(trace: Trace, a: Value, indices: Value, **options: Any) -> Value:
     """Elements at fixed indices: JAX says which, of an array that holds its own positions."""
-    if not isinstance(indices, Fixed):
+    if not isinstance(indices, FixedTensor):
         raise trace.refuse("an index that depends on the input")
     jax: Any = sys.modules["jax"]
     shape = _shape(a)
@@ -249,7 +253,7 @@ def _converted(trace: Trace, a: Value, *, new_dtype: Any, **more: Any) -> Value:
 
 
 def _shape(value: Value) -> tuple[int, ...]:
-    return value.cells.shape if isinstance(value, Moving) else np.shape(value.value)
+    return value.cells.shape if isinstance(value, SymbolicTensor) else np.shape(value.value)
 
 
 def _reduced(trace: Trace, a: Value, *, axes: Any, largest: bool = False, **more: Any) -> Value:
@@ -338,7 +342,7 @@ _RULES: dict[str, Rule] = {
     "max": lambda trace, a, b, **options: trace.maximum(a, b),
     "min": lambda trace, a, b, **options: trace.minimum(a, b),
     "mul": lambda trace, a, b, **options: trace.multiply(a, b),
-    "neg": lambda trace, a, **options: trace.multiply(a, Fixed(np.float64(-1.0))),
+    "neg": lambda trace, a, **options: trace.multiply(a, FixedTensor(np.float64(-1.0))),
     "pad": _pad,
     "reduce_max": partial(_reduced, largest=True),
     "reduce_sum": _reduced,

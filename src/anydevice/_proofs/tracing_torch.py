@@ -12,7 +12,7 @@ import numpy as np
 
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._proofs.graph import LoweredModel, scale_of_norm
-from anydevice._proofs.tracing import Fixed, Moving, Trace, Value
+from anydevice._proofs.tracing import FixedTensor, SymbolicTensor, Trace, Value
 
 Op = Callable[..., Any]
 _READERS = ("tolist", "numpy", "__array__", "__dlpack__")
@@ -109,7 +109,7 @@ class _Watcher:
             def __torch_function__(
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                if function in readers and isinstance(watcher.value_of(args[0]), Moving):
+                if function in readers and isinstance(watcher.value_of(args[0]), SymbolicTensor):
                     raise watcher.trace.refuse(f"Tensor.{function.__name__}")
                 return function(*args, **(kwargs or {}))
 
@@ -145,13 +145,13 @@ class _Watcher:
             return value
         if tensor.numel() and _memory_of(tensor) in self._memory:
             raise self.trace.refuse("a tensor that shares its memory with one that was computed")
-        return Fixed(host_array(tensor.detach()))
+        return FixedTensor(host_array(tensor.detach()))
 
     def _taken(self, x: Any) -> Any:
         return self.value_of(x) if self._is_tensor(x) else x
 
     def _keep(self, tensor: Any, value: Value, name: str) -> None:
-        shape = value.cells.shape if isinstance(value, Moving) else np.shape(value.value)
+        shape = value.cells.shape if isinstance(value, SymbolicTensor) else np.shape(value.value)
         if tuple(tensor.shape) != shape:
             raise self.trace.refuse(f"this use of aten.{name}")
         self._values[id(tensor)] = tensor, value
@@ -173,7 +173,7 @@ def _memory_of(tensor: Any) -> int:
 
 
 def _flat(values: Any) -> list[Any]:
-    if isinstance(values, Fixed | Moving):
+    if isinstance(values, FixedTensor | SymbolicTensor):
         return [values]
     if isinstance(values, dict):
         return [x for value in values.values() for x in _flat(value)]
@@ -194,7 +194,7 @@ def _mapped(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _number(x: Any) -> Value:
-    return x if isinstance(x, Fixed | Moving) else Fixed(np.float64(x))
+    return x if isinstance(x, FixedTensor | SymbolicTensor) else FixedTensor(np.float64(x))
 
 
 def _add(trace: Trace, a: Any, b: Any, alpha: float = 1, sign: float = 1) -> Value:
@@ -212,13 +212,13 @@ def _addmm(
 
 def _linear_of(trace: Trace, a: Value, b: Value, bias: Value | None) -> Value:
     """A product with its bias in one node, where the weights are fixed."""
-    if isinstance(a, Moving) and isinstance(b, Fixed) and np.ndim(b.value) == 2:
+    if isinstance(a, SymbolicTensor) and isinstance(b, FixedTensor) and np.ndim(b.value) == 2:
         offset = np.asarray(0.0 if bias is None else getattr(bias, "value", None), np.float64)
-        if bias is None or (isinstance(bias, Fixed) and offset.ndim == 1):
+        if bias is None or (isinstance(bias, FixedTensor) and offset.ndim == 1):
             weight = np.asarray(b.value, np.float64).T
             shift = np.broadcast_to(offset, (len(weight),))
             extra = int((weight.astype(np.float32) != weight).any())
-            return Moving(trace.graph.dense(a.cells, weight, shift, extra, b.off))
+            return SymbolicTensor(trace.graph.dense(a.cells, weight, shift, extra, b.off))
     made = trace.matmul(a, b)
     return made if bias is None else trace.add(made, bias)
 
@@ -243,7 +243,7 @@ def _convolution(
 ) -> Value:
     if transposed:
         raise trace.refuse("a transposed convolution")
-    axes = len(np.shape(weight.value)) - 2 if isinstance(weight, Fixed) else len(stride)
+    axes = len(np.shape(weight.value)) - 2 if isinstance(weight, FixedTensor) else len(stride)
     steps, around, spread = [_all(each, axes) for each in (stride, padding, dilation)]
     return trace.convolution(
         a, weight, bias, steps, [(each, each) for each in around], spread, groups
@@ -266,11 +266,11 @@ def _max_pool(
 ) -> list[Any]:
     if ceil_mode:
         raise trace.refuse("ceil_mode")
-    axes = 1 if len(size) == 1 and isinstance(a, Moving) and a.cells.ndim == 3 else 2
+    axes = 1 if len(size) == 1 and isinstance(a, SymbolicTensor) and a.cells.ndim == 3 else 2
     window, around, spread = _all(size, axes), _all(padding, axes), _all(dilation, axes)
     steps = _all(stride, axes) if len(stride) else window
     found = trace.windows(a, window, steps, [(each, each) for each in around], spread)
-    return [Moving(trace.graph.largest(found)), None]
+    return [SymbolicTensor(trace.graph.largest(found)), None]
 
 
 def _avg_pool(
@@ -289,16 +289,16 @@ def _avg_pool(
         raise trace.refuse("this form of average pooling")
     steps = _all(stride, axes) if len(stride) else window
     found = trace.windows(a, window, steps, [(each, each) for each in around])
-    return Moving(trace.graph.mean(found))
+    return SymbolicTensor(trace.graph.mean(found))
 
 
 def _adaptive(trace: Trace, a: Value, outputs: Sequence[int]) -> Value:
     axes = len(outputs)
-    sizes = a.cells.shape[-axes:] if isinstance(a, Moving) else ()
+    sizes = a.cells.shape[-axes:] if isinstance(a, SymbolicTensor) else ()
     if any(size % count for size, count in zip(sizes, outputs, strict=True)):
         raise trace.refuse(f"an adaptive pooling of {sizes} to {tuple(outputs)}")
     window = [size // count for size, count in zip(sizes, outputs, strict=True)]
-    return Moving(trace.graph.mean(trace.windows(a, window, window, [(0, 0)] * axes)))
+    return SymbolicTensor(trace.graph.mean(trace.windows(a, window, window, [(0, 0)] * axes)))
 
 
 def _batch_norm(
@@ -312,7 +312,7 @@ def _batch_norm(
     **named: Any,
 ) -> list[Any]:
     eps = float(named.get("eps", rest[-1]))
-    if rest[0] is True or mean is None or not isinstance(a, Moving):
+    if rest[0] is True or mean is None or not isinstance(a, SymbolicTensor):
         raise trace.refuse("a batch norm by the statistics of the batch; call model.eval()")
     size = len(mean.value)
     over = (-1, *[1] * (a.cells.ndim - 2))
@@ -323,13 +323,13 @@ def _batch_norm(
     made = trace.graph.normalized(
         a.cells, scale.reshape(over), centre.reshape(over), shift.reshape(over)
     )
-    return [Moving(made), None, None]
+    return [SymbolicTensor(made), None, None]
 
 
 def _layer_norm(
     trace: Trace, a: Value, shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> list[Any]:
-    if not isinstance(a, Moving):
+    if not isinstance(a, SymbolicTensor):
         raise trace.refuse("a layer norm of fixed numbers")
     cells = a.cells.reshape(*a.cells.shape[: a.cells.ndim - len(shape)], -1)
     scale, shift = [
@@ -337,7 +337,7 @@ def _layer_norm(
         for each in (weight, bias)
     ]
     made = trace.graph.layer_norm(cells, scale, shift, eps)
-    return [Moving(made.reshape(a.cells.shape)), None, None]
+    return [SymbolicTensor(made.reshape(a.cells.shape)), None, None]
 
 
 def _gelu(trace: Trace, a: Value, approximate: str = "none") -> Value:
@@ -349,7 +349,9 @@ def _softmax(trace: Trace, a: Value, axis: int, *rest: Any) -> Value:
 
 
 def _clamp(trace: Trace, a: Value, low: Any = None, high: Any = None) -> Value:
-    if isinstance(low, Fixed | Moving) or isinstance(high, Fixed | Moving):
+    if isinstance(low, FixedTensor | SymbolicTensor) or isinstance(
+        high, FixedTensor | SymbolicTensor
+    ):
         raise trace.refuse("a clip by tensors")
     return trace.clip(a, low, high)
 
@@ -370,13 +372,13 @@ def _reduced(
     dtype: Any = None,
 ) -> Value:
     a = _converted(trace, a, dtype=dtype)
-    ndim = a.cells.ndim if isinstance(a, Moving) else np.ndim(a.value)
+    ndim = a.cells.ndim if isinstance(a, SymbolicTensor) else np.ndim(a.value)
     chosen = range(ndim) if axes is None else _all(axes, 1)
     return trace.total(a, list(chosen), keep, mean)
 
 
 def _amax(trace: Trace, a: Value, axes: Any = (), keep: bool = False) -> Value:
-    ndim = a.cells.ndim if isinstance(a, Moving) else np.ndim(a.value)
+    ndim = a.cells.ndim if isinstance(a, SymbolicTensor) else np.ndim(a.value)
     return trace.largest(a, list(axes) or list(range(ndim)), keep)
 
 
@@ -390,7 +392,7 @@ def _slice(
 
 
 def _split(trace: Trace, a: Value, sizes: Any, axis: int = 0) -> list[Value]:
-    length = (a.cells if isinstance(a, Moving) else a.value).shape[axis]
+    length = (a.cells if isinstance(a, SymbolicTensor) else a.value).shape[axis]
     if isinstance(sizes, int):
         sizes = [min(sizes, length - at) for at in range(0, length, sizes)]
     ends = np.cumsum(sizes)
@@ -401,7 +403,7 @@ def _split(trace: Trace, a: Value, sizes: Any, axis: int = 0) -> list[Value]:
 
 
 def _unbind(trace: Trace, a: Value, axis: int = 0) -> list[Value]:
-    length = (a.cells if isinstance(a, Moving) else a.value).shape[axis]
+    length = (a.cells if isinstance(a, SymbolicTensor) else a.value).shape[axis]
     return [trace.moved(partial(np.take, indices=at, axis=axis), a) for at in range(length)]
 
 
@@ -415,7 +417,7 @@ def _expand(trace: Trace, a: Value, sizes: Sequence[int], **named: Any) -> Value
 
 
 def _pad(trace: Trace, a: Value, widths: Sequence[int], value: float = 0.0) -> Value:
-    ndim = a.cells.ndim if isinstance(a, Moving) else np.ndim(a.value)
+    ndim = a.cells.ndim if isinstance(a, SymbolicTensor) else np.ndim(a.value)
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     if min(widths) < 0:
         raise trace.refuse("a padding that cuts")
@@ -476,7 +478,7 @@ _OPS: dict[str, Op] = {
     "_native_batch_norm_legit_no_training": _batch_norm,
     "native_batch_norm": _batch_norm,
     "native_layer_norm": _layer_norm,
-    "neg": lambda trace, a: trace.multiply(a, Fixed(np.float64(-1.0))),
+    "neg": lambda trace, a: trace.multiply(a, FixedTensor(np.float64(-1.0))),
     "permute": _shaped(lambda x, axes: np.transpose(x, axes)),
     "pow": _power,
     "reciprocal": _named("reciprocal"),
