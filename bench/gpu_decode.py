@@ -31,7 +31,7 @@ import torch
 from anydevice._check import checks as trials
 from anydevice._check.cases.decoding import DECODER_LAYER
 from anydevice._core.device import Device
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._core.record import replace
 from anydevice._engines.torch.captured import CapturedStep
 from anydevice._engines.torch.triton import decode_attention, decode_products, fused
@@ -62,8 +62,8 @@ class Shape(NamedTuple):
     layers: int = 32
 
     @property
-    def numbers(self) -> LayerNumbers:
-        return LayerNumbers(
+    def numbers(self) -> LayerConfig:
+        return LayerConfig(
             self.heads, self.kv_heads, self.size, 1e-5, self.size**-0.5, rotated=self.size
         )
 

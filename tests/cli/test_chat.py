@@ -349,13 +349,13 @@ def test_a_reader_that_leaves_is_no_error(talker: Path) -> None:
 BUSY = """
 import hashlib, sys
 from anydevice.cli.main import main
-from anydevice._llm.generate import Programs
+from anydevice._llm.generate import DecoderExecutor
 
 def passed(*arguments, **options):
     print("busy", file=sys.stderr, flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in C for minutes, as a compiler is
 
-Programs.passed = passed
+DecoderExecutor.forward = passed
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -1,4 +1,4 @@
-"""Conversations for chat templates: plain ones, and all that people and programs put into them."""
+"""Conversations for chat templates: plain ones, and all that people and executor put into them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from anydevice._llm import capture as captured
 from anydevice._llm import decoder
 from anydevice._llm.capture import CapturedRunner
 from anydevice._llm.description import describe
-from anydevice._llm.generate import KINDS_OF_SAMPLING, OpsRunner, generated, layer_numbers
+from anydevice._llm.generate import KINDS_OF_SAMPLING, OpsRunner, generated, layer_config
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config
@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest, stories: Path) -> llm.LanguageModel:
 
 def tokens(runner: OpsRunner, model: Any, prompts: Any, most: int, **options: Any) -> Any:
     """All that is read, as lists."""
-    steps = generated(runner, model._programs, prompts, sampling(**options), most)
+    steps = generated(runner, model._executor, prompts, sampling(**options), most)
     return [
         (token.tolist(), None if logprob is None else logprob.round(4).tolist())
         for token, logprob in steps
@@ -64,10 +64,10 @@ def tokens(runner: OpsRunner, model: Any, prompts: Any, most: int, **options: An
 def test_the_tokens_are_those_of_steps_in_ops(
     model: llm.LanguageModel, options: Mapping[str, Any]
 ) -> None:
-    programs = model._programs
-    runner = CapturedRunner(programs, 2, 64, CapturedStep)
+    executor = model._executor
+    runner = CapturedRunner(executor, 2, 64, CapturedStep)
     for prompts in (PROMPTS, PROMPTS[::-1]):  # the second time, what was captured is used again
-        expected = tokens(OpsRunner(programs, 2, 64), model, prompts, 6, **options)
+        expected = tokens(OpsRunner(executor, 2, 64), model, prompts, 6, **options)
         found = tokens(runner, model, prompts, 6, **options)
         assert [each for each, _ in found] == [each for each, _ in expected]
         for (_, one), (_, other) in zip(found, expected, strict=True):
@@ -78,15 +78,15 @@ def test_the_tokens_are_those_of_steps_in_ops(
 def test_steps_of_the_kinds_of_sampling_that_were_last_used_are_kept(
     model: llm.LanguageModel,
 ) -> None:
-    programs = model._programs
-    runner = CapturedRunner(programs, 2, 64, CapturedStep)
+    executor = model._executor
+    runner = CapturedRunner(executor, 2, 64, CapturedStep)
     small: list[dict[str, Any]] = [{"top_k": top_k} for top_k in (1, 7, 64)]
     other = [{"top_k": 8**n, "min_p": share} for n in (2, 3, 4) for share in (0.0, 0.1)]
     other += [{"repetition_penalty": 1.2}, {}, {"logprobs": True}, small[0]]
     for options in (*small, *other):
         found = tokens(runner, model, PROMPTS, 2, seed=2, **options)
         assert len(runner._captured) == 1 or options not in small[1:]
-    assert found == tokens(OpsRunner(programs, 2, 64), model, PROMPTS, 2, seed=2, **small[0])
+    assert found == tokens(OpsRunner(executor, 2, 64), model, PROMPTS, 2, seed=2, **small[0])
     assert len(runner._captured) == KINDS_OF_SAMPLING
 
 
@@ -94,11 +94,11 @@ def test_what_cannot_be_captured_is_computed_in_ops(model: llm.LanguageModel) ->
     def refuse(*arguments: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    programs = model._programs
-    runner = CapturedRunner(programs, 2, 64, refuse)
+    executor = model._executor
+    runner = CapturedRunner(executor, 2, 64, refuse)
     with pytest.warns(UserWarning, match=r"could not be captured .*: operation not permitted"):
         found = tokens(runner, model, PROMPTS, 3)
-    assert found == tokens(OpsRunner(programs, 2, 64), model, PROMPTS, 3)
+    assert found == tokens(OpsRunner(executor, 2, 64), model, PROMPTS, 3)
 
 
 LLAMA = {
@@ -129,7 +129,7 @@ LLAMA = {
 )
 def test_which_layers_an_engine_may_compute_in_one_go(change: dict[str, Any], fits: bool) -> None:
     description = describe(as_config({**LLAMA, **change}))
-    assert (layer_numbers(description, description.layers[0], False) is not None) == fits
+    assert (layer_config(description, description.layers[0], False) is not None) == fits
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"])
@@ -202,14 +202,14 @@ def test_short_prompts_are_read_by_graphs(
     """Of one length, and padded: the same tokens, and few graphs are kept."""
     if model.device.backend == "cuda":
         pytest.skip("in ops a prompt cannot be captured there")
-    programs = model._programs
-    runner = CapturedRunner(programs, 2, 320, CapturedStep)
+    executor = model._executor
+    runner = CapturedRunner(executor, 2, 320, CapturedStep)
     always = property(lambda _: True, _no_setter)
-    monkeypatch.setattr(type(programs), "in_few_launches", always, raising=False)
+    monkeypatch.setattr(type(executor), "fused", always, raising=False)
     lengths = (3, 5, 2, 70, 100, 150, 150, 4, 4)
     for number, length in enumerate(lengths):
         prompts = [[1, *range(20, 19 + length)], [1, *range(60, 60 + length // 2)]]
-        expected = tokens(OpsRunner(programs, 2, 320), model, prompts, 4)
+        expected = tokens(OpsRunner(executor, 2, 320), model, prompts, 4)
         assert tokens(runner, model, prompts, 4) == expected, number
         assert len(runner._readers) <= captured.READERS
     assert all(isinstance(reader, CapturedStep) for reader in runner._readers.values())
@@ -223,23 +223,23 @@ def test_a_short_prompt_is_read_in_one_size_with_a_graph_and_without(
     model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libraries round otherwise for other sizes, and the same call gives the same numbers."""
-    programs, sizes = model._programs, []
-    whole = programs.passed
+    executor, sizes = model._executor, []
+    whole = executor.forward
 
     def noted(ids: Any, *others: Any, **options: Any) -> Any:
         sizes.append(ids.shape[1])
         return whole(ids, *others, **options)
 
-    monkeypatch.setattr(programs, "passed", noted)
-    runner = CapturedRunner(programs, 2, 320, CapturedStep)
+    monkeypatch.setattr(executor, "forward", noted)
+    runner = CapturedRunner(executor, 2, 320, CapturedStep)
     for _ in range(3):
         tokens(runner, model, PROMPTS, 1)
     assert set(sizes) == {captured.PADDED}
 
 
 def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> None:
-    programs = model._programs
-    runner = CapturedRunner(programs, 2, 64, CapturedStep)
+    executor = model._executor
+    runner = CapturedRunner(executor, 2, 64, CapturedStep)
     for _ in range(3):
         tokens(runner, model, PROMPTS, 2)
         assert list(runner._readers.values()) == [NotImplemented]

@@ -324,13 +324,15 @@ def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
     monkeypatch.setattr(generation, "SCORED", 8)
     monkeypatch.setattr(pieces, "PIECES", (8,))
     run, case = runner(engine, name), reference(name)
-    programs = generation.Programs(run.description, run.parameters, device("cpu", engine=engine))
+    executor = generation.DecoderExecutor(
+        run.description, run.parameters, device("cpu", engine=engine)
+    )
     ids = case.ids[1]
     hidden, _ = decoder.forward(case.description, case.parameters, ids[None, :-1])
     logits = decoder.logits(case.description, case.parameters, hidden)[0]
     expected = ops.log_softmax(logits)[np.arange(TOKENS - 1), ids[1:]]
     np.testing.assert_allclose(
-        generation.score(programs, ids.tolist(), 64, 2**14), expected, atol=1e-4
+        generation.score(executor, ids.tolist(), 64, 2**14), expected, atol=1e-4
     )
 
 
@@ -490,7 +492,7 @@ def test_every_bias_is_needed() -> None:
 
 
 def test_families_that_cannot_be_run_are_named() -> None:
-    planned = [name for name, row in ARCHITECTURES.items() if row.running is None]
+    planned = [name for name, row in ARCHITECTURES.items() if row.forward is None]
     assert "falcon" in planned
     for family in [*planned, "bert", "t5", "no_such_family"]:
         with pytest.raises(UnsupportedError, match=family):

@@ -18,8 +18,8 @@ from anydevice._core.record import replace
 from anydevice._llm import chunks as prompt_pieces
 from anydevice._llm import decoder
 from anydevice._llm import generate as generation
-from anydevice._llm.chunks import PieceSizes, pieces
-from anydevice._llm.generate import HeldTokens, Programs, generated
+from anydevice._llm.chunks import ChunkSizes, pieces
+from anydevice._llm.generate import DecoderExecutor, HeldTokens, generated
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
 from anydevice.errors import (
@@ -118,15 +118,15 @@ def test_a_prompt_is_read_in_pieces(
 ) -> None:
     prompts = [model.tokenizer.encode(OPENING * count) for count in (3, 1, 2)]
     expected = [reply.tokens for reply in model.generate(prompts, 8)]
-    monkeypatch.setattr(prompt_pieces, "LARGEST_PIECE", {"cpu": 48, "other": 48})
+    monkeypatch.setattr(prompt_pieces, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
     monkeypatch.setattr(prompt_pieces, "PIECES", (4, 16))
     assert [reply.tokens for reply in model.generate(prompts, 8)] == expected
 
 
 @pytest.mark.parametrize(
-    "sizes", [PieceSizes(7), PieceSizes(100, (4, 16, 64)), PieceSizes(1, (4, 16))]
+    "sizes", [ChunkSizes(7), ChunkSizes(100, (4, 16, 64)), ChunkSizes(1, (4, 16))]
 )
-def test_pieces_hold_each_token_once_at_its_place(sizes: PieceSizes) -> None:
+def test_pieces_hold_each_token_once_at_its_place(sizes: ChunkSizes) -> None:
     prompts = [list(range(1, length + 1)) for length in (1, 200, 37, 64)]
     found: list[list[int]] = [[] for _ in prompts]
     touched = 0
@@ -147,7 +147,7 @@ class _Recorder:
     """A runner that notes when steps are begun and when they are read."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner, self.at_once, self.held = runner, runner.at_once, HeldTokens()
+        self._runner, self.synchronous, self.held = runner, runner.synchronous, HeldTokens()
         self.events: list[tuple[str, int]] = []
 
     def prefill(self, *arguments: Any) -> Any:
@@ -173,22 +173,22 @@ class _Recorder:
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
 def test_the_host_reads_a_token_while_the_next_is_computed(stories: Path, name: str) -> None:
-    programs = loaded(stories, name)._programs
-    runner = _Recorder(generation.runner_for(programs, 1, 64))
-    steps = generated(runner, programs, [[1]], sampling(), 4)
+    executor = loaded(stories, name)._executor
+    runner = _Recorder(generation.runner_for(executor, 1, 64))
+    steps = generated(runner, executor, [[1]], sampling(), 4)
     tokens = [int(token[0]) for token, _ in steps]
     assert tokens == list(loaded(stories, name).generate("", 4).tokens)
     order = {event: number for number, event in enumerate(runner.events)}
-    late = name not in generation.AT_ONCE  # which return from a step when it is done
+    late = name not in generation.SYNCHRONOUS  # which return from a step when it is done
     for number in range(3):
         assert (order["began", number + 1] < order["read", number]) == late
     assert len(runner.events) == 8  # no step is begun that nobody reads
 
 
 def test_jax_writes_into_the_cache_that_it_was_given(stories: Path) -> None:
-    programs = loaded(stories, "jax")._programs
-    runner = generation.OpsRunner(programs, 1, 64)
-    steps = generated(runner, programs, [[1]], sampling(), 6)
+    executor = loaded(stories, "jax")._executor
+    runner = generation.OpsRunner(executor, 1, 64)
+    steps = generated(runner, executor, [[1]], sampling(), 6)
     next(steps)
     addresses = [layer["keys"].unsafe_buffer_pointer() for layer in runner._cache]
     for _ in range(3):
@@ -205,7 +205,7 @@ def test_jax_compiles_one_program_for_all_layers_of_a_kind(
     assert len(model.description.layers) == 5
     assert len(traced) == 2  # one for prompts, one for steps
     model.generate(OPENING + " She had a dog.", 30)
-    assert len(traced) == 2  # same sizes: same programs
+    assert len(traced) == 2  # same sizes: same executor
 
 
 def test_jax_compiles_one_choice_for_all_small_top_k(
@@ -222,8 +222,8 @@ def test_jax_compiles_one_choice_for_all_small_top_k(
         assert found.tokens == numpy.generate("", 12, temperature=1.5, top_k=top_k, seed=1).tokens
         before = len(traced)
     for top_k in (8**n for n in range(3, 20)):  # more kinds than are kept
-        model._programs._advanced(sampling(top_k=top_k).filters)
-    assert model._programs._advanced.cache_info().currsize == generation.KINDS_OF_SAMPLING
+        model._executor._advanced(sampling(top_k=top_k).filters)
+    assert model._executor._advanced.cache_info().currsize == generation.KINDS_OF_SAMPLING
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
@@ -318,14 +318,14 @@ def test_a_closed_or_interrupted_stream_leaves_the_model_usable(
 
     stream = model.stream(OPENING, 100)
     next(stream)
-    passed = Programs.passed
+    forward = DecoderExecutor.forward
     with monkeypatch.context() as patch:
 
-        def interrupted(self: Programs, *arguments: Any) -> Any:
-            passed(self, *arguments)  # the caches that were given are gone by now
+        def interrupted(self: DecoderExecutor, *arguments: Any) -> Any:
+            forward(self, *arguments)  # the caches that were given are gone by now
             raise KeyboardInterrupt
 
-        patch.setattr(Programs, "passed", interrupted)
+        patch.setattr(DecoderExecutor, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             for _ in stream:
                 pass
@@ -415,7 +415,7 @@ def test_a_stream_that_is_collected_within_a_step_holds_nobody_up(one: llm.Langu
         cycle: list[Any] = [stream]
         cycle.append(cycle)
         del stream, cycle
-        with one._programs.turn():
+        with one._executor.lock():
             gc.collect()  # as it may come at any time
 
     gc.disable()
@@ -477,7 +477,7 @@ def begun(model: llm.LanguageModel, prompt: list[int], reuse: bool = True) -> li
 
 
 def from_the_start(model: llm.LanguageModel, prompt: list[int]) -> list[int]:
-    model._programs.keep_runner(0, 0, None)  # type: ignore[arg-type]
+    model._executor.keep_runner(0, 0, None)  # type: ignore[arg-type]
     return begun(model, prompt, reuse=False)
 
 
@@ -486,14 +486,14 @@ def test_the_next_turn_reads_only_what_is_new(
     stories: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, read = loaded(stories, name), list[int]()
-    passed = model._programs.passed
+    passed = model._executor.forward
 
     def noting(ids: Any, start: Any, count: Any, *more: Any, **options: Any) -> Any:
         if len(more) > 1:  # a piece of a prompt
             read.append(int(to_numpy(count)[0]))
         return passed(ids, start, count, *more, **options)
 
-    monkeypatch.setattr(model._programs, "passed", noting)
+    monkeypatch.setattr(model._executor, "passed", noting)
     first = [1, *range(300, 340)]
     for forgotten in (0, 5):
         turn = [*first, *begun(model, first)]

@@ -130,7 +130,7 @@ def test_replies_and_scores_stay_within_the_plan(model: llm.LanguageModel) -> No
     large = llm.LanguageModel(description, parameters, model.tokenizer, here, plan)
     text = [token * 7 for token in range(240)]
     expected = large.score(text).logprobs  # what is imported and made once is there
-    large._programs.idle_runner(0, 0)
+    large._executor.idle_runner(0, 0)
     gc.collect()
     tracemalloc.start()
     try:

@@ -128,7 +128,7 @@ class Memory(Protocol):
         """The bytes that were asked for when it ran out, as far as the error tells."""
 
 
-class LayerNumbers(Record):
+class LayerConfig(Record):
     """A decoder layer that an engine may compute in one go, one token of each row.
 
     It is all of a layer except its weights and its cache, and it can be hashed.

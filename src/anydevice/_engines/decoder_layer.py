@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
 
 Array = np.ndarray[Any, Any]
@@ -24,9 +24,9 @@ _sum: Any = np.add.reduce
 def decoder_layer(
     x: Array, positions: Array, keys: Array, values: Array, attention_norm: Array, qkv: Array,
     output: Array, mlp_norm: Array, gate_up: Array, down: Array, qkv_bias: Any, output_bias: Any,
-    query_norm: Any, key_norm: Any, numbers: LayerNumbers,
+    query_norm: Any, key_norm: Any, numbers: LayerConfig,
 ) -> Any:  # fmt: skip
-    """See `LayerNumbers`: x, keys and values after it; the cache is written in place."""
+    """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
     if not _serves(x, keys, values, numbers):
         return NotImplemented
     at = tuple(positions.tolist())
@@ -56,7 +56,7 @@ def decoder_layer(
     return stream.reshape(x.shape), keys, values
 
 
-def _serves(x: Array, keys: Array, values: Array, numbers: LayerNumbers) -> bool:
+def _serves(x: Array, keys: Array, values: Array, numbers: LayerConfig) -> bool:
     return (
         x.dtype == _FLOAT32 == keys.dtype
         and x.shape[1] == 1
@@ -74,7 +74,7 @@ def _normed(x: Array, weight: Array, eps: float) -> Array:
     return normed
 
 
-def _turned(x: Array, at: tuple[int, ...], numbers: LayerNumbers) -> Array:
+def _turned(x: Array, at: tuple[int, ...], numbers: LayerConfig) -> Array:
     """Queries and keys (rows, heads, size), rotated as their positions say."""
     size, interleaved = numbers.rotated, numbers.interleaved
     cosine, sine = _tables(at, size, numbers.theta, numbers.scaling)
@@ -106,7 +106,7 @@ def _written(
     return keys[:, :used], values[:, :used]
 
 
-def _attended(q: Array, keys: Array, values: Array, numbers: LayerNumbers) -> Array:
+def _attended(q: Array, keys: Array, values: Array, numbers: LayerConfig) -> Array:
     """The attention of one row (heads × size)."""
     q = q.reshape(numbers.kv_heads, -1, numbers.size) * np.float32(numbers.scale)
     scores = q @ keys.transpose(0, 2, 1)

@@ -18,9 +18,9 @@ from anydevice._core.text import warn
 from anydevice._llm.chunks import Prompts
 from anydevice._llm.generate import (
     KINDS_OF_SAMPLING,
+    DecoderExecutor,
     OpsRunner,
     PendingStep,
-    Programs,
     State,
     chosen,
 )
@@ -43,8 +43,8 @@ class CapturedRunner(OpsRunner):
     captured, steps are in ops.
     """
 
-    def __init__(self, programs: Programs, rows: int, slots: int, capture: Capture) -> None:
-        super().__init__(programs, rows, slots)
+    def __init__(self, executor: DecoderExecutor, rows: int, slots: int, capture: Capture) -> None:
+        super().__init__(executor, rows, slots)
         self._capture = capture
         self._captured: dict[Filters, Any] = {}
         self._readers: dict[int, Any] = {}
@@ -67,12 +67,12 @@ class CapturedRunner(OpsRunner):
         padded[:, : ids.shape[1]] = ids
         if size not in self._readers:  # padded too: another size may be rounded otherwise
             found = super()._read(padded, start, count, before, length)
-            self._keep_reader(size, None if self._programs.in_few_launches else NotImplemented)
+            self._keep_reader(size, None if self._executor.fused else NotImplemented)
             return found
-        state = {"ids": self._programs.place(padded), "count": self._programs.place(count)}
+        state = {"ids": self._executor.place(padded), "count": self._executor.place(count)}
         reader = self._readers.pop(size)
         if reader is None:
-            like = self._programs.parameters["embedding"]
+            like = self._executor.parameters["embedding"]
             xp = primitives(like)
             hidden = xp.full((self.rows, like.shape[1]), 0, xp.dtype(like), like)
             reader = self._made(self._all_read, {**state, "hidden": hidden}, ())
@@ -90,12 +90,12 @@ class CapturedRunner(OpsRunner):
             del self._readers[next(iter(self._readers))]
 
     def _all_read(self, state: State) -> State:
-        programs, count = self._programs, state["count"]
+        executor, count = self._executor, state["count"]
         start = ops.multiply(count, 0)
-        x = programs.passed(state["ids"], start, count, self._cache, True, None, last=True)
-        if not programs.in_few_launches:
+        x = executor.forward(state["ids"], start, count, self._cache, True, None, last=True)
+        if not executor.fused:
             raise RuntimeError("the layers of a longer prompt are computed in ops")
-        return {"hidden": programs.last(x, count, None)}
+        return {"hidden": executor.last(x, count, None)}
 
     def step(self) -> PendingStep:
         if self._next is None:
@@ -133,14 +133,14 @@ class CapturedRunner(OpsRunner):
 
     def _following(self, state: State) -> State:
         """What one step changes of the state."""
-        programs, at = self._programs, state["at"]
+        executor, at = self._executor, state["at"]
         position, place = (ops.reshape(ops.part(at, 0, n, n + 1), (self.rows,)) for n in range(2))
         ids = ops.reshape(state["token"], (self.rows, 1))
-        x = programs.passed(ids, position, self._ones, self._cache)
+        x = executor.forward(ids, position, self._ones, self._cache)
         before = {**state, "place": place}
-        logits = programs.final_logits(x)
+        logits = executor.final_logits(x)
         if logits is NotImplemented:
-            after = programs.advance(self._filters, programs.last(x, self._ones, None), before)
+            after = executor.advance(self._filters, executor.last(x, self._ones, None), before)
         else:
             after = chosen(self._filters, logits, before)
         changed = {name: after[name] for name in state if after[name] is not state[name]}
@@ -158,12 +158,12 @@ class _Late:
         return found["token"], found.get("logprob")
 
 
-def captured_runner(programs: Programs, rows: int, slots: int) -> CapturedRunner | None:
+def captured_runner(executor: DecoderExecutor, rows: int, slots: int) -> CapturedRunner | None:
     """The runner for this device; `None` where it has no graphs."""
-    capture = programs.engine.fused.get("captured_step")
-    if capture is None or programs.device.backend != "cuda":
+    capture = executor.engine.fused.get("captured_step")
+    if capture is None or executor.device.backend != "cuda":
         return None
-    return CapturedRunner(programs, rows, slots, capture)
+    return CapturedRunner(executor, rows, slots, capture)
 
 
 def check_kernels(device: Device, dtype: str) -> None:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anydevice._plan.plan import LARGEST_PIECE
+from anydevice._plan.plan import PREFILL_CHUNK
 
 if TYPE_CHECKING:
-    from anydevice._llm.generate import Programs
+    from anydevice._llm.generate import DecoderExecutor
 
 Prompts = Sequence[Sequence[int]]
 
-PIECES = (16, 64, 256)
+CHUNK_SIZES = (16, 64, 256)
 """Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
 
 
-class PieceSizes:
+class ChunkSizes:
     """How many tokens of a row are read at a time."""
 
     def __init__(self, largest: int, fixed: Sequence[int] = ()) -> None:
@@ -30,11 +30,11 @@ class PieceSizes:
         self.largest = max(self.fixed) if self.fixed else max(1, largest)
 
     @classmethod
-    def of(cls, programs: Programs, rows: int, most: int | None = None) -> PieceSizes:
+    def of(cls, executor: DecoderExecutor, rows: int, most: int | None = None) -> ChunkSizes:
         """The sizes for a batch of rows, which have `most` tokens together at a time."""
-        kind = "cpu" if programs.device.kind == "cpu" else "other"
-        largest = LARGEST_PIECE[kind] if most is None else most
-        return cls(largest // rows, PIECES if programs.compiled else ())
+        kind = "cpu" if executor.device.kind == "cpu" else "other"
+        largest = PREFILL_CHUNK[kind] if most is None else most
+        return cls(largest // rows, CHUNK_SIZES if executor.compiled else ())
 
     def next(self, left: int) -> int:
         """The size of the next piece, when so many tokens are left; it may be larger than that."""
@@ -53,7 +53,7 @@ class PieceSizes:
 
 
 def pieces(
-    prompts: Prompts, sizes: PieceSizes, done: int = 0
+    prompts: Prompts, sizes: ChunkSizes, done: int = 0
 ) -> Iterator[tuple[Any, list[int], list[int]]]:
     """The ids (rows, tokens) of one piece after another, where each row starts, how many count.
 
@@ -70,13 +70,13 @@ def pieces(
         done += size
 
 
-def slots_for(programs: Programs, rows: int, prompt: int, reply: int, context: int) -> int:
+def slots_for(executor: DecoderExecutor, rows: int, prompt: int, reply: int, context: int) -> int:
     """The slots of a cache for prompts and replies of these lengths.
 
-    Where layers are compiled or steps captured, there are few sizes of caches, and so few programs.
+    Where layers are compiled or steps captured, there are few sizes of caches, and so few executor.
     """
-    needed = max(prompt + reply, PieceSizes.of(programs, rows).padded(prompt))
-    if programs.at_once:
+    needed = max(prompt + reply, ChunkSizes.of(executor, rows).padded(prompt))
+    if executor.synchronous:
         return -(-needed // 64) * 64
     few = max(256, 1 << (needed - 1).bit_length())
     return max(needed, min(few, -(-context // 64) * 64))

@@ -24,7 +24,7 @@ from anydevice._plan.decoder import (
     layer_windows,
     rotary_share,
 )
-from anydevice._plan.families import ARCHITECTURES, Experts, LatentSizes, Running, integer
+from anydevice._plan.families import ARCHITECTURES, Experts, ForwardSpec, LatentSizes, integer
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Norm = Literal["rms", "rms1", "layer"]
@@ -160,7 +160,7 @@ def describe(config: ModelConfig) -> Description:
     Raises `UnsupportedError` for a family, or an option of it, that cannot be run, and
     `ConfigurationError` if a number is missing or wrong.
     """
-    row, running = config.architecture, _running(config)
+    row, forward = config.architecture, _forward_spec(config)
     config.check_options(row.only)
     sizes = decoder_sizes(config)
     return Description(
@@ -171,21 +171,21 @@ def describe(config: ModelConfig) -> Description:
         kv_heads=sizes.kv_heads,
         head_size=sizes.head_size,
         value_size=sizes.latent.value if sizes.latent else sizes.head_size,
-        eps=_number(config, running.eps, 1e-5),
-        layers=_layers(config, running, sizes),
-        norm="layer" if row.layer_norm else "rms1" if running.unit_norm else "rms",
-        block=_block(config, running),
-        activation=_activation(config, running),
+        eps=_number(config, forward.eps, 1e-5),
+        layers=_layers(config, forward, sizes),
+        norm="layer" if row.layer_norm else "rms1" if forward.unit_norm else "rms",
+        block=_block(config, forward),
+        activation=_activation(config, forward),
         gated=row.gated,
         tied=bool(config.get("tie_word_embeddings")),
-        scale=_scale(config, running, sizes),
-        soft_cap=_cap(config, running.soft_cap),
-        final_soft_cap=_cap(config, running.final_soft_cap),
+        scale=_scale(config, forward, sizes),
+        soft_cap=_cap(config, forward.soft_cap),
+        final_soft_cap=_cap(config, forward.final_soft_cap),
         embedding_scale=sizes.hidden**0.5
         if row.embedding_scale
-        else _number(config, running.embedding_scale),
-        residual_scale=_number(config, running.residual_scale),
-        logit_scale=_number(config, running.logit_scale) / _divisor(config, running.logit_divisor),
+        else _number(config, forward.embedding_scale),
+        residual_scale=_number(config, forward.residual_scale),
+        logit_scale=_number(config, forward.logit_scale) / _divisor(config, forward.logit_divisor),
         query_key_norm={"": "", "head": "head", "heads": "row"}[row.query_key_norms],  # type: ignore[arg-type]
         sinks=row.sinks,
         latent=sizes.latent,
@@ -193,19 +193,19 @@ def describe(config: ModelConfig) -> Description:
     )
 
 
-def _running(config: ModelConfig) -> Running:
-    running = config.architecture.running
-    if running is not None:
-        _refuse_options(config, running)
-        return running
-    known = ", ".join(sorted(name for name, row in ARCHITECTURES.items() if row.running))
+def _forward_spec(config: ModelConfig) -> ForwardSpec:
+    forward = config.architecture.forward
+    if forward is not None:
+        _refuse_options(config, forward)
+        return forward
+    known = ", ".join(sorted(name for name, row in ARCHITECTURES.items() if row.forward))
     named = f"the family {shortened(config.family)!r}" if config.family else "a model of no family"
     raise UnsupportedError(
         f"{config.source}: {named} (model_type) cannot be run; the families that can are {known}"
     )
 
 
-def _refuse_options(config: ModelConfig, running: Running) -> None:
+def _refuse_options(config: ModelConfig, forward: ForwardSpec) -> None:
     if config.model_class not in ("", "ForCausalLM"):
         raise _unsupported(config, f"the class {config.model_class}")
     quantization = config.get("quantization_config")
@@ -215,7 +215,7 @@ def _refuse_options(config: ModelConfig, running: Running) -> None:
             f"{config.source}: quantized weights ({shortened(str(method))}) cannot be run; use the "
             "model in 16 bits, or a GGUF file of it"
         )
-    for key, value in {**running.only, "per_layer_config": None}.items():
+    for key, value in {**forward.only, "per_layer_config": None}.items():
         if config.get(key) not in (None, value):
             raise _unsupported(config, f"{key} = {shortened(repr(config.get(key)))}")
     other = [kind for kind in config.entries("layer_types") or () if kind not in _LAYER_TYPES]
@@ -253,29 +253,29 @@ def _cap(config: ModelConfig, key: str) -> float | None:
     return _number(config, key, 0.0) or None
 
 
-def _block(config: ModelConfig, running: Running) -> Block:
+def _block(config: ModelConfig, forward: ForwardSpec) -> Block:
     if config.flag(config.architecture.parallel):
         return "parallel"
     if config.architecture.norms == 4:
         return "sandwich"
-    return "post" if running.post_norm else "pre"
+    return "post" if forward.post_norm else "pre"
 
 
-def _activation(config: ModelConfig, running: Running) -> Activation:
+def _activation(config: ModelConfig, forward: ForwardSpec) -> Activation:
     for key in ("hidden_activation", "hidden_act", "activation_function"):
         name = config.get(key)
         if name is not None:
             if not isinstance(name, str) or name not in ACTIVATIONS:
                 raise _unsupported(config, f"{key} = {shortened(repr(name))}")
             found = ACTIVATIONS[name]
-            return "gelu_tanh" if found == "gelu" and running.tanh_gelu else found
+            return "gelu_tanh" if found == "gelu" and forward.tanh_gelu else found
     return "silu"
 
 
-def _scale(config: ModelConfig, running: Running, sizes: DecoderSizes) -> float:
-    if running.scale:
-        return _number(config, running.scale)
-    root = _divisor(config, running.query_scale) if running.query_scale else sizes.head_size
+def _scale(config: ModelConfig, forward: ForwardSpec, sizes: DecoderSizes) -> float:
+    if forward.scale:
+        return _number(config, forward.scale)
+    root = _divisor(config, forward.query_scale) if forward.query_scale else sizes.head_size
     if sizes.latent:  # what yarn takes from the size of rotated elements comes to the scores
         given = rope_parameters(config, "full_attention")
         by, factor = given.get("mscale_all_dim"), given.get("factor") or 1.0
@@ -293,12 +293,12 @@ def _biases(config: ModelConfig) -> frozenset[str]:
 
 
 def _layers(
-    config: ModelConfig, running: Running, sizes: DecoderSizes
+    config: ModelConfig, forward: ForwardSpec, sizes: DecoderSizes
 ) -> tuple[LayerDescription, ...]:
     windows, experts = layer_windows(config, sizes), layer_experts(config, sizes)
-    routing = _routing(config, running, experts) if experts else None
-    ropes = {window: _rope(config, running, sizes, window) for window in set(windows)}
-    turned = _turned(config, running, sizes)
+    routing = _routing(config, forward, experts) if experts else None
+    ropes = {window: _rope(config, forward, sizes, window) for window in set(windows)}
+    turned = _turned(config, forward, sizes)
     routed = frozenset(experts.layers) if experts else frozenset()
 
     @cache  # layers that are equal are one object
@@ -307,7 +307,7 @@ def _layers(
             window=window,
             rope=ropes[window] if turned else None,
             experts=routing if routed else None,
-            position_scale=_position_scale(config) if running.position_scale else None,
+            position_scale=_position_scale(config) if forward.position_scale else None,
         )
 
     return tuple(
@@ -315,10 +315,10 @@ def _layers(
     )
 
 
-def _routing(config: ModelConfig, running: Running, experts: Experts) -> Routing:
-    if _activation(config, running) not in ("silu", "gelu", "gelu_tanh"):
-        raise _unsupported(config, f"experts with {_activation(config, running)}")
-    grouped = running.routing == "groups"
+def _routing(config: ModelConfig, forward: ForwardSpec, experts: Experts) -> Routing:
+    if _activation(config, forward) not in ("silu", "gelu", "gelu_tanh"):
+        raise _unsupported(config, f"experts with {_activation(config, forward)}")
+    grouped = forward.routing == "groups"
     groups = config.count("n_group", 1, least=1) if grouped else 1
     limit = config.count("topk_group", 1, least=1) if grouped else 1
     apart = experts.count % groups or limit > groups
@@ -332,21 +332,21 @@ def _routing(config: ModelConfig, running: Running, experts: Experts) -> Routing
         count=experts.count,
         per_token=experts.per_token,
         intermediate=experts.intermediate,
-        kind=running.routing,
-        normalized=config.flag(running.normalized),
-        factor=_number(config, running.routed_scale),
+        kind=forward.routing,
+        normalized=config.flag(forward.normalized),
+        factor=_number(config, forward.routed_scale),
         groups=groups,
         group_limit=limit,
         shared=experts.shared,
         shared_gate=config.architecture.shared_gate,
-        clip=_number(config, "swiglu_limit", CLIP) if running.clipped else None,
-        slope=_number(config, "swiglu_alpha", SLOPE) if running.clipped else 1.0,
+        clip=_number(config, "swiglu_limit", CLIP) if forward.clipped else None,
+        slope=_number(config, "swiglu_alpha", SLOPE) if forward.clipped else 1.0,
     )
 
 
-def _turned(config: ModelConfig, running: Running, sizes: DecoderSizes) -> list[bool]:
+def _turned(config: ModelConfig, forward: ForwardSpec, sizes: DecoderSizes) -> list[bool]:
     """Which layers have rope."""
-    listed, nth = running.no_rope
+    listed, nth = forward.no_rope
     flags = config.entries(listed) if listed else None
     if flags is None:
         step = config.count(nth) if nth else 0
@@ -397,12 +397,12 @@ def kind_of_rope(given: Mapping[str, Any]) -> str:
 
 def _rope(
     config: ModelConfig,
-    running: Running,
+    forward: ForwardSpec,
     sizes: DecoderSizes,
     window: int | None,
 ) -> Rope | None:
     """Rope of the layers with this window."""
-    by_window = running.rope_by_window
+    by_window = forward.rope_by_window
     if by_window == "none" and window is None:
         return None
     kind = "full_attention" if window is None else "sliding_attention"
@@ -418,19 +418,19 @@ def _rope(
     rope = Rope(
         theta=float(_number(config, key, 10000.0) if theta is None else theta),
         size=size,
-        interleaved=config.flag(running.interleaved),
-        scaling=_scaling(config, running, given) if scaled else (),
+        interleaved=config.flag(forward.interleaved),
+        scaling=_scaling(config, forward, given) if scaled else (),
     )
     frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # what is missing is said now
     return rope
 
 
 def _scaling(
-    config: ModelConfig, running: Running, given: Mapping[str, Any]
+    config: ModelConfig, forward: ForwardSpec, given: Mapping[str, Any]
 ) -> tuple[tuple[str, Any], ...]:
     """The scaling of rope as `ops.rope` takes it, with what the rest of the config says."""
     kind = kind_of_rope(given)
-    if kind in running.longrope:
+    if kind in forward.longrope:
         kind = "longrope"
     if kind == "default":
         return ()

@@ -17,12 +17,12 @@ import numpy as np
 from anydevice import _ops as ops
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
-from anydevice._core.engine import Absent, Engine, LayerNumbers
+from anydevice._core.engine import Absent, Engine, LayerConfig
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.rope_scaling import depends_on_length
 from anydevice._core.trees import leaf_names, leaves
 from anydevice._llm import decoder
-from anydevice._llm.chunks import PieceSizes, Prompts, pieces, slots_for
+from anydevice._llm.chunks import ChunkSizes, Prompts, pieces, slots_for
 from anydevice._llm.description import Description, LayerDescription
 from anydevice._llm.sampling import NO_TOKEN, Filters, Sampling, choose, log_probability, row_seeds
 from anydevice._machine.engines import registry
@@ -38,12 +38,12 @@ COMPILED = ("jax",)
 MLX is not among them: on the CPU a step of stories260K takes 1.8 ms compiled, and 0.9 ms by NumPy
 in MLX's memory (`_engines/mlx/decoder_layer.py`).
 """
-AT_ONCE = ("numpy", "torch", "mlx")
+SYNCHRONOUS = ("numpy", "torch", "mlx")
 """Engines that return from a step on the CPU when it is done."""
 SCORED = 256
 """Tokens of a text that are scored at a time."""
 KINDS_OF_SAMPLING = 8
-"""Programs that choose tokens, the ones that were last used; another one is compiled again."""
+"""Compiled sampling programs that are kept, the most recently used ones."""
 LOOKED_AT = 2**24
 """Numbers of a weight that are looked at together for one that is not finite."""
 
@@ -58,7 +58,7 @@ class PendingStep(Protocol):
 class ReplyRunner(Protocol):
     """A batch of rows with their cache. One is used by one generation at a time."""
 
-    at_once: bool
+    synchronous: bool
     """Whether `step` returns only when the step is done: then reading costs nothing."""
 
     held: HeldTokens
@@ -106,7 +106,7 @@ class HeldTokens:
 
 
 def replies(
-    programs: Programs,
+    executor: DecoderExecutor,
     prompts: Prompts,
     sampling: Sampling,
     most: int,
@@ -118,20 +118,20 @@ def replies(
     The runner is kept for the next replies of such sizes: making one may take longer than a reply.
     """
     rows = len(prompts)
-    slots = slots_for(programs, rows, max(map(len, prompts)), most, context)
-    runner = programs.idle_runner(rows, slots) or runner_for(programs, rows, slots)
+    slots = slots_for(executor, rows, max(map(len, prompts)), most, context)
+    runner = executor.idle_runner(rows, slots) or runner_for(executor, rows, slots)
     try:
-        yield from generated(runner, programs, prompts, sampling, most, reuse)
+        yield from generated(runner, executor, prompts, sampling, most, reuse)
     except GeneratorExit:
-        programs.keep_runner(rows, slots, runner)
+        executor.keep_runner(rows, slots, runner)
         raise
     # Not after an error: it may have come in the middle of a step.
-    programs.keep_runner(rows, slots, runner)
+    executor.keep_runner(rows, slots, runner)
 
 
 def generated(
     runner: ReplyRunner,
-    programs: Programs,
+    executor: DecoderExecutor,
     prompts: Prompts,
     sampling: Sampling,
     most: int,
@@ -142,20 +142,20 @@ def generated(
     Where steps run in the background, one is begun before the one before it is read, and is lost
     if the caller stops there. Steps of several threads take turns.
     """
-    with programs.turn():
+    with executor.lock():
         step = runner.prefill(prompts, sampling, reuse)
     for number in range(1, most + 1):
         following = None
-        if number < most and not runner.at_once:
-            with programs.turn():
+        if number < most and not runner.synchronous:
+            with executor.lock():
                 following = _begun(runner)
         found = step.read()
         if found[0].min() == NO_TOKEN:
-            raise not_finite(programs, f"token {number} of the reply")
+            raise not_finite(executor, f"token {number} of the reply")
         runner.held.read(int(found[0][0]))
         yield found
-        if number < most and runner.at_once:
-            with programs.turn():
+        if number < most and runner.synchronous:
+            with executor.lock():
                 following = _begun(runner)
         if following is not None:
             step = following
@@ -166,7 +166,7 @@ def _begun(runner: ReplyRunner) -> PendingStep:
     return runner.step()
 
 
-class Programs:
+class DecoderExecutor:
     """What the steps of one decoder are made of, compiled where that is faster.
 
     A layer is compiled, not the model: layers of one kind share their program.
@@ -180,11 +180,11 @@ class Programs:
         folder = compiled_folder(device.engine) if self.compiled else None
         if folder is not None and not isinstance(self.engine.compiler, Absent):
             self.engine.compiler.keep(str(folder))  # for later processes
-        self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
+        self.synchronous = device.engine in SYNCHRONOUS and device.backend == "cpu"
         # Taken again by its thread where a stream that nobody has is collected within a turn.
         self._lock = ForkSafeLock(reentrant=True)
         self._wholes: dict[str, Any] = {}
-        self.in_few_launches = False  # the piece that was read last
+        self.fused = False  # the piece that was read last
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -199,7 +199,7 @@ class Programs:
         )
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """A block that no other thread is in, in which arrays are made on the device."""
         # Where arrays have no device of their own, each operation takes the default one.
         shared = self.engine.shares_memory
@@ -245,7 +245,7 @@ class Programs:
             return None
         return self.place([len(text) for text in texts])
 
-    def passed(
+    def forward(
         self,
         ids: Array,
         start: Array,
@@ -274,7 +274,7 @@ class Programs:
             if first or not several:
                 ends = last and several and number == len(self.description.layers) - 1
                 only = (ops.subtract(count, 1),) if ends else ()
-                found = self._in_one_go(number, x, start, cache[number], *only)
+                found = self._fused_layer(number, x, start, cache[number], *only)
             if found is NotImplemented:
                 if where is None:
                     where = decoder.places(
@@ -283,10 +283,10 @@ class Programs:
                 own = self.parameters["layers"][number]
                 found = decoder.placed_layer(self.description, kind, own, x, where, cache[number])
             x, cache[number] = found
-        self.in_few_launches = where is None
+        self.fused = where is None
         return x
 
-    def _in_one_go(self, number: int, x: Array, position: Array, cache: Any, *only: Array) -> Any:
+    def _fused_layer(self, number: int, x: Array, position: Array, cache: Any, *only: Array) -> Any:
         """A layer as the engine itself computes it, for one token or the first ones of all rows.
 
         `NotImplemented` if it cannot. `only` is which token of each row is asked for.
@@ -364,7 +364,7 @@ def whole_layers(
     own = own_version(like, name, _none)
     found: list[Any] = []
     for kind, layer in zip(description.layers, parameters["layers"], strict=True):
-        numbers = [layer_numbers(description, kind, ring) for ring in (False, True)]
+        numbers = [layer_config(description, kind, ring) for ring in (False, True)]
         if own is _none or None in numbers:
             found.append((None, (), numbers))
             continue
@@ -377,9 +377,9 @@ def whole_layers(
 
 
 @lru_cache(maxsize=256)
-def layer_numbers(
+def layer_config(
     description: Description, kind: LayerDescription, ring: bool
-) -> LayerNumbers | None:
+) -> LayerConfig | None:
     """The layer in the words of engines; `None` for one that they do not compute in one go."""
     plain = (
         description.norm == "rms"
@@ -398,7 +398,7 @@ def layer_numbers(
     if not plain:
         return None
     rope = kind.rope
-    return LayerNumbers(
+    return LayerConfig(
         heads=description.heads,
         kv_heads=description.kv_heads,
         size=description.head_size,
@@ -485,48 +485,48 @@ class OpsRunner:
     numbers (of the sampling), logprob and seen where they are asked for.
     """
 
-    def __init__(self, programs: Programs, rows: int, slots: int) -> None:
-        self._programs, self.rows, self.slots = programs, rows, slots
-        self.at_once = programs.at_once
+    def __init__(self, executor: DecoderExecutor, rows: int, slots: int) -> None:
+        self._executor, self.rows, self.slots = executor, rows, slots
+        self.synchronous = executor.synchronous
         self._filters = Filters()
         self._cache: decoder.Cache = []
         self._state: State = {}
         self._position: Array = None
-        self._ones = programs.place([1] * rows)
+        self._ones = executor.place([1] * rows)
         self.held = HeldTokens()
 
     def new_text(self) -> decoder.Cache:
         self.held = HeldTokens()  # until all is written
         # What an earlier reply left there is never read: a row sees what it has written itself.
-        self._cache = self._cache or self._programs.new_cache(self.rows, self.slots)
+        self._cache = self._cache or self._executor.new_cache(self.rows, self.slots)
         return self._cache
 
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
-        programs = self._programs
+        executor = self._executor
         done = self._common(prompts[0]) if reuse and self.rows == 1 else 0
         self.new_text()
         self._filters = sampling.filters
-        hidden, length = None, programs.lengths(prompts)
+        hidden, length = None, executor.lengths(prompts)
         for ids, start, count in pieces(prompts, self._sizes(), done):
             hidden = self._read(ids, start, count, hidden, length)
-        self._position = programs.place([len(prompt) for prompt in prompts])
+        self._position = executor.place([len(prompt) for prompt in prompts])
         self._state = {
-            "numbers": programs.place(sampling.numbers, "float32"),
-            "seeds": programs.place(row_seeds(sampling.seed, self.rows)),
-            "place": programs.place([0] * self.rows),
+            "numbers": executor.place(sampling.numbers, "float32"),
+            "seeds": executor.place(row_seeds(sampling.seed, self.rows)),
+            "place": executor.place([0] * self.rows),
         }
         if sampling.filters.penalty:
-            self._state["seen"] = programs.place(self._seen(prompts), "bool")
+            self._state["seen"] = executor.place(self._seen(prompts), "bool")
         self.held = HeldTokens(prompts[0])
         return self._advance(hidden)
 
     def _read(self, ids: Any, start: Any, count: Any, before: Array, length: Array) -> Array:
         """Read a piece of the prompts: the hidden state of each row's last token so far."""
-        programs = self._programs
-        counted = programs.place(count)
-        placed = programs.place(ids), programs.place(start), counted
-        x = programs.passed(*placed, self._cache, not any(start), length, last=True)
-        return programs.last(x, counted, before)
+        executor = self._executor
+        counted = executor.place(count)
+        placed = executor.place(ids), executor.place(start), counted
+        x = executor.forward(*placed, self._cache, not any(start), length, last=True)
+        return executor.last(x, counted, before)
 
     def _common(self, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt need not be read again.
@@ -536,41 +536,41 @@ class OpsRunner:
         found, sizes = self.held.common(prompt), self._sizes()
         while found and found + sizes.padded(len(prompt) - found) > self.slots:
             found -= 1  # padding needs slots, too
-        layers = self._programs.description.layers
+        layers = self._executor.description.layers
         if any(kind.window and kind.window < self.slots for kind in layers):
             found = found if found == self.held.written else 0
-        return 0 if self._programs.lengths([prompt]) is not None else found
+        return 0 if self._executor.lengths([prompt]) is not None else found
 
     def step(self) -> PendingStep:
-        programs = self._programs
+        executor = self._executor
         ids = ops.reshape(self._state["token"], (self.rows, 1))
-        x = programs.passed(ids, self._position, self._ones, self._cache)
+        x = executor.forward(ids, self._position, self._ones, self._cache)
         self._position = ops.add(self._position, 1)
-        return self._advance(programs.last(x, self._ones, None))
+        return self._advance(executor.last(x, self._ones, None))
 
     def _advance(self, hidden: Array) -> PendingStep:
-        self._state = self._programs.advance(self._filters, hidden, self._state)
+        self._state = self._executor.advance(self._filters, hidden, self._state)
         found = [self._state["token"]]
         if "logprob" in self._state:
             found.append(self._state["logprob"])
-        self._programs.engine.launch(found)
-        return _OnDevice(self._programs.engine, *found)
+        self._executor.engine.launch(found)
+        return _OnDevice(self._executor.engine, *found)
 
-    def _sizes(self) -> PieceSizes:
-        return PieceSizes.of(self._programs, self.rows)
+    def _sizes(self) -> ChunkSizes:
+        return ChunkSizes.of(self._executor, self.rows)
 
     def _seen(self, prompts: Prompts) -> Any:
-        seen = np.zeros((self.rows, self._programs.vocabulary), bool)
+        seen = np.zeros((self.rows, self._executor.vocabulary), bool)
         for row, prompt in enumerate(prompts):
             seen[row, list(prompt)] = True
         return seen
 
 
-def runner_for(programs: Programs, rows: int, slots: int) -> ReplyRunner:
+def runner_for(executor: DecoderExecutor, rows: int, slots: int) -> ReplyRunner:
     """What computes a batch of so many rows and slots."""
     from anydevice._llm.capture import captured_runner
 
-    return captured_runner(programs, rows, slots) or OpsRunner(programs, rows, slots)
+    return captured_runner(executor, rows, slots) or OpsRunner(executor, rows, slots)
 
 
 class _OnDevice:
@@ -584,69 +584,69 @@ class _OnDevice:
         return self._engine.to_host(self._token), logprob
 
 
-def score(programs: Programs, ids: Sequence[int], context: int, room: int) -> list[float]:
+def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int) -> list[float]:
     """The log probability of each token but the first, given those before it.
 
     Like a reply, it has the one cache that is kept; logits take `room` bytes, as far as possible.
     """
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
-    slots = slots_for(programs, 1, len(inputs), 1, context)
-    runner = programs.idle_runner(1, slots) or runner_for(programs, 1, slots)
-    sizes = PieceSizes.of(programs, 1, SCORED)
-    together = _scored_together(programs, room)
+    slots = slots_for(executor, 1, len(inputs), 1, context)
+    runner = executor.idle_runner(1, slots) or runner_for(executor, 1, slots)
+    sizes = ChunkSizes.of(executor, 1, SCORED)
+    together = _scored_together(executor, room)
     found: list[tuple[Array, int]] = []
-    with programs.turn():
+    with executor.lock():
         cache = runner.new_text()
     for piece, start, count in pieces([inputs], sizes):
         wanted = np.zeros_like(piece)
         wanted[0, : count[0]] = targets[start[0] : start[0] + count[0]]
-        with programs.turn():
-            placed = programs.place(piece), programs.place(start), programs.place(count)
-            x = programs.passed(*placed, cache, not any(start), programs.lengths([inputs]))
+        with executor.lock():
+            placed = executor.place(piece), executor.place(start), executor.place(count)
+            x = executor.forward(*placed, cache, not any(start), executor.lengths([inputs]))
         for at in range(0, count[0], together):
             end = min(at + together, piece.shape[1])
-            with programs.turn():
-                scores = programs.scores(ops.part(x, 1, at, end), programs.place(wanted[:, at:end]))
-                programs.engine.launch([scores])
+            with executor.lock():
+                scores = executor.scores(ops.part(x, 1, at, end), executor.place(wanted[:, at:end]))
+                executor.engine.launch([scores])
             found.append((scores, min(end, count[0]) - at))
-    values = np.concatenate([programs.engine.to_host(s)[0, :count] for s, count in found])
+    values = np.concatenate([executor.engine.to_host(s)[0, :count] for s, count in found])
     finite = np.isfinite(values)
     if not finite.all():
-        raise not_finite(programs, f"token {int(finite.argmin()) + 2} of the text")
-    programs.keep_runner(1, slots, runner)
+        raise not_finite(executor, f"token {int(finite.argmin()) + 2} of the text")
+    executor.keep_runner(1, slots, runner)
     return [float(value) for value in values]
 
 
-def _scored_together(programs: Programs, room: int) -> int:
+def _scored_together(executor: DecoderExecutor, room: int) -> int:
     """Tokens whose logits, in float32 and twice more for the sum, fit: 1, 2, 4 … up to a piece."""
-    fit = room // (3 * 4 * programs.vocabulary)
+    fit = room // (3 * 4 * executor.vocabulary)
     return min(SCORED, 1 << max(0, fit.bit_length() - 1))
 
 
-def not_finite(programs: Programs, where: str) -> VerificationError:
+def not_finite(executor: DecoderExecutor, where: str) -> VerificationError:
     """The error for logits that are not finite: it names the first weight that is not, if any."""
     begun = f"the logits of {where} are NaN or infinite"
-    tree = programs.parameters
+    tree = executor.parameters
     for name, weight in zip(leaf_names(tree), leaves(tree), strict=True):
-        if not _is_finite(programs, weight):
+        if not _is_finite(executor, weight):
             return VerificationError(
                 f"{begun}, because the weight {name[1:]} has such numbers: the files of the model "
                 "are damaged; download them again",
                 where=name[1:],
             )
-    like = programs.parameters["embedding"]
+    like = executor.parameters["embedding"]
     dtype = primitives(like).dtype(like).name
-    advice = f"'anydevice verify --device {programs.device}' says whether an op is wrong there"
+    advice = f"'anydevice verify --device {executor.device}' says whether an op is wrong there"
     if dtype == "float16":
         advice = "numbers went beyond float16: load the model with dtype='bfloat16' or 'float32'"
     return VerificationError(f"{begun}, and all weights are finite; {advice}", where=where)
 
 
-def _is_finite(programs: Programs, weight: Array) -> bool:
+def _is_finite(executor: DecoderExecutor, weight: Array) -> bool:
     """Whether all numbers of a weight are; little of it is widened at a time."""
     rows = weight.shape[0]
     step = max(1, LOOKED_AT * rows // math.prod(weight.shape))
-    with programs.turn():
+    with executor.lock():
         parts = (ops.part(weight, 0, at, min(rows, at + step)) for at in range(0, rows, step))
         totals = [ops.sum(ops.astype(part, DTYPES["float32"])) for part in parts]
-    return all(np.isfinite(programs.engine.to_host(total)) for total in totals)
+    return all(np.isfinite(executor.engine.to_host(total)) for total in totals)

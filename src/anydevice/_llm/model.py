@@ -19,7 +19,7 @@ from anydevice._llm.capture import check_kernels
 from anydevice._llm.chunks import Prompts
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import Programs, replies, score
+from anydevice._llm.generate import DecoderExecutor, replies, score
 from anydevice._llm.gguf import sampling_of, tokenizer_of
 from anydevice._llm.sampling import Sampling, sampling
 from anydevice._llm.text import TextStream
@@ -168,7 +168,7 @@ class LanguageModel:
         self.generation_defaults = dict(generation_defaults)
         self.context = plan.estimate.context
         self.dtype = plan.estimate.dtype
-        self._programs = Programs(description, parameters, device)
+        self._executor = DecoderExecutor(description, parameters, device)
 
     def __repr__(self) -> str:
         estimate = self.plan.estimate
@@ -185,7 +185,7 @@ class LanguageModel:
     @property
     def parameters(self) -> Parameters:
         """The tree of weights."""
-        return self._programs.parameters
+        return self._executor.parameters
 
     def generate(
         self,
@@ -273,13 +273,13 @@ class LanguageModel:
             )
         self._check_length(len(ids), self.context)
         room = self.plan.estimate.activations + self.plan.estimate.logits
-        return Score(tuple(ids), tuple(score(self._programs, ids, self.context, room)))
+        return Score(tuple(ids), tuple(score(self._executor, ids, self.context, room)))
 
     def steps(
         self, prompts: Prompts, asked: Sampling, most: int, reuse: bool = False
     ) -> Iterator[Any]:
         """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
-        return replies(self._programs, prompts, asked, most, self.context, reuse)
+        return replies(self._executor, prompts, asked, most, self.context, reuse)
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
         """Whether there are several, the tokens of each, and whether each is a text to go on."""

@@ -32,8 +32,8 @@ Outputs = Literal["new token", "tokens", "sequence"]
 """What the numbers of a head are for: the token that is written, each that is read, or all."""
 
 
-class Running(Record):
-    """What running a family needs to know, beside what its memory follows from.
+class ForwardSpec(Record):
+    """How a family computes, beside what its memory follows from.
 
     Most fields are keys of the config; "" says that the family has no such thing.
 
@@ -112,7 +112,7 @@ class ModelFamily(Record):
     - `windows_if`: the key that turns windows on.
     - `dense_if_none`: a config with 0 experts has layers without them.
     - `only`: options that are counted with this value only.
-    - `running`: what `anydevice.llm` needs to run it; `None` where it does not.
+    - `forward`: what `anydevice.llm` needs to run it; `None` where it does not.
 
     >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
     (True, False)
@@ -162,7 +162,7 @@ class ModelFamily(Record):
     parallel_norms: str = ""
     only: Mapping[str, Any] = NOTHING
     defaults: Mapping[str, Any] = NOTHING
-    running: Running | None = None
+    forward: ForwardSpec | None = None
 
     @property
     def norm_vectors(self) -> int:
@@ -207,10 +207,10 @@ def _biases(flag: Flag) -> dict[str, Any]:
 
 
 ARCHITECTURES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(defaults=_FINE, running=Running(only=_WHOLE)),
+    "llama": ModelFamily(defaults=_FINE, forward=ForwardSpec(only=_WHOLE)),
     "granite": ModelFamily(
         defaults=_FINE,
-        running=Running(
+        forward=ForwardSpec(
             scale="attention_multiplier",
             embedding_scale="embedding_multiplier",
             residual_scale="residual_multiplier",
@@ -227,21 +227,21 @@ ARCHITECTURES: dict[str, ModelFamily] = {
     ),
     "mistral": ModelFamily(
         **_biases(False),
-        running=Running(),
+        forward=ForwardSpec(),
         defaults={"num_key_value_heads": 8, "sliding_window": 4096, **_FINE},
     ),
     "ministral3": ModelFamily(
         **_biases(False),
         defaults={"num_key_value_heads": 8, "head_dim": 128, "rope_parameters": _LIKE_MISTRAL}
         | _WIDE,
-        running=Running(position_scale=True),
+        forward=ForwardSpec(position_scale=True),
     ),
     "qwen2": ModelFamily(
         **_biases(False) | {"qkv_bias": True},
         windows="last",
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
         | _FINE,
-        running=Running(),
+        forward=ForwardSpec(),
     ),
     "qwen3": ModelFamily(
         mlp_bias=False,
@@ -249,13 +249,13 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         windows="last",
         defaults={"num_key_value_heads": 32, "head_dim": 128}
         | {"sliding_window": 4096, "max_window_layers": 28, **_FINE},
-        running=Running(),
+        forward=ForwardSpec(),
     ),
     "gemma": ModelFamily(
         mlp_bias=False,
         embedding_scale=True,
         defaults={"num_key_value_heads": 16, **_GEMMA},
-        running=Running(unit_norm=True, tanh_gelu=True, only=_ONE_WAY | _WHOLE),
+        forward=ForwardSpec(unit_norm=True, tanh_gelu=True, only=_ONE_WAY | _WHOLE),
     ),
     "gemma2": ModelFamily(
         mlp_bias=False,
@@ -267,7 +267,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA}
         | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
         | {"query_pre_attn_scalar": 256},
-        running=Running(
+        forward=ForwardSpec(
             unit_norm=True, query_scale="query_pre_attn_scalar", only=_ONE_WAY, **_SOFT_CAPS
         ),
     ),
@@ -282,7 +282,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA}
         | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256}
         | {"num_attention_heads": 8, "vocab_size": 262208, "max_position_embeddings": 131072},
-        running=Running(
+        forward=ForwardSpec(
             unit_norm=True,
             rope_by_window="base",
             query_scale="query_pre_attn_scalar",
@@ -309,7 +309,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         fused_gate=True,
         rotary_key="partial_rotary_factor",
         defaults={"original_max_position_embeddings": 4096, **_WIDE},
-        running=Running(longrope=("su", "yarn")),
+        forward=ForwardSpec(longrope=("su", "yarn")),
     ),
     "mixtral": ModelFamily(
         **_biases(False),
@@ -317,7 +317,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         wide_routing=True,
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
         | {"rope_theta": 1e6, **_WIDE},
-        running=Running(),
+        forward=ForwardSpec(),
     ),
     "qwen3_moe": ModelFamily(
         mlp_bias=False,
@@ -327,7 +327,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         dense_if_none=True,
         defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
         | {"moe_intermediate_size": 768, "sliding_window": None, **_SPARSE, **_FINE},
-        running=Running(normalized="norm_topk_prob"),
+        forward=ForwardSpec(normalized="norm_topk_prob"),
     ),
     "qwen2_moe": ModelFamily(
         **_biases(False) | {"qkv_bias": "qkv_bias"},
@@ -338,7 +338,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"qkv_bias": True, "num_key_value_heads": 16, "num_experts": 60}
         | {"num_experts_per_tok": 4, "moe_intermediate_size": 1408}
         | {"shared_expert_intermediate_size": 5632, **_SPARSE, **_FINE},
-        running=Running(normalized="norm_topk_prob", only=_NO_WINDOWS),
+        forward=ForwardSpec(normalized="norm_topk_prob", only=_NO_WINDOWS),
     ),
     "gpt_oss": ModelFamily(
         mlp_bias=False,
@@ -351,7 +351,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"attention_bias": True, "head_dim": 64, "num_key_value_heads": 8}
         | {"sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4}
         | {"rope_theta": 150000.0, "rope_parameters": _LIKE_GPT_OSS, **_WIDE},
-        running=Running(routing="top_k", clipped=True),
+        forward=ForwardSpec(routing="top_k", clipped=True),
     ),
     "deepseek_v2": ModelFamily(
         latent=True,
@@ -370,7 +370,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         | {"first_k_dense_replace": 3, "num_experts_per_tok": 8, **_LATENT, **_FINE}
         | {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
         | {"rope_interleave": True},
-        running=Running(
+        forward=ForwardSpec(
             interleaved="rope_interleave",
             routing="groups",
             normalized="norm_topk_prob",
@@ -384,7 +384,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         mlp_bias=False,
         query_key_norms="heads",
         defaults=_WIDE,
-        running=Running(post_norm=True, only=_WHOLE),
+        forward=ForwardSpec(post_norm=True, only=_WHOLE),
     ),
     "olmo3": ModelFamily(
         mlp_bias=False,
@@ -393,7 +393,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         windows="pattern",
         pattern=4,
         defaults={"sliding_window": 4096, "rope_theta": 500000.0, **_WIDE},
-        running=Running(post_norm=True, rope_by_window="scaling"),
+        forward=ForwardSpec(post_norm=True, rope_by_window="scaling"),
     ),
     "exaone4": ModelFamily(
         **_biases(False),
@@ -406,7 +406,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         windows="none",
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}
         | {**TIED, **_FINE},
-        running=Running(no_rope=("no_rope_layers", "no_rope_layer_interval"), only=_NO_WINDOWS),
+        forward=ForwardSpec(no_rope=("no_rope_layers", "no_rope_layer_interval"), only=_NO_WINDOWS),
     ),
     "starcoder2": ModelFamily(
         **_biases("use_bias"),
@@ -414,7 +414,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         layer_norm=True,
         defaults={"use_bias": True, "num_key_value_heads": 2, **TIED}
         | {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"},
-        running=Running(eps="norm_epsilon"),
+        forward=ForwardSpec(eps="norm_epsilon"),
     ),
     "glm4": ModelFamily(
         output_bias=False,
@@ -425,7 +425,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         rotary_key="partial_rotary_factor",
         defaults={"attention_bias": True, "num_key_value_heads": 2, "head_dim": 128}
         | {"rms_norm_eps": 1.5625e-7},
-        running=Running(interleaved=True, only=_WHOLE),
+        forward=ForwardSpec(interleaved=True, only=_WHOLE),
     ),
     "cohere2": ModelFamily(
         mlp_bias=False,
@@ -436,7 +436,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         windows="pattern",
         pattern=4,
         defaults={"sliding_window": 4096, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, **TIED},
-        running=Running(
+        forward=ForwardSpec(
             interleaved=True, rope_by_window="none", eps="layer_norm_eps", logit_scale="logit_scale"
         ),
     ),

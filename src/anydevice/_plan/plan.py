@@ -212,14 +212,14 @@ def plan_inference(
 
 LOADED_CONTEXT = 8192
 """The tokens of the context of a language model that is loaded, at most, where nobody says."""
-LARGEST_PIECE = {"cpu": 512, "other": 4096}
+PREFILL_CHUNK = {"cpu": 512, "other": 4096}
 """Tokens of all prompts that a loaded model reads at a time: more are no faster, and take more."""
 
 
 def loading_options(on_cpu: bool, dtype: object = None) -> dict[str, Any]:
     """What `llm.load` plans with, as options of `plan_inference`: a CPU computes in float32."""
     wanted = "float32" if dtype is None and on_cpu else dtype
-    return {"dtype": wanted, "prefill": LARGEST_PIECE["cpu" if on_cpu else "other"]}
+    return {"dtype": wanted, "prefill": PREFILL_CHUNK["cpu" if on_cpu else "other"]}
 
 
 def plan_loading(

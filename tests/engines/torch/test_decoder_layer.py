@@ -54,7 +54,7 @@ class Card:
     get_current_stream = lambda self, device=0: 0
 
 driver.set_active(Card())
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._engines.torch.triton import decode_attention, decode_products, decoder_layer
 
 def compiled(kernel, grid, device, *arguments, **options):
@@ -70,7 +70,7 @@ decode_attention.multiprocessors = lambda device: 132
 def new(*shape):
     return torch.empty(shape, dtype=torch.bfloat16)
 
-numbers = LayerNumbers(32, 8, 128, 1e-5, 0.1, rotated=128)
+numbers = LayerConfig(32, 8, 128, 1e-5, 0.1, rotated=128)
 weights = new(512), new(6144, 512), new(512, 4096), new(512), new(2048, 512), new(512, 1024)
 for rows in map(int, sys.argv[1:]):
     cache = new(rows, 8, 1024, 128)

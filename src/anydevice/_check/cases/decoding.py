@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anydevice._check.cases.case import Call, Case, Draw, Make, Row, index
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import frequencies
 from anydevice._ops.dispatch import own_version
 from anydevice.errors import UnsupportedError
@@ -43,7 +43,7 @@ def _nothing(*arguments: Any) -> Any:
 def _layer_reference(
     x: Array, positions: Array, keys: Array, values: Array, attention_norm: Array, qkv: Array,
     output: Array, mlp_norm: Array, gate_up: Array, down: Array, qkv_bias: Any, output_bias: Any,
-    query_norm: Any, key_norm: Any, numbers: LayerNumbers,
+    query_norm: Any, key_norm: Any, numbers: LayerConfig,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     keys, values = keys.copy(), values.copy()
     rows, heads, kv_heads, size = len(x), numbers.heads, numbers.kv_heads, numbers.size
@@ -71,7 +71,7 @@ def _rms(x: Array, weight: Array, eps: float) -> Array:
     return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps) * weight
 
 
-def _turned(x: Array, positions: Array, numbers: LayerNumbers) -> Array:
+def _turned(x: Array, positions: Array, numbers: LayerConfig) -> Array:
     size = numbers.rotated
     if not size:
         return x
@@ -89,7 +89,7 @@ def _turned(x: Array, positions: Array, numbers: LayerNumbers) -> Array:
 
 
 def _seen(
-    q: Array, k: Array, v: Array, keys: Array, values: Array, position: int, numbers: LayerNumbers
+    q: Array, k: Array, v: Array, keys: Array, values: Array, position: int, numbers: LayerConfig
 ) -> Array:
     """The attention of one row, (heads × size,); its keys and values are written."""
     slots = keys.shape[1]
@@ -116,7 +116,7 @@ def _budget(want: Any, coarse: float, x: Array, *arguments: Any) -> Any:
 
 
 def _drawn(
-    draw: Draw, numbers: LayerNumbers, hidden: int, inner: int, slots: int,
+    draw: Draw, numbers: LayerConfig, hidden: int, inner: int, slots: int,
     positions: tuple[int, ...], *, biased: bool = False, normed: bool = False, tokens: int = 1,
     only: tuple[int, ...] | None = None,
 ) -> Call:  # fmt: skip
@@ -144,7 +144,7 @@ def _drawn(
     return Call((x, at, *held, *weights, *biases, *norms, numbers, *rest))
 
 
-def _case(name: str, numbers: LayerNumbers, *sizes: Any, **options: Any) -> Case:
+def _case(name: str, numbers: LayerConfig, *sizes: Any, **options: Any) -> Case:
     make: Make = partial(_drawn, numbers=numbers, **_sizes(*sizes), **options)
     return Case(name, make)
 
@@ -161,7 +161,7 @@ _LLAMA3 = (
     ("rope_type", "llama3"),
 )
 _YARN = (("factor", 4.0), ("original_max_position_embeddings", 32), ("rope_type", "yarn"))
-_PLAIN = LayerNumbers(4, 2, 64, 1e-5, 64**-0.5, rotated=64)
+_PLAIN = LayerConfig(4, 2, 64, 1e-5, 64**-0.5, rotated=64)
 
 DECODER_LAYER = Row(
     "decoder_layer",
@@ -170,7 +170,7 @@ DECODER_LAYER = Row(
         _case("three rows of unequal lengths", _PLAIN, 256, 320, 70, (0, 5, 69)),
         _case(
             "nine rows with biases",
-            LayerNumbers(8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_LLAMA3),
+            LayerConfig(8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_LLAMA3),
             200,
             264,
             33,
@@ -179,7 +179,7 @@ DECODER_LAYER = Row(
         ),
         _case(
             "norms of heads, sizes that are no power of two",
-            LayerNumbers(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_YARN),
+            LayerConfig(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_YARN),
             248,
             312,
             50,
@@ -188,7 +188,7 @@ DECODER_LAYER = Row(
         ),
         _case(
             "half turned, by neighbours",
-            LayerNumbers(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, factor=0.22),
+            LayerConfig(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, factor=0.22),
             256,
             256,
             20,
@@ -196,16 +196,16 @@ DECODER_LAYER = Row(
         ),
         _case(
             "a ring that went round",
-            LayerNumbers(4, 4, 128, 1e-5, 128**-0.5, rotated=128, ring=True),
+            LayerConfig(4, 4, 128, 1e-5, 128**-0.5, rotated=128, ring=True),
             256,
             320,
             24,
             (5, 23, 24, 77),
         ),
-        _case("no positions", LayerNumbers(4, 2, 64, 1e-5, 0.125), 256, 320, 40, (4,)),
+        _case("no positions", LayerConfig(4, 2, 64, 1e-5, 0.125), 256, 320, 40, (4,)),
         _case(
             "seventeen rows, longer",
-            LayerNumbers(16, 2, 128, 1e-5, 128**-0.5, rotated=128),
+            LayerConfig(16, 2, 128, 1e-5, 128**-0.5, rotated=128),
             512,
             640,
             700,
@@ -242,7 +242,7 @@ PROMPT_LAYER = Row(
         _case("three tokens", _PLAIN, 256, 320, 40, (0,), tokens=3),
         _case(
             "two rows with biases",
-            LayerNumbers(8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_LLAMA3),
+            LayerConfig(8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_LLAMA3),
             200,
             264,
             33,
@@ -252,7 +252,7 @@ PROMPT_LAYER = Row(
         ),
         _case(
             "norms of heads, sizes that are no power of two",
-            LayerNumbers(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_YARN),
+            LayerConfig(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_YARN),
             248,
             312,
             50,
@@ -262,18 +262,18 @@ PROMPT_LAYER = Row(
         ),
         _case(
             "half turned, by neighbours",
-            LayerNumbers(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, factor=0.22),
+            LayerConfig(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, factor=0.22),
             256,
             256,
             20,
             (0,),
             tokens=17,
         ),
-        _case("no positions", LayerNumbers(4, 4, 64, 1e-5, 0.125), 256, 320, 40, (0,), tokens=9),
+        _case("no positions", LayerConfig(4, 4, 64, 1e-5, 0.125), 256, 320, 40, (0,), tokens=9),
         _case("the last tokens alone", _PLAIN, 256, 320, 40, (0, 0), tokens=9, only=(8, 3)),
         _case(
             "many tokens",
-            LayerNumbers(8, 2, 128, 1e-5, 128**-0.5, rotated=128),
+            LayerConfig(8, 2, 128, 1e-5, 128**-0.5, rotated=128),
             256,
             320,
             150,

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._engines.decoder_layer import decoder_layer as on_host
 from anydevice._engines.decoder_layer import viewed
 
@@ -51,9 +51,9 @@ def linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def decoder_layer(x: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
-    """See `LayerNumbers`: x, keys and values after it; the cache is written in place."""
+    """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
     *weights, numbers = others
-    assert isinstance(numbers, LayerNumbers)
+    assert isinstance(numbers, LayerConfig)
     if not _allows(x):
         return NotImplemented
     result = on_host(*viewed((x, positions, keys, values, *weights)), numbers)  # type: ignore[call-arg]

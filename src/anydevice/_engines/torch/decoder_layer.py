@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
 
 Scaling = tuple[tuple[str, Any], ...]
@@ -28,9 +28,9 @@ _silu = torch._C._nn.silu
 def decoder_layer(
     x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
     mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
-    key_norm: Any, numbers: LayerNumbers,
+    key_norm: Any, numbers: LayerConfig,
 ) -> Any:  # fmt: skip
-    """See `LayerNumbers`: x, keys and values after it; the cache is written in place."""
+    """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
     if not _serves(x, keys, values, qkv, numbers):
         return NotImplemented
     at = tuple(positions.tolist())
@@ -58,7 +58,7 @@ def decoder_layer(
 
 
 def _of_one_row(
-    x: Any, at: tuple[int], keys: Any, values: Any, weights: tuple[Any, ...], numbers: LayerNumbers
+    x: Any, at: tuple[int], keys: Any, values: Any, weights: tuple[Any, ...], numbers: LayerConfig
 ) -> torch.Tensor:
     """The same for one row without biases: vectors, which take the shortest ways to the BLAS."""
     attention_norm, qkv, output, mlp_norm, gate_up, down = weights
@@ -91,7 +91,7 @@ def _normed_product(
     return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
 
 
-def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerNumbers) -> bool:
+def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerConfig) -> bool:
     return (
         type(x) is torch.Tensor
         and x.is_cpu
@@ -110,7 +110,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return torch.rms_norm(x, weight.shape, weight, eps)
 
 
-def _turned(x: torch.Tensor, at: tuple[int, ...], numbers: LayerNumbers) -> torch.Tensor:
+def _turned(x: torch.Tensor, at: tuple[int, ...], numbers: LayerConfig) -> torch.Tensor:
     """Queries and keys (rows, heads, size), rotated as their positions say."""
     size, rotated, interleaved = numbers.size, numbers.rotated, numbers.interleaved
     cosine, sine = _tables(at, rotated, numbers.theta, numbers.scaling, interleaved)

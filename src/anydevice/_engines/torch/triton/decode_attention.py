@@ -63,7 +63,7 @@ TILES: Mapping[tuple[int, int], AttentionTile] = {
 LARGEST_SIZE = 256
 
 
-class AttentionNumbers(Record):
+class AttentionConfig(Record):
     """The numbers of a layer's attention, which do not change from step to step.
 
     `heads` of queries share `key_heads`, each of `size` elements, of which `rotated` turn, by pairs
@@ -104,7 +104,7 @@ def attend(
     positions: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    numbers: AttentionNumbers,
+    numbers: AttentionConfig,
     frequencies: torch.Tensor | None = None,
     query_norm: torch.Tensor | None = None,
     key_norm: torch.Tensor | None = None,

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._engines.torch.triton.decode_attention import (
     LARGEST_SIZE,
     MOST_GROUP,
-    AttentionNumbers,
+    AttentionConfig,
     AttentionTile,
     attend,
 )
@@ -38,7 +38,7 @@ def decoder_layer(
     output_bias: torch.Tensor | None,
     query_norm: torch.Tensor | None,
     key_norm: torch.Tensor | None,
-    numbers: LayerNumbers,
+    numbers: LayerConfig,
     frequencies: torch.Tensor | None,
     rope_factor: float = 1.0,
     tiles: ProductTiles | None = None,
@@ -57,7 +57,7 @@ def decoder_layer(
         tiles=tiles, in_order=True,
     )  # fmt: skip
     y = attend(
-        y, positions, keys, values, _attention_numbers(numbers, rope_factor),
+        y, positions, keys, values, _attention_config(numbers, rope_factor),
         frequencies, query_norm, key_norm, attention_tile,
     )  # fmt: skip
     stream = product(
@@ -69,8 +69,8 @@ def decoder_layer(
 
 
 @lru_cache(maxsize=256)
-def _attention_numbers(numbers: LayerNumbers, rope_factor: float) -> AttentionNumbers:
-    return AttentionNumbers(
+def _attention_config(numbers: LayerConfig, rope_factor: float) -> AttentionConfig:
+    return AttentionConfig(
         heads=numbers.heads,
         key_heads=numbers.kv_heads,
         size=numbers.size,
@@ -84,7 +84,7 @@ def _attention_numbers(numbers: LayerNumbers, rope_factor: float) -> AttentionNu
 
 
 def fits(
-    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: LayerNumbers
+    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: LayerConfig
 ) -> bool:
     """Whether the kernels serve these: contiguous, of one dtype, of sizes that they have."""
     group = numbers.heads // numbers.kv_heads

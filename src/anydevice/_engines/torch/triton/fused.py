@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
 from anydevice._engines.trust import is_trusted
 
@@ -343,7 +343,7 @@ def _whole_layer(
     layer: Callable[..., Any], fits: Callable[..., bool],
     x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
     mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
-    key_norm: Any, numbers: LayerNumbers,
+    key_norm: Any, numbers: LayerConfig,
 ) -> Any:  # fmt: skip
     weights = attention_norm, qkv, output, mlp_norm, gate_up, down
     others = qkv_bias, output_bias, query_norm, key_norm

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch.nn.attention import SDPBackend
 
-from anydevice._core.engine import LayerNumbers
+from anydevice._core.engine import LayerConfig
 from anydevice._core.record import replace
 from anydevice._engines.torch.fused import PREFER, causal_attention
 from anydevice._engines.torch.triton.decode_attention import (
@@ -52,7 +52,7 @@ def prompt_layer(
     output_bias: torch.Tensor | None,
     query_norm: torch.Tensor | None,
     key_norm: torch.Tensor | None,
-    numbers: LayerNumbers,
+    numbers: LayerConfig,
     frequencies: torch.Tensor | None,
     rope_factor: float,
     only: torch.Tensor | None,
@@ -128,7 +128,7 @@ def turned(
     positions: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    numbers: LayerNumbers,
+    numbers: LayerConfig,
     frequencies: torch.Tensor | None,
     factor: float,
     query_norm: torch.Tensor | None,
