@@ -31,8 +31,8 @@ class Losses(nn.Callback):
     def __init__(self) -> None:
         self.of_steps: list[float] = []
 
-    def step(self, moment: Any) -> None:
-        self.of_steps.append(moment.loss())
+    def step(self, event: Any) -> None:
+        self.of_steps.append(event.loss())
 
 
 def main() -> list[Row]:

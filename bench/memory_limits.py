@@ -39,7 +39,7 @@ NEAR = 0.03
 def fill(engine: Any, device: Any, fraction: float) -> Row:
     """Make arrays until one fails, and see how far that is from the limit."""
     from anydevice import OutOfMemoryError
-    from anydevice._arrays.memory.out_of_memory import explaining
+    from anydevice._arrays.memory.out_of_memory import translating_oom
     from anydevice._core.dtypes import as_dtype
 
     kind = as_dtype("float32")
@@ -47,7 +47,7 @@ def fill(engine: Any, device: Any, fraction: float) -> Row:
     held: list[Any] = []
     failed: BaseException | None = None
     try:
-        with explaining(device):
+        with translating_oom(device):
             while len(held) * 256 * MIB < 2 * limit:
                 held.append(engine.empty(PIECE, kind, device))
     except Exception as error:
@@ -68,7 +68,7 @@ def fail(engine: Any, device: Any, by_itself: bool = False) -> Row:
     import numpy as np
 
     from anydevice import OutOfMemoryError
-    from anydevice._arrays.memory.out_of_memory import explaining
+    from anydevice._arrays.memory.out_of_memory import translating_oom
     from anydevice._core.dtypes import as_dtype
 
     kind = as_dtype("float32")
@@ -82,7 +82,7 @@ def fail(engine: Any, device: Any, by_itself: bool = False) -> Row:
     while tries < FAILURES and time.perf_counter() - began < PATIENCE:
         tries += 1
         try:
-            with explaining(device):
+            with translating_oom(device):
                 engine.empty(shape, kind, device)
         except OutOfMemoryError:
             ours += 1

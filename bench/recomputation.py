@@ -59,8 +59,8 @@ class Clock(nn.Callback):
         self.now = now
         self.at = [now()]
 
-    def step(self, moment: nn.Moment) -> None:
-        moment.loss()  # waits for the step
+    def step(self, event: nn.TrainingEvent) -> None:
+        event.loss()  # waits for the step
         self.at.append(self.now())
 
     @property

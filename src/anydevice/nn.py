@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from anydevice._nn.layers import TiedEmbedding as TiedEmbedding
     from anydevice._nn.losses import binary_cross_entropy as binary_cross_entropy
     from anydevice._nn.losses import cross_entropy as cross_entropy
-    from anydevice._nn.losses import folded as folded
+    from anydevice._nn.losses import fuse_loss as folded  # noqa: F401  a name of 0.2
+    from anydevice._nn.losses import fuse_loss as fuse_loss
     from anydevice._nn.losses import mean_squared_error as mean_squared_error
     from anydevice._nn.model import Model as Model
     from anydevice._nn.model import build as build
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
     from anydevice._nn.optimizers import Schedule as Schedule
     from anydevice._nn.optimizers import SteppedRate as SteppedRate
     from anydevice._nn.optimizers import WarmUp as WarmUp
-    from anydevice._nn.optimizers import clipped as clipped
+    from anydevice._nn.optimizers import clip_gradients as clip_gradients
+    from anydevice._nn.optimizers import clip_gradients as clipped  # noqa: F401  a name of 0.2
     from anydevice._nn.optimizers import global_norm as global_norm
     from anydevice._nn.random_choice import folded_seed as folded_seed
     from anydevice._nn.recompute import recompute as recompute
@@ -73,7 +75,8 @@ if TYPE_CHECKING:
     from anydevice._train.batches import Batches as Batches
     from anydevice._train.callbacks import Callback as Callback
     from anydevice._train.callbacks import Log as Log
-    from anydevice._train.callbacks import Moment as Moment
+    from anydevice._train.callbacks import TrainingEvent as Moment  # noqa: F401  a name of 0.2
+    from anydevice._train.callbacks import TrainingEvent as TrainingEvent
     from anydevice._train.evaluation import Evaluation as Evaluation
     from anydevice._train.evaluation import evaluate as evaluate
     from anydevice._train.evaluation import predict as predict
@@ -95,10 +98,10 @@ _MODULES = {
     "_nn.layer": "Layer Run",
     "_nn.layers": "Activation BatchNorm Chain Dense Dropout Embedding "
     "Flatten LayerNorm LeakyReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
-    "_nn.losses": "binary_cross_entropy cross_entropy folded mean_squared_error",
+    "_nn.losses": "binary_cross_entropy cross_entropy fuse_loss mean_squared_error",
     "_nn.model": "Model build",
     "_nn.optimizers": "Adam AdamW ConstantRate CosineRate Lion Optimizer "
-    "SGD Schedule SteppedRate WarmUp clipped global_norm",
+    "SGD Schedule SteppedRate WarmUp clip_gradients global_norm",
     "_nn.random_choice": "folded_seed",
     "_nn.recompute": "recompute",
     "_nn.recurrent": "GRU LSTM",
@@ -107,12 +110,15 @@ _MODULES = {
     "_train.train": "Trained train",
     "_train.training": "Training",
     "_train.batches": "Batches",
-    "_train.callbacks": "Callback Log Moment",
+    "_train.callbacks": "Callback Log TrainingEvent",
     "_train.evaluation": "Evaluation evaluate predict",
     "_train.history": "History",
     "_train.metrics": "accuracy auc f1 macro_f1 mean_absolute_error top_k",
 }
 """The public names by module. Training and saving are layers above, reached by the same package."""
+
+_DEPRECATED = {"Moment": "TrainingEvent", "clipped": "clip_gradients", "folded": "fuse_loss"}
+"""Names of version 0.2, and their new ones; they warn, and go in 0.4."""
 
 _ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "leaky_relu", "relu"}
 _ACTIVATIONS |= {"sigmoid", "silu", "softmax", "tanh"}
@@ -163,4 +169,4 @@ def _hint(name: str) -> str:
     return "" if meant is None else f"; did you mean {meant}?"
 
 
-__all__, __getattr__, __dir__ = _lazy_names(__name__, _MODULES, _hint)
+__all__, __getattr__, __dir__ = _lazy_names(__name__, _MODULES, _hint, deprecated=_DEPRECATED)

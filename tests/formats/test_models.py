@@ -272,9 +272,9 @@ class Stops(nn.Callback):
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
-    def step(self, moment: nn.Moment) -> None:
-        if moment.steps == self._steps:
-            moment.stop()
+    def step(self, event: nn.TrainingEvent) -> None:
+        if event.steps == self._steps:
+            event.stop()
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
@@ -549,11 +549,11 @@ def test_a_place_that_cannot_be_written_is_found_before_the_first_step(tmp_path:
 
 def test_what_was_learned_is_saved_before_a_callback_may_raise(tmp_path: Path) -> None:
     class Raises(nn.Callback):
-        def step(self, moment: nn.Moment) -> None:
-            if moment.steps == 3:
+        def step(self, event: nn.TrainingEvent) -> None:
+            if event.steps == 3:
                 raise RuntimeError("within an epoch")
 
-    def raises(moment: nn.Moment) -> None:
+    def raises(event: nn.TrainingEvent) -> None:
         raise RuntimeError("after an epoch")
 
     path = tmp_path / "run.safetensors"

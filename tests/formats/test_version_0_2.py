@@ -117,8 +117,8 @@ class Losses(nn.Callback):
     def __init__(self) -> None:
         self.found: list[float] = []
 
-    def step(self, moment: nn.Moment) -> None:
-        self.found.append(moment.loss())
+    def step(self, event: nn.TrainingEvent) -> None:
+        self.found.append(event.loss())
 
 
 def resumed(name: str, path: Path, loss: Any, steps: Losses) -> nn.Trained:

@@ -15,7 +15,7 @@ from anydevice._core.record import replace
 from anydevice._core.trees import leaf_names
 from anydevice._formats import model as tensor_files
 from anydevice._nn.layer import Updates
-from anydevice._nn.model import still_layers, trained_leaves
+from anydevice._nn.model import frozen_layers, trained_leaves
 from anydevice.errors import ConfigurationError, TransferError
 
 BLOCKS = nn.Chain(nn.Embedding(9, 8), nn.TransformerBlock(8, 2), nn.Dense(8, 2, bias=False))
@@ -101,15 +101,15 @@ def test_a_layer_with_frozen_state_does_as_in_inference(cpu: Device) -> None:
     layers = nn.Chain(nn.Dense(4, 6), nn.BatchNorm(6)), nn.BatchNorm(6), nn.Dropout(0.5)
     model = nn.build(*layers, device=cpu)
     held = model.freeze("[0]")
-    assert still_layers(model) == still_layers(model.freeze("*.bias", "*.mean")) == frozenset()
-    assert still_layers(held) == {"[0][1]"}
+    assert frozen_layers(model) == frozen_layers(model.freeze("*.bias", "*.mean")) == frozenset()
+    assert frozen_layers(held) == {"[0][1]"}
     x = anydevice.to_device(np.random.default_rng(0).normal(size=(5, 4)).astype("float32"), cpu)
     expected = anydevice.to_numpy(layers[0].apply(model.parameters[0], x, nn.Run()))
     for each, changed in ((model, {"[0][1]", "[1]"}), (held, {"[1]"})):
         updates: Updates = {}
         seen: dict[str, Any] = {}
         run = nn.Run(True, 1, 1, "", lambda path, _, y: seen.update({path: y}), updates)  # noqa: B023
-        each.apply(each.parameters, x, replace(run, still=still_layers(each)))
+        each.apply(each.parameters, x, replace(run, frozen=frozen_layers(each)))
         assert {path for path, _ in updates} == changed
         assert np.allclose(anydevice.to_numpy(seen["[0]"]), expected) == (each is held)
         assert (anydevice.to_numpy(seen["[2]"]) == 0).any(), "dropout goes on"

@@ -327,7 +327,7 @@ def test_gradients_are_clipped_as_by_torch(cpu: Device) -> None:
             parameter.grad = torch.tensor(leaf)
         allowed = rounding(np.float32, 20)  # 13 squares, a root, a product
         norm = float(torch.nn.utils.clip_grad_norm_(theirs, limit))
-        found, found_norm = nn.clipped(there, limit)
+        found, found_norm = nn.clip_gradients(there, limit)
         assert float(anydevice.to_numpy(found_norm)) == pytest.approx(norm, rel=allowed)
         assert float(anydevice.to_numpy(nn.global_norm(there))) == pytest.approx(norm, rel=allowed)
         for a, b in zip(leaves(anydevice.to_numpy(found)), theirs, strict=True):
@@ -337,18 +337,18 @@ def test_gradients_are_clipped_as_by_torch(cpu: Device) -> None:
 
 
 def test_clipping_in_other_types() -> None:
-    small, _ = nn.clipped({"x": np.full(400, 300, np.float16), "y": np.array(1.0)}, 1.0)
+    small, _ = nn.clip_gradients({"x": np.full(400, 300, np.float16), "y": np.array(1.0)}, 1.0)
     assert small["x"].dtype == np.float16
     assert small["y"].dtype == np.float64
     assert small["y"].shape == ()
     assert small["x"][0] == pytest.approx(0.05, rel=1e-3), "squares are added up in float32"
     assert nn.global_norm([np.array([3.0, 4.0])]).dtype == np.float64
-    spoiled, norm = nn.clipped([np.array([np.nan]), np.array([1.0])], 1.0)
+    spoiled, norm = nn.clip_gradients([np.array([np.nan]), np.array([1.0])], 1.0)
     assert np.isnan(norm)
     assert np.isnan(spoiled[1]).all()
     for wrong in (0, -1.0, float("inf"), "x", True):
         with pytest.raises(ConfigurationError, match="finite norm above 0"):
-            nn.clipped([np.ones(1)], wrong)  # type: ignore[arg-type]
+            nn.clip_gradients([np.ones(1)], wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="no gradients"):
         nn.global_norm({})
 
@@ -384,7 +384,7 @@ def test_clipping_in_other_types() -> None:
 )
 def test_what_a_loss_does_itself_is_left_out(layer: nn.Layer, loss: Any, changed: bool) -> None:
     model = nn.Model(layer, (4,), device=anydevice.device("cpu", engine="numpy"))
-    without, said = nn.folded(layer, loss)
+    without, said = nn.fuse_loss(layer, loss)
     assert said is changed
     if not changed:
         assert without is layer
@@ -399,7 +399,7 @@ def test_what_a_loss_does_itself_is_left_out(layer: nn.Layer, loss: Any, changed
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d])
 def test_a_convolution_that_ends_with_an_activation_is_folded(kind: Any) -> None:
     layer = kind(1, 2, 1, activation="sigmoid")
-    assert nn.folded(layer, nn.binary_cross_entropy) == (kind(1, 2, 1), True)
+    assert nn.fuse_loss(layer, nn.binary_cross_entropy) == (kind(1, 2, 1), True)
 
 
 @pytest.mark.parametrize(

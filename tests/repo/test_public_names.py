@@ -97,6 +97,28 @@ def test_no_module_of_a_package_hides_a_name_of_it(package: ModuleType) -> None:
     assert modules.isdisjoint(package.__all__)
 
 
+DEPRECATED = [
+    (anydevice.nn, "Moment", "TrainingEvent"),
+    (anydevice.nn, "clipped", "clip_gradients"),
+    (anydevice.nn, "folded", "fuse_loss"),
+]
+"""Names that are kept for one release: the module, the old name and the new one."""
+
+
+@pytest.mark.parametrize(("module", "old", "new"), DEPRECATED, ids=lambda value: str(value))
+def test_a_deprecated_name_warns_once_and_is_the_new_one(
+    module: ModuleType, old: str, new: str
+) -> None:
+    assert old not in module.__all__
+    vars(module).pop(old, None)  # another test may have used it
+    short = module.__name__.rpartition(".")[2]
+    with pytest.warns(DeprecationWarning, match=rf"{short}\.{old} is now {short}\.{new}") as caught:
+        first, second = getattr(module, old), getattr(module, old)
+    assert first is second is getattr(module, new)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
 def test_a_type_checker_sees_every_public_name() -> None:
     """What loads on first use is imported where only a type checker looks, with its real type."""
     tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))

@@ -225,7 +225,7 @@ def test_arrays_in_the_place_of_batches(jax: Device) -> None:
 
 def test_validation_is_looked_at_before_the_first_step(jax: Device) -> None:
     class Fails(nn.Callback):
-        def step(self, moment: nn.Moment) -> None:
+        def step(self, event: nn.TrainingEvent) -> None:
             raise AssertionError("a step was taken")
 
     wrong: tuple[tuple[Any, str], ...] = (

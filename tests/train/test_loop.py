@@ -125,7 +125,7 @@ def test_a_loader_that_fails_by_itself_raises(here: Device) -> None:
 
 def test_an_error_in_a_callback_is_raised_after_ctrl_c_too(here: Device) -> None:
     class Fails(nn.Callback):
-        def step(self, moment: nn.Moment) -> None:
+        def step(self, event: nn.TrainingEvent) -> None:
             interrupt()
             raise LookupError("of its own")
 

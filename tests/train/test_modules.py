@@ -366,8 +366,8 @@ def test_patience_returns_the_best_weights(case: Any, tmp_path: Path) -> None:
     model = case.model()
     kept = []
 
-    def epoch(moment: nn.Moment) -> None:
-        kept.append(case.weights(moment.model()))
+    def epoch(event: nn.TrainingEvent) -> None:
+        kept.append(case.weights(event.model()))
 
     wrong = [(x, (y + 1) % 3) for x, y in DATA]
     best = train(case, model, epochs=9, validation=wrong, patience=2, callbacks=epoch)

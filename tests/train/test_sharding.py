@@ -195,7 +195,7 @@ def test_what_every_process_holds_as_a_whole_counts_once_in_each_group() -> None
         spread._group, spread._mesh = group, mesh
         spread._layouts = {"total": [Layout(mesh, 0, (4,)), Layout(mesh, None, ())]}
         cast(Any, spread).over_shards = noted
-        spread.clipped({"a": torch.full((2,), 2.0), "b": torch.tensor(3.0)}, 1.0)
+        spread.clip_gradients({"a": torch.full((2,), 2.0), "b": torch.tensor(3.0)}, 1.0)
     assert squares[0] + squares[1] == squares[2] + squares[3] == 2 * (2 * 4.0) + 9.0
 
 

@@ -173,8 +173,8 @@ def test_schedules_give_the_rate_of_each_step(trainable: Device) -> None:
     seen: list[float] = []
 
     class Rates(nn.Callback):
-        def step(self, moment: nn.Moment) -> None:
-            seen.append(moment.rate)
+        def step(self, event: nn.TrainingEvent) -> None:
+            seen.append(event.rate)
 
     schedule = nn.WarmUp(4, then=nn.CosineRate(0.1, 8))
     run = trained(trainable, schedule=schedule, callbacks=[Rates()])
@@ -354,7 +354,7 @@ def test_patience_ends_a_training_and_gives_the_best_model() -> None:
         validation=held,
         patience=2,
         optimizer=nn.AdamW(5e-2),
-        callbacks=lambda moment: models.append(moment.model()),
+        callbacks=lambda event: models.append(event.model()),
     )
     assert run.stopped == "no better for 2 epochs"
     assert len(run.history) < 50
@@ -370,17 +370,17 @@ def test_callbacks_see_the_training_and_may_stop_it(trainable: Device) -> None:
             self.losses: list[float] = []
             self.epochs: list[int] = []
 
-        def step(self, moment: nn.Moment) -> None:
-            self.losses.append(moment.loss())
-            assert moment.ended is None
-            if moment.steps == 9:
-                moment.stop()
+        def step(self, event: nn.TrainingEvent) -> None:
+            self.losses.append(event.loss())
+            assert event.ended is None
+            if event.steps == 9:
+                event.stop()
 
-        def epoch(self, moment: nn.Moment) -> None:
-            assert moment.ended is not None
-            assert moment.history[-1] is moment.ended
-            assert moment.loss() == self.losses[-1]
-            self.epochs.append(moment.epoch)
+        def epoch(self, event: nn.TrainingEvent) -> None:
+            assert event.ended is not None
+            assert event.history[-1] is event.ended
+            assert event.loss() == self.losses[-1]
+            self.epochs.append(event.epoch)
 
     watches = Watches()
     run = trained(trainable, callbacks=[watches])
@@ -399,8 +399,8 @@ def test_ctrl_c_ends_after_the_step_and_saves(
     path = tmp_path / "run.safetensors"
 
     class Interrupts(nn.Callback):
-        def step(self, moment: nn.Moment) -> None:
-            if moment.steps == 8:
+        def step(self, event: nn.TrainingEvent) -> None:
+            if event.steps == 8:
                 os.kill(os.getpid(), signal.SIGINT)
 
     run = trained(cpu("jax"), save=path, callbacks=[Interrupts()])
@@ -437,7 +437,7 @@ def test_workers_that_read_data_leave_ctrl_c_to_the_training() -> None:
 
 def test_the_second_ctrl_c_interrupts() -> None:
     class Insists(nn.Callback):
-        def step(self, moment: nn.Moment) -> None:
+        def step(self, event: nn.TrainingEvent) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -447,7 +447,7 @@ def test_the_second_ctrl_c_interrupts() -> None:
 
 
 def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
-    def interrupt(moment: nn.Moment) -> None:
+    def interrupt(event: nn.TrainingEvent) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     run = trained(cpu("jax"), callbacks=[interrupt])

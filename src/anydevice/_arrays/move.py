@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from anydevice._arrays.copy import download, move, upload
-from anydevice._arrays.memory.out_of_memory import refuse
+from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.share import SharedMemory, can_hold, cast, shared_memory
 from anydevice._arrays.trees.tree import Leaf, Leaves, flatten
 from anydevice._core import hooks
@@ -81,7 +81,7 @@ def to_device(
         leaves, rebuild = flatten(tree, _is_leaf)
         return rebuild(_Move(target, convert, copy, narrow, floating, leaves).all(leaves.values))
     except Exception as error:
-        refuse(error, target.device)
+        raise_if_oom(error, target.device)
         raise
 
 
@@ -108,7 +108,7 @@ def to_numpy(tree: Any) -> Any:
         leaves, rebuild = flatten(tree, _is_leaf)
         return rebuild(_on_host(leaves.values, leaves))
     except Exception as error:
-        refuse(error)
+        raise_if_oom(error)
         raise
 
 
@@ -184,7 +184,7 @@ def synchronize(device: Device | str | None = None) -> None:
         try:
             registry.load(target.engine).synchronize(target)
         except Exception as error:
-            refuse(error, target)
+            raise_if_oom(error, target)
             raise
 
 
@@ -472,7 +472,7 @@ def _raise_named(
     if isinstance(error, TransferError):
         raise error
     path = leaves[position].path if leaves else ""
-    refuse(error, place, what=path)
+    raise_if_oom(error, place, what=path)
     said = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
     raise TransferError(f"{path or 'the array'}: {said}", path) from error
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice._arrays.memory.out_of_memory import explained, in_a_line
+from anydevice._arrays.memory.out_of_memory import as_oom_error, in_a_line
 from anydevice._check import checks as trials
 from anydevice._check.cases import one_or_more, row_of, select
 from anydevice._check.cases.case import Row
@@ -371,7 +371,7 @@ def _judged(
         except UnsupportedError as error:
             lacking.append((name, error))
         except Exception as error:  # an engine fails in any way it likes: that is a finding
-            full = explained(error, here.place)
+            full = as_oom_error(error, here.place)
             if full is not None:  # which says nothing of the op
                 return _Verdict(
                     "not_reached", count - 1, name, in_a_line(full), code=full.code

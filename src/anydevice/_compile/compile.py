@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anydevice._arrays.memory.out_of_memory import refuse
+from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.move import is_array, refuse_mismatch, to_device
 from anydevice._arrays.trees.tree import flatten
 from anydevice._compile.inputs import (
@@ -359,7 +359,7 @@ class Compiled:
 
     def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
         """Raise our error where that is what a library's error means; else return."""
-        refuse(error, self.device)
+        raise_if_oom(error, self.device)
         if not isinstance(error, AnyDeviceError):
             refuse_mismatch(error, inputs=inputs, weights=self._adapter.arguments)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import is_array, to_device
 from anydevice._arrays.trees.containers import rule_of
 from anydevice._arrays.trees.tree import flatten
@@ -202,7 +202,7 @@ def verify_model(
             source="verify=",
         )
     adapter.check_verifiable()
-    with explaining(device):
+    with translating_oom(device):
         hosts = [host_array(x) for x in arrays]
         if hosts and not any(x.size for x in hosts):
             raise _nothing_compared(f"the example has no elements: {shapes_text(arrays)}")

@@ -6,6 +6,7 @@ Importing a package then costs next to nothing, and imports no array library.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
@@ -17,6 +18,7 @@ def lazy_names(
     modules: Mapping[str, str],
     hint: Hint = lambda name: "",
     packages: Sequence[str] = (),
+    deprecated: Mapping[str, str] | None = None,
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """`__all__`, `__getattr__` and `__dir__` of a package.
 
@@ -26,17 +28,24 @@ def lazy_names(
         hint: for a name that is not there the end of the error's sentence, if it is a known one;
             otherwise the closest of the package's names is suggested.
         packages: those inside the package that are public, too.
+        deprecated: old names, each with its new one; the first use of an old name warns.
 
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}
     public = sorted([*homes, *packages])
+    renamed = deprecated or {}
 
     def attribute(name: str) -> object:
         if name in packages:
             return import_module(f"{package}.{name}")  # which sets it there
-        if name not in homes:
+        current = renamed.get(name, name)
+        if current not in homes:
             raise _NoSuchNameError(package, name, public, hint)
-        value: object = getattr(import_module(f"anydevice.{homes[name]}"), name)
+        if current != name:
+            short = package.rpartition(".")[2]
+            message = f"{short}.{name} is now {short}.{current}; the old name goes in 0.4"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        value: object = getattr(import_module(f"anydevice.{homes[current]}"), current)
         setattr(sys.modules[package], name, value)
         return value
 

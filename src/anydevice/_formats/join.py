@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from anydevice._arrays.memory.out_of_memory import refuse
+from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.stage import WORTH_STAGING, Piece, Ring, ring_of, usable_cores
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType
@@ -240,7 +240,7 @@ def place(
         raise
     except Exception as error:  # each library refuses with errors of its own
         tensor = joined.parts[0].tensor
-        refuse(error, device, what=f"{tensor.path}: the tensor {shortened(tensor.name)!r}")
+        raise_if_oom(error, device, what=f"{tensor.path}: the tensor {shortened(tensor.name)!r}")
         raise refusal(tensor, str(error)) from error
 
 

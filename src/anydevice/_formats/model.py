@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from anydevice import __version__
-from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
@@ -61,7 +61,7 @@ def checked_path(path: Any) -> Path:
 
 def write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Write trees of arrays and metadata, which is ready for JSON, whole or not at all."""
-    with explaining(what=f"{path} cannot be written"):
+    with translating_oom(what=f"{path} cannot be written"):
         _write(path, kind, trees, metadata)
 
 
@@ -113,7 +113,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
     Raises `TransferError`, with the path, where the file is damaged, newer, or of another kind.
     """
     # Another process may replace it meanwhile: all is from this one opening.
-    with explaining(what=f"{path} cannot be read"), open_safetensors(path) as file:
+    with translating_oom(what=f"{path} cannot be read"), open_safetensors(path) as file:
         header = header_of(file)
         found = _metadata(path, header, kind)
         _check_hash(file, header)

@@ -52,7 +52,7 @@ class Run(Record):
     `seed` and `step` decide what `Dropout` drops: integers, or 0-d integer arrays so that compiled
     code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
     layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
-    dict, layers with state put their new state there, by path and name. `still` are the paths of
+    dict, layers with state put their new state there, by path and name. `frozen` are the paths of
     layers with frozen state, which behave in training as in inference. If the batch is part of a
     larger one, `rows` is its first row, its number of rows and that of the larger one: `Dropout`
     then drops the same elements as in the larger one.
@@ -67,15 +67,15 @@ class Run(Record):
     path: str = ""
     watch: Watch | None = None
     updates: Updates | None = None
-    still: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
     rows: tuple[int, int, int] | None = None
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
         """The output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
         path = self.path + step
-        training = self.training and path not in self.still
+        training = self.training and path not in self.frozen
         here = Run(
-            training, self.seed, self.step, path, self.watch, self.updates, self.still, self.rows
+            training, self.seed, self.step, path, self.watch, self.updates, self.frozen, self.rows
         )
         y = layer.apply(parameters, x, here)
         if self.watch is not None:

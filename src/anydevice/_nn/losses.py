@@ -1,8 +1,8 @@
 """Losses: functions of an output and its target that return a scalar, computed in float32.
 
-Losses over classes take logits, and `folded` leaves out a last softmax or sigmoid of the model. A
-logarithm after a softmax loses the digits of small probabilities; computed together they lose none.
-Trained through a softmax of a softmax, a model stays unsure.
+Losses over classes take logits, and `fuse_loss` leaves out a last softmax or sigmoid of the model.
+A logarithm after a softmax loses the digits of small probabilities; computed together they lose
+none. Trained through a softmax of a softmax, a model stays unsure.
 """
 
 from __future__ import annotations
@@ -149,20 +149,20 @@ _TAKES_PROBABILITIES: tuple[Loss, ...] = (mean_squared_error, ops.mean_squared_e
 _GIVES_PROBABILITIES = ("softmax", "sigmoid")
 
 
-def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
+def fuse_loss(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
     """The layer without a final softmax or sigmoid that the loss includes, and whether it changed.
 
     That is a softmax for `cross_entropy` and a sigmoid for `binary_cross_entropy`, also before a
     dropout. The returned layer takes the same parameters: "identity" stands in for the activation.
 
     >>> from anydevice import nn
-    >>> layer, changed = folded(nn.Chain(nn.Dense(4, 2), "softmax"), nn.cross_entropy)
+    >>> layer, changed = fuse_loss(nn.Chain(nn.Dense(4, 2), "softmax"), nn.cross_entropy)
     >>> layer.layers[1], changed
     (Activation(name='identity'), True)
-    >>> folded(nn.Dense(4, 2), nn.cross_entropy)[1]
+    >>> fuse_loss(nn.Dense(4, 2), nn.cross_entropy)[1]
     False
     """
-    name = left_out(loss)
+    name = fused_activation(loss)
     without = None if name is None else _without(layer, name)
     return (layer, False) if without is None else (without, True)
 
@@ -180,15 +180,15 @@ def threshold_of(layer: Layer) -> float:
 def remark_on(layer: Layer, loss: Loss) -> str | None:
     """A warning about the last activation of a model and a loss; `None` if there is none.
 
-    It names an activation that `folded` leaves out, or that may be applied twice: by the model, and
-    by a loss of the user's.
+    It names an activation that `fuse_loss` leaves out, or that may be applied twice: by the model,
+    and by a loss of the user's.
 
     >>> from anydevice import nn
     >>> print(remark_on(nn.Chain(nn.Dense(4, 2), "sigmoid"), nn.cross_entropy))
     the model ends with sigmoid, and cross_entropy applies a softmax of its own to that; leave \
 sigmoid out of the model
     """
-    done, name = left_out(loss), _name_of(loss)
+    done, name = fused_activation(loss), _name_of(loss)
     if done is not None and _without(layer, done) is not None:
         return (
             f"the activation at the end of the model is left out for {name}, which does the same "
@@ -217,10 +217,10 @@ def _inner(loss: Loss) -> object:
     return inner
 
 
-def left_out(loss: Loss) -> str | None:
-    """The activation that a loss does by itself, which `folded` leaves out.
+def fused_activation(loss: Loss) -> str | None:
+    """The activation that a loss does by itself, which `fuse_loss` leaves out.
 
-    >>> left_out(cross_entropy)
+    >>> fused_activation(cross_entropy)
     'softmax'
     """
     inner = _inner(loss)

@@ -308,8 +308,8 @@ def trained_leaves(model: Model) -> list[bool]:
     return [name not in held for name in leaf_names(model.parameters)]
 
 
-def still_layers(model: Model) -> frozenset[str]:
-    """The paths of layers whose state is frozen, for `Run.still`."""
+def frozen_layers(model: Model) -> frozenset[str]:
+    """The paths of layers whose state is frozen, for `Run.frozen`."""
     places = state_places(model.layer)
     moving = {path for path, name in places if f"{path}.{name}" not in model.frozen}
     return frozenset(path for path, _ in places) - moving

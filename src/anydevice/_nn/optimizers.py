@@ -478,14 +478,14 @@ def global_norm(gradients: Tree) -> Array:
     return ops.reshape(_norm(leaves(gradients)), ())
 
 
-def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
+def clip_gradients(gradients: Tree, limit: float) -> tuple[Tree, Array]:
     """The gradients, scaled down together if their global norm is above `limit`, and that norm.
 
     Smaller gradients are unchanged, bit for bit. If one is NaN, all become NaN, and so does the
     norm. Raises `ConfigurationError` for a limit that is not above 0.
 
     >>> import numpy
-    >>> clipped({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
+    >>> clip_gradients({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
     [0.6, 0.8]
     """
     if not is_number(limit) or not 0 < limit < math.inf:

@@ -189,10 +189,10 @@ def explain(error: Exception, **arguments: Any) -> None:
     arguments are those of the call that failed, by name; its first array says on which device.
     """
     if not isinstance(error, AnyDeviceError):
-        from anydevice._arrays.memory.out_of_memory import refuse
+        from anydevice._arrays.memory.out_of_memory import raise_if_oom
         from anydevice._arrays.move import refuse_mismatch
 
-        refuse(error, among=tuple(arguments.values()))
+        raise_if_oom(error, among=tuple(arguments.values()))
         refuse_mismatch(error, **arguments)
 
 

@@ -436,7 +436,7 @@ class Staged(Wrapper):
         autodiff = autodiff_of(x)
         if run.watch is not None or autodiff is None or not autodiff.compiles or not self.compiles:
             return _applied(stage.steps, own, x, _run_on(stage.place.device, run))
-        key = stage, run.training, run.path, run.still, run.rows
+        key = stage, run.training, run.path, run.frozen, run.rows
         if key not in self.work.functions:
             self.work.functions[key] = _compiled(stage, run)
         x, updates = self.work.functions[key](own, x, run.seed, run.step)
@@ -619,11 +619,11 @@ def _applied(steps: Sequence[PlacedStep], own: Sequence[Parameters], x: Array, r
 
 def _compiled(stage: Stage, run: Run) -> Callable[..., Any]:
     """A stage as a compiled function of its parameters, input, seed and step."""
-    training, path, still, rows = run.training, run.path, run.still, run.rows
+    training, path, frozen, rows = run.training, run.path, run.frozen, run.rows
 
     def stage_function(own: list[Parameters], x: Array, seed: Any, step: Any) -> Any:
         updates: dict[tuple[str, str], Array] = {}
-        here = Run(training, seed, step, path, None, updates, still, rows)
+        here = Run(training, seed, step, path, None, updates, frozen, rows)
         result = _applied(stage.steps, own, x, here)
         return result, {"\0".join(name): new for name, new in updates.items()}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inspect import ismethod
 from typing import Any
 
-from anydevice._arrays.memory.out_of_memory import let_go, ran_out, refuse
+from anydevice._arrays.memory.out_of_memory import clear_frames, raise_if_oom, ran_out
 from anydevice._arrays.memory.stats import free_what_failed
 from anydevice._arrays.move import is_array
 from anydevice._arrays.trees.tree import flatten
@@ -69,7 +69,7 @@ def find_batch_size(
         free_what_failed()
         if size // 2 < least:
             try:
-                refuse(problem, what=f"not even a batch of {size} fits", smaller=False)
+                raise_if_oom(problem, what=f"not even a batch of {size} fits", smaller=False)
             finally:
                 del problem  # else the error may hold this frame, and this frame the error
         size //= 2
@@ -88,7 +88,7 @@ def _problem(fn: Callable[[int], object], size: int) -> BaseException | None:
     except Exception as error:
         if ran_out(error) is None:
             raise
-        let_go(error)
+        clear_frames(error)
         return error.with_traceback(None)
     return None
 

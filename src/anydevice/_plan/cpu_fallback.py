@@ -9,7 +9,7 @@ from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import MethodType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from anydevice._arrays.memory.out_of_memory import explained, in_a_line, ran_out
+from anydevice._arrays.memory.out_of_memory import as_oom_error, in_a_line, ran_out
 from anydevice._arrays.memory.stats import free_what_failed
 from anydevice._arrays.move import device_of, is_array, to_device
 from anydevice._arrays.trees.tree import flatten
@@ -110,7 +110,7 @@ def _failure(error: Exception, call: Call) -> _Failure | None:
     found = ran_out(error)
     if found is None:
         return None
-    ours = explained(error, _device_of_call(call))
+    ours = as_oom_error(error, _device_of_call(call))
     assert ours is not None
     if ours.device is not None and ours.device.backend == _CPU:
         try:

@@ -142,7 +142,7 @@ def _through(layer: Layer, parameters: Parameters, bounds: Around, run: Run) -> 
 
 def _inside(run: Run, step: str) -> Run:
     path = run.path + step
-    return replace(run, path=path, training=run.training and path not in run.still, watch=None)
+    return replace(run, path=path, training=run.training and path not in run.frozen, watch=None)
 
 
 def _chain(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:

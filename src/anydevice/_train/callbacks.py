@@ -12,7 +12,7 @@ from anydevice._train.history import Epoch, History
 from anydevice.errors import ConfigurationError
 
 
-class Moment(Record):
+class TrainingEvent(Record):
     """The state of a training, as a callback gets it.
 
     `steps` is the number of steps so far, `epoch` the current epoch or the one that just ended,
@@ -39,15 +39,15 @@ class Callback:
 
     >>> from anydevice import nn
     >>> class StopsWhenGood(nn.Callback):
-    ...     def epoch(self, moment):
-    ...         if moment.ended.loss < 0.1:
-    ...             moment.stop()
+    ...     def epoch(self, event):
+    ...         if event.ended.loss < 0.1:
+    ...             event.stop()
     """
 
-    def step(self, moment: Moment) -> None:
+    def step(self, event: TrainingEvent) -> None:
         """After each step. Reading the loss in each one makes each one wait for the device."""
 
-    def epoch(self, moment: Moment) -> None:
+    def epoch(self, event: TrainingEvent) -> None:
         """After each epoch, and its validation."""
 
 
@@ -87,16 +87,16 @@ class Log(Callback):
         self.every = every
         self._writes = writes
 
-    def step(self, moment: Moment) -> None:
+    def step(self, event: TrainingEvent) -> None:
         """Send the loss of a step, where one is due."""
-        if self.every is not None and moment.steps % self.every == 0:
-            values = {"step_loss": moment.loss(), "rate": moment.rate}
-            self._send(values, moment.epoch, moment.steps)
+        if self.every is not None and event.steps % self.every == 0:
+            values = {"step_loss": event.loss(), "rate": event.rate}
+            self._send(values, event.epoch, event.steps)
 
-    def epoch(self, moment: Moment) -> None:
+    def epoch(self, event: TrainingEvent) -> None:
         """Send what is known of an epoch."""
-        if moment.ended is not None:
-            self.send(moment.ended)
+        if event.ended is not None:
+            self.send(event.ended)
 
     def send(self, epoch: Epoch) -> None:
         """Send the numbers of an epoch, metrics under their own names."""
@@ -123,11 +123,11 @@ class Log(Callback):
 class _EpochFunction(Callback):
     """A plain function, called after each epoch."""
 
-    def __init__(self, function: Callable[[Moment], Any]) -> None:
+    def __init__(self, function: Callable[[TrainingEvent], Any]) -> None:
         self._function = function
 
-    def epoch(self, moment: Moment) -> None:
-        self._function(moment)
+    def epoch(self, event: TrainingEvent) -> None:
+        self._function(event)
 
 
 def callbacks_of(spec: Any) -> list[Callback]:

@@ -90,10 +90,10 @@ class ProcessSpread(Spread):
         self._group.copy_from_first(tensors)
 
     def check(
-        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+        self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
         self._rounding = spreading.ROUNDING_16 if policy.is_narrow else spreading.ROUNDING
-        check_rows(layer, still, _INSTEAD)
+        check_rows(layer, frozen, _INSTEAD)
 
     def config(self, config: StepConfig) -> StepConfig:
         loss = config.loss

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._arrays.trees.containers import without_tables
 from anydevice._compile.compile import Compiled
@@ -27,7 +27,14 @@ from anydevice._libraries.detect import adapter_of, compile_device
 from anydevice._libraries.jax.module import EquinoxAdapter, in_inference
 from anydevice._libraries.precision import cast_parameters
 from anydevice._nn.layers import ACTIVATIONS
-from anydevice._nn.losses import Loss, computes_in_float32, folded, left_out, loss_of, threshold_of
+from anydevice._nn.losses import (
+    Loss,
+    computes_in_float32,
+    fuse_loss,
+    fused_activation,
+    loss_of,
+    threshold_of,
+)
 from anydevice._nn.model import Model
 from anydevice._ops.dispatch import primitives
 from anydevice._report import notebook
@@ -229,7 +236,7 @@ class _Runner:
         self.has_loss = loss is not None
 
     def output(self, batch: _Batch) -> Any:
-        with explaining(self.device):
+        with translating_oom(self.device):
             return self._model(*batch.inputs, **batch.named)
 
     def loss_and_output(self, batch: _Batch, *, wants_output: bool) -> tuple[Any, Any]:
@@ -288,8 +295,8 @@ def _ready(
         model = model.model
     activation = None
     if isinstance(model, Model) and loss is not None:
-        layer, changed = folded(model.layer, loss)
-        activation = left_out(loss) if changed else None
+        layer, changed = fuse_loss(model.layer, loss)
+        activation = fused_activation(loss) if changed else None
         model = model.with_layer(layer)
     with _in_inference(model) as still:
         adapter = adapter_of(still)

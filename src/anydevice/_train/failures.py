@@ -107,7 +107,7 @@ def _failed_layer(
         if not failed and not any(map(is_traced, leaves(y))) and not _is_finite(y):
             failed.append((f"{config.layer.root}{path} {layer.label}", y))
 
-    run = Run(training=True, seed=seed, step=batch.number, watch=watch, still=config.still)
+    run = Run(training=True, seed=seed, step=batch.number, watch=watch, frozen=config.frozen)
     value = config.value(parameters, batch.batch, run)
     if failed:
         name, y = failed[0]
@@ -145,7 +145,7 @@ def _failed_gradient(
 ) -> tuple[str, str] | None:
     autodiff = registry.load(engine).autodiff
     assert not isinstance(autodiff, Absent), "a training has gradients"
-    run = Run(training=True, seed=seed, step=batch.number, still=config.still)
+    run = Run(training=True, seed=seed, step=batch.number, frozen=config.frozen)
 
     def value_of(parameters: Any) -> Any:
         return config.value(parameters, batch.batch, run)

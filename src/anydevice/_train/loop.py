@@ -25,7 +25,7 @@ from anydevice._train.batches import (
     prefix_error,
     rows_of,
 )
-from anydevice._train.callbacks import Callback, Moment, step_callbacks
+from anydevice._train.callbacks import Callback, TrainingEvent, step_callbacks
 from anydevice._train.checkpoint import LoopState
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History
@@ -177,7 +177,7 @@ class TrainLoop:
             self._read()
             self._save()
         for callback in self._step_callbacks:  # after the save: one that raises loses nothing
-            callback.step(self._moment(epoch, None))
+            callback.step(self._event(epoch, None))
         if training.spread.is_asked(interrupts.asked):
             self._stop = "Ctrl-C"
         return self._stop is not None
@@ -229,7 +229,7 @@ class TrainLoop:
         self._save()
         self._progress.ended(ended)
         for callback in self.options.callbacks:
-            callback.epoch(self._moment(epoch, ended))
+            callback.epoch(self._event(epoch, ended))
         self._began = time.monotonic()
 
     def _is_patience_over(self) -> bool:
@@ -239,7 +239,7 @@ class TrainLoop:
         self._stop = f"no better for {self.state.waited} epochs"
         return True
 
-    def _moment(self, epoch: int, ended: Epoch | None) -> Moment:
+    def _event(self, epoch: int, ended: Epoch | None) -> TrainingEvent:
         training = self._training
 
         def stop() -> None:
@@ -250,7 +250,7 @@ class TrainLoop:
             return self._last_loss if last is None else last
 
         history = self.state.history
-        return Moment(
+        return TrainingEvent(
             epoch, training.steps, training.rate, history, ended, lambda: training.model, loss, stop
         )
 
@@ -335,7 +335,7 @@ class Validation:
                 "a loss of (output, y)" if output is None else "batches (x, y), or with 'labels'"
             )
             raise ConfigurationError(f"{where}: metrics need {wants}", source="metrics")
-        name = self._training.left_out
+        name = self._training.fused_activation
         if name is not None:  # by the loss, which does it itself
             output = ACTIVATIONS[name](output)
         output, target = self._training.spread.readable((output, target))

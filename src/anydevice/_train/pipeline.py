@@ -185,7 +185,7 @@ class PipelineSpread(Spread):
         return replace(state, parameters=parameters, optimizer=optimizer, total=total)
 
     def check(
-        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Any = None
+        self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Any = None
     ) -> None:
         """Raise `UnsupportedError` for what a pipeline does not train."""
         self.rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
@@ -200,7 +200,7 @@ class PipelineSpread(Spread):
                 instead="use one of nn, such as nn.AdamW(1e-3)",
             ).error()
         if self.microbatches > 1:
-            check_rows(layer, still, _INSTEAD)
+            check_rows(layer, frozen, _INSTEAD)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
         """A module, which stays where the pipeline has put it."""

@@ -53,9 +53,9 @@ class ShardSpread(ProcessSpread):
         return _CPU
 
     def check(
-        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+        self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
-        super().check(layer, still, policy, optimizer)
+        super().check(layer, frozen, policy, optimizer)
         if optimizer is not None and not isinstance(optimizer, BuiltIn):
             raise Absent(
                 f"{type(optimizer).__name__} may compute with whole parameters, of which each "
@@ -146,7 +146,7 @@ class ShardSpread(ProcessSpread):
     def over_shards(self, number: Any) -> Any:
         return torch_mesh.summed(number, self._mesh)
 
-    def clipped(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
+    def clip_gradients(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
         torch: Any = sys.modules["torch"]
         parts = leaves(gradients)
         # What each process has as a whole counts once in each group that holds everything.

@@ -204,7 +204,7 @@ class FunctionStepper(Stepper):
         """The loss of a batch, scaled, and the new state of the layers."""
         parameters = trained if held is None else combined(trained, held)
         updates: dict[tuple[str, str], Array] = {}
-        run = Run(True, seed, number, updates=updates, still=self.config.still, rows=rows)
+        run = Run(True, seed, number, updates=updates, frozen=self.config.frozen, rows=rows)
         value = self.config.value(parameters, batch, run)
         state = self._new_state(held, updates)
         return (value if scale is None else ops.multiply(value, scale)), state
@@ -248,7 +248,7 @@ class FunctionStepper(Stepper):
         if share != 1.0:
             gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
         if self.config.clip is not None:
-            gradients, norm = self._spread.clipped(gradients, self.config.clip)
+            gradients, norm = self._spread.clip_gradients(gradients, self.config.clip)
             skip = nonfinite(norm) if skip is None else skip
         return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
 

@@ -46,7 +46,7 @@ class StepConfig(Record):
     """The parts of a step; `layer` is the one whose output the loss takes.
 
     `trained` says of each leaf of the parameters whether gradients change it; `None` if they change
-    all. `still` are the paths of layers with frozen state. A module of another library is a layer
+    all. `frozen` are the paths of layers with frozen state. A module of another library is a layer
     too, which knows its loss.
     """
 
@@ -58,7 +58,7 @@ class StepConfig(Record):
     accumulate: int = 1
     optimize: str = "default"
     trained: tuple[bool, ...] | None = None
-    still: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
 
     @property
     def is_ours(self) -> bool:

@@ -23,7 +23,7 @@ from anydevice._core.text import format_size, warn
 from anydevice._core.trees import Tree, leaves, mapped
 from anydevice._libraries.precision import Policy
 from anydevice._nn.layer import state_places
-from anydevice._nn.optimizers import Optimizer, clipped
+from anydevice._nn.optimizers import Optimizer, clip_gradients
 from anydevice._parallel.mesh import Mesh, devices_of
 from anydevice._parallel.placing import gather
 from anydevice._train.batches import batch_name, placer, rows_of
@@ -149,9 +149,9 @@ class Spread:
         """The sum of a number over the processes that have parts of the parameters."""
         return number
 
-    def clipped(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
-        """The gradients, clipped to a norm, and the norm that they had."""
-        return clipped(gradients, limit)
+    def clip_gradients(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
+        """Clip the gradients to a norm; also return the norm that they had."""
+        return clip_gradients(gradients, limit)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
         """A module of PyTorch where steps take it, and in the dtype that its weights have then.
@@ -181,7 +181,7 @@ class Spread:
         """Make gradients of weights of PyTorch those of whole batches."""
 
     def check(
-        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+        self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
         """Raise `UnsupportedError` for a model that cannot be trained so."""
 
@@ -364,11 +364,11 @@ def _other_counts(rows: Sequence[int], where: str) -> ConfigurationError:
     )
 
 
-def check_rows(layer: Any, still: Collection[str], instead: str) -> None:
+def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:
     """Raise `UnsupportedError` for a layer that computes with whole batches: they are divided."""
     module = getattr(layer, "given", None)
     if module is None:
-        names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in still]
+        names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in frozen]
     else:
         parts = module.named_modules()
         names = [name for name, part in parts if getattr(part, "track_running_stats", False)]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._compile.compile import Compiled
 from anydevice._core.device import Device
@@ -25,7 +25,7 @@ from anydevice._nn.optimizers import Schedule
 from anydevice._parallel.mesh import Devices, Mesh
 from anydevice._report import notebook
 from anydevice._train.batches import Batches, Data, checked_data, first_of, length_of
-from anydevice._train.callbacks import Callback, Moment, callbacks_of
+from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of
 from anydevice._train.checkpoint import LoopState, is_checkpoint, sole_training
 from anydevice._train.history import History
 from anydevice._train.loop import Interrupts, TrainLoop, TrainOptions
@@ -127,8 +127,8 @@ def train(
     clip: float | None = None,
     schedule: Schedule | Any = None,
     callbacks: Callback
-    | Callable[[Moment], Any]
-    | Sequence[Callback | Callable[[Moment], Any]] = (),
+    | Callable[[TrainingEvent], Any]
+    | Sequence[Callback | Callable[[TrainingEvent], Any]] = (),
     seed: int | None = None,
     save: PathLike | None = None,
     save_every: int | None = None,
@@ -258,7 +258,7 @@ def train(
         if source is not None and begun.epoch > epochs:
             _print_nothing_left(source, begun.epoch - 1, epochs)
         with (
-            explaining(chosen),
+            translating_oom(chosen),
             TrainingProgress(epochs, length, done, progress if leads else False) as shown,
             Interrupts() as interrupts,
         ):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core.device import Device
@@ -29,8 +29,8 @@ from anydevice._libraries.detect import adapter_of, compile_device, training_dev
 from anydevice._libraries.native import NativeAdapter, cast_weights
 from anydevice._libraries.precision import policy_of
 from anydevice._nn.layer import state_leaves
-from anydevice._nn.losses import folded, left_out, loss_of, remark_on
-from anydevice._nn.model import Model, still_layers, trained_leaves
+from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on
+from anydevice._nn.model import Model, frozen_layers, trained_leaves
 from anydevice._nn.optimizers import SGD, Optimizer, rate_of
 from anydevice._parallel.mesh import Devices, Mesh
 from anydevice._train.batches import (
@@ -177,17 +177,17 @@ class Training:
         device, mesh = mesh_of(device, devices, strategy)
         self._schedule = schedule
         self.seed = seed or 0
-        self.left_out: str | None = None
+        self.fused_activation: str | None = None
         """The activation at the end of the model that the loss does by itself."""
-        still: frozenset[str] = frozenset()
+        frozen: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = line.device if line else training_device(NativeAdapter(model), device)
             loss = _required(loss)
             inner = model.layer.alone
-            layer, changed = folded(inner, loss)
+            layer, changed = fuse_loss(inner, loss)
             layer = layer if inner is model.layer else replace(model.layer, layer=layer)
-            self.left_out = left_out(loss) if changed else None
-            trained, still = trained_leaves(model), still_layers(model)
+            self.fused_activation = fused_activation(loss) if changed else None
+            trained, frozen = trained_leaves(model), frozen_layers(model)
             remark = remark_on(inner, loss)
             if remark is not None:
                 _warn_once(remark)
@@ -202,7 +202,7 @@ class Training:
         _check_library(layer, optimizer)
         self.spread = line or spread_of(mesh, strategy, self.device, parameters)
         policy = policy_of(precision, self.device)
-        self.spread.check(layer, still, policy, own)
+        self.spread.check(layer, frozen, policy, own)
         of_torch = isinstance(layer, TorchLayer)
         self.config = StepConfig(
             layer,
@@ -213,7 +213,7 @@ class Training:
             accumulate,
             optimize or ("none" if of_torch else "default"),
             None if of_torch or all(trained) else tuple(trained),
-            still,
+            frozen,
         )
         if not any(trained):
             why = ""
@@ -344,7 +344,7 @@ class Training:
     def stepper(self) -> Stepper:
         """What takes the steps; made when it is first used."""
         if self._stepper is None:
-            with explaining(self.device):
+            with translating_oom(self.device):
                 self._stepper = self._stepper_for(self._first_state())
         return self._stepper
 
@@ -529,7 +529,7 @@ class Training:
         )
         self.config = replace(self.config, optimize=optimize or found.optimize)
         try:
-            with explaining(self.device):
+            with translating_oom(self.device):
                 self._stepper = self._stepper_for(found.step)
             if "now" in found.random:
                 set_host_state(found.random["now"], self._data)

@@ -1,4 +1,4 @@
-"""Errors of libraries that ran out of memory: told from others, explained, and let go of."""
+"""Errors of libraries that ran out of memory: recognized, translated, and their frames cleared."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import anydevice
 from anydevice import ops, testing
 from anydevice._arrays.memory import out_of_memory
 from anydevice._arrays.memory.out_of_memory import (
-    explained,
-    explaining,
+    as_oom_error,
+    clear_frames,
     in_a_line,
-    let_go,
+    raise_if_oom,
     ran_out,
-    refuse,
+    translating_oom,
 )
 from anydevice._core.device import Device
 from anydevice._core.engine import MemoryUse
@@ -99,7 +99,7 @@ def test_every_librarys_own_error_is_known(library: str) -> None:
     assert found is not None
     assert found.error is error
     assert (found.engine and found.engine.name) == engine
-    ours = explained(error)
+    ours = as_oom_error(error)
     assert isinstance(ours, OutOfMemoryError)
     assert ours.__cause__ is error
     assert ours.asked == asked
@@ -132,30 +132,30 @@ def test_any_other_error_is_not(error: BaseException) -> None:
     import pyopencl  # noqa: F401
 
     assert ran_out(error) is None
-    assert explained(error) is None
-    refuse(error)
+    assert as_oom_error(error) is None
+    raise_if_oom(error)
 
 
 def test_what_was_raised_from_one_counts_as_one() -> None:
     outer = RuntimeError("the step failed")
     outer.__cause__ = MemoryError()
-    ours = explained(outer, what="step")
+    ours = as_oom_error(outer, what="step")
     assert ours is not None
     assert ours.__cause__ is outer
     assert str(ours).startswith("step: cpu is out of memory")
     alone = RuntimeError("happened while another was handled")
     alone.__context__ = MemoryError()
-    assert explained(alone) is None
+    assert as_oom_error(alone) is None
 
 
 def test_ours_stays_ours_and_gets_a_name() -> None:
     ours = OutOfMemoryError("no room", asked=3, device=Device("cuda:1"), advice=["less"])
-    assert explained(ours) is ours
-    assert explained(ours, what="layers[0]") is ours
+    assert as_oom_error(ours) is ours
+    assert as_oom_error(ours, what="layers[0]") is ours
     assert str(ours) == "layers[0]: no room"
     outer = RuntimeError("step")
     outer.__cause__ = ours
-    again = explained(outer, what="train()")
+    again = as_oom_error(outer, what="train()")
     assert again is not None
     assert again is not ours
     assert (str(again), again.asked, again.device) == (
@@ -164,7 +164,7 @@ def test_ours_stays_ours_and_gets_a_name() -> None:
         Device("cuda:1"),
     )
     assert again.advice == ("less",)
-    assert str(explained(outer)) == "layers[0]: no room"
+    assert str(as_oom_error(outer)) == "layers[0]: no room"
 
 
 def test_the_engine_behind_ours_is_known() -> None:
@@ -180,11 +180,11 @@ def test_causes_that_go_round_end() -> None:
     one, two = ValueError(), ValueError()
     one.__cause__, two.__cause__ = two, one
     assert ran_out(one) is None
-    let_go(one)
+    clear_frames(one)
     group = ExceptionGroup("round", [one])
     two.__cause__ = group
     assert ran_out(group) is None
-    let_go(group)
+    clear_frames(group)
 
 
 def test_a_group_is_one_where_all_of_it_ran_out() -> None:
@@ -195,7 +195,7 @@ def test_a_group_is_one_where_all_of_it_ran_out() -> None:
     found = ran_out(group)
     assert found is not None
     assert found.error is full
-    ours = explained(group, what="the tasks")
+    ours = as_oom_error(group, what="the tasks")
     assert ours is not None
     assert ours.__cause__ is group
     assert ours.asked == 2**31
@@ -214,10 +214,10 @@ def test_what_may_mean_something_else_is_said_to() -> None:
     class Failed(cl.RuntimeError):
         code = cl.status_code.OUT_OF_RESOURCES
 
-    ours = explained(Failed("clEnqueueNDRangeKernel failed: OUT_OF_RESOURCES"))
+    ours = as_oom_error(Failed("clEnqueueNDRangeKernel failed: OUT_OF_RESOURCES"))
     assert ours is not None
     assert "or a kernel failed: drivers say OUT_OF_RESOURCES of one that reads" in str(ours)
-    assert "a kernel failed" not in str(explained(error_of(REAL["numpy"][0])))
+    assert "a kernel failed" not in str(as_oom_error(error_of(REAL["numpy"][0])))
 
 
 def test_a_damaged_library_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_a_device_that_has_the_room_is_named() -> None:
 
 def test_an_error_of_a_card_is_explained_as_one() -> None:
     with testing.fake_machine(cuda=2, memory="16GiB", free=["1GiB", "9GiB"]):
-        ours = explained(torch.OutOfMemoryError(CARD[:49]), Device("cuda:0"))
+        ours = as_oom_error(torch.OutOfMemoryError(CARD[:49]), Device("cuda:0"))
         assert ours is not None
         assert (ours.device, ours.asked, ours.free) == (Device("cuda:0"), 2**31, 2**30)
         assert "cuda:1, which has 9.0 GiB free" in ours.advice
@@ -345,7 +345,7 @@ def test_what_cannot_be_found_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
     for name in ("place_of_error", "others", "own_limit", "elsewhere"):
         monkeypatch.setattr(out_of_memory, name, fail)
-    ours = explained(error_of(REAL["numpy"][0]))
+    ours = as_oom_error(error_of(REAL["numpy"][0]))
     assert ours is not None
     assert str(ours).startswith("the device is out of memory: 1024.0 TiB were asked for\n  try ")
     assert ours.device is None
@@ -359,7 +359,7 @@ import resource, sys
 import numpy, torch, psutil
 import anydevice
 from anydevice import ops
-from anydevice._arrays.memory.out_of_memory import explaining
+from anydevice._arrays.memory.out_of_memory import translating_oom
 x, y = numpy.ones(2**20, numpy.float32), torch.ones(2**20)
 anydevice.to_numpy(ops.add(y, y)); ops.add(x, x)
 anydevice.discover()
@@ -413,7 +413,7 @@ def test_keeping_the_error_does_not_keep_what_failed() -> None:
     error = error_of(lambda: hold_and_fail(seen))
     assert seen[0]() is not None
     error.__context__ = None  # an exception's own arguments are not a frame's
-    ours = explained(error)
+    ours = as_oom_error(error)
     assert seen[0]() is None
     assert "hold_and_fail" in "".join(traceback.format_exception(ours))
 
@@ -431,10 +431,10 @@ def test_an_error_that_is_dropped_is_gone_at_once() -> None:
             return op(x)
         except Exception as error:
             seen.append(weakref.ref(error))
-            refuse(error, among=(x,))
+            raise_if_oom(error, among=(x,))
             raise
 
-    for call in (lambda: guarded(Held()), lambda: explaining()(op)(Held())):
+    for call in (lambda: guarded(Held()), lambda: translating_oom()(op)(Held())):
         seen.clear()
         with pytest.raises(OutOfMemoryError):
             call()
@@ -471,7 +471,7 @@ def test_a_generator_that_caught_the_error_goes_on() -> None:
     caught: list[MemoryError] = []
     generator = going_on(caught)
     assert next(generator) == "first"
-    let_go(caught[0])
+    clear_frames(caught[0])
     assert list(generator) == ["second, with Held"]
 
     def step(size: int) -> None:
@@ -512,7 +512,7 @@ def test_what_waits_goes_on_too(kind: str) -> None:
     caught: list[MemoryError] = []
     running = coroutine(caught) if kind == "coroutine" else generator(caught).__anext__()
     running.send(None)
-    let_go(caught[0])
+    clear_frames(caught[0])
     with pytest.raises(StopIteration) as ended:
         running.send(None)
     assert ended.value.value == "Held"
@@ -535,7 +535,7 @@ def test_a_generator_that_has_ended_is_let_go_of() -> None:
     kept = [error_of(lambda: next(started)), error_of(lambda: thrown.throw(MemoryError()))]
     assert None not in [each() for each in seen]
     for error in kept:
-        let_go(error)
+        clear_frames(error)
     assert [each() for each in seen] == [None, None]
 
 
@@ -544,7 +544,7 @@ def test_all_of_a_group_is_let_go_of() -> None:
     inner = error_of(lambda: hold_and_fail(seen))
     inner.__context__ = None
     group = ExceptionGroup("several", [inner])
-    let_go(group)
+    clear_frames(group)
     assert seen[0]() is None
 
 
@@ -553,10 +553,10 @@ def test_all_of_a_group_is_let_go_of() -> None:
 
 def test_a_block_and_a_function() -> None:
     refused = pytest.raises(OutOfMemoryError, match=r"^the batch: cpu is out of memory")
-    with refused, explaining("cpu", what="the batch"):
+    with refused, translating_oom("cpu", what="the batch"):
         numpy.ones(ABSURD)
 
-    @explaining()
+    @translating_oom()
     def ones(count: int) -> Any:
         """Some ones."""
         return numpy.ones(count)
@@ -565,9 +565,9 @@ def test_a_block_and_a_function() -> None:
     assert (ones.__name__, ones.__doc__) == ("ones", "Some ones.")
     with pytest.raises(OutOfMemoryError):
         ones(ABSURD)
-    with pytest.raises(KeyError, match="passes"), explaining():
+    with pytest.raises(KeyError, match="passes"), translating_oom():
         raise KeyError("passes")
-    with pytest.raises(KeyboardInterrupt), explaining():
+    with pytest.raises(KeyboardInterrupt), translating_oom():
         raise KeyboardInterrupt
 
 

@@ -87,7 +87,7 @@ def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | Non
     return _ran_out(error.__cause__, above)
 
 
-def explained(
+def as_oom_error(
     error: BaseException, device: Device | None = None, *, what: str = "", smaller: bool = True
 ) -> OutOfMemoryError | None:
     """Our error for a library's out-of-memory error; `None` if it is not one.
@@ -100,15 +100,15 @@ def explained(
     The frames that the error came through are cleared, so that keeping the error does not keep
     the memory. Frames that are still running, such as the caller's, cannot be cleared.
 
-    >>> print(explained(MemoryError()))  # doctest: +ELLIPSIS
+    >>> print(as_oom_error(MemoryError()))  # doctest: +ELLIPSIS
     cpu is out of memory: ...
-    >>> explained(ValueError("something else")) is None
+    >>> as_oom_error(ValueError("something else")) is None
     True
     """
     found = ran_out(error)
     if found is None:
         return None
-    let_go(error)
+    clear_frames(error)
     if isinstance(error, OutOfMemoryError):
         if what:
             error.args = (f"{what}: {error}",)
@@ -118,7 +118,7 @@ def explained(
     return ours
 
 
-def refuse(
+def raise_if_oom(
     error: BaseException,
     device: Device | None = None,
     *,
@@ -134,7 +134,7 @@ def refuse(
     if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
         return
     place = device or _known(partial(_first_place, among))
-    ours = explained(error, place, what=what, smaller=smaller)
+    ours = as_oom_error(error, place, what=what, smaller=smaller)
     if ours is None:
         return
     try:
@@ -149,18 +149,18 @@ def in_a_line(error: BaseException, device: Device | None = None) -> str:
     >>> in_a_line(ValueError("no such thing"))
     'ValueError: no such thing'
     """
-    said = explained(error, device) or error
+    said = as_oom_error(error, device) or error
     first = (str(said).strip() or "no message").splitlines()[0]
     return f"{type(said).__name__}: {first}"
 
 
-class explaining:  # noqa: N801 - it is used like a function
+class translating_oom:  # noqa: N801 - it is used like a function
     """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
 
     For code that calls a library by itself; all of anydevice does so already.
 
     >>> import numpy
-    >>> with explaining("cpu"):
+    >>> with translating_oom("cpu"):
     ...     numpy.ones(2**50)
     Traceback (most recent call last):
     ...
@@ -184,7 +184,7 @@ class explaining:  # noqa: N801 - it is used like a function
     ) -> None:
         if isinstance(error, Exception):
             try:
-                refuse(error, self._device, what=self._what)
+                raise_if_oom(error, self._device, what=self._what)
             finally:
                 del error, where
 
@@ -197,7 +197,7 @@ class explaining:  # noqa: N801 - it is used like a function
         return within
 
 
-def let_go(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Clear the frames that an error, and those behind it, came through.
 
     Their variables would keep the arrays of the failed call alive as long as the error lives. A

@@ -163,7 +163,7 @@ def release(device: Device | str | None = None) -> None:
 def free_what_failed() -> None:
     """Collect and release the memory of a call that ran out of memory.
 
-    The frames of the error have to be cleared first: see `out_of_memory.let_go`.
+    The frames of the error have to be cleared first: see `out_of_memory.clear_frames`.
     """
     gc.collect()
     release()

@@ -20,7 +20,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from anydevice._arrays.memory.out_of_memory import refuse
+from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.move import to_device
 from anydevice._arrays.random import distributions
 from anydevice._arrays.random.distributions import Scratch, Transform, Words, joined, words_each
@@ -226,7 +226,7 @@ class Random:
         try:
             made = np.empty(count, dtype=kind)
         except MemoryError as error:
-            refuse(error)
+            raise_if_oom(error)
             raise
         start = self._taken(count * each)
 
