@@ -15,10 +15,14 @@ import types
 from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 
-from anydevice._arrays.trees import libraries, rules
+from anydevice._arrays.trees import rules
 from anydevice._arrays.trees.rules import ATOM, Parts, Rule, kind_name
+from anydevice._arrays.trees.tables import TableRule
+from anydevice._core.hooks import load
+from anydevice._core.loaded import is_loaded
 from anydevice.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -34,17 +38,19 @@ ATOMS: frozenset[type] = frozenset(
 
 _ATOMIC_BASES = (int, float, complex, str, bytes, bytearray, set, frozenset, type, Enum)
 
-_BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
-    "torch.nn.modules.module.Module": libraries.ModuleRule(),
-    "torch.optim.optimizer.Optimizer": libraries.OptimizerRule(),
-    "torch.nn.utils.rnn.PackedSequence": libraries.PackedSequenceRule(),
-    "torch.storage.UntypedStorage": libraries.StorageRule(),
-    "mlx.nn.layers.base.Module": libraries.MlxModuleRule(),
-    "mlx.optimizers.optimizers.Optimizer": libraries.MlxOptimizerRule(),
-    "flax.nnx.variablelib.Variable": libraries.VariableRule(),
-    "flax.nnx.statelib.State": libraries.nnx_state_rule,
-    "flax.nnx.pytreelib.Pytree": libraries.nnx_object_rule,
-    "flax.nnx.object.Object": libraries.nnx_object_rule,  # its name in earlier versions
+_TABLE = TableRule()
+
+_BY_NAME: Mapping[str, Rule | str] = {
+    "torch.nn.modules.module.Module": "torch.trees:ModuleRule",
+    "torch.optim.optimizer.Optimizer": "torch.trees:OptimizerRule",
+    "torch.nn.utils.rnn.PackedSequence": "torch.trees:PackedSequenceRule",
+    "torch.storage.UntypedStorage": "torch.trees:StorageRule",
+    "mlx.nn.layers.base.Module": "mlx.trees:MlxModuleRule",
+    "mlx.optimizers.optimizers.Optimizer": "mlx.trees:MlxOptimizerRule",
+    "flax.nnx.variablelib.Variable": "jax.trees:VariableRule",
+    "flax.nnx.statelib.State": "jax.trees:NnxStateRule",
+    "flax.nnx.pytreelib.Pytree": "jax.trees:NnxObjectRule",
+    "flax.nnx.object.Object": "jax.trees:NnxObjectRule",  # its name in earlier versions
     **dict.fromkeys(
         (
             *("pandas.DataFrame", "pandas.core.frame.DataFrame"),  # the second in earlier versions
@@ -52,14 +58,41 @@ _BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
             *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
             "polars.series.series.Series",
         ),
-        libraries.TableRule(),
+        _TABLE,
     ),
     "flax.linen.module.Module": ATOM,
     "scipy.sparse._base._spbase": ATOM,
 }
-"""Classes of libraries, by the name of the class in the module that defines it."""
+"""Classes of libraries, by the name of the class in the module that defines it.
 
-_UNKNOWN = libraries.RegisteredTreeRule()
+A text is the class of the rule in `_libraries`, made from the type. It is loaded when a value of
+that library is seen.
+"""
+
+
+class _UnknownRule(Rule):
+    """The rule of every type that has no other: JAX's registry decides, if JAX is imported."""
+
+    certain = False
+
+    def take_apart(self, container: Any) -> Parts | None:
+        # Asked about each object: JAX may be imported at any time.
+        return _registered_tree().take_apart(container) if is_loaded("jax.tree_util") else None
+
+    def step(self, key: Any) -> str:
+        return _registered_tree().step(key)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return _registered_tree().rebuild(container, keys, parts)
+
+
+@cache
+def _registered_tree() -> Rule:
+    rule: Rule = load("anydevice._libraries.jax.trees:REGISTERED")
+    return rule
+
+
+_UNKNOWN = _UnknownRule()
 _MOST = 4096  # programs that make classes without end must not grow this table without end
 _registered: dict[type, _UserRule] = {}
 known: dict[type, Rule] = {}
@@ -86,7 +119,7 @@ def without_tables(x: Any) -> Any:
     Raises `ConfigurationError`, with the column, where that holds anything but numbers.
     """
     rule = rule_of(type(x))
-    return rule.array(x) if isinstance(rule, libraries.TableRule) else x
+    return rule.array(x) if isinstance(rule, TableRule) else x
 
 
 def register_type(
@@ -168,7 +201,7 @@ def _find(kind: type) -> Rule:
     for base in kind.__mro__:
         found = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
         if found is not None:
-            return found if isinstance(found, Rule) else found(kind)
+            return found if isinstance(found, Rule) else _library_rule(found, kind)
     if standard := rules.standard_rule(kind):
         return standard
     if issubclass(kind, UserDict | UserList):
@@ -182,3 +215,8 @@ def _find(kind: type) -> Rule:
     if hasattr(kind, "__attrs_attrs__"):
         return rules.attrs_rule(kind)
     return _UNKNOWN
+
+
+def _library_rule(target: str, kind: type) -> Rule:
+    rule: Rule = load(f"anydevice._libraries.{target}")(kind)
+    return rule

@@ -1,7 +1,7 @@
 """Rules: how one kind of container is taken apart into parts, and rebuilt from them.
 
 A rule belongs to one type and knows nothing of trees. Those of the standard library, and of
-objects whose parts are their attributes, are here; those of array libraries are in `libraries`.
+objects whose parts are their attributes, are here; those of array libraries are in `_libraries`.
 
 Objects are made again without calling `__init__` or `__post_init__`: every attribute is carried
 over as it is, and those that hold arrays are replaced. What a class computed when the object was
@@ -14,7 +14,6 @@ hashable, and arrays are not.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
@@ -50,18 +49,27 @@ class Rule:
         return self.rebuild(container, keys, parts)
 
 
-class InPlaceRule(Rule):
+class TypeRule(Rule):
+    """A rule of a library, which is made with the type of the container."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+
+class InPlaceRule(TypeRule):
     """The rule of a container that others hold on to: it is changed in place and returned.
 
     It can hold arrays of one library and nothing else.
     """
 
-    module, array, arrays = "torch", "Tensor", "torch tensors"
-    instead = "its state_dict()"
+    arrays: str
+    """The arrays that it holds, and what to move instead, for a message."""
+
+    instead: str
 
     def holds(self, value: Any) -> bool:
         """Whether a value may take the place of an array of this container."""
-        return isinstance(value, getattr(sys.modules[self.module], self.array))
+        raise NotImplementedError
 
     def refusal(self, container: Any, value: Any) -> str:
         """The message for a value that it cannot hold, with what to do instead."""
