@@ -130,7 +130,7 @@ def of_torch() -> Calls:
         **alike(functional, "linear", x, y),
         "multiply by 0.5": pair(ops.multiply, torch.mul, x, 0.5),
         "concat": (lambda: ops.concat([x, y]), lambda: torch.cat([x, y])),
-        "part": (lambda: ops.part(x, 1, 2, 6), lambda: x[:, 2:6]),
+        "slice_axis": (lambda: ops.slice_axis(x, 1, 2, 6), lambda: x[:, 2:6]),
         "astype": (lambda: ops.astype(x, "float16"), lambda: x.to(torch.float16)),
         "mean_squared_error": pair(ops.mean_squared_error, functional.mse_loss, x, y),
         "rmsnorm": (
@@ -177,7 +177,7 @@ def of_jax() -> Calls:
         "multiply by 0.5": pair(ops.multiply, jnp.multiply, x, 0.5),
         "gelu": (lambda: ops.gelu(x), lambda: jax.nn.gelu(x, approximate=False)),
         "concat": (lambda: ops.concat([x, y]), lambda: jnp.concatenate([x, y])),
-        "part": (lambda: ops.part(x, 1, 2, 6), lambda: x[:, 2:6]),
+        "slice_axis": (lambda: ops.slice_axis(x, 1, 2, 6), lambda: x[:, 2:6]),
         "astype": (lambda: ops.astype(x, "float16"), lambda: x.astype(jnp.float16)),
     }
 
@@ -206,7 +206,7 @@ def of_mlx() -> Calls:
         "multiply by 0.5": pair(ops.multiply, mx.multiply, x, 0.5),
         "relu": (lambda: ops.relu(x), lambda: mx.maximum(x, 0)),
         "concat": (lambda: ops.concat([x, y]), lambda: mx.concatenate([x, y])),
-        "part": (lambda: ops.part(x, 1, 2, 6), lambda: x[:, 2:6]),
+        "slice_axis": (lambda: ops.slice_axis(x, 1, 2, 6), lambda: x[:, 2:6]),
         "astype": (lambda: ops.astype(x, "float16"), lambda: x.astype(mx.float16)),
         "rmsnorm": (lambda: ops.rmsnorm(x, weight), lambda: mx.fast.rms_norm(x, weight, 1e-6)),
         "layernorm": (
@@ -241,7 +241,7 @@ def of_numpy() -> Calls:
         "multiply by 0.5": pair(ops.multiply, np.multiply, x, 0.5),
         "relu": (lambda: ops.relu(x), lambda: np.maximum(x, 0)),
         "concat": (lambda: ops.concat([x, y]), lambda: np.concatenate([x, y])),
-        "part": (lambda: ops.part(x, 1, 2, 6), lambda: x[:, 2:6]),
+        "slice_axis": (lambda: ops.slice_axis(x, 1, 2, 6), lambda: x[:, 2:6]),
         "astype": (lambda: ops.astype(x, "float16"), lambda: x.astype(np.float16)),
     }
 

@@ -16,16 +16,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from anydevice import ops
 from anydevice._engines.torch.experts import in_order_of_experts
+from anydevice._ops import mixture
 from anydevice._ops.dispatch import primitives
-
-_experts = import_module("anydevice._ops.experts")  # the op has the same name
 
 SHAPES = {
     "8 experts, 2 chosen": (8, 2, 4096, 14336),
@@ -42,7 +40,7 @@ Row = tuple[str, str, bool]
 
 
 def sorted_on_host(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
-    return _experts._sorted_by_expert(networks, x, chosen.cpu().numpy(), weights)
+    return mixture._sorted_by_expert(networks, x, chosen.cpu().numpy(), weights)
 
 
 def grouped(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
@@ -53,8 +51,8 @@ def grouped(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
 
 
 WAYS: dict[str, Callable[..., Any]] = {
-    "gathered": _experts._gathered,
-    "every expert": _experts._side_by_side,
+    "gathered": mixture._gathered,
+    "every expert": mixture._side_by_side,
     "sorted on the host": sorted_on_host,
     "grouped": grouped,
 }
@@ -88,7 +86,7 @@ def measured(name: str, shape: tuple[int, int, int, int], device: torch.device) 
         scores = torch.rand(tokens, count, device=device)
         weights, chosen = scores.softmax(1).topk(k)
         chosen = chosen.int()
-        networks = _experts._Networks(
+        networks = mixture._Networks(
             primitives(x), (gate_up, down, None, None), "swiglu", 1.702, 7.0
         )
         times = {

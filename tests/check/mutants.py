@@ -1404,7 +1404,7 @@ def moved_without_nan(right: Op, *given: Any) -> Any:
     return np.nan_to_num(right(*given), posinf=np.inf, neginf=-np.inf)
 
 
-@mutants("part reshape", "a negative zero loses its sign")
+@mutants("reshape slice_axis", "a negative zero loses its sign")
 def moved_without_sign(right: Op, *given: Any) -> Any:
     return right(*given) + 0
 
@@ -1529,7 +1529,7 @@ def batches_in_front(right: Op, subscripts: str, *arrays: Array) -> Any:
     return result[::-1] if subscripts == "ijb,jkb->kbi" else result
 
 
-@mutant("part", "a step of 3 is one of 2")
+@mutant("slice_axis", "a step of 3 is one of 2")
 def another_step(right: Op, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Any:
     result = right(x, axis, start, stop, step)
     if step != 3:

@@ -40,7 +40,7 @@ SHAPES: dict[Layer, tuple[int, ...]] = {
 def turned(weight: Any, gates: int) -> Any:
     """A weight whose first two gates have changed places."""
     size = weight.shape[0] // gates
-    parts = [ops.part(weight, 0, at * size, (at + 1) * size) for at in range(gates)]
+    parts = [ops.slice_axis(weight, 0, at * size, (at + 1) * size) for at in range(gates)]
     return ops.concat([parts[1], parts[0], *parts[2:]], axis=0)
 
 

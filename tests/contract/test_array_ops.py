@@ -118,7 +118,7 @@ def test_k_means(at: Home) -> None:
     middles = np.array([[0.0, 0.0, 0.0], [4.0, 0.0, 1.0], [0.0, 5.0, -3.0]])
     points = np.concatenate([draw.normal(middle, 0.3, (40, 3)) for middle in middles])
     x = at.put(points, "float32")
-    found = at.get(kmeans()(x, ops.part(x, 0, 0, 120, 40)))
+    found = at.get(kmeans()(x, ops.slice_axis(x, 0, 0, 120, 40)))
     np.testing.assert_allclose(found, points.reshape(3, 40, 3).mean(1), rtol=1e-4, atol=1e-4)
     assert found.dtype == np.float32
 

@@ -138,14 +138,14 @@ def test_shapes(at: Home, dtype: str) -> None:
     at.is_like(xp.permute_dims(x, [0, 2, 1]), host.transpose(0, 2, 1), dtype)
     turned = xp.permute_dims(x, (2, 1, 0))
     at.is_like(xp.reshape(turned, (6, 4)), host.transpose(2, 1, 0).reshape(6, 4), dtype)
-    wide = xp.broadcast_to(xp.part(x, 1, 1, 2), (5, 2, 3, 4))
+    wide = xp.broadcast_to(xp.slice_axis(x, 1, 1, 2), (5, 2, 3, 4))
     at.is_like(wide, np.broadcast_to(host[:, 1:2], (5, 2, 3, 4)), dtype)
-    at.is_like(xp.broadcast_to(xp.reshape(xp.part(x, 0, 0, 1), (12,)), (2, 12)),
+    at.is_like(xp.broadcast_to(xp.reshape(xp.slice_axis(x, 0, 0, 1), (12,)), (2, 12)),
                np.broadcast_to(host[0].ravel(), (2, 12)), dtype)  # fmt: skip
 
 
 @each(dtype=ALL, axis=[0, 1, -1])
-def test_concat_and_part(at: Home, dtype: str, axis: int) -> None:
+def test_concat_and_slice_axis(at: Home, dtype: str, axis: int) -> None:
     a, b = numbers(2, 3, dtype=dtype), numbers(2, 3, dtype=dtype, seed=1)
     joined = at.xp.concat([at.put(a, dtype), at.put(b, dtype), at.put(a, dtype)], axis)
     expected = np.concatenate([a, b, a], axis)
@@ -153,7 +153,7 @@ def test_concat_and_part(at: Home, dtype: str, axis: int) -> None:
     size = expected.shape[axis]
     for start, stop, step in [(0, size, 1), (1, size - 1, 2), (2, 2, 1), (0, size, 4)]:
         some = np.take(expected, range(start, stop, step), axis)
-        at.is_like(at.xp.part(joined, axis, start, stop, step), some, dtype)
+        at.is_like(at.xp.slice_axis(joined, axis, start, stop, step), some, dtype)
 
 
 # One array
@@ -200,7 +200,7 @@ def test_one_array_that_does_not_lie_in_order(at: Home, name: str) -> None:
     reference, domain, _ = UNARY[name]
     host = numbers(6, 5)
     host = domain(host) if domain else host
-    x = at.xp.part(at.xp.permute_dims(at.put(host, "float32"), (1, 0)), 1, 1, 6, 2)
+    x = at.xp.slice_axis(at.xp.permute_dims(at.put(host, "float32"), (1, 0)), 1, 1, 6, 2)
     result = "bool" if name == "isnan" else "float32"
     at.is_like(getattr(at.xp, name)(x), reference(host.T[:, 1::2]), result)
 
@@ -345,7 +345,7 @@ def test_sums_and_extremes(at: Home, dtype: str, axis: Any, keepdims: bool) -> N
 
 def test_sums_and_extremes_of_what_does_not_lie_in_order(at: Home) -> None:
     host = numbers(6, 5)
-    x = at.xp.part(at.xp.permute_dims(at.put(host, "float32"), (1, 0)), 1, 1, 6, 2)
+    x = at.xp.slice_axis(at.xp.permute_dims(at.put(host, "float32"), (1, 0)), 1, 1, 6, 2)
     for axis in (0, 1, (0, 1)):
         at.is_like(at.xp.sum(x, axis), host.T[:, 1::2].sum(axis), "float32", scale=30)
         at.is_like(at.xp.max(x, axis), host.T[:, 1::2].max(axis), "float32")
@@ -496,7 +496,7 @@ def test_indices_are_integers_of_any_type(at: Home, kind: str) -> None:
     at.is_like(at.xp.take(x, places, 0), gathered(host, indices, 0), "float32")
     rows = at.xp.reshape(places, (4, 1))
     expected = gathered(host, indices.reshape(4), 0)[:, :1]
-    at.is_like(at.xp.take_along_axis(at.xp.part(x, 1, 0, 1), rows, 0), expected, "float32")
+    at.is_like(at.xp.take_along_axis(at.xp.slice_axis(x, 1, 0, 1), rows, 0), expected, "float32")
 
 
 @each(dtype=ALL)

@@ -200,7 +200,7 @@ ALONG_ONE: dict[str, Callable[[Any, Any], Any]] = {
     "log_softmax": ops.log_softmax,
     "argmax": ops.argmax,
     "concat": lambda x, axis: ops.concat([x, x], axis),
-    "part": lambda x, axis: ops.part(x, axis, 0, 1),
+    "slice_axis": lambda x, axis: ops.slice_axis(x, axis, 0, 1),
 }
 ALONG_SEVERAL: dict[str, Callable[[Any, Any], Any]] = {
     "sum": ops.sum,
@@ -272,16 +272,14 @@ def test_odd_orders(here: Home) -> None:
 
 def test_odd_parts(here: Home) -> None:
     for start, stop, step in ((0, 3, 0), (0, 3, -1), (2, 1, 1), (-1, 2, 1), (0, 4, 1)):
-        told = (
-            rf"^part: {start}:{stop}:{step} must be a range within axis 1, counted from the front"
-        )
-        here.refuses(told, lambda x, at=(start, stop, step): ops.part(x, 1, *at), FLOATS)
+        told = rf"^slice_axis: {start}:{stop}:{step} must be a range within axis 1, counted from"
+        here.refuses(told, lambda x, at=(start, stop, step): ops.slice_axis(x, 1, *at), FLOATS)
     for odd, name in (((0.0, 2), "start"), ((0, 2.0), "stop"), ((0, 2, 1.0), "step")):
-        told = f"^part: {name} must be an integer, not "
-        here.refuses(told, lambda x, odd=odd: ops.part(x, 1, *odd), FLOATS)
-    here.refuses("^part: start .* True", lambda x: ops.part(x, 1, True, 2), FLOATS)
+        told = f"^slice_axis: {name} must be an integer, not "
+        here.refuses(told, lambda x, odd=odd: ops.slice_axis(x, 1, *odd), FLOATS)
+    here.refuses("^slice_axis: start .* True", lambda x: ops.slice_axis(x, 1, True, 2), FLOATS)
     numbers: tuple[Any, ...] = np.int64(1), np.int64(1), np.int32(3)
-    taken = ops.part(here(FLOATS), *numbers)
+    taken = ops.slice_axis(here(FLOATS), *numbers)
     assert here.engine.to_host(taken).tolist() == [[2, 3], [5, 6]]
 
 

@@ -67,6 +67,22 @@ def test_nobody_takes_the_error_of_another_for_its_own() -> None:
         assert others == []
 
 
+def test_primitives_with_the_old_name_of_slice_axis_work_and_warn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Old:
+        def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+            return x[start:stop:step]
+
+    class Engine(BaseEngine):
+        name = "numpy"
+
+    monkeypatch.setattr("anydevice._engines.numpy.primitives.PRIMITIVES", Old())
+    with pytest.warns(DeprecationWarning, match="numpy has `part` for the primitive `slice_axis`"):
+        primitives = Engine().ops  # type: ignore[abstract]
+    assert primitives.slice_axis(np.arange(5), 0, 1, 4, 2).tolist() == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("places", "one_memory", "copied"),
     [

@@ -6,7 +6,6 @@ With a CUDA GPU, the same goes through real graphs and kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from anydevice._llm.description import describe
 from anydevice._llm.generate import KINDS_OF_SAMPLING, OpsRunner, generated, layer_config
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
+from anydevice._ops import mixture
 from anydevice._plan.config import as_config
 from anydevice.errors import UnsupportedError
 from tests.llm.families import reference
@@ -32,8 +32,6 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from anydevice._engines.torch.captured import CapturedStep  # noqa: E402
-
-_experts = import_module("anydevice._ops.experts")  # the op has the same name
 
 GPU = torch.cuda.is_available()
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="no CUDA GPU"))]
@@ -142,14 +140,14 @@ def test_experts_of_a_step_read_nothing_on_the_host(
     numbers = made.parameters["layers"]
     at = next(at for at, layer in enumerate(numbers) if "experts" in layer)
     kind = made.description.layers[at]
-    monkeypatch.setattr(_experts, "_where", lambda chosen: "device")  # as on a card
+    monkeypatch.setattr(mixture, "_where", lambda chosen: "device")  # as on a card
     assert registry.load("torch").fused  # what is imported there reads numbers
     with FakeTensorMode():
         layer = mapped(lambda x: torch.empty(x.shape), numbers[at])
-        for rows in (1, 2, 5, 33, 64, _experts.FEW_TOKENS):
+        for rows in (1, 2, 5, 33, 64, mixture.FEW_TOKENS):
             x = torch.empty((rows, 1, made.description.hidden))
             assert decoder._transformed(made.description, kind, layer, x).shape == x.shape
-        x = torch.empty((1, _experts.FEW_TOKENS + 1, made.description.hidden))
+        x = torch.empty((1, mixture.FEW_TOKENS + 1, made.description.hidden))
         with pytest.raises(UnsupportedError, match="cannot be read"):  # what is read, is seen
             decoder._transformed(made.description, kind, layer, x)
 

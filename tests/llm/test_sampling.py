@@ -186,7 +186,7 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
     numbers = anywhere(np.array(asked.numbers, np.float32))
     found = np.zeros_like(expected)
     ids = np.broadcast_to(np.arange(500), (6, 500))
-    top_p, distance, top_k = (anydevice.ops.part(numbers, 0, at, at + 1) for at in (1, 2, 4))
+    top_p, distance, top_k = (anydevice.ops.slice_axis(numbers, 0, at, at + 1) for at in (1, 2, 4))
     if asked.top_k:
         x, at = samples._largest(x, asked.filters.candidates, top_k)
         ids = anydevice.to_numpy(at)

@@ -119,7 +119,7 @@ def test_inference_and_a_single_value_use_the_state_and_leave_it(cpu: Device) ->
     for rows, training in ((4, False), (1, False), (1, True)):
         found: Updates = {}
         run = nn.Run(training=training, updates=found)
-        y = layer.apply(there, ops.part(x_there, 0, 0, rows), run)
+        y = layer.apply(there, ops.slice_axis(x_there, 0, 0, rows), run)
         np.testing.assert_allclose(anydevice.to_numpy(y), expected[:rows], CLOSE, CLOSE)
         assert bool(found) == training
         for (_, name), value in found.items():

@@ -174,7 +174,9 @@ def a_model(x: Any, weight: Any, positions: Any, theta: float) -> Any:
     y = ops.rmsnorm(x, weight)
     heads = ops.permute(ops.reshape(y, (1, 6, 2, 8)), (0, 2, 1, 3))
     turned = ops.rope(heads, positions, theta=theta, scaling={"rope_type": "linear", "factor": 2.0})
-    seen = ops.attention(turned, ops.part(turned, 1, 0, 1), ops.part(heads, 1, 1, 2), causal=True)
+    seen = ops.attention(
+        turned, ops.slice_axis(turned, 1, 0, 1), ops.slice_axis(heads, 1, 1, 2), causal=True
+    )
     return ops.mean(ops.add(ops.gelu(seen), ops.multiply(ops.softmax(heads), 0.5)))
 
 

@@ -33,11 +33,11 @@ def test_permute_and_broadcast() -> None:
     assert ops.broadcast_to(np.array(1.0), (0, 2)).shape == (0, 2)
 
 
-def test_concat_and_part() -> None:
+def test_concat_and_slice_axis() -> None:
     assert np.array_equal(ops.concat([X, X], -1), np.concatenate([X, X], -1))
     assert np.array_equal(ops.concat([X]), X)
-    assert np.array_equal(ops.part(X, -1, 1, 4, 2), X[..., 1:4:2])
-    assert ops.part(X, 0, 2, 2).shape == (0, 3, 4)
+    assert np.array_equal(ops.slice_axis(X, -1, 1, 4, 2), X[..., 1:4:2])
+    assert ops.slice_axis(X, 0, 2, 2).shape == (0, 3, 4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", DTYPES["bfloat16"], ml_dtypes.bfloat16])
@@ -65,10 +65,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "sizes": (lambda: ops.concat([X, X[:, :2]], 0), r"another is \(2, 2, 4\)"),
     "axes": (lambda: ops.concat([X, X[0]], 0), r"another is \(3, 4\)"),
     "types": (lambda: ops.concat([X, X.astype("f")]), "first is float64, another is float32"),
-    "beyond": (lambda: ops.part(X, 0, 0, 3), "0:3:1 must be a range within axis 0"),
-    "from the end": (lambda: ops.part(X, 0, -1, 2), "counted from the front"),
-    "backwards": (lambda: ops.part(X, 0, 2, 1), "2:1:1"),
-    "no step": (lambda: ops.part(X, 0, 0, 1, 0), "0:1:0"),
+    "beyond": (lambda: ops.slice_axis(X, 0, 0, 3), "0:3:1 must be a range within axis 0"),
+    "from the end": (lambda: ops.slice_axis(X, 0, -1, 2), "counted from the front"),
+    "backwards": (lambda: ops.slice_axis(X, 0, 2, 1), "2:1:1"),
+    "no step": (lambda: ops.slice_axis(X, 0, 0, 1, 0), "0:1:0"),
     "not repeated": (lambda: ops.broadcast_to(X, (2, 3, 5)), r"x must broadcast to \(2, 3, 5\)"),
     "fewer axes": (lambda: ops.broadcast_to(X, (3, 4)), r"x must broadcast to \(3, 4\)"),
     "no type": (lambda: ops.astype(X, "half"), "did you mean 'float16'"),

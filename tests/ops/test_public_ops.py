@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice import ops
+from anydevice import _ops, ops
 from anydevice._check import checks as trials
 from anydevice._check.cases import TABLE
 from anydevice._check.cases.case import LARGE, LARGE_KERNELS
@@ -131,8 +131,14 @@ def test_the_list_is_complete() -> None:
     assert sorted(public) == sorted(ops.__all__)
 
 
+def test_the_old_name_of_slice_axis_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"^ops.part is now ops.slice_axis") as warned:
+        assert ops.part is ops.slice_axis  # type: ignore[attr-defined]
+    assert warned[0].filename == __file__
+
+
 def test_no_module_has_the_name_of_an_op() -> None:
-    modules = {module.name for module in pkgutil.iter_modules(ops.__path__)}
+    modules = {module.name for module in pkgutil.iter_modules(_ops.__path__)}
     assert modules & set(ops.__all__) == set()
 
 
@@ -141,5 +147,5 @@ def test_names_of_other_libraries_lead_to_ours() -> None:
         with pytest.raises(AttributeError, match=f"'{name}'; did you mean ops.{ours}\\?"):
             getattr(ops, name)
     known = {name for name in dir(ops) if not name.startswith("_")}
-    assert set(ops._ELSEWHERE.values()) <= known
-    assert not set(ops._ELSEWHERE) & known
+    assert set(_ops._ELSEWHERE.values()) <= known
+    assert not set(_ops._ELSEWHERE) & known

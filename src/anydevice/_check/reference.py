@@ -160,7 +160,7 @@ def _take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
     return result
 
 
-def _part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+def _slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
 
 
@@ -648,7 +648,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "take_along_axis": _take_along_axis,
     "permute": np.transpose,
     "concat": lambda arrays, axis=0: np.concatenate(arrays, axis),
-    "part": _part,
+    "slice_axis": _slice_axis,
     "stack": lambda arrays, axis=0: np.stack(arrays, axis),
     "split": _split,
     "pad": _pad,

@@ -57,7 +57,7 @@ class Primitives(Protocol):
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         """One after the other along an axis that they have."""
 
-    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         """`x[..., start:stop:step, ...]` at an axis; `0 <= start <= stop <= size`, `step >= 1`."""
 
     # One array

@@ -8,6 +8,7 @@ value, named after the file, and is loaded when that is first used.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, wraps
@@ -45,6 +46,10 @@ class BaseEngine(Engine):
     @cached_property
     def ops(self) -> Primitives:
         primitives: Primitives = self._part("primitives")
+        if not hasattr(primitives, "slice_axis") and hasattr(primitives, "part"):
+            message = f"the engine {self.name} has `part` for the primitive `slice_axis`: rename it"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            primitives.slice_axis = primitives.part  # type: ignore[method-assign]
         return primitives
 
     @cached_property

@@ -134,7 +134,9 @@ class CapturedRunner(OpsRunner):
     def _following(self, state: State) -> State:
         """What one step changes of the state."""
         executor, at = self._executor, state["at"]
-        position, place = (ops.reshape(ops.part(at, 0, n, n + 1), (self.rows,)) for n in range(2))
+        position, place = (
+            ops.reshape(ops.slice_axis(at, 0, n, n + 1), (self.rows,)) for n in range(2)
+        )
         ids = ops.reshape(state["token"], (self.rows, 1))
         x = executor.forward(ids, position, self._ones, self._cache)
         before = {**state, "place": place}

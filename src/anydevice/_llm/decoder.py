@@ -158,7 +158,7 @@ def final(
             at = ops.reshape(ops.maximum(ops.subtract(count, 1), 0), (batch, 1, 1))
             x = ops.take_along_axis(x, at, 1)
         else:
-            x = ops.part(x, 1, tokens - 1, tokens)
+            x = ops.slice_axis(x, 1, tokens - 1, tokens)
         x = ops.reshape(x, (batch, hidden))
     return _normed(description, x, parameters["norm"])
 
@@ -348,19 +348,24 @@ def _queries_keys_values(
     y = linear(x, parameters["qkv"])
     asked, held = heads * size, kv_heads * size
     if description.query_key_norm == "row":
-        q = _normed(description, ops.part(y, 2, 0, asked), parameters["query_norm"])
-        k = _normed(description, ops.part(y, 2, asked, asked + held), parameters["key_norm"])
-        y = ops.concat([q, k, ops.part(y, 2, asked + held, asked + 2 * held)], 2)
+        q = _normed(description, ops.slice_axis(y, 2, 0, asked), parameters["query_norm"])
+        k = _normed(description, ops.slice_axis(y, 2, asked, asked + held), parameters["key_norm"])
+        y = ops.concat([q, k, ops.slice_axis(y, 2, asked + held, asked + 2 * held)], 2)
     y = ops.reshape(y, (batch, tokens, heads + 2 * kv_heads, size))
     y = ops.permute(y, (0, 2, 1, 3))
-    both, v = ops.part(y, 1, 0, heads + kv_heads), ops.part(y, 1, heads + kv_heads, y.shape[1])
+    both, v = (
+        ops.slice_axis(y, 1, 0, heads + kv_heads),
+        ops.slice_axis(y, 1, heads + kv_heads, y.shape[1]),
+    )
     if description.query_key_norm == "head":
-        q = _normed(description, ops.part(both, 1, 0, heads), parameters["query_norm"])
-        k = _normed(description, ops.part(both, 1, heads, both.shape[1]), parameters["key_norm"])
+        q = _normed(description, ops.slice_axis(both, 1, 0, heads), parameters["query_norm"])
+        k = _normed(
+            description, ops.slice_axis(both, 1, heads, both.shape[1]), parameters["key_norm"]
+        )
         q, k = _rotated(q, where, kind.rope), _rotated(k, where, kind.rope)
     else:  # one rotation for both
         both = _rotated(both, where, kind.rope)
-        q, k = ops.part(both, 1, 0, heads), ops.part(both, 1, heads, both.shape[1])
+        q, k = ops.slice_axis(both, 1, 0, heads), ops.slice_axis(both, 1, heads, both.shape[1])
     return _grown(q, where["positions"], kind), k, v
 
 
@@ -368,7 +373,7 @@ def _rotated(x: Array, where: Places, rope: Rope | None) -> Array:
     if rope is None:
         return x
     size = x.shape[3]
-    turned = x if rope.size == size else ops.part(x, 3, 0, rope.size)
+    turned = x if rope.size == size else ops.slice_axis(x, 3, 0, rope.size)
     turned = ops.rope(
         turned,
         where["positions"],
@@ -377,7 +382,11 @@ def _rotated(x: Array, where: Places, rope: Rope | None) -> Array:
         scaling=dict(rope.scaling) if rope.scaling else None,
         length=where.get("length"),
     )
-    return turned if rope.size == size else ops.concat([turned, ops.part(x, 3, rope.size, size)], 3)
+    return (
+        turned
+        if rope.size == size
+        else ops.concat([turned, ops.slice_axis(x, 3, rope.size, size)], 3)
+    )
 
 
 def _grown(q: Array, positions: Array, kind: LayerDescription) -> Array:
@@ -412,8 +421,8 @@ def _attended_latent(
     plain, rotated = _latent_queries(description, kind, parameters, x, where)
     latent = _latent_keys(description, kind, parameters, x, where)
     made = ops.reshape(parameters["kv_b"]["weight"], (heads, sizes.plain + sizes.value, sizes.rank))
-    to_keys = ops.part(made, 1, 0, sizes.plain)
-    to_values = ops.permute(ops.part(made, 1, sizes.plain, made.shape[1]), (0, 2, 1))
+    to_keys = ops.slice_axis(made, 1, 0, sizes.plain)
+    to_values = ops.permute(ops.slice_axis(made, 1, sizes.plain, made.shape[1]), (0, 2, 1))
     if cache is not None:
         cache = {"latent": ops.cache_write(cache["latent"], latent, positions)}
     if cache is not None and "first" not in where:
@@ -422,15 +431,15 @@ def _attended_latent(
         y = ops.attention(
             queries,
             latent,
-            ops.part(latent, 3, 0, sizes.rank),
+            ops.slice_axis(latent, 3, 0, sizes.rank),
             causal=tokens > 1,
             scale=description.scale,
             lengths=where["lengths"],
         )
         y = ops.matmul(y, to_values)
     else:
-        vector = ops.part(latent, 3, 0, sizes.rank)
-        turned = ops.part(latent, 3, sizes.rank, latent.shape[3])
+        vector = ops.slice_axis(latent, 3, 0, sizes.rank)
+        turned = ops.slice_axis(latent, 3, sizes.rank, latent.shape[3])
         shared = ops.broadcast_to(turned, (batch, heads, tokens, sizes.rotated))
         keys = ops.concat([ops.matmul(vector, ops.permute(to_keys, (0, 2, 1))), shared], 3)
         y = ops.attention(
@@ -460,7 +469,10 @@ def _latent_queries(
     y = linear(x, parameters["query_b" if sizes.query_rank else "query"])
     y = ops.reshape(y, (batch, tokens, description.heads, description.head_size))
     y = ops.permute(y, (0, 2, 1, 3))
-    plain, rotated = ops.part(y, 3, 0, sizes.plain), ops.part(y, 3, sizes.plain, y.shape[3])
+    plain, rotated = (
+        ops.slice_axis(y, 3, 0, sizes.plain),
+        ops.slice_axis(y, 3, sizes.plain, y.shape[3]),
+    )
     return plain, _rotated(rotated, where, kind.rope)
 
 
@@ -476,7 +488,10 @@ def _latent_keys(
     assert sizes is not None
     y = linear(x, parameters["kv_a"])
     y = ops.reshape(y, (y.shape[0], 1, *y.shape[1:]))
-    vector, rotated = ops.part(y, 3, 0, sizes.rank), ops.part(y, 3, sizes.rank, y.shape[3])
+    vector, rotated = (
+        ops.slice_axis(y, 3, 0, sizes.rank),
+        ops.slice_axis(y, 3, sizes.rank, y.shape[3]),
+    )
     vector = ops.rmsnorm(vector, parameters["kv_a_norm"]["weight"], LATENT_EPS)
     return ops.concat([vector, _rotated(rotated, where, kind.rope)], 3)
 
@@ -507,7 +522,7 @@ def _network(description: Description, parameters: Parameters, x: Array, prefix:
 def _gated(description: Description, y: Array) -> Array:
     """The first half of the last axis, activated, times the second."""
     axis, size = len(y.shape) - 1, y.shape[-1] // 2
-    gate, up = ops.part(y, axis, 0, size), ops.part(y, axis, size, 2 * size)
+    gate, up = ops.slice_axis(y, axis, 0, size), ops.slice_axis(y, axis, size, 2 * size)
     if description.activation == "silu":
         return ops.swiglu(gate, up)
     return ops.multiply(_activated(description, gate), up)

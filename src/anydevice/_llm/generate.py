@@ -606,7 +606,9 @@ def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int
         for at in range(0, count[0], together):
             end = min(at + together, piece.shape[1])
             with executor.lock():
-                scores = executor.scores(ops.part(x, 1, at, end), executor.place(wanted[:, at:end]))
+                scores = executor.scores(
+                    ops.slice_axis(x, 1, at, end), executor.place(wanted[:, at:end])
+                )
                 executor.engine.launch([scores])
             found.append((scores, min(end, count[0]) - at))
     values = np.concatenate([executor.engine.to_host(s)[0, :count] for s, count in found])
@@ -647,6 +649,6 @@ def _is_finite(executor: DecoderExecutor, weight: Array) -> bool:
     rows = weight.shape[0]
     step = max(1, LOOKED_AT * rows // math.prod(weight.shape))
     with executor.lock():
-        parts = (ops.part(weight, 0, at, min(rows, at + step)) for at in range(0, rows, step))
+        parts = (ops.slice_axis(weight, 0, at, min(rows, at + step)) for at in range(0, rows, step))
         totals = [ops.sum(ops.astype(part, DTYPES["float32"])) for part in parts]
     return all(np.isfinite(executor.engine.to_host(total)) for total in totals)

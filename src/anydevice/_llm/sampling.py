@@ -176,7 +176,9 @@ def _chosen(
     filters: Filters, raw: Array, numbers: Array, seeds: Array, place: Array, seen: Array | None
 ) -> Array:
     xp = primitives(raw)
-    inverse, top_p, distance, penalty, top_k = (ops.part(numbers, 0, at, at + 1) for at in range(5))
+    inverse, top_p, distance, penalty, top_k = (
+        ops.slice_axis(numbers, 0, at, at + 1) for at in range(5)
+    )
     x = raw
     if filters.penalty:
         lowered = ops.where(ops.less(x, 0.0), ops.multiply(x, penalty), ops.divide(x, penalty))

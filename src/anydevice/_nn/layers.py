@@ -233,7 +233,7 @@ class PositionEmbedding(Layer):
         return {"weight": make(generator, (self.tokens, self.size), self.size, self.tokens)}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return ops.add(x, ops.part(parameters["weight"], 0, 0, x.shape[-2]))
+        return ops.add(x, ops.slice_axis(parameters["weight"], 0, 0, x.shape[-2]))
 
 
 class LayerNorm(Layer):

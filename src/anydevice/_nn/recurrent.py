@@ -170,7 +170,7 @@ def _lstm(
 
 
 def _gate(gates: Array, at: int, size: int) -> Array:
-    return ops.part(gates, 1, at * size, (at + 1) * size)
+    return ops.slice_axis(gates, 1, at * size, (at + 1) * size)
 
 
 def _widened(x: Array, *weights: Array | None) -> list[Array]:
@@ -194,6 +194,6 @@ def _scan(given: Array, states: States, step: Step, last: bool) -> Array:
     batch, time, features = given.shape
     outputs = []
     for at in range(time):
-        states = step(states, xp.reshape(xp.part(given, 1, at, at + 1), (batch, features)))
+        states = step(states, xp.reshape(xp.slice_axis(given, 1, at, at + 1), (batch, features)))
         outputs.append(xp.reshape(states[0], (batch, 1, -1)))
     return states[0] if last else xp.concat(outputs, 1)

@@ -102,9 +102,9 @@ class Attention(Layer):
         batch, tokens, size = x.shape
         keys = self._key_heads * self.head_size
         y = ops.linear(x, parameters["qkv"], parameters["qkv_bias"] if self.bias else None)
-        q = self._by_head(ops.part(y, 2, 0, size), self.heads)
-        k = self._by_head(ops.part(y, 2, size, size + keys), self._key_heads)
-        v = self._by_head(ops.part(y, 2, size + keys, size + 2 * keys), self._key_heads)
+        q = self._by_head(ops.slice_axis(y, 2, 0, size), self.heads)
+        k = self._by_head(ops.slice_axis(y, 2, size, size + keys), self._key_heads)
+        v = self._by_head(ops.slice_axis(y, 2, size + keys, size + 2 * keys), self._key_heads)
         if self.rope:
             positions = primitives(x).arange(tokens, DTYPES["int32"], x)
             q = ops.rope(q, positions, theta=self.theta)
@@ -158,8 +158,8 @@ class GatedMLP(Layer):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         y, last = ops.linear(x, parameters["gate_up"]), x.ndim - 1
-        gate = ops.part(y, last, 0, self.hidden)
-        up = ops.part(y, last, self.hidden, 2 * self.hidden)
+        gate = ops.slice_axis(y, last, 0, self.hidden)
+        up = ops.slice_axis(y, last, self.hidden, 2 * self.hidden)
         return ops.linear(ops.swiglu(gate, up), parameters["down"])
 
 

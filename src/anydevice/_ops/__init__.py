@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
-from anydevice._ops.attention import attention
 from anydevice._ops.conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
 from anydevice._ops.elementwise import (
     abs,
@@ -47,7 +47,6 @@ from anydevice._ops.elementwise import (
     tanh,
     where,
 )
-from anydevice._ops.experts import experts
 from anydevice._ops.losses import cross_entropy, mean_squared_error
 from anydevice._ops.manipulation import (
     arange,
@@ -65,9 +64,9 @@ from anydevice._ops.manipulation import (
     ones,
     ones_like,
     pad,
-    part,
     permute,
     reshape,
+    slice_axis,
     split,
     stack,
     take,
@@ -75,9 +74,11 @@ from anydevice._ops.manipulation import (
     zeros,
     zeros_like,
 )
-from anydevice._ops.matmul import einsum, linear, matmul, outer
+from anydevice._ops.mixture import experts
+from anydevice._ops.multihead import attention
 from anydevice._ops.norm import layernorm, log_softmax, rmsnorm, softmax
 from anydevice._ops.optimizers import update_adam, update_lion, update_sgd
+from anydevice._ops.products import einsum, linear, matmul, outer
 from anydevice._ops.reduce import (
     all,
     any,
@@ -97,7 +98,7 @@ from anydevice._ops.reduce import (
     var,
     vector_norm,
 )
-from anydevice._ops.rope import rope
+from anydevice._ops.rotary import rope
 
 # Element by element
 __all__ = ["abs", "add", "clip", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "greater"]
@@ -112,8 +113,7 @@ __all__ += ["var", "vector_norm"]
 # New arrays, and from place to place
 __all__ += ["arange", "eye", "full", "full_like", "one_hot", "ones", "ones_like", "zeros"]
 __all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "zeros_like"]
-__all__ += ["pad", "part", "permute", "reshape", "split", "stack", "take"]
-__all__ += ["take_along_axis"]
+__all__ += ["pad", "permute", "reshape", "slice_axis", "split", "stack", "take", "take_along_axis"]
 # Products, layers, losses and the steps of optimizers
 __all__ += ["einsum", "linear", "matmul", "outer"]
 __all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "experts", "layernorm"]
@@ -159,6 +159,10 @@ _ELSEWHERE = {
 if not TYPE_CHECKING:  # type checkers would take it for a promise of any name
 
     def __getattr__(name: str) -> object:
+        if name == "part":
+            message = "ops.part is now ops.slice_axis; the old name goes in version 0.4"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return slice_axis
         meant = _ELSEWHERE.get(name)
         hint = "" if meant is None else f"; did you mean ops.{meant}?"
         raise AttributeError(f"module 'anydevice.ops' has no attribute {name!r}{hint}")

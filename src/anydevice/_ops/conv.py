@@ -17,7 +17,7 @@ from anydevice._ops.dispatch import (
     version_for_dtype,
 )
 from anydevice._ops.manipulation import flip, padded
-from anydevice._ops.matmul import biased
+from anydevice._ops.products import biased
 
 Pair = tuple[int, int]
 _ONE_STEP, _NO_ZEROS = (1, 1), (0, 0)
@@ -196,7 +196,7 @@ def _spread(xp: Primitives, x: Array, axis: int, step: int) -> Array:
     zeros = xp.full((*before, size, step - 1, *after), 0, xp.dtype(x), x)
     apart = xp.concat([xp.reshape(x, (*before, size, 1, *after)), zeros], axis + 1)
     together = xp.reshape(apart, (*before, size * step, *after))
-    return xp.part(together, axis, 0, (size - 1) * step + 1)
+    return xp.slice_axis(together, axis, 0, (size - 1) * step + 1)
 
 
 def _padded(xp: Primitives, x: Array, padding: Pair) -> Array:
@@ -209,9 +209,9 @@ def _shifted(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iterator[A
     """For each place in a window, the elements that all windows have there."""
     ends = [size - window[n] + 1 for n, size in enumerate(x.shape[2:])]
     for down in range(window[0]):
-        rows = xp.part(x, 2, down, down + ends[0], stride[0])
+        rows = xp.slice_axis(x, 2, down, down + ends[0], stride[0])
         for along in range(window[1]):
-            yield xp.part(rows, 3, along, along + ends[1], stride[1])
+            yield xp.slice_axis(rows, 3, along, along + ends[1], stride[1])
 
 
 def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:

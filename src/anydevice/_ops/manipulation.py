@@ -160,7 +160,7 @@ def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]
             raise wrong_shapes("split", rule, x=x)
         cuts = list(range(0, size + 1, size // pieces)) if size else [0] * (pieces + 1)
     try:
-        return [xp.part(x, at, start, stop) for start, stop in pairwise(cuts)]
+        return [xp.slice_axis(x, at, start, stop) for start, stop in pairwise(cuts)]
     except Exception as error:
         explain(error, x=x)
         raise
@@ -195,23 +195,23 @@ def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
     return run3(own, _diff, x, at, times)
 
 
-def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     """x[start:stop:step] at an axis, with 0 <= start <= stop <= its size and step >= 1.
 
     >>> import numpy
-    >>> part(numpy.arange(10), 0, 1, 8, 3).tolist()
+    >>> slice_axis(numpy.arange(10), 0, 1, 8, 3).tolist()
     [1, 4, 7]
     """
-    xp = primitives(x, "part")
-    at = axis_of("part", x, axis)
+    xp = primitives(x, "slice_axis")
+    at = axis_of("slice_axis", x, axis)
     if not type(start) is type(stop) is type(step) is int:
-        start, stop = integer("part", "start", start), integer("part", "stop", stop)
-        step = integer("part", "step", step)
+        start, stop = integer("slice_axis", "start", start), integer("slice_axis", "stop", stop)
+        step = integer("slice_axis", "step", step)
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
         rule = f"{start}:{stop}:{step} must be a range within axis {axis}, counted from the front"
-        raise wrong_shapes("part", rule, x=x)
+        raise wrong_shapes("slice_axis", rule, x=x)
     try:
-        return xp.part(x, at, start, stop, step)
+        return xp.slice_axis(x, at, start, stop, step)
     except Exception as error:
         explain(error, x=x)
         raise
@@ -617,7 +617,7 @@ def _counted(
 def padded(xp: Primitives, x: Array, axis: int, before: int, after: int, value: float = 0) -> Array:
     """So many more before and after an axis; for a negative number, so many fewer."""
     if before < 0 or after < 0:
-        x = xp.part(x, axis, max(0, -before), x.shape[axis] + min(0, after))
+        x = xp.slice_axis(x, axis, max(0, -before), x.shape[axis] + min(0, after))
     shape, dtype = x.shape, xp.dtype(x)
     sides = [
         [xp.full((*shape[:axis], count, *shape[axis + 1 :]), value, dtype, x)] if count > 0 else []
@@ -644,7 +644,7 @@ def _diff(x: Array, axis: int, times: int) -> Array:
     y = widened(xp, x) if times > 1 else x
     for _ in range(min(times, x.shape[axis])):
         size = y.shape[axis]
-        y = xp.subtract(xp.part(y, axis, 1, size), xp.part(y, axis, 0, size - 1))
+        y = xp.subtract(xp.slice_axis(y, axis, 1, size), xp.slice_axis(y, axis, 0, size - 1))
     return xp.astype(y, xp.dtype(x)) if times > 1 else y
 
 

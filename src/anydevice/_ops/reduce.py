@@ -436,8 +436,14 @@ def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
             y = xp.full(shape, 1, xp.dtype(y), y)
         while size > 1:
             half = size // 2
-            pairs = xp.multiply(xp.part(y, axis, 0, half), xp.part(y, axis, half, 2 * half))
-            y = xp.concat([pairs, xp.part(y, axis, 2 * half, size)], axis) if size % 2 else pairs
+            pairs = xp.multiply(
+                xp.slice_axis(y, axis, 0, half), xp.slice_axis(y, axis, half, 2 * half)
+            )
+            y = (
+                xp.concat([pairs, xp.slice_axis(y, axis, 2 * half, size)], axis)
+                if size % 2
+                else pairs
+            )
             size -= half
     return xp.astype(y if keepdims else xp.reshape(y, _without(x, axes)), xp.dtype(x))
 
@@ -499,9 +505,9 @@ def _cumulative_sum(x: Array, axis: int) -> Array:
     xp = primitives(x)
     sums, size, done = widened(xp, x), x.shape[axis], 1
     while done < size:
-        later = xp.part(sums, axis, done, size)
-        later = xp.add(later, xp.part(sums, axis, 0, size - done))
-        sums, done = xp.concat([xp.part(sums, axis, 0, done), later], axis), 2 * done
+        later = xp.slice_axis(sums, axis, done, size)
+        later = xp.add(later, xp.slice_axis(sums, axis, 0, size - done))
+        sums, done = xp.concat([xp.slice_axis(sums, axis, 0, done), later], axis), 2 * done
     return xp.astype(sums, xp.dtype(x))
 
 
@@ -540,8 +546,8 @@ def _is_before(xp: Primitives, y: Array, index: Array, start: int, stop: int) ->
     """Whether elements from `start` to `stop` come before each one: (rows, size, some)."""
     rows, size = y.shape
     many, few = (rows, size, 1), (rows, 1, stop - start)
-    one, other = xp.reshape(y, many), xp.reshape(xp.part(y, 1, start, stop), few)
-    at, also = xp.reshape(index, many), xp.reshape(xp.part(index, 1, start, stop), few)
+    one, other = xp.reshape(y, many), xp.reshape(xp.slice_axis(y, 1, start, stop), few)
+    at, also = xp.reshape(index, many), xp.reshape(xp.slice_axis(index, 1, start, stop), few)
     smaller, same = xp.less(other, one), xp.equal(other, one)
     if xp.dtype(y).kind == "float":
         last, also_last = xp.isnan(one), xp.isnan(other)

@@ -273,7 +273,7 @@ class LinearBounds:
         spread = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
         sizes = _row(xp, spread, linear + 1) + step.size_of_bias
         reach = _row(xp, spread, linear + 2) + step.size_of_bias
-        spread = xp.part(spread, 1, 0, linear + 1)
+        spread = xp.slice_axis(spread, 1, 0, linear + 1)
         # What an execution adds; what the backward step adds to it; what the forward step adds.
         executed = reach * step.run + (self.total + 1.0) * step.floor + self._overflow(reach)
         error = reach * step.back + executed
@@ -287,7 +287,7 @@ class LinearBounds:
         high = _row(xp, upper, linear) + step.bias + off
         share = None
         if linear:
-            below, above = xp.part(below, 1, 0, linear), xp.part(above, 1, 0, linear)
+            below, above = xp.slice_axis(below, 1, 0, linear), xp.slice_axis(above, 1, 0, linear)
             low, high = low - xp.sum(below, 1), high + xp.sum(above, 1)
             share = below + above
         if number in self.known:
@@ -302,7 +302,7 @@ class LinearBounds:
                 lower, upper = middle - spread, middle + spread
                 below, above = abs(lower), abs(upper)
                 sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
-                share = xp.part(below, 1, 0, linear) + xp.part(above, 1, 0, linear)
+                share = xp.slice_axis(below, 1, 0, linear) + xp.slice_axis(above, 1, 0, linear)
             if found is not None:
                 low, high = found.low, found.high
         curve = self._curve(step, low, high)
@@ -427,8 +427,10 @@ class LinearBounds:
         constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
         found = self.substitute(pending, constant, errors, twice)
         half = len(box)
-        lower, upper = (xp.part(found.low, 0, k * half, k * half + count) for k in range(2))
-        rising, falling = (xp.part(found.slopes, 0, k * half, k * half + count) for k in range(2))
+        lower, upper = (xp.slice_axis(found.low, 0, k * half, k * half + count) for k in range(2))
+        rising, falling = (
+            xp.slice_axis(found.slopes, 0, k * half, k * half + count) for k in range(2)
+        )
         return lower, -upper, rising, -falling
 
     def _rows(self, weight: Array, which: Array) -> Array:
@@ -627,7 +629,7 @@ def outward(
 
 def _row(xp: Any, x: Array, number: int) -> Array:
     boxes, _, size = x.shape
-    return xp.reshape(xp.part(x, 1, number, number + 1), (boxes, size))
+    return xp.reshape(xp.slice_axis(x, 1, number, number + 1), (boxes, size))
 
 
 def _row_of(xp: Any, x: Array) -> Array:
@@ -637,8 +639,8 @@ def _row_of(xp: Any, x: Array) -> Array:
 def _with_last(xp: Any, x: Array, last: Array) -> Array:
     """The coefficients with something added to the constants."""
     rows = x.shape[1]
-    end = xp.part(x, 1, rows - 1, rows) + _row_of(xp, last)
-    return xp.concat([xp.part(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
+    end = xp.slice_axis(x, 1, rows - 1, rows) + _row_of(xp, last)
+    return xp.concat([xp.slice_axis(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
 
 
 def _times_vector(xp: Any, rows: Array, vector: Array) -> Array:

@@ -106,7 +106,7 @@ class _NumpyOps:
         return x.take(indices, 0)
 
     @staticmethod
-    def part(x: Host, axis: int, start: int, stop: int) -> Host:
+    def slice_axis(x: Host, axis: int, start: int, stop: int) -> Host:
         return x[(slice(None),) * axis + (slice(start, stop),)]
 
     @staticmethod

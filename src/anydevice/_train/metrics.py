@@ -141,7 +141,7 @@ class _AreaUnderCurve(Metric):
     def add(self, state: Any, output: Array, target: Array) -> Any:
         if len(output.shape) == len(target.shape) + 1 and output.shape[-1] == 2:
             last = len(output.shape) - 1
-            yes, no = ops.part(output, last, 1, 2), ops.part(output, last, 0, 1)
+            yes, no = ops.slice_axis(output, last, 1, 2), ops.slice_axis(output, last, 0, 1)
             output = ops.reshape(ops.subtract(yes, no), tuple(target.shape))
         output, target = _alike(self.name, output, target)
         return [*(state or ()), (output, target)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
 from anydevice._core.dtypes import DTYPES
+from anydevice._ops import multihead as _multihead
 from anydevice._ops import norm as _norm
 from anydevice._ops.dispatch import version_for_mixed_dtypes
 from anydevice.errors import ConfigurationError, UnsupportedError
@@ -22,8 +22,6 @@ from anydevice._engines.mlx.autodiff import AUTODIFF
 from anydevice._engines.mlx.compiler import COMPILER
 from anydevice._engines.mlx.fused import FUSED
 from anydevice._engines.mlx.primitives import PRIMITIVES as XP
-
-_attention = import_module("anydevice._ops.attention")  # the op has the same name
 
 HALF = ("float16", "bfloat16")
 ROUNDING = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -211,8 +209,8 @@ def test_attention(queries: int, causal: bool, mask: Any, window: Any, lengths: 
     arrays = queries_keys_values(queries, 9)
     seen = None if mask is None else mx.array(mask)
     valid = None if lengths is None else mx.array(lengths)
-    agree("attention", _attention._attention, arrays, causal, None, seen, window, valid)
-    agree("attention", _attention._attention, arrays, causal, 0.3, seen, window, valid)
+    agree("attention", _multihead._attention, arrays, causal, None, seen, window, valid)
+    agree("attention", _multihead._attention, arrays, causal, 0.3, seen, window, valid)
 
 
 def test_what_is_left_to_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,7 @@ def test_views_and_their_copies(xp: Primitives, put: Put, get: Any) -> None:
     x = put(host)
     turned = xp.permute_dims(x, (2, 0, -2))
     np.testing.assert_array_equal(get(turned), host.transpose(2, 0, 1))
-    some = xp.part(turned, 0, 1, 4, 2)
+    some = xp.slice_axis(turned, 0, 1, 4, 2)
     wanted = host.transpose(2, 0, 1)[1:4:2]
     np.testing.assert_array_equal(get(some), wanted)
     np.testing.assert_array_equal(get(xp.add(some, 1)), wanted + 1)
@@ -260,15 +260,15 @@ def test_views_and_their_copies(xp: Primitives, put: Put, get: Any) -> None:
     np.testing.assert_array_equal(get(xp.reshape(some, (3, -1))), wanted.reshape(3, -1))
     np.testing.assert_array_equal(get(xp.reshape(x, (6, 1, 4))), host.reshape(6, 1, 4))
     np.testing.assert_array_equal(get(xp.reshape(x, (2, 12))), host.reshape(2, 12))
-    rows = xp.part(x, 1, 1, 3)
+    rows = xp.slice_axis(x, 1, 1, 3)
     np.testing.assert_array_equal(
         get(xp.reshape(rows, (2, 2, 2, 2))), host[:, 1:].reshape((2,) * 4)
     )
-    wide = xp.broadcast_to(xp.part(x, 2, 0, 1), (5, 2, 3, 6))
+    wide = xp.broadcast_to(xp.slice_axis(x, 2, 0, 1), (5, 2, 3, 6))
     np.testing.assert_array_equal(get(wide), np.broadcast_to(host[..., :1], (5, 2, 3, 6)))
     np.testing.assert_array_equal(get(xp.reshape(wide, (-1,))), get(wide).reshape(-1))
     assert xp.reshape(x, (2, 3, 4)) is x
-    assert get(xp.part(x, 0, 1, 1)).shape == (0, 3, 4)
+    assert get(xp.slice_axis(x, 0, 1, 1)).shape == (0, 3, 4)
 
 
 def test_views_of_pyopencl(xp: Primitives, put: Put, get: Any) -> None:
@@ -292,13 +292,13 @@ def test_shapes_that_do_not_fit_are_refused(xp: Primitives, put: Put) -> None:
         (lambda: xp.add(x, y), "shape"),
         (lambda: xp.sum(x, 2), "no axis 2 in an array of 2 axes"),
         (lambda: xp.sum(x, (0, -2)), "named twice"),
-        (lambda: xp.max(xp.part(x, 0, 0, 0), 0), "max of no elements"),
-        (lambda: xp.argmax(xp.part(x, 0, 0, 0), 0), "largest of no elements"),
+        (lambda: xp.max(xp.slice_axis(x, 0, 0, 0), 0), "max of no elements"),
+        (lambda: xp.argmax(xp.slice_axis(x, 0, 0, 0), 0), "largest of no elements"),
         (lambda: xp.top_k(x, 4), "no 4 largest"),
         (lambda: xp.matmul(x, y), r"\(2, 3\) cannot be multiplied by a matrix \(2, 4\)"),
         (lambda: xp.take_along_axis(x, put(np.zeros(2, np.int32)), 0), "have not the axes"),
         (lambda: xp.write(square, square, whole), None),
-        (lambda: xp.write(square, xp.part(square, 3, 0, 1), whole), "cannot be written into"),
+        (lambda: xp.write(square, xp.slice_axis(square, 3, 0, 1), whole), "cannot be written into"),
     ]:
         if text is None:
             call()
@@ -315,7 +315,7 @@ def test_what_opencl_does_not_compute_is_refused(xp: Primitives, put: Put) -> No
         (lambda: xp.add(whole, real), "no add of int32 and float32; convert one"),
         (lambda: xp.sum(put(np.ones(2, np.complex64)), 0), "computes with no complex64"),
         (
-            lambda: xp.part(xp.concat([put(np.ones(2, np.complex128))] * 2, 0), 0, 0, 1),
+            lambda: xp.slice_axis(xp.concat([put(np.ones(2, np.complex128))] * 2, 0), 0, 0, 1),
             "rearranges",
         ),
         (lambda: xp.take(real, real, 0), "float32 is no dtype for indices; convert"),
@@ -474,8 +474,8 @@ def test_products_of_views(xp: Primitives, put: Put, get: Any, assumed: None) ->
         a, one = xp.permute_dims(x, axes), host.transpose(axes)
         b, two = xp.permute_dims(a, (0, 2, 1)), one.transpose(0, 2, 1)
         check(get(xp.matmul(a, b)), one.astype(np.float64) @ two.astype(np.float64), "float32", 100)
-    few = xp.part(xp.permute_dims(x, (1, 0, 2)), 1, 3, 20, 5)
-    rest = xp.part(xp.permute_dims(x, (1, 2, 0)), 2, 0, 40, 3)
+    few = xp.slice_axis(xp.permute_dims(x, (1, 0, 2)), 1, 3, 20, 5)
+    rest = xp.slice_axis(xp.permute_dims(x, (1, 2, 0)), 2, 0, 40, 3)
     wanted = host.transpose(1, 0, 2)[:, 3:20:5] @ host.transpose(1, 2, 0)[:, :, ::3]
     check(get(xp.matmul(few, rest)), wanted, "float32", 100)
     grouped = xp.reshape(xp.permute_dims(x, (1, 0, 2)), (2, 2, 1, 20, 24))
@@ -562,7 +562,7 @@ def test_writing(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     written = xp.write(xp.reshape(seen, (2, 3, 5, 4)), part, put(positions))
     np.testing.assert_array_equal(get(written), wanted)
     np.testing.assert_array_equal(get(whole), cache)
-    none = xp.write(written, xp.part(part, 2, 0, 0), put(np.zeros((2, 0), np.int32)))
+    none = xp.write(written, xp.slice_axis(part, 2, 0, 0), put(np.zeros((2, 0), np.int32)))
     np.testing.assert_array_equal(get(none), wanted)
 
 
@@ -580,7 +580,7 @@ def test_choosing(xp: Primitives, put: Put, get: Any) -> None:
 def test_joining(xp: Primitives, put: Put, get: Any) -> None:
     host = np.arange(12, dtype=np.int64).reshape(3, 4)
     x = put(host)
-    got = get(xp.concat([x, xp.part(x, 0, 0, 0), xp.part(x, 0, 1, 3)], 0))
+    got = get(xp.concat([x, xp.slice_axis(x, 0, 0, 0), xp.slice_axis(x, 0, 1, 3)], 0))
     np.testing.assert_array_equal(got, np.concatenate([host, host[1:]]))
     got = get(xp.concat([xp.permute_dims(x, (1, 0)), xp.permute_dims(x, (1, 0))], -1))
     np.testing.assert_array_equal(got, np.concatenate([host.T, host.T], 1))
@@ -645,7 +645,7 @@ def test_large_indices_have_64_bits(
     monkeypatch.setattr(elementwise, "LARGEST_INDEX", 0)
     x = numbers((20, 24), "float32")
     placed = put(x)
-    np.testing.assert_array_equal(get(xp.add(placed, xp.part(placed, 0, 3, 4))), x + x[3])
+    np.testing.assert_array_equal(get(xp.add(placed, xp.slice_axis(placed, 0, 3, 4))), x + x[3])
     check(get(xp.sum(placed, 0)), x.astype(np.float64).sum(0), "float32", 10)
     np.testing.assert_array_equal(get(xp.argmax(placed, 0)), x.argmax(0))
     np.testing.assert_array_equal(get(xp.top_k(placed, 1)[1])[:, 0], x.argmax(1))

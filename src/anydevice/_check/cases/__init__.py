@@ -435,7 +435,7 @@ MANIPULATION: tuple[Row, ...] = (
         empty=of((0, 4), ((1, 1), (0, 2))),
     ),
     _shaped(
-        "part",
+        "slice_axis",
         of((8192, HIDDEN), 0, 0, 4096),
         of((1024, HIDDEN), 0, 0, 512),
         of((3, 5), 1, 1, 4, 2),

@@ -101,7 +101,7 @@ class CupyPrimitives:
         joined = cupy.concatenate([_bits(x) for x in arrays], axis)
         return joined.view(arrays[0].dtype)
 
-    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         before: tuple[slice, ...] = (slice(None),) * (axis % x.ndim)
         return x[(*before, slice(start, stop, step))]
 

@@ -42,7 +42,7 @@ def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 _transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), [1])
 _astype = _one_program(lambda x, kind: x.astype(kind), [1])
 _concatenate = _one_program(lambda arrays, axis: jnp.concatenate(arrays, axis), [1])
-_part = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
+_slice_axis = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
 
 
 @_one_program
@@ -127,8 +127,8 @@ class JaxPrimitives:
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return _concatenate(tuple(arrays), axis)
 
-    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-        return _part(x, start, stop, step, axis)
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        return _slice_axis(x, start, stop, step, axis)
 
     # One array
 

@@ -109,7 +109,7 @@ class MlxPrimitives:
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return mx.concatenate(list(arrays), axis=axis)
 
-    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         before = axis if axis >= 0 else x.ndim + axis
         return x[(slice(None),) * before + (slice(start, stop, step),)]
 

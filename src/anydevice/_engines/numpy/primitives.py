@@ -144,7 +144,7 @@ class NumpyPrimitives:
     def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         return np.concatenate(arrays, axis)
 
-    def part(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+    def slice_axis(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
         before: tuple[slice, ...] = (slice(None),) * (axis % x.ndim)
         return x[(*before, slice(start, stop, step))]
 

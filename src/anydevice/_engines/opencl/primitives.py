@@ -141,7 +141,7 @@ class OpenclPrimitives:
         same_dtype("concat", *arrays)
         return indexing.concat(arrays, axis)
 
-    part = staticmethod(indexing.part)
+    slice_axis = staticmethod(indexing.slice_axis)
 
     abs = _one("abs")
     negative = _one("negative")

@@ -81,7 +81,7 @@ class TorchPrimitives:
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return torch.cat(tuple(arrays), axis)
 
-    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
 
     # One array

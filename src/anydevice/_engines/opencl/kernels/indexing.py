@@ -122,7 +122,7 @@ def concat(arrays: Sequence[Any], axis: int) -> Any:
     return out
 
 
-def part(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+def slice_axis(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
     """A view of the elements from `start` up to `stop` along an axis."""
     (at,) = axes_of(axis, x.ndim)
     count = max(0, -(-(stop - start) // step))

@@ -22,7 +22,7 @@ from anydevice._ops.arguments import (
 )
 from anydevice._ops.dispatch import Array, float_version, known_float, primitives, run, wrong_dtype
 from anydevice._ops.elementwise import gelu, swiglu
-from anydevice._ops.matmul import linear
+from anydevice._ops.products import linear
 
 
 def experts(
@@ -164,7 +164,9 @@ class _Networks:
         """What one expert makes of rows (rows, hidden)."""
         xp = self.xp
         gate_up, down, bias, last_bias = (
-            None if s is None else xp.reshape(xp.part(s, 0, number, number + 1), tuple(s.shape[1:]))
+            None
+            if s is None
+            else xp.reshape(xp.slice_axis(s, 0, number, number + 1), tuple(s.shape[1:]))
             for s in self.stacks
         )
         between = self._between(linear(rows, gate_up, bias), rows)
@@ -191,7 +193,7 @@ class _Networks:
         """What lies between the two products of an expert."""
         xp, last = self.xp, len(both.shape) - 1
         inner, both = both.shape[last] // 2, widened(xp, both)
-        gate, up = xp.part(both, last, 0, inner), xp.part(both, last, inner, 2 * inner)
+        gate, up = xp.slice_axis(both, last, 0, inner), xp.slice_axis(both, last, inner, 2 * inner)
         return xp.astype(self.activation(gate, up, *self.numbers), xp.dtype(like))
 
     def _product(self, rows: Array, matrices: Array, bias: Any) -> Array:
@@ -266,7 +268,7 @@ def _sorted_by_expert(networks: _Networks, x: Array, chosen: Any, weights: Array
         mine = order[start:stop]
         alone = tokens == 1 and len(mine) == 1
         rows = x if alone else xp.take(x, xp.asarray(mine // k, x), 0)
-        share = xp.part(shares, 0, int(mine[0]), int(mine[0]) + 1)
+        share = xp.slice_axis(shares, 0, int(mine[0]), int(mine[0]) + 1)
         share = share if len(mine) == 1 else xp.take(shares, xp.asarray(mine, x), 0)
         pieces.append(xp.multiply(networks.one(int(flat[mine[0]]), rows), share))
     nothing = xp.full((1, x.shape[1]), 0, xp.dtype(weights), x)

@@ -134,9 +134,9 @@ def _rope(
         cosine, sine = xp.multiply(cosine, factor), xp.multiply(sine, factor)
     cosine, sine = xp.astype(cosine, xp.dtype(y)), xp.astype(sine, xp.dtype(y))
     if interleaved:
-        first, second = xp.part(y, 3, 0, size, 2), xp.part(y, 3, 1, size, 2)
+        first, second = xp.slice_axis(y, 3, 0, size, 2), xp.slice_axis(y, 3, 1, size, 2)
     else:
-        first, second = xp.part(y, 3, 0, size // 2), xp.part(y, 3, size // 2, size)
+        first, second = xp.slice_axis(y, 3, 0, size // 2), xp.slice_axis(y, 3, size // 2, size)
     turned = [
         xp.subtract(xp.multiply(first, cosine), xp.multiply(second, sine)),
         xp.add(xp.multiply(second, cosine), xp.multiply(first, sine)),

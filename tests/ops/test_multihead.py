@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from importlib import import_module
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 
 from anydevice import ops
+from anydevice._ops import multihead
 from anydevice.errors import ConfigurationError
-
-attending = import_module("anydevice._ops.attention")  # the op has the same name
 
 Array = np.ndarray[Any, Any]
 
@@ -95,7 +93,7 @@ MASKS = {
 def test_every_combination(
     mask_name: str, kv_heads: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attending, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(multihead, "_SCORES_AT_ONCE", at_once)
     q, k, v = inputs(kv_heads=kv_heads)
     shape = MASKS[mask_name]
     mask = None if shape is None else np.random.default_rng(1).random(shape) < 0.6
@@ -126,7 +124,7 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, causal: bool) -
 def test_soft_caps_and_sinks_and_values_of_their_own_size(
     value_size: int, kv_heads: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attending, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(multihead, "_SCORES_AT_ONCE", at_once)
     rng = np.random.default_rng(value_size)
     q, k, _ = inputs(kv_heads=kv_heads)
     v = rng.normal(size=(2, kv_heads, 5, value_size))

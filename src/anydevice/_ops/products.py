@@ -228,7 +228,7 @@ def _diagonal(xp: Primitives, x: Array, names: Names) -> tuple[Array, Names]:
             size, around = x.shape[one], tuple([x.shape[at] for at in order])
             square = xp.permute_dims(x, (*order, one, other))
             row = xp.reshape(square, (*around, size * size))
-            x = xp.part(row, len(around), 0, size * size, size + 1) if size else row
+            x = xp.slice_axis(row, len(around), 0, size * size, size + 1) if size else row
             names = (*[names[at] for at in order], name)
     return x, names
 

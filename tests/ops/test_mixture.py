@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ import pytest
 import anydevice
 from anydevice import ops
 from anydevice._machine.engines import registry
+from anydevice._ops import mixture
 from anydevice.errors import ConfigurationError
-
-mixing = import_module("anydevice._ops.experts")  # the op has the same name
 
 Array = np.ndarray[Any, Any]
 
@@ -66,7 +64,7 @@ WAYS = {"host": "host", "device": "device", "traced": "nowhere"}
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As if the choices were on the host, on a device to be waited for, or not known yet."""
-    monkeypatch.setattr(mixing, "_where", lambda chosen: WAYS[request.param])
+    monkeypatch.setattr(mixture, "_where", lambda chosen: WAYS[request.param])
     return str(request.param)
 
 
@@ -238,7 +236,7 @@ def test_a_choice_of_none_has_no_gradient_whatever_its_weight(
         request.getfixturevalue("grouped")
     else:
         pytest.importorskip({"mlx": "mlx.core"}.get(library, library))
-        monkeypatch.setattr(mixing, "_where", lambda chosen: "device")
+        monkeypatch.setattr(mixture, "_where", lambda chosen: "device")
     device = anydevice.device("cpu", engine=library.replace("grouped", "torch"))
     given = [a.astype("f" if a.dtype.kind == "f" else "i") for a in inputs(tokens, 2, count, 8, 8)]
     given[3][0] = -1, count - 1

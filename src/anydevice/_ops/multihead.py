@@ -191,7 +191,7 @@ def _attention(
     for start in range(0, queries, block):
         stop = min(start + block, queries)
         seen = _seen(xp, q, keys, (start, stop), causal, mask, window, lengths)
-        rows = xp.part(asked, 2, start, stop) if stop - start < queries else asked
+        rows = xp.slice_axis(asked, 2, start, stop) if stop - start < queries else asked
         blocks.append(_weighted(xp, rows, turned, values, seen, soft_cap, sinks))
     result = blocks[0] if len(blocks) == 1 else xp.concat(blocks, 2)
     return xp.astype(result, xp.dtype(q))
@@ -282,7 +282,7 @@ def _seen(
     """Which keys a block of queries may see, of five axes; `None` if that is all of them."""
     queries, (start, stop) = q.shape[2], block
     if mask is not None and mask.shape[3] != 1 and stop - start < queries:
-        mask = xp.part(mask, 3, start, stop)
+        mask = xp.slice_axis(mask, 3, start, stop)
     if not causal and lengths is None:
         return mask
     key = xp.arange(keys, INT32, q)
