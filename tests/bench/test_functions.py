@@ -244,7 +244,7 @@ def test_a_model_keeps_its_own_state_and_gradients_still_flow() -> None:
     "limit", [0, -1.0, float("nan"), float("inf"), "1", None, True, [1]], ids=repr
 )
 def test_a_limit_is_seconds(limit: Any) -> None:
-    with pytest.raises(ConfigurationError, match="limit is a number of seconds above 0, not"):
+    with pytest.raises(ConfigurationError, match="limit must be a finite number above 0, not"):
         benchmark(product, X, X, devices=["cpu"], limit=limit)
 
 

@@ -240,7 +240,7 @@ def test_peculiar_configs(name: str, values: dict[str, Any]) -> None:
         ({"num_attention_heads": 7}, "not a multiple of heads"),
         ({"num_attention_heads": 0}, "a value that is not valid"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 100000"),
-        ({"vocab_size": -1}, "vocab_size must be 0 or more"),
+        ({"vocab_size": -1}, "vocab_size must be an integer of 0 or more"),
         ({**BART, "num_hidden_layers": 6}, "num_hidden_layers = 6 is not in the table"),
         ({**VIT, "image_size": "224"}, "image_size must be an integer"),
         ({**CLIP, "text_config": 5}, "text_config is not an object"),

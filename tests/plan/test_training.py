@@ -93,7 +93,7 @@ def test_experts_and_scores_in_memory_take_more() -> None:
         ({"dtype": "float8_e4m3fn"}, "cannot be trained"),
         ({"mixed": True, "dtype": "bfloat16"}, "needs parameters in float32"),
         ({"master": True}, "for parameters of 16 bits"),
-        ({"context": 0}, "context must be 1 or more"),
+        ({"context": 0}, "context must be an integer of 1 or more"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], said: str) -> None:

@@ -157,9 +157,9 @@ def test_as_text_and_in_a_notebook() -> None:
         ({"strategy": "magic"}, "strategy is one of replicate, shard_gradients, shard"),
         ({"recompute": "half"}, "recompute is one of none, selective, full"),
         ({"optimizer": "magic"}, "optimizer is one of sgd"),
-        ({"micro_batch": 0}, "micro_batch must be 1 or more"),
-        ({"context": -1}, "context must be 1 or more"),
-        ({"context": 0}, "context must be 1 or more"),
+        ({"micro_batch": 0}, "micro_batch must be an integer of 1 or more"),
+        ({"context": -1}, "context must be an integer of 1 or more"),
+        ({"context": 0}, "context must be an integer of 1 or more"),
     ],
 )
 def test_wrong_options_say_what_to_write(options: dict[str, Any], said: str) -> None:

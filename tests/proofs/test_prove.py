@@ -506,7 +506,7 @@ def test_models_are_proved_and_certificates_saved(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused() -> None:
     model = nn.build(nn.Dense(2, 2), device="cpu", seed=0)
     region = proofs.box([0, 0], [1, 1])
-    with pytest.raises(ConfigurationError, match="precision= is"):
+    with pytest.raises(ConfigurationError, match="precision must be"):
         proofs.prove(model, proofs.within(0, 1), over=region, precision="float16")
     with pytest.raises(ConfigurationError, match="over= is missing"):
         proofs.prove(model, proofs.within(0, 1))
@@ -517,7 +517,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="over= is a region"):
         proofs.prove(model, proofs.within(0, 1), over=([0, 0], [1, 1]))  # type: ignore[arg-type]
     for limit in (-1, float("nan"), "60"):
-        with pytest.raises(ConfigurationError, match="limit= is"):
+        with pytest.raises(ConfigurationError, match="limit must be"):
             proofs.prove(model, proofs.within(0, 1), over=region, limit=limit)  # type: ignore[arg-type]
 
 

@@ -666,7 +666,7 @@ def test_wrong_arguments_are_refused() -> None:
         ({"schedule": lambda step: -1.0}, r"the schedule returned -1\.0 for step 1"),
         ({"schedule": lambda step: math.nan}, "the schedule returned nan for step 1"),
         ({"schedule": lambda step: "x"}, "the schedule returned 'x' for step 1"),
-        ({"clip": "x"}, "clip is the largest norm of the gradients, .* not 'x'"),
+        ({"clip": "x"}, "clip must be a finite number above 0, not 'x'; it is the largest norm"),
         ({"clip": 0}, "a finite number above 0, not 0"),
         ({"clip": True}, "a finite number above 0, not True"),
         ({"clip": math.inf}, "a finite number above 0, not inf"),

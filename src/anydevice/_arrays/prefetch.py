@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from anydevice._arrays.move import take_over, to_device
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record
@@ -254,11 +255,8 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
             f"prefetch: a {type(loader).__name__} cannot be iterated; give it a loader, such as a "
             f"list of batches, a generator or a DataLoader"
         )
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise ConfigurationError(
-            f"prefetch: depth must be an integer of 1 or more, not {depth!r}; it is the number of "
-            f"batches that are loaded ahead, and 2 is usually enough"
-        )
+    note = "it is the number of batches that are loaded ahead, and 2 is usually enough"
+    depth = checks.integer("depth", depth, 1, owner="prefetch", note=note)
     target = device if isinstance(device, Device) and device.usable else one_device(device)
     return Prefetch(loader, target, depth)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from anydevice._core.checks import is_number
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import Record
 from anydevice.errors import ConfigurationError
@@ -164,13 +165,10 @@ def from_dict(data: Any) -> Results:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     for each in results.measurements:
-        if not all(_is_number(n) for n in (each.seconds, each.low, each.high)):
+        times = each.seconds, each.low, each.high
+        if not all(is_number(seconds) and seconds >= 0 for seconds in times):
             raise ValueError(f"the times of {each.op} are not times in seconds")
     return results
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def read_results(path: str) -> Results:

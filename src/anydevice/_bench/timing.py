@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import ceil, inf
-from numbers import Real
+from math import ceil
 from statistics import median, quantiles
 from typing import Any, Literal
 
@@ -19,10 +18,10 @@ from anydevice._check.cases.case import Call, Row
 from anydevice._check.checks import mapped, place
 from anydevice._check.compare import leaves
 from anydevice._check.runners import Runner
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._core.record import Record
-from anydevice.errors import ConfigurationError
 
 SHORTEST = 2e-3
 """Seconds that a sample should take: the waiting at its end must not be a part of the figure."""
@@ -77,10 +76,7 @@ def seconds_of(limit: Any) -> float:
     >>> seconds_of(1)
     1.0
     """
-    number = isinstance(limit, Real) and not isinstance(limit, bool)
-    if not number or not 0 < limit < inf:
-        raise ConfigurationError(f"limit is a number of seconds above 0, not {limit!r}", "limit")
-    return float(limit)
+    return checks.number("limit", limit, above=0, note="it is a time in seconds")
 
 
 def time_calls(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
+from anydevice._core import checks
 from anydevice._core.record import Record
 from anydevice._core.rope_scaling import frequencies, kind_of
 from anydevice._core.text import shortened
@@ -235,18 +236,11 @@ def _number(config: ModelConfig, key: str, default: float = 1.0) -> float:
     value = config.get(key) if key else None
     if value is None:
         return default
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) < 1e300:
-        said = shortened(repr(value))
-        raise ConfigurationError(f"{config.source}: {key} must be a number, not {said}", key)
-    return float(value)
+    return checks.number(key, value, owner=config.source)
 
 
 def _divisor(config: ModelConfig, key: str) -> float:
-    number = _number(config, key)
-    if number <= 0:
-        raise ConfigurationError(f"{config.source}: {key} must be above 0, not {number:g}", key)
-    return number
+    return checks.number(key, _number(config, key), above=0, owner=config.source)
 
 
 def _cap(config: ModelConfig, key: str) -> float | None:

@@ -10,6 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
@@ -331,12 +332,7 @@ class LanguageModel:
             raise ConfigurationError(
                 f"text must be a str or a list of tokens, not {type(ids).__name__}", "text"
             )
-        for token in ids:
-            if not _is_integer(token) or not 0 <= token < known:
-                raise ConfigurationError(
-                    f"a token must be an integer from 0 to {known - 1}, not {token!r}", "prompt"
-                )
-        return [int(token) for token in ids]
+        return [checks.integer("a token", token, 0, known - 1) for token in ids]
 
     def _check_length(self, length: int, most: int) -> None:
         if length > most:
@@ -470,11 +466,8 @@ class _Replies:
         stop: Any,
         reuse: bool,
     ) -> None:
-        if not _is_integer(most) or most < 1:
-            raise ConfigurationError(
-                f"max_tokens must be an integer of 1 or more, not {most!r}", "max_tokens"
-            )
-        limits = [min(int(most), model.context - len(prompt)) for prompt in prompts]
+        most = checks.integer("max_tokens", most, 1)
+        limits = [min(most, model.context - len(prompt)) for prompt in prompts]
         self._model, self._prompts, self._sampling = model, prompts, asked
         self._most, self._reuse = max(limits), reuse
         self.clock = _Clock()
@@ -556,10 +549,7 @@ _SEVERAL = "several devices together are used by vLLM, or by transformers with d
 def _context(given: int | None, longest: int | None) -> int:
     if given is None:
         return min(longest or LOADED_CONTEXT, LOADED_CONTEXT)
-    if not _is_integer(given) or given < 2:
-        raise ConfigurationError(
-            f"context must be an integer of 2 or more, not {given!r}", "context"
-        )
+    given = checks.integer("context", given, 2)
     if longest is not None and given > longest:
         raise ConfigurationError(
             f"a context of {given} tokens is more than the {longest} that the model supports",

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from numbers import Integral, Real
 from typing import Any
 
 from anydevice import _ops as ops
+from anydevice._core import checks
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
 from anydevice._nn.random_choice import BETWEEN, ROUNDS, folded_seed, mixed
 from anydevice._ops.dispatch import own_version, primitives
-from anydevice.errors import ConfigurationError
 
 Array = Any
 
@@ -119,21 +118,14 @@ def sampling(
     if temperature is None:
         drawn = top_k is not None or top_p is not None or min_p is not None
         temperature = 1.0 if drawn else 0.0
-    inf = math.inf
+    penalty = 1.0 if repetition_penalty is None else repetition_penalty
     return Sampling(
-        _number("temperature", temperature, 0, inf, "of 0 or more (0: the likeliest token)"),
-        _integer("top_k", 0 if top_k is None else top_k),
-        _number("top_p", 1.0 if top_p is None else top_p, 0, 1, "above 0 and up to 1", above=True),
-        _number("min_p", 0.0 if min_p is None else min_p, 0, 1, "from 0 to 1"),
-        _number(
-            "repetition_penalty",
-            1.0 if repetition_penalty is None else repetition_penalty,
-            0,
-            inf,
-            "above 0, where 1 changes nothing",
-            above=True,
-        ),
-        secrets.randbits(31) if seed is None else _seed(seed),
+        checks.number("temperature", temperature, least=0, note="0 is the likeliest token"),
+        checks.integer("top_k", 0 if top_k is None else top_k, 0, note="0 is all tokens"),
+        checks.number("top_p", 1.0 if top_p is None else top_p, above=0, most=1),
+        checks.number("min_p", 0.0 if min_p is None else min_p, least=0, most=1),
+        checks.number("repetition_penalty", penalty, above=0, note="1 changes nothing"),
+        secrets.randbits(31) if seed is None else checks.integer("seed", seed),
         bool(logprobs),
     )
 
@@ -286,30 +278,3 @@ def _below_nucleus(x: Array, top_p: Array) -> Array:
 
 def _bounded(number: float) -> float:
     return max(min(number, _LARGEST), _SMALLEST)
-
-
-def _number(
-    name: str, value: object, least: float, most: float, rule: str, above: bool = False
-) -> float:
-    right = isinstance(value, Real) and not isinstance(value, bool)
-    if right:
-        number = float(value)  # type: ignore[arg-type]
-        right = (
-            least <= number <= most and math.isfinite(number) and not (above and number == least)
-        )
-    if not right:
-        raise ConfigurationError(f"{name} must be a number {rule}, not {value!r}", source=name)
-    return number
-
-
-def _integer(name: str, value: object) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-        rule = "an integer of 0 or more (0: all tokens)"
-        raise ConfigurationError(f"{name} must be {rule}, not {value!r}", source=name)
-    return int(value)
-
-
-def _seed(value: object) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise ConfigurationError(f"seed must be an integer, not {value!r}", source="seed")
-    return int(value)

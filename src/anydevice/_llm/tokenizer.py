@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anydevice._core.checks import is_integer
 from anydevice._core.files import expanded, parse_json, read_small
 from anydevice._core.text import shortened
 from anydevice._llm.splitting import BoundedTokenizer
@@ -458,7 +459,7 @@ def _ids_of(
             continue
         ids = told if isinstance(told, list) else [told]
         for each in ids:
-            if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < 2**32:
+            if not is_integer(each) or not 0 <= each < 2**32:
                 raise ConfigurationError(
                     f"{source}/{file}: {name}_token_id is {shortened(repr(told))}, not a token",
                     source=f"{source}/{file}",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from anydevice._core.checks import is_number
 from anydevice._nn.layer import (
     Settings,
     Shape,
     check_booleans,
     check_numbers,
-    is_number,
     setting_error,
 )
 from anydevice.errors import ConfigurationError

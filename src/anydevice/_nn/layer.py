@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
+from anydevice._core.checks import is_integer, is_number
 from anydevice._core.engine import Absent
 from anydevice._core.primitives import Autodiff
 from anydevice._core.record import Record, as_dict, replace
@@ -317,7 +318,7 @@ def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:
     for name, value in fields.items():
         if value is None and isinstance(owner, Layer) and owner.inferred[0] == name:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_integer(value) or value < least:
             raise setting_error(owner, name, f"an integer of {least} or more", value)
 
 
@@ -349,8 +350,3 @@ def setting_error(owner: object, name: str, wanted: str, value: object) -> Confi
     return ConfigurationError(
         f"{kind}: {name} must be {wanted}, not {value!r}", source=f"{kind}.{name}"
     )
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is an `int` or a `float`, and not a boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

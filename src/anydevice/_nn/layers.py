@@ -8,6 +8,7 @@ from operator import is_
 from typing import TYPE_CHECKING
 
 from anydevice import _ops as ops
+from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._nn.initializers import Constant, Initializer, Normal, initializer_of
 from anydevice._nn.layer import (
@@ -21,7 +22,6 @@ from anydevice._nn.layer import (
     check_integers,
     check_numbers,
     check_positive,
-    is_number,
     setting_error,
     without_gradient,
 )

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from anydevice import _ops as ops
+from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._core.trees import Tree, leaf_names, leaves, mapped, matches, refilled, unmatched
 from anydevice._nn.layer import (
@@ -19,7 +20,6 @@ from anydevice._nn.layer import (
     check_booleans,
     check_integers,
     check_numbers,
-    is_number,
     setting_error,
 )
 from anydevice._ops.arguments import wide

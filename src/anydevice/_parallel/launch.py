@@ -24,6 +24,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Self, TextIO
 
+from anydevice._core import checks
 from anydevice._core.record import Record
 from anydevice._machine.engines.registry import require
 from anydevice._parallel.__main__ import end_with_launcher
@@ -68,10 +69,7 @@ def launch(
 
     If one fails, the others are ended, and the error that is raised ends with its traceback.
     """
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ConfigurationError(
-            f"processes must be an integer of 1 or more, not {processes!r}", source="processes"
-        )
+    processes = checks.integer("processes", processes, 1)
     if not callable(function):
         raise ConfigurationError(
             f"launch calls a function in each process, not {function!r}", source="function"

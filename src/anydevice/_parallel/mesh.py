@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anydevice._arrays.move import to_numpy
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.record import Record
@@ -180,12 +181,11 @@ def _one_a_process(count: int, engine: str) -> Exception:
 
 
 def _sizes(count: int, replicate: int | None, shard: int | None) -> tuple[int, int]:
-    for name, value in (("replicate", replicate), ("shard", shard)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigurationError(
-                f"{name} must be an integer of 1 or more, not {value!r}", source=name
-            )
-    if replicate is None:
+    if shard is not None:
+        shard = checks.integer("shard", shard, 1)
+    if replicate is not None:
+        replicate = checks.integer("replicate", replicate, 1)
+    else:
         replicate = count // (shard or 1)
     if shard is None:
         shard = count // replicate

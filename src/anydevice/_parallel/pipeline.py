@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from anydevice._arrays.move import to_device, to_numpy
 from anydevice._compile.versions import FallbackFunction, compilers_for
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.files import expanded
@@ -103,11 +104,7 @@ def pipeline(
     and for a plan of another model; `DeviceNotFoundError` for a device that is not there;
     `UnsupportedError` if an engine drives one device only.
     """
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ConfigurationError(
-            f"microbatches must be an integer of 1 or more, not {microbatches!r}",
-            source="microbatches",
-        )
+    microbatches = checks.integer("microbatches", microbatches, 1)
     if not isinstance(devices, Iterable | Plan):
         raise ConfigurationError(
             f"devices is a list, a plan or a dict of layers and places, not {devices!r}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from anydevice._core import checks
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record, replace
-from anydevice._core.text import shortened
 from anydevice._plan.families import Experts, LatentSizes, ModelShape, Outputs, quotient
 from anydevice._plan.overheads import rounding
 from anydevice._plan.quantization import Quantization, quantization_of
@@ -355,13 +355,7 @@ def rotary_share(config: ModelConfig) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     inside = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     share = (row.rotary_key and (inside or config.get(row.rotary_key))) or row.rotary_share
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ConfigurationError(
-            f"{config.source}: {row.rotary_key} must be a number above 0 and at most 1, "
-            f"not {shortened(repr(share))}",
-            config.source,
-        )
-    return float(share)
+    return checks.number(row.rotary_key, share, above=0, most=1, owner=config.source)
 
 
 def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:

@@ -7,13 +7,12 @@ weights and caches that follow from a row are right to the byte.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from anydevice._core import checks
 from anydevice._core.dtypes import DType, as_dtype
 from anydevice._core.record import NOTHING, Record
-from anydevice._core.text import shortened
 from anydevice.errors import ConfigurationError
 
 Flag = bool | str
@@ -654,17 +653,7 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
     Raises `ConfigurationError` for everything else.
     """
-    try:
-        number = operator.index(value) if not isinstance(value, bool) else None
-    except TypeError:  # an array may have the method and more than one number
-        number = None
-    if number is None:
-        raise ConfigurationError(f"{name} must be an integer, not {shortened(repr(value))}", name)
-    if number < least:
-        raise ConfigurationError(f"{name} must be {least} or more, not {number}", name)
-    if number > most:
-        raise ConfigurationError(f"{name} must be at most {most}", name)
-    return number
+    return checks.integer(name, value, least, most)
 
 
 def memory_dtype(spec: object) -> DType:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from anydevice._core.checks import is_number
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import shortened
@@ -154,7 +155,7 @@ def _number(file: GgufFile, key: str, value: Any) -> int | float | None:
     """A number; of a list with one for each layer, the one that all have."""
     if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
         value = value[0].item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise UnsupportedError(
             f"{file.path}: {key} must be one number for all layers, not {shortened(repr(value))}"
         )

@@ -11,6 +11,8 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from anydevice import _ops as ops
+from anydevice._core import checks
+from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._nn import convolution, layers
 from anydevice._nn.layer import Array, Layer, Parameters, Run
@@ -99,25 +101,16 @@ def certified(
         raise ConfigurationError(
             f'proofs.certified takes the loss "cross_entropy", not {loss!r}', source="loss"
         )
-    numbers = {"eps": eps, "share": share, "low": low, "high": high}
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise _wrong(name, value, "a number")
-    if not 0 < eps < inf:
-        raise _wrong("eps", eps, "a finite number above 0")
-    if not 0 <= share <= 1:
-        raise _wrong("share", share, "from 0 to 1")
+    owner = "proofs.certified"
+    eps = checks.number("eps", eps, above=0, owner=owner)
+    share = checks.number("share", share, least=0, most=1, owner=owner)
+    ramp = checks.integer("ramp", ramp, 0, owner=owner, note="it is a number of steps")
+    for name, value in (("low", low), ("high", high)):
+        if not is_number(value):
+            raise checks.error(name, "a number", value, owner=owner)
     if not low < high:
-        raise _wrong("high", high, "above low")
-    if isinstance(ramp, bool) or not isinstance(ramp, int) or ramp < 0:
-        raise _wrong("ramp", ramp, "a number of steps")
-    return Certified(loss_of(loss), float(eps), float(share), ramp, float(low), float(high))
-
-
-def _wrong(name: str, value: object, wanted: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"proofs.certified: {name} is {wanted}, not {value!r}", source=f"proofs.certified.{name}"
-    )
+        raise checks.error("high", "above low", high, owner=owner)
+    return Certified(loss_of(loss), eps, share, ramp, float(low), float(high))
 
 
 class Around(NamedTuple):

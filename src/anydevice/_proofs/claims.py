@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from anydevice._core import checks
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
 from anydevice._libraries.base import type_text
@@ -122,11 +123,7 @@ def claim(
     properties.check_property(property)
     properties.check_region(over)
     if proof is None:
-        if precision not in ("float32", "real"):
-            raise ConfigurationError(
-                f"precision= is 'float32' or 'real', not {precision!r}", source="precision="
-            )
-        return Claim(property, over, precision)
+        return Claim(property, over, checks.one_of("precision", precision, ("float32", "real")))
     if not isinstance(proof, Proof):
         raise ConfigurationError(
             f"proof= is a proofs.Proof, and this is {type_text(proof)}: nothing was proved",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice._arrays.move import is_array
+from anydevice._core.checks import is_integer, is_number
 from anydevice._core.record import Record, as_dict
 from anydevice._libraries.base import host_array, type_text
 from anydevice._proofs.checking.network import Network, Query
@@ -605,14 +606,14 @@ def _index(value: Any, name: str) -> int:
         if isinstance(value, np.generic | np.ndarray) and np.ndim(value) == 0
         else value
     )
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if not is_integer(number) or number < 0:
         raise _wrong(name, f"an input or output is a number of 0 or more, not {value!r}")
     return number
 
 
 def _number(value: Any, name: str) -> float:
     number = value.item() if isinstance(value, np.generic) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+    if not is_number(number) or number != number:
         raise _wrong(name, f"it takes numbers, not {value!r}")
     return number
 

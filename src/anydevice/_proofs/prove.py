@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from anydevice._core import checks
+from anydevice._core.checks import is_number
 from anydevice._core.files import write_whole
 from anydevice._core.record import Record, replace
 from anydevice._proofs.attack import Attack, Violation
@@ -179,15 +181,9 @@ def prove(
     >>> bool(result), result.check() > 0
     (True, True)
     """
-    if precision not in PRECISIONS:
-        raise ConfigurationError(
-            f"precision= is {' or '.join(map(repr, PRECISIONS))}, not {precision!r}",
-            source="precision=",
-        )
-    if limit is not None and not (isinstance(limit, int | float) and limit >= 0):
-        raise ConfigurationError(
-            f"limit= is a number of seconds, or None, not {limit!r}", source="limit="
-        )
+    checks.one_of("precision", precision, PRECISIONS)
+    if limit is not None and not (is_number(limit) and limit >= 0):
+        raise checks.error("limit", "a number of seconds, or None", limit)
     begin = time.monotonic()
     theorems, shape, file_hash = _theorems(model, claim, over, precision)
     machine = numpy_machine() if device is None and engine is None else machine_on(device, engine)

@@ -14,6 +14,7 @@ from anydevice._arrays.move import to_device
 from anydevice._arrays.prefetch import prefetch
 from anydevice._arrays.random.generator import rng
 from anydevice._arrays.trees.containers import without_tables
+from anydevice._core.checks import is_integer, is_number
 from anydevice._core.device import Device
 from anydevice._core.trees import leaves
 from anydevice._libraries.precision import cast
@@ -73,7 +74,7 @@ class Batches:
             raise ConfigurationError(
                 f"Batches: there are {count} examples in x and {len(self.y)} in y", source="y"
             )
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1 or not len(self):
+        if not is_integer(size) or size < 1 or not len(self):
             raise ConfigurationError(
                 f"Batches: {count} examples give no batch of size {size!r}", source="size"
             )
@@ -107,8 +108,7 @@ class Batches:
         Raises `ConfigurationError` if one of the two would be empty.
         """
         count = len(self.x)
-        is_number = isinstance(share, float | int) and not isinstance(share, bool)
-        held = round(count * share) if is_number and 0 < share < 1 else 0
+        held = round(count * share) if is_number(share) and 0 < share < 1 else 0
         if not 0 < held < count:
             raise ConfigurationError(
                 f"a share of {share!r} of {count} examples leaves none on one of the two sides; "

@@ -7,6 +7,7 @@ from logging import Logger
 from math import isnan
 from typing import Any
 
+from anydevice._core import checks
 from anydevice._core.record import Record, as_dict
 from anydevice._train.history import Epoch, History
 from anydevice.errors import ConfigurationError
@@ -79,12 +80,8 @@ class Log(Callback):
                 "is a callback itself",
                 source="target",
             )
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
-            raise ConfigurationError(f"nn.Log: every={every!r} is not an integer", source="every=")
-        if every is not None and every < 1:
-            raise ConfigurationError(f"nn.Log: every={every} is not 1 or more", source="every=")
         self.target = target
-        self.every = every
+        self.every = None if every is None else checks.integer("every", every, 1, owner="nn.Log")
         self._writes = writes
 
     def step(self, event: TrainingEvent) -> None:

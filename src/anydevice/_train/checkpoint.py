@@ -21,6 +21,7 @@ import numpy as np
 
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
+from anydevice._core.checks import is_number
 from anydevice._core.device import Device
 from anydevice._core.files import parse_json
 from anydevice._core.locks import FileLock
@@ -286,7 +287,7 @@ def _check_counts(*counts: Any) -> None:
 
 def _check_numbers(*numbers: Any) -> None:
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if not is_number(number):
             raise ValueError(f"it has {number!r} in place of a number")
 
 

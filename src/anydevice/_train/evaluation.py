@@ -20,6 +20,7 @@ from anydevice._arrays.move import to_numpy
 from anydevice._arrays.trees.containers import without_tables
 from anydevice._compile.compile import Compiled
 from anydevice._compile.compile import compile as compiled_model
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.trees import leaves, refilled
@@ -337,11 +338,7 @@ def _in_inference(model: Any) -> Iterator[Any]:
 
 def _placed(data: Any, size: int, device: Device, *, targets: bool = False) -> Iterator[_Batch]:
     """The batches of data on a device, in order."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(
-            f"size must be an integer of 1 or more, not {size!r}", source="size"
-        )
-    given = _batches(data, size)
+    given = _batches(data, checks.integer("size", size, 1))
     empty = True
     for inputs, named, target in placed_batches(given, 0, 1, device, name=_NAME, form=_parts):
         empty = False

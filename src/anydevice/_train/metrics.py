@@ -17,6 +17,7 @@ import numpy as np
 
 from anydevice import _ops as ops
 from anydevice._arrays.move import to_numpy
+from anydevice._core import checks
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record, replace
 from anydevice._nn.layer import Array
@@ -329,10 +330,7 @@ def _known(spec: Any, threshold: float) -> Metric | None:
 
 
 def _top(k: Any) -> _TopK:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigurationError(
-            f"top_k: k must be an integer of 1 or more, not {k!r}", source="metrics"
-        )
+    k = checks.integer("k", k, 1, owner="top_k")
     return _TopK(f"top_{k}", k)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from numbers import Real
 from typing import Any
 
 from anydevice import _ops as ops
 from anydevice._compile.versions import FallbackFunction, compilers_for
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
@@ -28,7 +27,6 @@ from anydevice._nn.model import Model
 from anydevice._nn.optimizers import Optimizer
 from anydevice._ops.dispatch import own_version, primitives
 from anydevice._train.modules import ModuleLayer
-from anydevice.errors import ConfigurationError
 
 _WORTH_COMPILING = 5e10
 """Uses of parameters, once an output, in a training of some minutes on two cores."""
@@ -254,25 +252,7 @@ def checked_clip(clip: Any) -> float | None:
     """The largest norm of gradients, if there is one; raises `ConfigurationError` for others."""
     if clip is None:
         return None
-    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
-        raise ConfigurationError(
-            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
-            source="clip",
-        )
-    return float(clip)
-
-
-def checked_seed(seed: Any) -> int:
-    """A seed; raises `ConfigurationError` for anything but an integer of 0 or more."""
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigurationError(
-            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
-        )
-    return number
+    return checks.number("clip", clip, above=0, note="it is the largest norm of the gradients")
 
 
 def copied(parameters: Tree) -> Tree:

@@ -11,6 +11,7 @@ from typing import Any
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._compile.compile import Compiled
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
 from anydevice._core.record import Record, replace
@@ -34,7 +35,7 @@ from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.progress import TrainingProgress
 from anydevice._train.steps import Stepper, default_optimize
 from anydevice._train.strategy import mesh_of
-from anydevice._train.training import PathLike, Training, check_integers
+from anydevice._train.training import PathLike, Training
 from anydevice.errors import ConfigurationError
 
 
@@ -210,8 +211,9 @@ def train(
     if isinstance(model, Layer):
         model = _built(model, data, seed or 0, device)
     measured = _metrics_of(metrics, model, validation)
-    check_integers(epochs=epochs)
-    check_integers(optional=True, patience=patience, save_every=save_every)
+    epochs = checks.integer("epochs", epochs, 1)
+    patience = None if patience is None else checks.integer("patience", patience, 1)
+    save_every = None if save_every is None else checks.integer("save_every", save_every, 1)
     if save_every is not None and save is None:
         raise ConfigurationError("save_every= needs save=", source="save_every")
     leads = mesh is None or mesh.rank == 0

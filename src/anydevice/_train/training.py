@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.record import NOTHING, replace
@@ -72,7 +73,6 @@ from anydevice._train.steps import (
     Stepper,
     StepState,
     checked_clip,
-    checked_seed,
     copied,
 )
 from anydevice._train.strategy import mesh_of, spread_of
@@ -162,8 +162,8 @@ class Training:
     ) -> None:
         self._own_optimizer = own = optimizer_of(optimizer)
         """The optimizer as a step takes it; `None` for one of PyTorch's."""
-        check_integers(accumulate=accumulate)
-        clip, seed = checked_clip(clip), None if seed is None else checked_seed(seed)
+        accumulate = checks.integer("accumulate", accumulate, 1)
+        clip, seed = checked_clip(clip), None if seed is None else checks.integer("seed", seed, 0)
         if optimize is not None and optimize not in OPTIMIZATIONS:
             raise ConfigurationError(
                 f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
@@ -662,17 +662,6 @@ def _required(loss: Any) -> Any:
             source="loss",
         )
     return loss_of(loss)
-
-
-def check_integers(*, optional: bool = False, **options: int | None) -> None:
-    """Raise `ConfigurationError` for options that are not integers of 1 or more."""
-    for name, value in options.items():
-        if value is None and optional:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigurationError(
-                f"{name} must be an integer of 1 or more, not {value!r}", source=name
-            )
 
 
 def _shapes(batch: Any) -> Any:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsFloat, SupportsIndex, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from anydevice._arrays.move import to_device
 from anydevice._arrays.random import distributions
 from anydevice._arrays.random.distributions import Scratch, Transform, Words, joined, words_each
 from anydevice._arrays.stage import usable_cores
+from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock, side_by_side
 from anydevice._core.record import Record
@@ -120,7 +120,7 @@ class Random:
                 f"{state!r} is not the state of a generator; it holds seed, stream and counter"
             )
         seed, stream, counter = (
-            _integer(f"{name} of the state", state[name], below=limit)
+            checks.integer(f"{name} of the state", state[name], 0, limit - 1)
             for name, limit in limits.items()
         )
         return cls(Stream(seed, stream), counter, one_device(device))
@@ -150,7 +150,9 @@ class Random:
         """
         kind = _dtype(dtype, distributions.FLOATS)
         return self._floats(
-            shape, kind, distributions.uniform(_real("low", low), _real("high", high), kind)
+            shape,
+            kind,
+            distributions.uniform(checks.number("low", low), checks.number("high", high), kind),
         )
 
     def normal(
@@ -163,13 +165,15 @@ class Random:
         """
         kind = _dtype(dtype, distributions.FLOATS)
         return self._floats(
-            shape, kind, distributions.normal(_real("mean", mean), _real("std", std), kind)
+            shape,
+            kind,
+            distributions.normal(checks.number("mean", mean), checks.number("std", std), kind),
         )
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
         """Integers from `low` up to, but not including, `high`; all are exactly equally likely."""
         kind = _dtype(dtype, distributions.INTEGERS)
-        low, high = _integer("low", low, least=None), _integer("high", high, least=None)
+        low, high = checks.integer("low", low), checks.integer("high", high)
         limits = np.iinfo(kind)
         if not limits.min <= low < high <= limits.max + 1:
             raise ConfigurationError(
@@ -192,7 +196,7 @@ class Random:
         among a million numbers happens once in 40 million permutations.
         """
         kind = _dtype(dtype, distributions.INTEGERS)
-        length = _integer("n", n)
+        length = checks.integer("n", n, 0)
         if length > np.iinfo(kind).max + 1:
             raise ConfigurationError(f"permutation({n}): n is too large for {kind}; use int64")
         keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
@@ -204,7 +208,7 @@ class Random:
 
     def split(self, n: int) -> tuple[Random, ...]:
         """`n` independent generators for this device; splitting again gives new ones."""
-        number = _integer("n", n, least=1)
+        number = checks.integer("n", n, 1)
         position = self._taken(1)
         return tuple(
             Random(self._stream.derived("split", position, index), 0, self._device)
@@ -322,7 +326,7 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     """
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)
-    return Random(Stream.of_seed(_integer("the seed", seed)), 0, one_device(device))
+    return Random(Stream.of_seed(checks.integer("the seed", seed, 0)), 0, one_device(device))
 
 
 def in_pieces(count: int, step: int, work: Callable[[int, int, Scratch], None]) -> None:
@@ -354,39 +358,10 @@ def _next(begins: deque[int]) -> int | None:
         return None
 
 
-def _integer(
-    name: str, value: SupportsIndex, least: int | None = 0, below: int | None = None
-) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if (
-        number is None
-        or isinstance(value, bool)
-        or (least is not None and number < least)
-        or (below is not None and number >= below)
-    ):
-        bounds = "" if least is None else f" of {least} or more"
-        bounds += "" if below is None else f" and below {below}"
-        raise ConfigurationError(f"{name} must be an integer{bounds}, not {value!r}")
-    return number
-
-
-def _real(name: str, value: SupportsFloat) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(value, str) or not math.isfinite(number):
-        raise ConfigurationError(f"{name} must be a finite number, not {value!r}")
-    return number
-
-
 def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
     """A shape as a tuple, and how many numbers it holds."""
     lengths = shape if isinstance(shape, Sequence) else (shape,)
-    sizes = tuple(_integer("each length of a shape", length) for length in lengths)
+    sizes = tuple(checks.integer("each length of a shape", length, 0) for length in lengths)
     return sizes, math.prod(sizes)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anydevice._core import hooks
+from anydevice._core.checks import is_number
 from anydevice._core.choice import Measured, pick_engine
 from anydevice._core.device import Device
 from anydevice._core.files import writing
@@ -84,7 +85,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return is_number(value) and value > 0
 
 
 def keep_measurements(new: Mapping[str, Times]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from anydevice._core.checks import is_number
 from anydevice._core.device import parse_place
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import NOTHING, Record
@@ -221,7 +222,7 @@ def _backend(name: object) -> str:
 def _memory(value: object) -> str | float:
     if isinstance(value, str) and value.strip().lower() in STRATEGIES:
         return value.strip().lower()
-    if isinstance(value, bool) or not isinstance(value, float | int | str):
+    if not isinstance(value, str) and not is_number(value):
         raise ConfigurationError(_no_memory(value))
     if not isinstance(value, str) and 0 < value <= 1:
         return float(value)
@@ -248,7 +249,7 @@ def _switch(value: object) -> bool:
 
 
 def _time_limit(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
+    if not is_number(value) or not 0 < value <= 3600:
         raise ConfigurationError(f"{value!r} is not a number of seconds between 0 and 3600")
     return float(value)
 

@@ -1,0 +1,133 @@
+"""Checks of arguments: an integer, a number, one of several values.
+
+Each returns the value as Python's own type, or raises a `ConfigurationError` that names the
+argument, what it must be, and what was given.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection
+from numbers import Real
+from typing import TypeGuard, TypeVar
+
+from anydevice._core.text import shortened
+from anydevice.errors import ConfigurationError
+
+Value = TypeVar("Value")
+
+
+def integer(
+    name: str,
+    value: object,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    owner: str = "",
+    note: str = "",
+) -> int:
+    """Return `value` as an `int`; integers of array libraries count, booleans do not.
+
+    `least` and `most` are bounds that are allowed. `owner`, a function or a class, stands before
+    `name` in the error, and `note` ends its sentence.
+
+    >>> integer("depth", 2, 1)
+    2
+    >>> integer("depth", 0, 1, owner="prefetch")
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: prefetch: depth must be an integer of 1 or more, not 0
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # also of an array with several numbers
+        number = None
+    if number is None or (least is not None and number < least):
+        wanted = "an integer" if least is None else f"an integer of {least} or more"
+    elif most is not None and number > most:
+        wanted = f"at most {most}"
+    else:
+        return number
+    raise error(name, wanted, value, owner=owner, note=note)
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+    owner: str = "",
+    note: str = "",
+) -> float:
+    """Return `value` as a finite `float`; numbers of array libraries count, booleans do not.
+
+    `least` and `most` are bounds that are allowed, `above` and `below` bounds that are not. An
+    array of one number counts as that number.
+
+    >>> number("share", 1, above=0, most=1)
+    1.0
+    >>> number("share", 1.5, above=0, most=1)
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: share must be a number above 0 and at most 1, not 1.5
+    """
+    result = math.nan
+    try:
+        scalar = value.item() if hasattr(value, "item") else value  # an array of one number
+        if isinstance(scalar, Real) and not isinstance(scalar, bool):
+            result = float(scalar)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several, traced, or too large
+        pass
+    if math.isfinite(result) and least <= result <= most and above < result < below:
+        return result
+    low = "" if least == -math.inf else f"of {least:g} or more"
+    low = low if above == -math.inf else f"above {above:g}"
+    high = "" if most == math.inf else f"at most {most:g}"
+    high = high if below == math.inf else f"below {below:g}"
+    bounds = " and ".join(bound for bound in (low, high) if bound)
+    kind = "a number" if high else "a finite number"
+    raise error(name, f"{kind} {bounds}".rstrip(), value, owner=owner, note=note)
+
+
+def one_of(name: str, value: Value, choices: Collection[Value], *, owner: str = "") -> Value:
+    """Return `value` if it is one of `choices`.
+
+    >>> one_of("precision", "fast", ("exact", "float32"))
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: precision must be 'exact' or 'float32', not 'fast'
+    """
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return value
+    *first, last = map(repr, choices)
+    wanted = f"{', '.join(first)} or {last}" if first else last
+    raise error(name, wanted, value, owner=owner)
+
+
+def error(
+    name: str, wanted: str, value: object, *, owner: str = "", note: str = ""
+) -> ConfigurationError:
+    """Return the error for an argument that must be something else.
+
+    >>> error("window", "a pair", 3, owner="attention").source
+    'attention.window'
+    """
+    try:
+        given = shortened(repr(value))
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        given = f"a {type(value).__name__}"
+    end = f"; {note}" if note else ""
+    owner = owner and f"{owner}: "
+    source = f"{owner}{name}".replace(": ", ".")
+    return ConfigurationError(f"{owner}{name} must be {wanted}, not {given}{end}", source)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether the value is an `int` and not a boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether the value is an `int` or a `float`, and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
