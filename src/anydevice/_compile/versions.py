@@ -13,7 +13,7 @@ from anydevice._core.engine import Absent, Engine
 from anydevice._core.record import Record
 from anydevice._libraries.base import Arguments, Array
 from anydevice._libraries.precision import cast
-from anydevice._libraries.torch.module import without_gradients
+from anydevice._libraries.registry import part
 from anydevice._machine.settings import config as settings
 from anydevice.errors import AnyDeviceError
 
@@ -120,7 +120,9 @@ class Program:
         self.fell_back: list[str] = []
         self.function: Function = _of_arrays(function, signature, dtype)
         carries_none = engine.name == "torch" and not gradients
-        self._finished = without_gradients if carries_none else _unchanged
+        self._finished: Callable[[Function], Function] = (
+            part("torch", "module").without_gradients if carries_none else _unchanged
+        )
         self.as_written = self._finished(self.function)
 
     def first_run(self, arguments: Arguments, arrays: list[Array]) -> tuple[Any, Function, str]:

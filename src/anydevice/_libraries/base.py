@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,9 +14,12 @@ from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._libraries.changes import ChangeDetector
 from anydevice._libraries.precision import Policy
+from anydevice._libraries.registry import part
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
+
+_WITH_FLOAT64_SCOPE = ("torch", "jax", "mlx")
 
 Array = Any
 Arguments = Any
@@ -201,28 +203,11 @@ def cpu_placer(engine: str) -> Callable[[Array], Array]:
     return partial(registry.load(engine).place, device=Device("cpu", 0, engine=engine))
 
 
-def float64_scope(engine: str) -> AbstractContextManager[Any]:
-    """A block in which the library computes in float64 on the CPU, where it can."""
-    make = {"jax": _jax_scope, "mlx": _mlx_scope, "torch": _torch_scope}.get(engine)
-    return nullcontext() if make is None else make()
-
-
-@contextmanager
-def _jax_scope() -> Iterator[None]:
-    jax: Any = sys.modules["jax"]
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
-@contextmanager
-def _mlx_scope() -> Iterator[None]:
-    mx: Any = sys.modules["mlx.core"]
-    with mx.stream(mx.cpu):
-        yield
-
-
-def _torch_scope() -> AbstractContextManager[Any]:
-    scope: AbstractContextManager[Any] = sys.modules["torch"].no_grad()
+def float64_scope(engine: str) -> AbstractContextManager[None]:
+    """Return a block in which the library computes in float64 on the CPU, if it can."""
+    if engine not in _WITH_FLOAT64_SCOPE:
+        return nullcontext()
+    scope: AbstractContextManager[None] = part(engine, "module").float64_scope()
     return scope
 
 

@@ -5,29 +5,18 @@ Only libraries that are imported already are asked.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any, Literal
 
 from anydevice._core.device import Device
+from anydevice._core.loaded import is_of
 from anydevice._libraries.base import ModelAdapter, type_text
-from anydevice._libraries.jax.module import EquinoxAdapter, NnxAdapter, mapped_module
-from anydevice._libraries.mlx.module import MlxAdapter
 from anydevice._libraries.native import FunctionAdapter, NativeAdapter
-from anydevice._libraries.torch.module import TorchAdapter
+from anydevice._libraries.registry import part, row_of
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import Layer
 from anydevice._nn.model import Model
 from anydevice.errors import ConfigurationError, UnsupportedError
-
-_MODULES: tuple[tuple[str, Callable[[Any], ModelAdapter]], ...] = (
-    ("torch.nn", TorchAdapter),
-    ("flax.nnx", NnxAdapter),
-    ("mlx.nn", MlxAdapter),
-    ("equinox", EquinoxAdapter),
-)
-"""Where each library's class `Module` is, and the adapter of its modules."""
 
 
 def adapter_of(model: Any) -> ModelAdapter:
@@ -38,21 +27,18 @@ def adapter_of(model: Any) -> ModelAdapter:
 
     Raises `ConfigurationError` for anything but a model or a function.
     """
-    for library, made in _MODULES:
-        module = sys.modules.get(library)
-        if module is not None and isinstance(model, module.Module):
-            return made(model)
     if isinstance(model, Model):
         return NativeAdapter(model)
-    if "equinox" in sys.modules and mapped_module(model) is not None:
-        return EquinoxAdapter(model)
+    row = row_of(model)
+    if row is not None:
+        adapter: ModelAdapter = getattr(part(row.library, "module"), row.adapter)(model)
+        return adapter
     if isinstance(model, Layer):
         raise ConfigurationError(
             f"{model.label} is a layer and has no parameters; make it a model with nn.Model(layer)",
             source="model",
         )
-    linen = sys.modules.get("flax.linen")
-    if linen is not None and isinstance(model, linen.Module):
+    if is_of(model, "flax.linen", "Module"):
         raise ConfigurationError(
             f"{type(model).__name__} is a module of flax.linen, whose parameters are elsewhere; "
             "compile the function lambda x: module.apply(variables, x)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import reduce
 from typing import Any
 
@@ -11,6 +10,7 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, as_dtype
 from anydevice._core.record import Record
 from anydevice._core.trees import leaves, mapped
+from anydevice._libraries.registry import part
 from anydevice._machine.engines import registry
 from anydevice._machine.hardware.cuda.facts import capability_numbers
 from anydevice._machine.settings import config as settings
@@ -122,12 +122,7 @@ def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
         return device.kind != "cpu"
     if device.engine != "torch" or device.backend != "cuda":
         return False
-    backends: Any = sys.modules["torch"].backends
-    matmul, cudnn = backends.cuda.matmul, backends.cudnn
-    if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
-        parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
-        return any(part.fp32_precision == "tf32" for part in parts)
-    return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
+    return bool(part("torch", "module").allows_tf32(convolutions=convolutions))
 
 
 def cast(x: Array, dtype: str) -> Array:

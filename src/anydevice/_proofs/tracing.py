@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice._libraries.base import ModelAdapter
-from anydevice._libraries.jax.module import EquinoxAdapter
 from anydevice._proofs.checking.network import Floats
 from anydevice._proofs.evaluation import FUNCTIONS
 from anydevice._proofs.graph import (
@@ -626,7 +625,7 @@ def one_call(
     def single(x: Any) -> Any:
         return batch(x[0])[None]
 
-    if not isinstance(adapter, EquinoxAdapter):
+    if adapter.kind != "equinox.Module":
         return batch
     jax: Any = sys.modules["jax"]
     dtype = adapter.arguments[0].dtype if adapter.arguments else np.float32

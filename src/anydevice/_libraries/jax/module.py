@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from operator import is_
-from types import CellType, FunctionType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
+
+import jax
+from jax import tree_util as trees
 
 from anydevice._arrays.move import device_of, is_array, to_device
 from anydevice._core.device import Device
@@ -18,7 +20,6 @@ from anydevice._libraries.base import (
     Change,
     ModelAdapter,
     cpu_placer,
-    float64_scope,
     host_array,
     parameter_names,
     recording,
@@ -75,7 +76,7 @@ class JaxAdapter(ModelAdapter):
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
         if not policy.casts_parameters:
             return self.call
-        mapped = _trees().tree_map
+        mapped = trees.tree_map
 
         def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
             result = self.call([cast(x, policy.compute) for x in arguments], *inputs, **named)
@@ -97,7 +98,7 @@ class JaxAdapter(ModelAdapter):
         return type(self)(self._given, to_device(arrays, device, convert=True))
 
     def reference(self, change: Change, engine: str) -> ModelAdapter:
-        with float64_scope("jax"):
+        with float64_scope():
             place = cpu_placer("jax")
             arrays = [place(change(host_array(x))) for x in self.arguments]
         return type(self)(self._given, arrays, reference=True)
@@ -107,7 +108,7 @@ class JaxAdapter(ModelAdapter):
         return device_of(self.arguments)
 
     def scope(self) -> AbstractContextManager[Any]:
-        return float64_scope("jax") if self._reference else super().scope()
+        return float64_scope() if self._reference else super().scope()
 
     def reference_input(self, x: Array) -> Array:
         return cpu_placer("jax")(x)
@@ -124,14 +125,13 @@ class JaxAdapter(ModelAdapter):
             raise training_mode_error(path, self._inference_mode)
 
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
-        values, structure = _trees().tree_flatten(module)
+        values, structure = trees.tree_flatten(module)
         return values, structure
 
     def _whole(self, values: list[Any]) -> Any:
         return self._structure.unflatten(values)
 
     def _all_paths(self, module: Any) -> list[str]:
-        trees = _trees()
         pairs, _ = trees.tree_flatten_with_path(module)
         return [trees.keystr(path).removeprefix(".") for path, _ in pairs]
 
@@ -176,7 +176,7 @@ class EquinoxAdapter(JaxAdapter):
         return _with_module(self._given, self.module, module)
 
     def _parts(self, module: Any) -> dict[str, Any]:
-        return dict(_modules_in(module, sys.modules["equinox"].Module, ""))
+        return dict(_modules_in(module, equinox().Module, ""))
 
     def _in_training(self) -> str | None:
         parts = self._parts(self.module).items()
@@ -209,18 +209,21 @@ class NnxAdapter(JaxAdapter):
         return True
 
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
-        nnx: Any = sys.modules["flax.nnx"]
+        from flax import nnx
+
         self._graph, state = nnx.split(module)
-        if _trees().tree_leaves(nnx.state(module, nnx.Not(nnx.Param))):
+        if trees.tree_leaves(nnx.state(module, nnx.Not(nnx.Param))):
             self.notes = ("changes that the module makes to itself when called are not kept",)
         return super()._flat(state)
 
     def _whole(self, values: list[Any]) -> Any:
-        nnx: Any = sys.modules["flax.nnx"]
+        from flax import nnx
+
         return nnx.merge(self._graph, super()._whole(values))
 
     def _all_paths(self, module: Any) -> list[str]:
-        nnx: Any = sys.modules["flax.nnx"]
+        from flax import nnx
+
         return super()._all_paths(nnx.state(module))
 
     def _in_training(self) -> str | None:
@@ -230,14 +233,15 @@ class NnxAdapter(JaxAdapter):
         return None
 
     def _parts(self, module: Any) -> dict[str, Any]:
-        nnx: Any = sys.modules["flax.nnx"]
+        from flax import nnx
+
         found = nnx.iter_modules(module)
         return {".".join(map(str, path)): part for path, part in found if path}
 
 
 def mapped_module(function: Any) -> Any:
     """The module of Equinox inside a function that `jax.vmap` made of it; `None` of any other."""
-    base = sys.modules["equinox"].Module
+    base = equinox().Module
     inside = function
     while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
         inside = inside.__wrapped__
@@ -249,7 +253,7 @@ def in_inference(model: Any) -> Any:
     """A module of Equinox, or a function that `jax.vmap` made of one, in inference mode."""
     module = mapped_module(model)
     module = model if module is None else module
-    return _with_module(model, module, sys.modules["equinox"].nn.inference_mode(module))
+    return _with_module(model, module, equinox().nn.inference_mode(module))
 
 
 def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
@@ -259,7 +263,7 @@ def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
     """
     if function is old:
         return new
-    if isinstance(function, sys.modules["jax"].stages.Wrapped):
+    if isinstance(function, jax.stages.Wrapped):
         inside = function.__wrapped__
         made = _with_module(inside, old, new, depth + 1)
         return function if made is inside else made
@@ -284,7 +288,6 @@ def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
 
 def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Whether the module takes each of these examples alone."""
-    jax: Any = sys.modules["jax"]
     axes = [0 if getattr(x, "shape", ()) else None for x in inputs]
     mapped = jax.vmap(lambda *one: module(*one, **named), in_axes=axes)
     try:
@@ -296,7 +299,8 @@ def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -
 
 def _watched(module: Any) -> Watched:
     """The objects of a module of Flax NNX, and the values of its variables."""
-    nnx: Any = sys.modules["flax.nnx"]
+    from flax import nnx
+
     base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
     views: list[Any] = []
     values: list[Callable[[], Any]] = []
@@ -341,9 +345,19 @@ def _is_numbers(value: Any) -> bool:
     """Whether it is an array, and not one of keys of random numbers."""
     if not is_array(value):
         return False
-    dtypes: Any = sys.modules["jax"].dtypes
+    dtypes = jax.dtypes
     return not dtypes.issubdtype(value.dtype, dtypes.extended)
 
 
-def _trees() -> Any:
-    return sys.modules["jax"].tree_util
+def equinox() -> ModuleType:
+    """Return Equinox, which the user of one of its modules has imported."""
+    import equinox
+
+    return equinox
+
+
+@contextmanager
+def float64_scope() -> Iterator[None]:
+    """Compute in float64 on the CPU inside the block."""
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        yield

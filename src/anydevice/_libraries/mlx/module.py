@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import mlx.core as mx
 
 from anydevice._arrays.move import device_of, to_device
 from anydevice._core.device import Device
@@ -17,7 +19,6 @@ from anydevice._libraries.base import (
     Change,
     ModelAdapter,
     cpu_placer,
-    float64_scope,
     host_array,
     parameter_names,
     recording,
@@ -97,7 +98,7 @@ class MlxAdapter(ModelAdapter):
         return device_of(leaves(self.arguments))
 
     def scope(self) -> AbstractContextManager[Any]:
-        return float64_scope("mlx") if self._reference else super().scope()
+        return float64_scope() if self._reference else super().scope()
 
     def reference_input(self, x: Array) -> Array:
         return cpu_placer("mlx")(x)
@@ -132,3 +133,10 @@ def _structure_of(module: Any) -> list[Any]:
     parts = [(path, type(part), part.training) for path, part in module.named_modules()]
     weights = [(path, x.shape, x.dtype) for path, x in paths_of(module.parameters()).items()]
     return [parts, weights]
+
+
+@contextmanager
+def float64_scope() -> Iterator[None]:
+    """Compute on the CPU inside the block, where MLX has float64."""
+    with mx.stream(mx.cpu):
+        yield

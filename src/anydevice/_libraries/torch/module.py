@@ -1,8 +1,7 @@
-"""Modules of PyTorch. Nothing here imports it: who has a module has imported it already."""
+"""Modules of PyTorch."""
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -12,6 +11,9 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 from weakref import ref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from anydevice._arrays.move import device_of, to_device
 from anydevice._core.device import Device
@@ -69,7 +71,6 @@ class TorchAdapter(ModelAdapter):
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
         if not policy.casts_parameters:
             return self.call
-        torch: Any = sys.modules["torch"]
         module, kind = self.module, self._device_type()
         dtype, wanted = getattr(torch, policy.compute), getattr(torch, policy.output)
 
@@ -107,7 +108,6 @@ class TorchAdapter(ModelAdapter):
         }
 
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
-        torch: Any = sys.modules["torch"]
         wanted = getattr(torch, dtype)
         types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
         if types <= {wanted}:
@@ -126,7 +126,6 @@ class TorchAdapter(ModelAdapter):
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
-        torch: Any = sys.modules["torch"]
         if self._code is None or self._code.has_changed():
             return False
         if _structure(self._copied) != _structure(self.module):
@@ -143,7 +142,7 @@ class TorchAdapter(ModelAdapter):
         return ChangeDetector(lambda: _watched_verdict(given, rewritten))
 
     def state(self) -> State:
-        plain = vars(sys.modules["torch"].nn.Module()).keys()
+        plain = vars(torch.nn.Module()).keys()
         found: dict[str, tuple[Any, int]] = {}
         for path, part in self.module.named_modules():
             own = {name: value for name, value in vars(part).items() if name not in plain}
@@ -168,7 +167,6 @@ class TorchAdapter(ModelAdapter):
         return device_of(self.module)
 
     def scope(self) -> AbstractContextManager[Any]:
-        torch: Any = sys.modules["torch"]
         stack = ExitStack()
         stack.enter_context(torch.no_grad())
         if self._computing is not None:
@@ -193,7 +191,7 @@ class TorchAdapter(ModelAdapter):
 
     def has_coarse_products(self, device: Device) -> bool:
         """See the base class. Weights of convolutions have three axes and more."""
-        recurrent = sys.modules["torch"].nn.RNNBase
+        recurrent = torch.nn.RNNBase
         convolutions = any(x.ndim > 2 for x in self.weights().values()) or any(
             isinstance(part, recurrent) for part in self.module.modules()
         )
@@ -210,16 +208,30 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Its first argument is the weights, the others are arrays.
     """
-    no_grad = sys.modules["torch"].no_grad
 
     def run(arguments: Arguments, *arrays: Array) -> Any:
         for x in arrays:
             if x.requires_grad:
                 return function(arguments, *arrays)
-        with no_grad():
+        with torch.no_grad():
             return function(arguments, *arrays)
 
     return run
+
+
+def float64_scope() -> AbstractContextManager[None]:
+    """Return a block in which a reference is computed: without gradients."""
+    scope: AbstractContextManager[None] = torch.no_grad()
+    return scope
+
+
+def allows_tf32(*, convolutions: bool) -> bool:
+    """Whether PyTorch's settings allow TF32 for products of matrices, or for `convolutions`."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
+        parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
+        return any(part.fp32_precision == "tf32" for part in parts)
+    return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
 
 
 def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
@@ -236,7 +248,7 @@ def _copy_of(module: Any) -> Any:
 
 def _is_script(module: Any) -> bool:
     """Whether it is TorchScript, which runs its parts without hooks."""
-    return isinstance(module, sys.modules["torch"].jit.ScriptModule)
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _name_of(module: Any) -> str:
@@ -268,7 +280,7 @@ def _watched(module: Any, *, buffers: bool = True) -> Watched:
 def _watched_code(module: Any) -> Watched:
     """What decides how a module computes: its parts, hooks, and each `forward`."""
     parts = list(module.modules())
-    everywhere = sys.modules["torch"].nn.modules.module
+    everywhere = torch.nn.modules.module
     held = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
     for part in parts:
         held += [part._modules, part._forward_pre_hooks, part._forward_hooks]
@@ -307,7 +319,7 @@ def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
 def _watched_verdict(module: Any, rewritten: Collection[str]) -> Watched:
     """All that can be seen of a module, without what it rewrites itself when it is called."""
     watched = _watched(module, buffers=False)
-    plain = {*vars(sys.modules["torch"].nn.Module()), *rewritten}
+    plain = {*vars(torch.nn.Module()), *rewritten}
     held = [
         (holder, name)
         for path, part in module.named_modules()
@@ -362,12 +374,12 @@ def _step_counters() -> dict[int, ref[_StepCounter]]:
             if counter is not None:
                 counter.see(optimizer)
 
-    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(after_step)
+    register_optimizer_step_post_hook(after_step)
     return counters
 
 
 def _version_of(x: Any) -> int:
-    is_tensor = isinstance(x, sys.modules["torch"].Tensor)
+    is_tensor = isinstance(x, torch.Tensor)
     return x._version if is_tensor and _has_version(x) else 0
 
 
