@@ -10,8 +10,10 @@ import numpy as np
 
 from anydevice._arrays.move import is_array
 from anydevice._arrays.trees.tree import flatten
+from anydevice._core import hooks
 from anydevice._core.device import Device
-from anydevice._libraries.base import ModelAdapter, host_array, type_text
+from anydevice._core.text import type_text
+from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.precision import Policy
 from anydevice.errors import ConfigurationError, VerificationError
 
@@ -31,21 +33,10 @@ def check_functions(properties: Any) -> None:
 
 
 def split_claims(properties: Any) -> tuple[list[Any], Any]:
-    """The claims among properties, which hold for every input, and the functions."""
+    """Return the claims among properties, which hold for every input, and the functions."""
     if not properties or not isinstance(properties, Collection):
         return [], properties
-    from anydevice._proofs.claims import Claim
-    from anydevice._proofs.properties import Property as Provable
-
-    for each in properties:
-        if isinstance(each, Provable):
-            raise ConfigurationError(
-                f"{each} says nothing about inputs; give it a region, as in "
-                "proofs.claim(property, over=proofs.box(low, high))",
-                source="properties=",
-            )
-    claims = [each for each in properties if isinstance(each, Claim)]
-    return claims, [each for each in properties if not isinstance(each, Claim)]
+    return hooks.split_claims(properties)
 
 
 def check_claims(

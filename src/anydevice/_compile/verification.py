@@ -36,7 +36,8 @@ from anydevice._compile.tolerance import STRONGLY, Tolerance, matched_rows, tole
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record, replace
-from anydevice._libraries.base import Array, ModelAdapter, State, host_array, type_text
+from anydevice._core.text import type_text
+from anydevice._libraries.base import Array, ModelAdapter, State, host_array
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError, VerificationError
 

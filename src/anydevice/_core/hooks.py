@@ -1,4 +1,4 @@
-"""The calls that `Device` makes into layers above it, and objects that are named by a text.
+"""The calls of lower layers into layers above them, and objects that are named by a text.
 
 A hook has a signature. The layer above registers its function with it, and a type checker
 compares the two. The first call of a hook imports the module that registers its function.
@@ -6,7 +6,7 @@ compares the two. The first call of a hook imports the module that registers its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -51,6 +51,11 @@ free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice._machine.hardware.
 native: Hook[[Device, str], Any] = Hook("anydevice._machine.engines.registry")
 to_device: Hook[Concatenate[Any, Device, ...], Any] = Hook("anydevice._arrays.move")
 html: Hook[[Device], str] = Hook("anydevice._machine.discovery.discover")
+split_claims: Hook[[Collection[Any]], tuple[list[Any], list[Any]]] = Hook(
+    "anydevice._proofs.claims"
+)
+claim_to_json: Hook[[Any], dict[str, Any]] = Hook("anydevice._proofs.claims")
+claim_from_json: Hook[[Any], Any] = Hook("anydevice._proofs.claims")
 
 
 def load(target: str) -> Any:

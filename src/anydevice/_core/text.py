@@ -55,6 +55,19 @@ def parse_size(size: int | float | str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def type_text(value: object) -> str:
+    """Return the type of a value with its article, for a message.
+
+    >>> type_text(3), type_text("model.pt"), type_text(type_text)
+    ('an int', 'a str', 'a function')
+    """
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def joined(parts: Iterable[str]) -> str:
     """Parts as one text.
 

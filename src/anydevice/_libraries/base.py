@@ -178,19 +178,6 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
     return frozenset(each.name for each in parameters if each.kind in named)
 
 
-def type_text(value: Any) -> str:
-    """The type of a value with its article, for a message.
-
-    >>> type_text(3), type_text("model.pt"), type_text(parameter_names)
-    ('an int', 'a str', 'a function')
-    """
-    kind = type(value)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
 def host_array(x: Array) -> Array:
     """One array of any library as a NumPy array."""
     owner = owner_of(x)

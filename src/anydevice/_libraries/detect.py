@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from anydevice._core.device import Device
 from anydevice._core.loaded import is_of
-from anydevice._libraries.base import ModelAdapter, type_text
+from anydevice._core.text import type_text
+from anydevice._libraries.base import ModelAdapter
 from anydevice._libraries.native import FunctionAdapter, NativeAdapter
 from anydevice._libraries.registry import part, row_of
 from anydevice._machine.choose.scope import one_device

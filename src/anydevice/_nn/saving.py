@@ -6,16 +6,15 @@ Layers and other records are stored as the names of their classes and their fiel
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import Any, TypeVar
 
 from anydevice._arrays.random.generator import ShapesOnly
+from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.record import Record, as_dict
+from anydevice._core.text import type_text
 from anydevice._core.trees import difference, leaf_names
 from anydevice._formats import model as tensor_files
-from anydevice._libraries.base import type_text
 from anydevice._machine.choose.scope import one_device
 from anydevice._nn import convolution, initializers, layers, optimizers, recurrent, transformer
 from anydevice._nn import recompute as _recompute
@@ -46,12 +45,12 @@ _known: dict[str, type[Record]] = {
 }
 """The classes that files may name: those of anydevice.nn, and the registered ones."""
 _SAVED_BY = {
-    "torch.nn": "PyTorch's: torch.save(module.state_dict(), path)",
-    "flax.nnx": "Flax's: save flax.nnx.state(module) with Orbax",
+    "torch": "PyTorch's: torch.save(module.state_dict(), path)",
+    "flax": "Flax's: save flax.nnx.state(module) with Orbax",
     "equinox": "Equinox's: equinox.tree_serialise_leaves(path, module)",
-    "mlx.nn": "MLX's: module.save_weights(path)",
+    "mlx": "MLX's: module.save_weights(path)",
 }
-"""How modules of other libraries are saved, by the place of their class `Module`."""
+"""How modules of other libraries are saved, by the package of their class `Module`."""
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
@@ -79,9 +78,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     if model.frozen:
         metadata["frozen"] = sorted(model.frozen)
     if model.properties:
-        from anydevice._proofs import claims
-
-        metadata["properties"] = [claims.to_json(each) for each in model.properties]
+        metadata["properties"] = [hooks.claim_to_json(each) for each in model.properties]
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
 
@@ -114,23 +111,15 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     found = _misfit(layer, parameters)
     if found is not None:
         raise TransferError(f"{source}: its tensors do not fit its layers: {found}")
-    properties = _properties(source, contents.metadata.get("properties", ()))
+    claims = contents.metadata.get("properties", ())
+    try:
+        properties = tuple([hooks.claim_from_json(each) for each in claims])
+    except (ConfigurationError, TypeError) as error:
+        raise TransferError(f"{source}: its properties are damaged: {error}") from error
     try:
         return bound(layer, shape, parameters, frozen, properties)
     except ConfigurationError as error:
         raise TransferError(f"{source}: its layers do not fit together: {error}") from error
-
-
-def _properties(source: Path, described: Any) -> tuple[Any, ...]:
-    """The properties of a model in a file; they load only what proves them where there are some."""
-    if not described:
-        return ()
-    from anydevice._proofs import claims
-
-    try:
-        return tuple([claims.from_json(each) for each in described])
-    except (ConfigurationError, TypeError) as error:
-        raise TransferError(f"{source}: its properties are damaged: {error}") from error
 
 
 def _misfit(layer: Layer, parameters: Any) -> str | None:
@@ -156,11 +145,11 @@ def _not_a_model(given: Any) -> ConfigurationError:
 
 
 def _saving_of(module: Any) -> str:
-    """How a module of another library is saved; empty for anything else."""
-    for library, how in _SAVED_BY.items():
-        found = sys.modules.get(library)
-        if found is not None and isinstance(module, found.Module):
-            return f"; a module's files are {how}"
+    """Return how a module of another library is saved; empty for anything else."""
+    for kind in type(module).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if kind.__name__ == "Module" and package in _SAVED_BY:
+            return f"; a module's files are {_SAVED_BY[package]}"
     return ""
 
 

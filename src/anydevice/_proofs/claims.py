@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from typing import Any
 
-from anydevice._core import checks
+from anydevice._core import checks, hooks
 from anydevice._core.record import Record
-from anydevice._core.text import format_size
-from anydevice._libraries.base import type_text
+from anydevice._core.text import format_size, type_text
 from anydevice._proofs import properties
 from anydevice._proofs.checking import checker
 from anydevice._proofs.checking.certificate import read_certificate
@@ -133,6 +133,22 @@ def claim(
     return Claim(property, over, proof.precision, tuple(data))
 
 
+def split_claims(given: Collection[Any]) -> tuple[list[Claim], list[Any]]:
+    """Separate the claims, which hold for every input, from functions.
+
+    Raises `ConfigurationError` for a property without a region.
+    """
+    for each in given:
+        if isinstance(each, Property):
+            raise ConfigurationError(
+                f"{each} says nothing about inputs; give it a region, as in "
+                "proofs.claim(property, over=proofs.box(low, high))",
+                source="properties=",
+            )
+    claims = [each for each in given if isinstance(each, Claim)]
+    return claims, [each for each in given if not isinstance(each, Claim)]
+
+
 def to_json(claim: Any) -> dict[str, Any]:
     """A claim as JSON; raises `ConfigurationError` for a Python function."""
     if not isinstance(claim, Claim):
@@ -163,3 +179,8 @@ def from_json(described: Any) -> Claim:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"this is no claim: {error!r}", source="properties") from error
     return Claim(made.property, made.region, precision, tuple(data))
+
+
+hooks.split_claims.register(split_claims)
+hooks.claim_to_json.register(to_json)
+hooks.claim_from_json.register(from_json)

@@ -18,7 +18,8 @@ import numpy as np
 from anydevice._arrays.move import is_array
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.record import Record, as_dict
-from anydevice._libraries.base import host_array, type_text
+from anydevice._core.text import type_text
+from anydevice._libraries.base import host_array
 from anydevice._proofs.checking.network import Network, Query
 from anydevice._proofs.derivative import absolute_sums, derivative
 from anydevice.errors import ConfigurationError

@@ -17,9 +17,8 @@ from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from anydevice._core.text import shortened
+from anydevice._core.text import shortened, type_text
 from anydevice._core.trees import Tree
-from anydevice._libraries.base import type_text
 from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.jax.module import EquinoxAdapter, mapped_module
 from anydevice._nn.layer import Array, Layer, Run

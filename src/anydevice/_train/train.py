@@ -15,9 +15,8 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
 from anydevice._core.record import Record, replace
-from anydevice._core.text import format_size
+from anydevice._core.text import format_size, type_text
 from anydevice._formats.model import checked_path
-from anydevice._libraries.base import type_text
 from anydevice._libraries.precision import Policy
 from anydevice._nn.layer import Layer
 from anydevice._nn.losses import Loss, threshold_of
