@@ -239,7 +239,7 @@ def test_experts_and_windows_by_numbers() -> None:
         ({"model_type": "phi", "partial_rotary_factor": float("inf")}, "rotary_factor must be"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 100000"),
         ({"hidden_size": 10**400}, "hidden_size must be at most 9223372036854775807"),
-        ({"vocab_size": "9" * 6000}, "vocab_size must be an integer of 0 or more, not '9{39}…9+'$"),
+        ({"vocab_size": "9" * 6000}, "vocab_size must be an integer of 1 or more, not '9{39}…9+'$"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
