@@ -36,10 +36,10 @@ HELD_BEFORE = 1 / 16
 
 def places() -> Iterator[tuple[Engine, Device]]:
     for device in anydevice.devices():
-        standing = device.standing
-        if standing is None or (device.kind == "cpu" and device.backend != "opencl"):
+        status = device.status
+        if status is None or (device.kind == "cpu" and device.backend != "opencl"):
             continue
-        for name in standing.engines:
+        for name in status.engines:
             if device.index == 0:
                 yield registry.load(name), device.served_by(name)
 

@@ -45,10 +45,7 @@ def measure(engine: str) -> tuple[float, float, int, str]:
 
 def main() -> None:
     installed = dict.fromkeys(
-        engine
-        for device in discover().devices
-        if device.standing
-        for engine in device.standing.engines
+        engine for device in discover().devices if device.status for engine in device.status.engines
     )
     for engine in sys.argv[1:] or installed:
         first, seconds, code, last = measure(engine)

@@ -42,7 +42,7 @@ from anydevice._bench.page import page
 from anydevice._bench.results import Results, read_results
 from anydevice.cli.main import main as command_line
 from anydevice.cli.printing import Output
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import Facts, Reason, RawDevice, BackendScan
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/pictures"
@@ -51,11 +51,11 @@ DATA = Path(os.environ.get("ANYDEVICE_DATA") or ROOT.parent / "shared/data")
 COLUMNS, LONGEST = 88, 300.0
 """Columns of a terminal, and the seconds that a command may take."""
 
-CARD = Sighting(
+CARD = BackendScan(
     "cuda",
     True,
     (
-        Seen(
+        RawDevice(
             0,
             "gpu",
             Facts(
@@ -183,13 +183,13 @@ def without_numbers(text: str) -> str:
 @contextlib.contextmanager
 def fixed_machine() -> Iterator[None]:
     """A machine that is the same everywhere: NumPy on a CPU and a card, another without driver."""
-    cpu = Seen(0, "cpu", Facts("a CPU", total_memory=2**34, usable_memory=2**34))
+    cpu = RawDevice(0, "cpu", Facts("a CPU", total_memory=2**34, usable_memory=2**34))
     lacking = Reason("driver_missing", "there is a card but no driver", "install the driver")
-    sightings = [
-        Sighting("cpu", True, (cpu,), engines=("numpy",)),
-        Sighting("cuda", True, stage="driver", reason=lacking),
+    scans = [
+        BackendScan("cpu", True, (cpu,), engines=("numpy",)),
+        BackendScan("cuda", True, stage="driver", reason=lacking),
     ]
-    with testing.fake_machine(rocm=["a card 16GiB"], engines=["numpy"], sightings=sightings):
+    with testing.fake_machine(rocm=["a card 16GiB"], engines=["numpy"], scans=scans):
         yield
 
 
@@ -464,7 +464,7 @@ from anydevice.cli.main import main
 from anydevice._machine.discovery.discover import look_everywhere
 from make_pictures import CARD
 others = [each for each in look_everywhere(5.0) if each.backend not in ("cuda", "opencl")]
-with testing.fake_machine(sightings=[*others, CARD]):
+with testing.fake_machine(scans=[*others, CARD]):
     sys.exit(main(["doctor"]))
 """
 PICTURES = {

@@ -93,7 +93,7 @@ def _devices(wanted: Sequence[str] | None, *, is_required: bool) -> Iterator[Any
         usable.setdefault(device.backend, device)
     for name in registry.engine_names() if wanted is None else wanted:
         row = registry.row_of(name)
-        there = [one for one in usable.values() if one.standing and name in one.standing.engines]
+        there = [one for one in usable.values() if one.status and name in one.status.engines]
         for one in there:
             yield pytest.param((str(one), name), id=f"{name}-{one}")
         if there or (wanted is None and not registry.version_of(name)):
@@ -110,8 +110,8 @@ def _why_not(row: Any) -> str:
     if not registry.version_of(row.name):
         return Reason("", "it is not installed", f"pip install {row.libraries[0]}").with_fix
     findings = [discover()[backend] for backend in row.backends]
-    standings = [device.standing for each in findings for device in each.devices]
-    refusals = [refusal for standing in standings if standing for refusal in standing.refusals]
+    statuses = [device.status for each in findings for device in each.devices]
+    refusals = [refusal for status in statuses if status for refusal in status.refusals]
     said = [each.reason for each in refusals if each.engine == row.name]
     said = said or [reason for finding in findings for reason in finding.reasons]
     return "; ".join(dict.fromkeys(reason.with_fix for reason in said))

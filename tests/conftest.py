@@ -157,7 +157,7 @@ _OPTIONAL |= {"scipy", "pandas", "polars", "attrs", "attr", "array_api_compat", 
 
 _ASKED = set(os.environ.get("ANYDEVICE_TEST_ENGINES", "").split(","))
 _ABSENT = {name for name in _OPTIONAL if importlib.util.find_spec(name) is None}
-"""Seen before a test hides what is installed."""
+"""RawDevice before a test hides what is installed."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""The parts of the reason that a sighting, a device or a selection carries."""
+"""The parts of the reason that a scan, a device or a selection carries."""
 
 from __future__ import annotations
 

@@ -72,12 +72,12 @@ def test_some(anydevice_device):
 
 def test_a_test_runs_on_every_engine_and_backend(run: Run) -> None:
     result = run(ON_EACH)
-    cpu = anydevice.device("cpu").standing
+    cpu = anydevice.device("cpu").status
     assert cpu is not None
     ran = ids(result, "PASSED")
     assert {f"{engine}-cpu" for engine in cpu.engines} <= ran
-    first = {each.backend: each for each in reversed(anydevice.devices()) if each.standing}
-    assert len(ran) == sum(len(each.standing.engines) for each in first.values() if each.standing)
+    first = {each.backend: each for each in reversed(anydevice.devices()) if each.status}
+    assert len(ran) == sum(len(each.status.engines) for each in first.values() if each.status)
     assert len(re.findall(r"test_some\[", result.stdout.str())) >= 2
     assert "failed" not in result.parseoutcomes()
 

@@ -15,6 +15,7 @@ from anydevice._core.lazy import lazy_names as _lazy_names
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
     from anydevice import compat as compat
+    from anydevice import extend as extend
     from anydevice import llm as llm
     from anydevice import nn as nn
     from anydevice import ops as ops
@@ -95,7 +96,7 @@ _MODULES = {
 }
 """The public names by the module that has them."""
 
-_PACKAGES = ("compat", "llm", "nn", "ops", "parallel", "proofs", "testing")
+_PACKAGES = ("compat", "extend", "llm", "nn", "ops", "parallel", "proofs", "testing")
 
 _names, __getattr__, _ = _lazy_names(__name__, _MODULES, packages=_PACKAGES)
 

@@ -23,8 +23,8 @@ from tempfile import TemporaryDirectory
 
 from anydevice._core.backends import BACKENDS
 from anydevice._core.device import unknown_backend
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
-from anydevice._core.text import parse_size
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
+from anydevice._core.text import parse_size, warn
 from anydevice._machine.choose.scope import SETTING_VARIABLES, set_process_device
 from anydevice._machine.discovery.discover import Report, discover
 from anydevice._machine.engines import registry
@@ -53,8 +53,9 @@ def fake_machine(
     memory: int | str = "16GiB",
     free: int | str | Sequence[int | str] | None = None,
     engines: Sequence[str] | None = None,
-    sightings: Sequence[Sighting] = (),
+    scans: Sequence[BackendScan] = (),
     keep_settings: bool = False,
+    sightings: Sequence[BackendScan] = (),
 ) -> Iterator[Report]:
     """A block in which this machine has the given devices and the CPU; yields its report.
 
@@ -62,7 +63,7 @@ def fake_machine(
     `memory` is for devices whose name does not end with it; `free` (one amount, or one for each
     device of a backend) is the part of it that is free. `engines` are the libraries that drive
     them, if installed; by default those that drive real ones, and NumPy if none is installed.
-    `sightings` are used as they are, for a backend that fails: `Sighting("cuda", present=True,
+    `scans` are used as they are, for a backend that fails: `BackendScan("cuda", present=True,
     stage="driver", reason=Reason(…))`.
 
     Arrays that `to_device` puts on a fake device, and the results that `ops`, models and training
@@ -83,7 +84,9 @@ def fake_machine(
         for backend, cards in counts.items()
     }
     made["cpu"] = cpu.look(1.0)
-    made.update({sighting.backend: sighting for sighting in sightings})
+    if sightings:  # until 0.4
+        warn(DeprecationWarning("fake_machine: sightings= is now scans="))
+    made.update({scan.backend: scan for scan in (*scans, *sightings)})
     with ExitStack() as block:
         if not keep_settings:
             block.enter_context(_nobody_s_settings())
@@ -99,18 +102,18 @@ def fake_backend(
     memory: int | str = "16GiB",
     free: int | str | Sequence[int | str] | None = None,
     engines: Sequence[str] | None = None,
-) -> Sighting:
-    """The sighting of a backend with these cards; not present if there are none."""
+) -> BackendScan:
+    """The scan of a backend with these cards; not present if there are none."""
     if backend not in BACKENDS:
         raise ConfigurationError(unknown_backend(backend), repr(backend))
     named = _named_cards(backend, cards, memory)
     if not named:
         missing = Reason("no_hardware", "not in this fake machine")
-        return Sighting(backend, present=False, stage="driver", reason=missing)
+        return BackendScan(backend, present=False, stage="driver", reason=missing)
     row = BACKENDS[backend]
     amounts = [size for _, size in named] if free is None else _amounts(free, len(named))
     seen = tuple(
-        Seen(
+        RawDevice(
             index=index,
             kind=row.kind,
             facts=Facts(
@@ -131,7 +134,7 @@ def fake_backend(
     if engines is None:
         able = (name for name in row.engines if name in _COMPUTING and registry.version_of(name))
         engines = tuple(able) or ("numpy",)
-    return Sighting(backend, present=True, devices=seen, engines=tuple(engines))
+    return BackendScan(backend, present=True, devices=seen, engines=tuple(engines))
 
 
 def _named_cards(backend: str, cards: Cards, memory: int | str) -> list[tuple[str, int]]:

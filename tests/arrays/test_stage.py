@@ -282,6 +282,6 @@ def test_arrays_are_packed_whatever_they_look_like(kind: str) -> None:
 
 def test_cores_without_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_cores() >= 1
-    monkeypatch.setattr(Device, "standing", None)
+    monkeypatch.setattr(Device, "status", None)
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert usable_cores() == 1

@@ -166,10 +166,10 @@ def test_an_option_of_the_function_is_pointed_to_named() -> None:
 
 
 def test_the_cpu_is_not_tried_again_through_opencl() -> None:
-    from anydevice._core.finding import Facts, Seen, Sighting
+    from anydevice._core.finding import BackendScan, Facts, RawDevice
 
-    pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
-    with testing.fake_machine(sightings=[pocl]):
+    pocl = BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",))
+    with testing.fake_machine(scans=[pocl]):
         assert [row.device for row in benchmark(product, X, X, limit=0.005)] == ["cpu"]
 
 

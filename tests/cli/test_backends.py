@@ -12,7 +12,7 @@ import pytest
 
 from anydevice import testing
 from anydevice._core.backends import BACKENDS
-from anydevice._core.finding import Reason, Sighting
+from anydevice._core.finding import BackendScan, Reason
 from anydevice._machine.engines.registry import BUILT_IN
 from anydevice.cli import backends
 from anydevice.cli.printing import Output
@@ -48,8 +48,10 @@ def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
 
 
 def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
-    broken = Sighting("cpu", present=True, stage="driver", reason=Reason("timed_out", "timed out"))
-    with testing.fake_machine(keep_settings=True, sightings=[broken]):
+    broken = BackendScan(
+        "cpu", present=True, stage="driver", reason=Reason("timed_out", "timed out")
+    )
+    with testing.fake_machine(keep_settings=True, scans=[broken]):
         code, out, _ = anydevice("backends")
     assert code == 0
     assert "SIMD level: unknown   threads: unknown" in out

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice.cli import config as command
 from anydevice.cli.printing import Output
 
@@ -125,8 +125,8 @@ def test_steps_fit_a_narrow_terminal(project: Path) -> None:
 
 
 def test_what_nobody_asked_for_is_not_marked_as_failed(anydevice: Anydevice) -> None:
-    pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
-    with testing.fake_machine(keep_settings=True, sightings=[pocl]):
+    pocl = BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",))
+    with testing.fake_machine(keep_settings=True, scans=[pocl]):
         _, out, _ = anydevice("config", "--why")
     assert "– order of backends   opencl   an OpenCL device that is the CPU" in out
 
@@ -144,10 +144,10 @@ def test_an_engine_that_cannot_be_had_is_a_step(
 
 
 def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
-    broken = Sighting(
+    broken = BackendScan(
         "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
     )
-    with testing.fake_machine(keep_settings=True, sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, scans=[broken]):
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])
     assert out.endswith("Chosen: nothing, because no device fits\n")

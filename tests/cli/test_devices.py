@@ -11,7 +11,15 @@ import pytest
 
 from anydevice import testing
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Reason, Refusal, Seen, Sighting, Standing
+from anydevice._core.finding import (
+    BackendScan,
+    DeviceStatus,
+    Facts,
+    Finding,
+    RawDevice,
+    Reason,
+    Refusal,
+)
 from anydevice._machine.discovery.discover import Report
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
@@ -32,9 +40,11 @@ H200 = Facts(
     details={"mig": False, "ecc": True, "power": 512.5, "slot": None, "bus_width": 6144},
 )
 SEEN_TWICE = (
-    Sighting("cuda", True, (Seen(0, "gpu", H200),), engines=("torch",), notes=("ECC is on",)),
-    Sighting("opencl", True, (Seen(0, "gpu", H200),), engines=("opencl",)),
-    Sighting(
+    BackendScan(
+        "cuda", True, (RawDevice(0, "gpu", H200),), engines=("torch",), notes=("ECC is on",)
+    ),
+    BackendScan("opencl", True, (RawDevice(0, "gpu", H200),), engines=("opencl",)),
+    BackendScan(
         "rocm",
         True,
         stage="driver",
@@ -45,7 +55,7 @@ SEEN_TWICE = (
 
 @pytest.mark.needs("torch")
 def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE):
+    with testing.fake_machine(keep_settings=True, scans=SEEN_TWICE):
         code, out, err = anydevice("devices")
     assert (code, err) == (0, "")
     block = out.partition("✓ cuda:0")[2].partition("\n\n")[0].splitlines()
@@ -73,7 +83,7 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
 
 
 def test_what_stopped_a_backend_and_what_fixes_it(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE):
+    with testing.fake_machine(keep_settings=True, scans=SEEN_TWICE):
         _, out, _ = anydevice("devices")
     assert out.partition("✗ rocm")[2].partition("\n\n")[0].splitlines() == [
         "   no device",
@@ -85,7 +95,7 @@ def test_what_stopped_a_backend_and_what_fixes_it(anydevice: Anydevice) -> None:
 
 def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> None:
     refusals = (Refusal("jax", Reason("plugin_missing", "jax 0.10.2 has no CUDA plugin")),)
-    device = Device.seen("cuda", 0, Standing("gpu", H200, ("torch",), refusals))
+    device = Device.seen("cuda", 0, DeviceStatus("gpu", H200, ("torch",), refusals))
     report = Report((Finding("cuda", True, True, "stable", (device,)),), "cuda")
     page = io.StringIO()
     devices._show(report, Output(page))
@@ -95,9 +105,9 @@ def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> N
 
 def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
     memory = Facts("Q", total_memory=GIB)
-    seen = (Seen(0, "gpu", Facts("Q")), Seen(1, "gpu", memory))
+    seen = (RawDevice(0, "gpu", Facts("Q")), RawDevice(1, "gpu", memory))
     with testing.fake_machine(
-        keep_settings=True, sightings=[Sighting("quantum", True, seen, engines=("numpy",))]
+        keep_settings=True, scans=[BackendScan("quantum", True, seen, engines=("numpy",))]
     ):
         _, out, _ = anydevice("devices")
     assert "untested (from a probe)" in out
@@ -108,7 +118,7 @@ def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
 
 @pytest.mark.needs("torch")
 def test_json_is_the_report(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE) as report:
+    with testing.fake_machine(keep_settings=True, scans=SEEN_TWICE) as report:
         code, out, err = anydevice("devices", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)

@@ -11,7 +11,7 @@ import pytest
 from anydevice import testing
 from anydevice._core.child.parent import Outcome
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Reason, Seen, Sighting, Verdict
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Verdict
 from anydevice._machine.discovery import check as checking
 from anydevice._machine.discovery import doctor as examination
 from anydevice.cli import doctor
@@ -20,7 +20,7 @@ from anydevice.errors import DeviceNotFoundError
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
-NO_DRIVER = Sighting(
+NO_DRIVER = BackendScan(
     "cuda",
     present=True,
     stage="driver",
@@ -30,7 +30,7 @@ NO_DRIVER = Sighting(
         "sudo ubuntu-drivers install",
     ),
 )
-NO_LIBRARY = Sighting("cuda", True, (Seen(0, "gpu", Facts("NVIDIA RTX 4070")),))
+NO_LIBRARY = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("NVIDIA RTX 4070")),))
 
 
 def test_a_healthy_machine(anydevice: Anydevice) -> None:
@@ -60,7 +60,7 @@ def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
 
 
 def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=[NO_DRIVER]):
+    with testing.fake_machine(keep_settings=True, scans=[NO_DRIVER]):
         code, out, _ = anydevice("doctor", "--engine", "numpy")
     assert code == 1
     assert "✗ cuda     stopped at: driver\n" in out
@@ -73,7 +73,7 @@ def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice)
 
 @pytest.mark.needs("torch")
 def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]):
         code, out, _ = anydevice("doctor", "cuda", "--json")
     data = json.loads(out)
     assert code == 1
@@ -87,11 +87,11 @@ def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
 def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
     anydevice: Anydevice,
 ) -> None:
-    card = Sighting(
-        "cuda", True, (Seen(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
+    card = BackendScan(
+        "cuda", True, (RawDevice(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
     )
     with testing.fake_machine(
-        keep_settings=True, sightings=[card]
+        keep_settings=True, scans=[card]
     ):  # NumPy in the child knows no cuda:0
         code, out, _ = anydevice("doctor", "gpu")
         assert code == 1
@@ -166,7 +166,7 @@ def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message
 @pytest.mark.needs("torch")
 def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
     with (
-        testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]) as report,
+        testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]) as report,
         pytest.raises(
             DeviceNotFoundError, match=r"torch drives none of cuda:0: cuda:0: torch .*CPU"
         ),
@@ -199,7 +199,7 @@ def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
     page = io.StringIO()
     page.isatty = lambda: True  # type: ignore[method-assign]
     output = Output(page, colour=False, width=60)
-    with testing.fake_machine(keep_settings=True, sightings=[NO_DRIVER]) as report:
+    with testing.fake_machine(keep_settings=True, scans=[NO_DRIVER]) as report:
         doctor._show(examination.prepare(report, [], "numpy"), 60, output)
     shown = page.getvalue()
     assert "0/1" in shown
@@ -238,10 +238,10 @@ def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
 
 
 def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anydevice) -> None:
-    stopped = Sighting(
+    stopped = BackendScan(
         "cuda", present=True, stage="driver", reason=Reason("reading_failed", "cuInit returned 999")
     )
-    with testing.fake_machine(keep_settings=True, sightings=[stopped]):
+    with testing.fake_machine(keep_settings=True, scans=[stopped]):
         code, out, _ = anydevice("doctor", "gpu")
         nothing, _, err = anydevice("doctor", "tpu")
     assert code == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import device, testing
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._core.record import replace
 from anydevice._machine.choose.scope import why
 from anydevice.cli.overview import NEXT
@@ -19,11 +19,11 @@ from anydevice.errors import AnyDeviceWarning
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 
-A_CARD_WITHOUT_A_LIBRARY = Sighting(
+A_CARD_WITHOUT_A_LIBRARY = BackendScan(
     "cuda",
     present=True,
     devices=(
-        Seen(
+        RawDevice(
             0,
             "gpu",
             Facts(
@@ -41,7 +41,7 @@ A_CARD_WITHOUT_A_LIBRARY = Sighting(
 
 @pytest.mark.needs("torch")
 def test_the_first_minute(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=[A_CARD_WITHOUT_A_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, scans=[A_CARD_WITHOUT_A_LIBRARY]):
         code, out, err = anydevice()
     assert (code, err) == (0, "")
     expected = [
@@ -117,10 +117,10 @@ def test_what_was_asked_for_and_is_not_here(
 
 
 def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
-    broken = Sighting(
+    broken = BackendScan(
         "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
     )
-    with testing.fake_machine(keep_settings=True, sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, scans=[broken]):
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 1
@@ -133,7 +133,7 @@ def test_where_nothing_is_to_be_fixed_it_leads_on(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, cuda=1):
         _, out, _ = anydevice()
     assert out.splitlines()[-1].startswith("Next: anydevice doctor, anydevice verify")
-    with testing.fake_machine(keep_settings=True, sightings=[A_CARD_WITHOUT_A_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, scans=[A_CARD_WITHOUT_A_LIBRARY]):
         _, out, _ = anydevice()
     assert "Next: " not in out
 
@@ -142,16 +142,18 @@ def test_a_text_that_names_the_doctor_does_not_decide_what_comes_next(
     anydevice: Anydevice,
 ) -> None:
     note = "a driver that says: run anydevice doctor"
-    told = Sighting("cuda", True, (Seen(0, "gpu", Facts("A card")),), engines=("torch",))
-    with testing.fake_machine(keep_settings=True, sightings=[replace(told, notes=(note,))]):
+    told = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("A card")),), engines=("torch",))
+    with testing.fake_machine(keep_settings=True, scans=[replace(told, notes=(note,))]):
         _, out, _ = anydevice()
     assert note in out
     assert NEXT in out
 
 
 def test_an_opencl_card_that_is_passed_over_is_said_alike_everywhere(anydevice: Anydevice) -> None:
-    card = Sighting("opencl", True, (Seen(0, "gpu", Facts("Arc A770")),), engines=("opencl",))
-    with testing.fake_machine(keep_settings=True, sightings=[card]):
+    card = BackendScan(
+        "opencl", True, (RawDevice(0, "gpu", Facts("Arc A770")),), engines=("opencl",)
+    )
+    with testing.fake_machine(keep_settings=True, scans=[card]):
         (reason,) = why().reasons
         with pytest.warns(AnyDeviceWarning) as said:
             assert str(device()) == "cpu"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice._core.finding import Reason, Sighting
+from anydevice._core.finding import BackendScan, Reason
 
 Anydevice = Callable[..., tuple[int, str, str]]
-NO_DRIVER = Sighting(
+NO_DRIVER = BackendScan(
     "rocm",
     True,
     stage="driver",
@@ -44,7 +44,7 @@ def test_a_project_without_a_file(anydevice: Anydevice, project: Path, user_file
 
 
 def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(keep_settings=True, sightings=[NO_DRIVER]):
+    with testing.fake_machine(keep_settings=True, scans=[NO_DRIVER]):
         code, out, _ = anydevice("prefer", "rocm", "--engine", "torch")
     assert code == 0
     assert out.splitlines() == [
@@ -126,10 +126,10 @@ def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: 
 
 
 def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None:
-    broken = Sighting(
+    broken = BackendScan(
         "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
     )
-    with testing.fake_machine(keep_settings=True, sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, scans=[broken]):
         _, out, _ = anydevice("prefer", "cpu")
     assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out
     assert "Chosen" not in out

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anydevice import testing
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.hardware.readers import Readings
 from anydevice.cli.watch import DeviceUsage, cards_among, usage_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -29,11 +29,11 @@ def test_a_look_at_the_cpu() -> None:
 def test_a_card_by_two_names_is_one() -> None:
     card = Facts("a card", uuid="GPU-1", total_memory=GIB, free_memory=MIB, details={"fake": True})
     processor = Facts("PoCL", total_memory=GIB)
-    sightings = (
-        Sighting("cuda", True, (Seen(0, "gpu", card),), engines=("torch",)),
-        Sighting("opencl", True, (Seen(0, "gpu", card), Seen(1, "cpu", processor))),
+    scans = (
+        BackendScan("cuda", True, (RawDevice(0, "gpu", card),), engines=("torch",)),
+        BackendScan("opencl", True, (RawDevice(0, "gpu", card), RawDevice(1, "cpu", processor))),
     )
-    with testing.fake_machine(sightings=sightings):
+    with testing.fake_machine(scans=scans):
         cards = cards_among()
         assert [[str(device) for device in card] for card in cards] == [
             ["cuda:0", "opencl:0"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.engines import library_settings as effects
 from anydevice._machine.settings import config as settings
@@ -40,7 +40,7 @@ def as_before(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def card() -> Sighting:
+def card() -> BackendScan:
     """An NVIDIA card whose driver answers; whether a library drives it, discovery must find out."""
     facts = Facts(
         name="NVIDIA RTX 4070",
@@ -52,7 +52,7 @@ def card() -> Sighting:
         driver_version="560.35",
         runtime_version="12.6",
     )
-    return Sighting("cuda", present=True, devices=(Seen(0, "gpu", facts),))
+    return BackendScan("cuda", present=True, devices=(RawDevice(0, "gpu", facts),))
 
 
 @pytest.fixture

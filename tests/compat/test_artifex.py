@@ -24,7 +24,7 @@ from anydevice import (
     nn,
 )
 from anydevice._core.dtypes import DTYPES
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._core.record import replace
 from anydevice._machine.discovery.discover import machine_from
 from anydevice._machine.engines import registry
@@ -52,17 +52,17 @@ JAX = ("jax", "numpy")
 MIB = 2**20
 
 
-def cpu_sighting(total: int) -> Sighting:
+def cpu_scan(total: int) -> BackendScan:
     """The CPU, with this much memory."""
     facts = Facts("a CPU", total_memory=total, usable_memory=total, free_memory=total)
-    return Sighting("cpu", present=True, devices=(Seen(0, "cpu", facts),))
+    return BackendScan("cpu", present=True, devices=(RawDevice(0, "cpu", facts),))
 
 
-def gpu(backend: str = "cuda", engines: tuple[str, ...] = JAX, **facts: object) -> Sighting:
+def gpu(backend: str = "cuda", engines: tuple[str, ...] = JAX, **facts: object) -> BackendScan:
     """One GPU that JAX drives, with these facts."""
     every = {"name": "a card", "details": {"fake": True}, **facts}
-    seen = Seen(0, "gpu", Facts(**every))  # type: ignore[arg-type]
-    return Sighting(backend, present=True, devices=(seen,), engines=engines)
+    seen = RawDevice(0, "gpu", Facts(**every))  # type: ignore[arg-type]
+    return BackendScan(backend, present=True, devices=(seen,), engines=engines)
 
 
 class FourCards:
@@ -121,7 +121,7 @@ def test_the_capabilities_of_gpus_have_every_field() -> None:
 def test_mixed_precision_is_for_gpus_that_are_quick_in_16_bits(
     backend: str, capability: str | None, mixed: bool
 ) -> None:
-    with fake_machine(keep_settings=True, sightings=[gpu(backend, compute_capability=capability)]):
+    with fake_machine(keep_settings=True, scans=[gpu(backend, compute_capability=capability)]):
         found = DeviceManager().capabilities
     assert found.supports_mixed_precision is mixed
     assert (found.supports_distributed, found.total_memory_mb) == (False, None)
@@ -350,12 +350,12 @@ def test_without_a_configuration_a_manager_shows_what_is_in_force() -> None:
 def test_without_any_setting_balanced_is_put_in_force() -> None:
     """The machine seems to have 256 MiB, of which MLX may then take three quarters and no more."""
     configure(memory=None)
-    small = replace(cpu_sighting(256 * MIB), engines=("mlx", "jax", "numpy"))
+    small = replace(cpu_scan(256 * MIB), engines=("mlx", "jax", "numpy"))
     mlx, place = registry.load("mlx"), Device("cpu", engine="mlx")
     kept: list[object] = []
     gc.collect()
     mlx.memory.release(place)
-    with fake_machine(keep_settings=True, sightings=[small]):
+    with fake_machine(keep_settings=True, scans=[small]):
         assert DeviceManager().get_device_info()["memory_fraction"] == 0.75
         assert (configure().memory, configure().memory_fraction) == ("balanced", 0.75)
         with pytest.raises(Exception) as caught:  # noqa: PT011, PT012 - a library's own
@@ -396,7 +396,7 @@ def test_aggressive_on_a_shared_gpu_warns() -> None:
         DeviceManager(AGGRESSIVE)
     shared = gpu("rocm", memory_kind="unified")
     with (
-        fake_machine(keep_settings=True, sightings=[shared]),
+        fake_machine(keep_settings=True, scans=[shared]),
         pytest.warns(UserWarning, match="90% of rocm:0, but its memory is the machine's"),
     ):
         DeviceManager(AGGRESSIVE)
@@ -409,7 +409,7 @@ def test_aggressive_on_a_gpu_of_ones_own_is_silent() -> None:
         DeviceManager(DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE))
         DeviceManager(DeviceConfiguration(MemoryStrategy.AGGRESSIVE, memory_fraction=0.2))
     with fake_machine(
-        keep_settings=True, sightings=[gpu(total_memory=2**34)]
+        keep_settings=True, scans=[gpu(total_memory=2**34)]
     ):  # nobody can tell what is free
         DeviceManager(AGGRESSIVE)
 
@@ -613,8 +613,8 @@ def test_a_probe_by_entry_point_counts_for_every_choice(
 
 def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     reason = Reason("driver_missing", "no driver", "install it")
-    broken = Sighting("cuda", present=True, stage="driver", reason=reason)
-    with fake_machine(keep_settings=True, sightings=[broken]):
+    broken = BackendScan("cuda", present=True, stage="driver", reason=reason)
+    with fake_machine(keep_settings=True, scans=[broken]):
         assert DeviceManager().get_device_info()["why_no_gpu"] == [
             "cuda stopped at driver: no driver (fix: install it)"
         ]
@@ -628,8 +628,8 @@ def test_a_gpu_for_other_libraries_is_told_apart() -> None:
 
 
 @pytest.mark.usefixtures("cupy_for_cuda")
-def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
-    with fake_machine(keep_settings=True, sightings=[card]):
+def test_a_jax_that_is_not_made_for_the_card_is_told(card: BackendScan) -> None:
+    with fake_machine(keep_settings=True, scans=[card]):
         said = DeviceManager().get_device_info()["why_no_gpu"]
     assert len(said) == 1
     assert said[0].startswith("cuda:0: jax is not installed")
@@ -637,9 +637,9 @@ def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_the_fix_is_for_the_library_that_is_asked_about(card: Sighting) -> None:
+def test_the_fix_is_for_the_library_that_is_asked_about(card: BackendScan) -> None:
     """PyTorch and JAX are installed for the CPU alone: whoever asks for JAX is told JAX's fix."""
-    with fake_machine(keep_settings=True, sightings=[card]):
+    with fake_machine(keep_settings=True, scans=[card]):
         said = DeviceManager().get_device_info()["why_no_gpu"]
         with pytest.warns(UserWarning, match="using cpu: cuda:0: jax") as warned:
             get_default_device()

@@ -22,7 +22,7 @@ from anydevice import (
     ops,
     set_device,
 )
-from anydevice._core.finding import Reason, Sighting
+from anydevice._core.finding import BackendScan, Reason
 from anydevice._machine.engines import registry
 from anydevice.compat.axiom import (
     Adam,
@@ -112,8 +112,8 @@ def test_availability_is_told_for_each(backend: str) -> None:
 
 
 def test_hardware_that_no_library_drives_is_not_available() -> None:
-    unfit = Sighting("cuda", present=True, stage="library", reason=CPU_ONLY)
-    with fake_machine(keep_settings=True, sightings=[unfit]):
+    unfit = BackendScan("cuda", present=True, stage="library", reason=CPU_ONLY)
+    with fake_machine(keep_settings=True, scans=[unfit]):
         assert not cuda_available()
 
 
@@ -285,8 +285,8 @@ def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
             set_backend(detect_gpu())
         assert current_backend() == CPUBackend()
     mismatch = Reason("version_mismatch", "driver mismatch", "reboot")
-    broken = Sighting("cuda", present=True, stage="driver", reason=mismatch)
-    with fake_machine(keep_settings=True, sightings=[broken]):
+    broken = BackendScan("cuda", present=True, stage="driver", reason=mismatch)
+    with fake_machine(keep_settings=True, scans=[broken]):
         with pytest.warns(UserWarning, match=r"driver mismatch \(fix: reboot\)"):
             set_backend(None)
         set_device(None)
@@ -303,14 +303,14 @@ def test_no_backend_where_there_is_one_is_told_apart_from_no_gpu() -> None:
 
 
 @pytest.mark.usefixtures("site")
-def test_a_card_alone_is_not_a_backend(card: Sighting) -> None:
-    with fake_machine(keep_settings=True, sightings=[card]):
+def test_a_card_alone_is_not_a_backend(card: BackendScan) -> None:
+    with fake_machine(keep_settings=True, scans=[card]):
         assert detect_gpu() is None
 
 
 @pytest.mark.usefixtures("cupy_for_cuda")
-def test_a_backend_appears_when_its_package_is_there(card: Sighting) -> None:
-    with fake_machine(keep_settings=True, sightings=[card]):
+def test_a_backend_appears_when_its_package_is_there(card: BackendScan) -> None:
+    with fake_machine(keep_settings=True, scans=[card]):
         found = detect_gpu()
     assert found == CUDABackend(0)
     assert found.engine == "cupy"

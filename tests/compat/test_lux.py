@@ -22,7 +22,7 @@ from anydevice import (
     prefer,
     use_device,
 )
-from anydevice._core.finding import Sighting
+from anydevice._core.finding import BackendScan
 from anydevice._machine.discovery.discover import machine_from
 from anydevice.compat.lux import (
     AbstractLuxGPUDevice,
@@ -324,8 +324,8 @@ def test_resetting_lets_the_choice_run_again() -> None:
 
 
 @pytest.mark.usefixtures("site")
-def test_hardware_that_no_library_drives_warns_with_what_to_install(card: Sighting) -> None:
-    with fake_machine(keep_settings=True, sightings=[card]):
+def test_hardware_that_no_library_drives_warns_with_what_to_install(card: BackendScan) -> None:
+    with fake_machine(keep_settings=True, scans=[card]):
         assert not loaded("CUDA")
         with pytest.warns(UserWarning, match=r"cuda stopped at library: .*\(fix: pip install "):
             assert gpu_device() == cpu_device()

@@ -26,7 +26,7 @@ from anydevice import (
     to_numpy,
 )
 from anydevice._check import reference
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.engines import registry
 from anydevice.compat.torchless import (
     Backend,
@@ -45,7 +45,7 @@ from tests.optional import torch
 
 GIB = 2**30
 NOT_OPENED = Reason("no_permission", "/dev/kfd may not be opened", "usermod -aG")
-BROKEN = Sighting("rocm", present=True, stage="driver", reason=NOT_OPENED)
+BROKEN = BackendScan("rocm", present=True, stage="driver", reason=NOT_OPENED)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_automatic_choice_goes_through_the_backends_in_order() -> None:
 
 
 def test_an_opencl_device_that_is_the_cpu_is_not_chosen_unasked() -> None:
-    pocl = Sighting(
+    pocl = BackendScan(
         "opencl",
         present=True,
-        devices=(Seen(0, "cpu", Facts("PoCL", free_memory=GIB)),),
+        devices=(RawDevice(0, "cpu", Facts("PoCL", free_memory=GIB)),),
         engines=("numpy",),
     )
-    with fake_machine(keep_settings=True, sightings=[pocl]):
+    with fake_machine(keep_settings=True, scans=[pocl]):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
         assert init_backend(BackendPreference.OPENCL).name() == "OpenCL"
 
@@ -113,7 +113,7 @@ def test_automatic_choice_follows_a_preference() -> None:
 
 def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
     with (
-        fake_machine(keep_settings=True, sightings=[BROKEN]),
+        fake_machine(keep_settings=True, scans=[BROKEN]),
         pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*fix: usermod -aG"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
@@ -121,7 +121,7 @@ def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
 
 def test_a_cpu_that_was_asked_for_is_no_reason_to_warn() -> None:
     prefer("cpu")
-    with fake_machine(keep_settings=True, sightings=[BROKEN]), warnings.catch_warnings():
+    with fake_machine(keep_settings=True, scans=[BROKEN]), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
 
@@ -179,10 +179,10 @@ def test_every_backend_is_discovered_in_order_usable_or_not() -> None:
 
 
 def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    npu = Sighting(
-        "npu", present=True, devices=(Seen(0, "gpu", Facts("An NPU")),), engines=("numpy",)
+    npu = BackendScan(
+        "npu", present=True, devices=(RawDevice(0, "gpu", Facts("An NPU")),), engines=("numpy",)
     )
-    silent = Sighting("tpu", present=False)
+    silent = BackendScan("tpu", present=False)
     with fake_machine(
         keep_settings=True,
         cuda=1,
@@ -190,7 +190,7 @@ def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
         memory="32GiB",
         free="28.5GiB",
         engines=("numpy",),
-        sightings=[BROKEN, npu, silent],
+        scans=[BROKEN, npu, silent],
     ):
         print_backend_summary()
     lines = capsys.readouterr().out.splitlines()

@@ -143,7 +143,7 @@ def test_a_budget_reaches_the_engine_and_is_lifted(engine: Engine, device: Devic
     ask_for(0.5)
     effect = limits._effects.get((engine.name, device))
     if effect is None:
-        assert device.standing is None  # one of JAX's virtual CPU devices
+        assert device.status is None  # one of JAX's virtual CPU devices
         return
     total = device.facts.usable_memory or device.facts.total_memory
     assert total is not None

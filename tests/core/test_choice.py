@@ -13,40 +13,40 @@ from anydevice._core.choice import (
     pick_engine,
 )
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Reason, Refusal, Standing
+from anydevice._core.finding import DeviceStatus, Facts, Finding, Reason, Refusal
 
 GIB = 2**30
 
 
-def standing(kind: str = "gpu", engines: tuple[str, ...] = ("torch",), **more: object) -> Standing:
+def status(
+    kind: str = "gpu", engines: tuple[str, ...] = ("torch",), **more: object
+) -> DeviceStatus:
     facts = Facts(
         name="card",
         memory_kind=more.pop("memory_kind", "dedicated"),  # type: ignore[arg-type]
         total_memory=16 * GIB,
         free_memory=more.pop("free", 8 * GIB),  # type: ignore[arg-type]
     )
-    return Standing(kind, facts, engines, **more)  # type: ignore[arg-type]
+    return DeviceStatus(kind, facts, engines, **more)  # type: ignore[arg-type]
 
 
-def finding(backend: str, *standings: Standing, present: bool = True) -> Finding:
-    devices = tuple(Device.seen(backend, i, s) for i, s in enumerate(standings))
-    return Finding(
-        backend, present, any(s.usable for s in standings), "stable", devices, stage=None
-    )
+def finding(backend: str, *statuses: DeviceStatus, present: bool = True) -> Finding:
+    devices = tuple(Device.seen(backend, i, s) for i, s in enumerate(statuses))
+    return Finding(backend, present, any(s.usable for s in statuses), "stable", devices, stage=None)
 
 
-CPU = finding("cpu", standing("cpu", ("numpy", "torch")))
-BROKEN = standing(
+CPU = finding("cpu", status("cpu", ("numpy", "torch")))
+BROKEN = status(
     engines=(), stage="library", reasons=(Reason("cpu_only_build", "torch is a CPU-only build"),)
 )
 
 
 def pick(request: Request, *findings: Finding) -> Choice:
-    return choose(request, findings, lambda d: d.standing.facts.free_memory if d.standing else None)
+    return choose(request, findings, lambda d: d.status.facts.free_memory if d.status else None)
 
 
 def test_the_order_of_backends_decides_without_a_wish() -> None:
-    choice = pick(Request(), finding("cuda", standing()), finding("rocm", standing()), CPU)
+    choice = pick(Request(), finding("cuda", status()), finding("rocm", status()), CPU)
     assert str(choice.device) == "cuda:0"
     assert choice.device is not None
     assert choice.device.chosen_by == "order of backends"
@@ -75,7 +75,7 @@ def test_a_binding_wish_that_is_not_met_is_nothing() -> None:
 
 
 def test_a_preference_that_is_not_met_is_passed_over() -> None:
-    choice = pick(Request((Wish("user file", ("rocm",)),)), finding("cuda", standing()), CPU)
+    choice = pick(Request((Wish("user file", ("rocm",)),)), finding("cuda", status()), CPU)
     assert str(choice.device) == "cuda:0"
     assert choice.passed_over[0].source == "user file"
     assert choice.passed_over[0].outcome == "this machine has no rocm"
@@ -83,51 +83,51 @@ def test_a_preference_that_is_not_met_is_passed_over() -> None:
 
 def test_wishes_are_asked_in_their_order() -> None:
     wishes = (Wish("environment", ("cpu",)), Wish("project file", ("cuda",)))
-    choice = pick(Request(wishes), finding("cuda", standing()), CPU)
+    choice = pick(Request(wishes), finding("cuda", status()), CPU)
     assert choice.device is not None
     assert (str(choice.device), choice.device.chosen_by) == ("cpu", "environment")
 
 
 def test_a_list_is_a_priority() -> None:
     wish = Wish("argument", ("tpu", "cuda:1", "cpu"), binding=True)
-    two = finding("cuda", standing(), standing())
+    two = finding("cuda", status(), status())
     assert str(pick(Request((wish,)), two, CPU).device) == "cuda:1"
     assert str(pick(Request((wish,)), CPU).device) == "cpu"
 
 
 def test_gpu_means_any_gpu_but_not_a_cpu_seen_through_opencl() -> None:
     wish = Request((Wish("argument", ("gpu",), binding=True),))
-    pocl = finding("opencl", standing("cpu", ("opencl",)))
+    pocl = finding("opencl", status("cpu", ("opencl",)))
     assert pick(wish, pocl, CPU).device is None
-    assert str(pick(wish, finding("rocm", standing()), pocl, CPU).device) == "rocm:0"
+    assert str(pick(wish, finding("rocm", status()), pocl, CPU).device) == "rocm:0"
     by_kind = Request((Wish("argument", ("cpu",), binding=True),))
     assert str(pick(by_kind, pocl, CPU).device) == "cpu"
 
 
 def test_the_launcher_s_rank_picks_the_index_and_wraps_around() -> None:
-    three = finding("cuda", standing(), standing(), standing())
+    three = finding("cuda", status(), status(), status())
     for rank, index in ((0, 0), (2, 2), (4, 1)):
         assert str(pick(Request(local_rank=rank), three, CPU).device) == f"cuda:{index}"
 
 
 def test_of_equal_cards_the_one_with_most_free_memory() -> None:
-    busy = finding("cuda", standing(free=1 * GIB), standing(free=12 * GIB), standing(free=4 * GIB))
+    busy = finding("cuda", status(free=1 * GIB), status(free=12 * GIB), status(free=4 * GIB))
     assert str(pick(Request(), busy, CPU).device) == "cuda:1"
 
 
 def test_a_card_goes_before_graphics_that_share_the_machine_s_memory() -> None:
-    shared = standing(free=60 * GIB, memory_kind="unified")
-    assert str(pick(Request(), finding("rocm", shared, standing()), CPU).device) == "rocm:1"
+    shared = status(free=60 * GIB, memory_kind="unified")
+    assert str(pick(Request(), finding("rocm", shared, status()), CPU).device) == "rocm:1"
     assert str(pick(Request(), finding("rocm", shared), CPU).device) == "rocm:0"
 
 
 def test_a_desktop_s_few_windows_do_not_decide() -> None:
-    cards = finding("cuda", standing(free=int(11.9 * GIB)), standing(free=12 * GIB))
+    cards = finding("cuda", status(free=int(11.9 * GIB)), status(free=12 * GIB))
     assert str(pick(Request(), cards, CPU).device) == "cuda:0"
 
 
 def test_min_free_passes_over_what_is_too_small_and_lists_each() -> None:
-    cards = finding("cuda", standing(free=4 * GIB), standing(free=6 * GIB))
+    cards = finding("cuda", status(free=4 * GIB), status(free=6 * GIB))
     assert str(pick(Request(min_free=5 * GIB), cards, CPU).device) == "cuda:1"
     wish = Wish("argument", ("cuda",), binding=True)
     choice = pick(Request((wish,), min_free=10 * GIB), cards, CPU)
@@ -138,7 +138,7 @@ def test_min_free_passes_over_what_is_too_small_and_lists_each() -> None:
 
 def test_an_engine_that_is_asked_for_filters_and_gives_its_reason() -> None:
     refusal = Refusal("jax", Reason("plugin_missing", "jax 0.10.2 has no CUDA plugin"))
-    cuda = finding("cuda", standing(engines=("torch",), refusals=(refusal,)))
+    cuda = finding("cuda", status(engines=("torch",), refusals=(refusal,)))
     request = Request(
         (Wish("argument", ("cuda",), binding=True),), engine="jax", engine_source="argument"
     )
@@ -153,8 +153,8 @@ def test_an_engine_that_is_asked_for_filters_and_gives_its_reason() -> None:
 
 
 def test_an_opencl_cpu_is_never_chosen_unasked() -> None:
-    pocl = finding("opencl", standing("cpu", ("opencl",)))
-    choice = pick(Request(), pocl, finding("cpu", standing("cpu", ("numpy",))))
+    pocl = finding("opencl", status("cpu", ("opencl",)))
+    choice = pick(Request(), pocl, finding("cpu", status("cpu", ("numpy",))))
     assert str(choice.device) == "cpu"
     assert "only chosen by name" in choice.steps[0].outcome
     assert choice.reasons == ()
@@ -164,7 +164,7 @@ def test_an_opencl_cpu_is_never_chosen_unasked() -> None:
 
 
 def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
-    card = finding("opencl", standing("gpu", ("opencl",)))
+    card = finding("opencl", status("gpu", ("opencl",)))
     passed = pick(Request(), card, CPU)
     assert str(passed.device) == "cpu"
     (reason,) = passed.reasons
@@ -173,7 +173,7 @@ def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
         "opencl:0 was passed over: no installed library but opencl drives it; ask for it by name"
     )
     assert accelerators_passed_over([card, CPU]) == [reason.text]
-    alone = pick(Request(), card, finding("cpu", standing("cpu", ("numpy",))))
+    alone = pick(Request(), card, finding("cpu", status("cpu", ("numpy",))))
     assert str(alone.device) == "opencl:0"
     asked = pick(Request(order=("opencl",)), card, CPU)
     assert str(asked.device) == "opencl:0"
@@ -181,14 +181,14 @@ def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
 def test_whoever_asks_for_the_engine_of_opencl_asks_for_its_device(kind: str) -> None:
-    card = finding("opencl", standing(kind, ("opencl",)))
+    card = finding("opencl", status(kind, ("opencl",)))
     assert str(pick(Request(engine="opencl"), card, CPU).device) == "opencl:0"
     assert str(pick(Request(engine="torch"), card, CPU).device) == "cpu"
 
 
 def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
-    both = finding("opencl", standing("cpu", ("opencl",)), standing("gpu", ("opencl",)))
-    only_numpy = finding("cpu", standing("cpu", ("numpy",)))
+    both = finding("opencl", status("cpu", ("opencl",)), status("gpu", ("opencl",)))
+    only_numpy = finding("cpu", status("cpu", ("numpy",)))
     assert str(pick(Request(), both, only_numpy).device) == "opencl:1"
     asked = Request((Wish("argument", ("opencl",), binding=True),))
     assert str(pick(asked, both, only_numpy).device) == "opencl:1"
@@ -197,7 +197,7 @@ def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
     assert [reason.text for reason in pick(Request(), both, CPU).reasons] == [
         "opencl:1 was passed over: no installed library but opencl drives it; ask for it by name"
     ]
-    two = finding("opencl", standing("gpu", ("opencl",)), standing("gpu", ("opencl",)))
+    two = finding("opencl", status("gpu", ("opencl",)), status("gpu", ("opencl",)))
     assert [reason.text for reason in pick(Request(), two, CPU).reasons] == [
         "opencl:0 and opencl:1 were passed over: no installed library but opencl drives them; ask "
         "for one by name"
@@ -205,7 +205,7 @@ def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
 
 
 def test_min_free_goes_by_the_whole_memory_where_nobody_tells_what_is_free() -> None:
-    card = finding("opencl", standing("gpu", ("opencl",), free=None))
+    card = finding("opencl", status("gpu", ("opencl",), free=None))
     wish = Wish("argument", ("opencl",), binding=True)
     assert pick(Request((wish,), min_free=20 * GIB), card, CPU).device is None
     assert str(pick(Request((wish,), min_free=10 * GIB), card, CPU).device) == "opencl:0"
@@ -214,7 +214,7 @@ def test_min_free_goes_by_the_whole_memory_where_nobody_tells_what_is_free() -> 
 def test_auto_ends_a_list() -> None:
     for binding in (True, False):
         wish = Wish("argument", ("tpu", "auto", "nowhere"), binding)
-        choice = pick(Request((wish,)), finding("cuda", standing()), CPU)
+        choice = pick(Request((wish,)), finding("cuda", status()), CPU)
         assert choice.device is not None
         assert (str(choice.device), choice.device.chosen_by) == ("cuda:0", "order of backends")
         assert choice.steps[0].outcome == "this machine has no tpu; left to the order of backends"
@@ -232,20 +232,20 @@ def test_an_engine_that_is_only_preferred_is_given_up_where_it_drives_nothing() 
 
 
 def test_configured_order_decides_between_gpus_too() -> None:
-    both = (finding("cuda", standing()), finding("rocm", standing()), CPU)
+    both = (finding("cuda", status()), finding("rocm", status()), CPU)
     wish = Wish("argument", ("gpu",), binding=True)
     assert str(pick(Request((wish,), order=("rocm",)), *both).device) == "rocm:0"
 
 
 def test_configured_order_goes_before_ours() -> None:
-    findings = (finding("cuda", standing()), finding("rocm", standing()), CPU)
+    findings = (finding("cuda", status()), finding("rocm", status()), CPU)
     choice = pick(Request(order=("rocm", "cpu")), *findings)
     assert choice.device is not None
     assert (str(choice.device), choice.device.chosen_by) == ("rocm:0", "configure")
 
 
 def test_an_imported_engine_goes_before_one_only_installed() -> None:
-    cuda = finding("cuda", standing(engines=("torch", "jax", "cupy")))
+    cuda = finding("cuda", status(engines=("torch", "jax", "cupy")))
     chosen = pick(Request(loaded=frozenset({"jax", "numpy"})), cuda, CPU).device
     assert chosen is not None
     assert chosen.engine == "jax"

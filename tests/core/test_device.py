@@ -9,7 +9,7 @@ import pytest
 
 import anydevice
 from anydevice import Device, testing
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 
@@ -90,8 +90,8 @@ def test_it_survives_pickling_with_its_engine() -> None:
 
 
 def test_one_of_an_added_backend_can_be_unpickled_where_nobody_knows_it() -> None:
-    npu = Sighting("npu", True, (Seen(0, "gpu", Facts(name="N1")),), engines=("numpy",))
-    with testing.fake_machine(keep_settings=True, sightings=[npu]):
+    npu = BackendScan("npu", True, (RawDevice(0, "gpu", Facts(name="N1")),), engines=("numpy",))
+    with testing.fake_machine(keep_settings=True, scans=[npu]):
         pickled = pickle.dumps(anydevice.device("npu"))
     assert str(pickle.loads(pickled)) == "npu:0"
     assert not pickle.loads(pickled).usable
@@ -130,7 +130,7 @@ def test_a_device_that_is_not_here_says_so() -> None:
         assert not absent.usable
         assert absent.why_not == "this machine has no cuda:7"
         assert absent.engine is None
-        assert absent.standing is None
+        assert absent.status is None
         with pytest.raises(DeviceNotFoundError, match="has no cuda:7") as caught:
             _ = absent.facts
         assert {finding.backend for finding in caught.value.findings} >= {"cuda", "cpu"}
@@ -167,8 +167,8 @@ def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "free_memory", lambda index, facts: 12345)
     assert device.facts.free_memory == 12345
     monkeypatch.setattr(cpu, "free_memory", lambda index, facts: None)
-    assert device.standing is not None
-    assert device.facts == device.standing.facts
+    assert device.status is not None
+    assert device.facts == device.status.facts
 
 
 def test_native_is_the_library_s_own_object() -> None:

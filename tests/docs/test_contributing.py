@@ -20,10 +20,28 @@ FILE = re.compile(r"```(?:python|toml)\n# (\S+)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"```sh\n(.*?)\n```", re.DOTALL)
 
 
+IMPORTS_OF_0_2 = {
+    "from anydevice.extend import EngineRow": "from anydevice.engines.registry import EngineRow",
+    "from anydevice.extend import BaseEngine, Device, private": """
+from anydevice.core.device import Device
+from anydevice.engines.base import BaseEngine
+from anydevice.engines.host import private
+""",
+    "from anydevice.extend import known_dtype": "from anydevice.engines.host import known_dtype",
+    "slice_axis=tinylib.slice_axis": "part=tinylib.slice_axis",
+}
+"""Lines of the walkthrough as this page had them in 0.2."""
+
+
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder that holds what installing the package of the walkthrough and its library leaves."""
+def package(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder that holds what installing the package of the walkthrough and its library leaves.
+
+    Its parameter has lines of the walkthrough, each with the line that takes its place.
+    """
     for name, text in FILE.findall(STEPS):
+        for line, other in getattr(request, "param", {}).items():
+            text = text.replace(line, other)
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, "utf-8")
@@ -60,7 +78,13 @@ def test_the_engine_of_the_walkthrough_passes_the_contract_tests(package: Path) 
     assert int(passed[1]) > 100
 
 
-def test_the_engine_of_the_walkthrough_does_what_users_do(package: Path) -> None:
+@pytest.mark.parametrize(
+    ("package", "moved"),
+    [({}, 0), (IMPORTS_OF_0_2, 5)],
+    indirect=["package"],
+    ids=["today", "written for 0.2"],
+)
+def test_the_engine_of_the_walkthrough_does_what_users_do(package: Path, moved: int) -> None:
     program = (
         "import numpy as np, anydevice, tinylib\n"
         "from anydevice import ops\n"
@@ -71,10 +95,11 @@ def test_the_engine_of_the_walkthrough_does_what_users_do(package: Path) -> None
         "print(device.native)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-W", "always::DeprecationWarning", "-c", program],
         env={**os.environ, "PYTHONPATH": str(package)},
         capture_output=True,
         text=True,
         timeout=400,
     )
     assert ended.stdout.splitlines() == ["[1.0, 1.0]", "cpu"], ended.stderr
+    assert len(re.findall(r"is now anydevice\.extend\.", ended.stderr)) == moved, ended.stderr

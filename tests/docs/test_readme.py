@@ -189,10 +189,10 @@ def test_the_demo_says_what_it_leaves_out_and_goes_on() -> None:
 def test_the_demo_ends_with_1_on_a_device_that_does_not_compute() -> None:
     ended = story(
         "from anydevice import testing",
-        "from anydevice._core.finding import Facts, Seen, Sighting",
-        "seen = Seen(0, 'gpu', Facts('a card', uuid='GPU-1'))",
-        "card = Sighting('cuda', True, (seen,), engines=('numpy',))",
-        "with testing.fake_machine(sightings=[card]):",  # NumPy in the child knows no cuda:0
+        "from anydevice._core.finding import Facts, RawDevice, BackendScan",
+        "seen = RawDevice(0, 'gpu', Facts('a card', uuid='GPU-1'))",
+        "card = BackendScan('cuda', True, (seen,), engines=('numpy',))",
+        "with testing.fake_machine(scans=[card]):",  # NumPy in the child knows no cuda:0
         "    sys.exit(story.main())",
     )
     assert ended.returncode == 1, ended.stdout + ended.stderr

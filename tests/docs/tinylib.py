@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice._engines.host import known_dtype
+from anydevice.extend import known_dtype
 from anydevice._engines.numpy.primitives import PRIMITIVES
 
 

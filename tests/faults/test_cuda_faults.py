@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice._core.finding import Sighting
+from anydevice._core.finding import BackendScan
 from anydevice._machine.discovery.libraries import findings_of
 from anydevice._machine.hardware.cuda import reader as cuda
 from anydevice._machine.hardware.cuda.diagnosis import cuda_fault, nvml_fault
@@ -34,7 +34,7 @@ HEALTHY_DRIVER = (RECORDED / "healthy_driver.c").read_text()
 CRASHES = "volatile int *nowhere = 0; *nowhere = 1; return 0;"
 SLEEPS = "for (;;) sleep(1000); return 0;"
 
-Look = Callable[..., Sighting]
+Look = Callable[..., BackendScan]
 BuildLibrary = Callable[[str, str], Path]
 
 
@@ -56,23 +56,23 @@ def look(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> Look:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
-    def look(nvml: str, driver: str, limit: float = USUAL_LIMIT) -> Sighting:
+    def look(nvml: str, driver: str, limit: float = USUAL_LIMIT) -> BackendScan:
         build_library("libnvidia-ml.so.1", nvml)
         monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libcuda.so.1", driver)))
         began = time.monotonic()
-        sighting = cuda.look(limit)
+        scan = cuda.look(limit)
         assert time.monotonic() - began <= limit + 20
-        return sighting
+        return scan
 
     return look
 
 
 def test_two_healthy_cards_in_the_order_of_the_driver(look: Look) -> None:
-    sighting = look(HEALTHY_NVML, "#define TWO 1\n" + HEALTHY_DRIVER)
-    assert (sighting.present, sighting.stage, sighting.notes) == (True, None, ())
-    assert [device.index for device in sighting.devices] == [0, 1]
-    assert [text_of(device) for device in sighting.devices] == [None, None]
-    facts, second = (device.facts for device in sighting.devices)
+    scan = look(HEALTHY_NVML, "#define TWO 1\n" + HEALTHY_DRIVER)
+    assert (scan.present, scan.stage, scan.notes) == (True, None, ())
+    assert [device.index for device in scan.devices] == [0, 1]
+    assert [text_of(device) for device in scan.devices] == [None, None]
+    facts, second = (device.facts for device in scan.devices)
     assert second.uuid == "GPU-aaaaaaaa-0000-4000-8000-000000000001"
     assert facts.uuid == "GPU-bbbbbbbb-0000-4000-8000-000000000002"
     assert facts.pci_address == "0000:0b:00.0"
@@ -90,51 +90,51 @@ def test_two_healthy_cards_in_the_order_of_the_driver(look: Look) -> None:
     ],
 )
 def test_nvml_answers_and_the_driver_fails(look: Look, body: str, reason: str, fix: str) -> None:
-    sighting = look(HEALTHY_NVML, driver_that(body))
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert reason in (text_of(sighting) or "")
-    assert fix in (fix_of(sighting) or "")
-    assert [device.facts.pci_address for device in sighting.devices] == [
+    scan = look(HEALTHY_NVML, driver_that(body))
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert reason in (text_of(scan) or "")
+    assert fix in (fix_of(scan) or "")
+    assert [device.facts.pci_address for device in scan.devices] == [
         "0000:0a:00.0",
         "0000:0b:00.0",
     ]
-    (finding,) = findings_of([sighting])
+    (finding,) = findings_of([scan])
     assert [device.usable for device in finding.devices] == [False, False]
 
 
 def test_nvml_answers_and_the_driver_hangs(look: Look) -> None:
-    sighting = look(HEALTHY_NVML, driver_that(SLEEPS), LIMIT)
-    assert (sighting.present, sighting.stage, len(sighting.devices)) == (True, "driver", 2)
+    scan = look(HEALTHY_NVML, driver_that(SLEEPS), LIMIT)
+    assert (scan.present, scan.stage, len(scan.devices)) == (True, "driver", 2)
     told = re.fullmatch(
         r"the CUDA driver timed out \(no answer within (\d\.\d{1,2}|\d) s\) in cuInit",
-        text_of(sighting) or "",
+        text_of(scan) or "",
     )
     assert told is not None
     assert LIMIT * 0.4 <= float(told[1]) < LIMIT
-    assert "anydevice.configure(time_limit=20)" in (fix_of(sighting) or "")
+    assert "anydevice.configure(time_limit=20)" in (fix_of(scan) or "")
 
 
 def test_nvml_answers_and_there_is_no_driver(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "driver_libraries", lambda around: ["libno-such.so.1"])
-    sighting = look(HEALTHY_NVML, driver_that(CRASHES))
-    assert (sighting.present, sighting.stage, len(sighting.devices)) == (True, "driver", 2)
-    assert text_of(sighting) == "NVML answers but there is no CUDA driver library"
+    scan = look(HEALTHY_NVML, driver_that(CRASHES))
+    assert (scan.present, scan.stage, len(scan.devices)) == (True, "driver", 2)
+    assert text_of(scan) == "NVML answers but there is no CUDA driver library"
 
 
 def test_the_variable_reorders_real_answers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
-    sighting = look(HEALTHY_NVML, driver_that("return 999;"))
-    assert [device.facts.pci_address for device in sighting.devices] == [
+    scan = look(HEALTHY_NVML, driver_that("return 999;"))
+    assert [device.facts.pci_address for device in scan.devices] == [
         "0000:0b:00.0",
         "0000:0a:00.0",
     ]
 
 
 def test_nvml_crashes_and_the_driver_answers(look: Look) -> None:
-    sighting = look(nvml_that(CRASHES), HEALTHY_DRIVER)
-    assert sighting.stage is None
-    assert sighting.notes == ("NVML crashed (SIGSEGV) in nvmlInit",)
-    (device,) = sighting.devices
+    scan = look(nvml_that(CRASHES), HEALTHY_DRIVER)
+    assert scan.stage is None
+    assert scan.notes == ("NVML crashed (SIGSEGV) in nvmlInit",)
+    (device,) = scan.devices
     assert device.facts.name == "NVIDIA Test 100"
     assert device.facts.uuid == "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf"
     assert (device.facts.total_memory, device.facts.free_memory) == (8 * GIB, 7 * GIB)
@@ -142,82 +142,82 @@ def test_nvml_crashes_and_the_driver_answers(look: Look) -> None:
 
 
 def test_nvml_hangs_and_the_driver_answers(look: Look) -> None:
-    sighting = look(nvml_that(SLEEPS), HEALTHY_DRIVER, LIMIT)
-    assert sighting.stage is None
-    assert len(sighting.devices) == 1
-    assert "timed out" in sighting.notes[0]
-    assert "in nvmlInit" in sighting.notes[0]
+    scan = look(nvml_that(SLEEPS), HEALTHY_DRIVER, LIMIT)
+    assert scan.stage is None
+    assert len(scan.devices) == 1
+    assert "timed out" in scan.notes[0]
+    assert "in nvmlInit" in scan.notes[0]
 
 
 def test_a_context_that_crashes_costs_only_the_free_memory(look: Look) -> None:
     crashing = HEALTHY_DRIVER.replace("*context = 0;", "*(volatile int *)0 = 1;")
-    sighting = look(nvml_that("return 9;"), crashing)
-    assert sighting.stage is None
-    assert sighting.devices[0].facts.free_memory is None
-    assert sighting.devices[0].facts.total_memory == 8 * GIB
+    scan = look(nvml_that("return 9;"), crashing)
+    assert scan.stage is None
+    assert scan.devices[0].facts.free_memory is None
+    assert scan.devices[0].facts.total_memory == 8 * GIB
 
 
 def test_both_crash(look: Look) -> None:
-    sighting = look(nvml_that(CRASHES), driver_that(CRASHES))
-    assert (sighting.present, sighting.stage, sighting.devices) == (True, "driver", ())
-    assert text_of(sighting) == (
+    scan = look(nvml_that(CRASHES), driver_that(CRASHES))
+    assert (scan.present, scan.stage, scan.devices) == (True, "driver", ())
+    assert text_of(scan) == (
         "NVML crashed (SIGSEGV) in nvmlInit; the CUDA driver crashed (SIGSEGV) in cuInit"
     )
-    assert fix_of(sighting) == "reinstall the NVIDIA driver, then reboot"
+    assert fix_of(scan) == "reinstall the NVIDIA driver, then reboot"
 
 
 def test_both_hang(look: Look) -> None:
-    sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), LIMIT)
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    reason = text_of(sighting) or ""
+    scan = look(nvml_that(SLEEPS), driver_that(SLEEPS), LIMIT)
+    assert (scan.present, scan.stage) == (True, "driver")
+    reason = text_of(scan) or ""
     assert reason.startswith("NVML timed out (no answer within 1.2 s) in nvmlInit")
     assert "the CUDA driver timed out" in reason
     assert "in cuInit" in reason
-    assert "anydevice.configure(time_limit=20)" in (fix_of(sighting) or "")
+    assert "anydevice.configure(time_limit=20)" in (fix_of(scan) or "")
 
 
 def test_no_time_is_left_for_the_driver(look: Look) -> None:
-    sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), 0.1)
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert "the CUDA driver timed out (no time was left for it)" in (text_of(sighting) or "")
+    scan = look(nvml_that(SLEEPS), driver_that(SLEEPS), 0.1)
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert "the CUDA driver timed out (no time was left for it)" in (text_of(scan) or "")
 
 
 def test_a_driver_that_leaves_the_process(look: Look) -> None:
-    sighting = look(nvml_that("_exit(3);"), driver_that("_exit(3);"))
-    assert sighting.stage == "driver"
-    assert "NVML crashed (exit code 3: no message) in nvmlInit" in (text_of(sighting) or "")
+    scan = look(nvml_that("_exit(3);"), driver_that("_exit(3);"))
+    assert scan.stage == "driver"
+    assert "NVML crashed (exit code 3: no message) in nvmlInit" in (text_of(scan) or "")
 
 
 @pytest.mark.parametrize("code", [4, 9, 15, 16, 18, 999])
 def test_an_error_of_nvml(look: Look, code: int) -> None:
-    sighting = look(nvml_that(f"return {code};"), driver_that("return 999;"))
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert f"({nvml_fault(code).symbol}, {code}) in nvmlInit" in (text_of(sighting) or "")
-    assert "(CUDA_ERROR_UNKNOWN, 999) in cuInit" in (text_of(sighting) or "")
+    scan = look(nvml_that(f"return {code};"), driver_that("return 999;"))
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert f"({nvml_fault(code).symbol}, {code}) in nvmlInit" in (text_of(scan) or "")
+    assert "(CUDA_ERROR_UNKNOWN, 999) in cuInit" in (text_of(scan) or "")
 
 
 @pytest.mark.parametrize("code", [2, 3, 34, 35, 46, 100, 719, 802, 803, 804, 999])
 def test_an_error_of_the_driver(look: Look, code: int) -> None:
-    sighting = look(nvml_that("return 9;"), driver_that(f"return {code};"))
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert f"({cuda_fault(code).symbol}, {code}) in cuInit" in (text_of(sighting) or "")
+    scan = look(nvml_that("return 9;"), driver_that(f"return {code};"))
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert f"({cuda_fault(code).symbol}, {code}) in cuInit" in (text_of(scan) or "")
 
 
 def test_a_library_without_the_function(look: Look) -> None:
-    sighting = look("int nothing;", "int nothing;")
-    assert sighting.stage == "driver"
-    assert "NVML_ERROR_FUNCTION_NOT_FOUND, 13" in (text_of(sighting) or "")
-    assert "undefined symbol: cuInit" in (text_of(sighting) or "")
+    scan = look("int nothing;", "int nothing;")
+    assert scan.stage == "driver"
+    assert "NVML_ERROR_FUNCTION_NOT_FOUND, 13" in (text_of(scan) or "")
+    assert "undefined symbol: cuInit" in (text_of(scan) or "")
 
 
 def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
         (tmp_path / name).write_text("this is no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    sighting = cuda.look(USUAL_LIMIT)
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert "NVML cannot be loaded" in (text_of(sighting) or "")
-    assert "the CUDA driver cannot be loaded" in (text_of(sighting) or "")
+    scan = cuda.look(USUAL_LIMIT)
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert "NVML cannot be loaded" in (text_of(scan) or "")
+    assert "the CUDA driver cannot be loaded" in (text_of(scan) or "")
 
 
 def test_devices_that_a_variable_hides_from_the_driver(
@@ -229,19 +229,19 @@ def test_devices_that_a_variable_hides_from_the_driver(
         'int cuInit(unsigned flags) { return getenv("CUDA_VISIBLE_DEVICES") ? 100 : 0; }',
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "nonsense")
-    sighting = look(nvml_that("return 9;"), obedient)
-    assert (sighting.present, sighting.stage) == (True, "device")
-    assert 'CUDA_VISIBLE_DEVICES="nonsense" hides every device' in (text_of(sighting) or "")
-    assert fix_of(sighting) == "unset CUDA_VISIBLE_DEVICES"
+    scan = look(nvml_that("return 9;"), obedient)
+    assert (scan.present, scan.stage) == (True, "device")
+    assert 'CUDA_VISIBLE_DEVICES="nonsense" hides every device' in (text_of(scan) or "")
+    assert fix_of(scan) == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_without_nvidia_ml_py_the_driver_answers(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda, "find_spec", lambda name: None)
-    sighting = look(HEALTHY_NVML, HEALTHY_DRIVER)
-    assert len(sighting.devices) == 1
-    assert sighting.notes == ("NVML cannot be loaded: nvidia-ml-py is not installed",)
+    scan = look(HEALTHY_NVML, HEALTHY_DRIVER)
+    assert len(scan.devices) == 1
+    assert scan.notes == ("NVML cannot be loaded: nvidia-ml-py is not installed",)
 
 
 def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.Monk
 
 def test_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    sighting = cuda.look(USUAL_LIMIT)
-    assert (sighting.present, text_of(sighting)) == (False, "CUDA needs Linux or Windows")
+    scan = cuda.look(USUAL_LIMIT)
+    assert (scan.present, text_of(scan)) == (False, "CUDA needs Linux or Windows")
 
 
 def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +263,6 @@ def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.Mon
         raise RuntimeError("odd machine")
 
     monkeypatch.setattr(cuda, "read_surroundings", fails)
-    sighting = cuda.look(USUAL_LIMIT)
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert "RuntimeError: odd machine" in (text_of(sighting) or "")
+    scan = cuda.look(USUAL_LIMIT)
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert "RuntimeError: odd machine" in (text_of(scan) or "")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice._core.finding import Facts, Reason, Seen, Sighting, Verdict
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Verdict
 from anydevice._machine.choose import measurements
 from anydevice._machine.discovery import discover as _discover
 from anydevice._machine.discovery.check import keep_verdict, read_verdicts
@@ -202,18 +202,18 @@ def test_errors_and_warnings_in_a_program_print_no_escapes(home: Path) -> None:
 def test_what_drivers_say_is_printed_without_escapes(home: Path) -> None:
     facts = Facts(f"card{ESCAPES}\nfake line", details={"note": f"x{ESCAPES}"})
     why = Reason("no_driver", f"broken{ESCAPES}")
-    seen = (Seen(0, "gpu", facts), Seen(1, "gpu", facts, why))
-    sightings = [
-        Sighting("cpu", True, (Seen(0, "cpu", Facts(f"chip{ESCAPES}")),)),
-        Sighting("cuda", True, seen, notes=(f"note{ESCAPES}",)),
-        Sighting("rocm", True, stage="driver", reason=why),
+    seen = (RawDevice(0, "gpu", facts), RawDevice(1, "gpu", facts, why))
+    scans = [
+        BackendScan("cpu", True, (RawDevice(0, "cpu", Facts(f"chip{ESCAPES}")),)),
+        BackendScan("cuda", True, seen, notes=(f"note{ESCAPES}",)),
+        BackendScan("rocm", True, stage="driver", reason=why),
     ]
-    with _discover.machine_from(lambda limit: sightings):
+    with _discover.machine_from(lambda limit: scans):
         report = anydevice.discover()
         shown = [str(report), report._repr_html_(), str(report["rocm"].reason)]
-        standing = report["cuda"].devices[0].standing
-    assert standing is not None
-    shown.append(standing.facts.name)
+        status = report["cuda"].devices[0].status
+    assert status is not None
+    shown.append(status.facts.name)
     assert raw("".join(shown)) == ""
     assert "fake line" in shown[-1]
     assert "\n" not in shown[-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice._core.finding import Sighting
+from anydevice._core.finding import BackendScan
 from anydevice._machine.hardware.opencl import reader as opencl
 from anydevice._machine.hardware.opencl.facts import find_loaders, pyopencl_folder, this_machine
 from tests.reasons import fix_of, text_of
@@ -81,12 +81,12 @@ def driver(platforms: str = "", devices: str = NO_DEVICE, info: str = "return -3
 @pytest.fixture
 def look_beside_pocl(
     tmp_path: Path, build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, float], tuple[Sighting, float]]:
+) -> Callable[[str, float], tuple[BackendScan, float]]:
     home = pyopencl_folder()
     if home is None or not (home / ".libs" / "pocl.icd").is_file():
         pytest.skip("PoCL's wheel is not installed, and so there is no good driver to stand beside")
 
-    def look(source: str, limit: float) -> tuple[Sighting, float]:
+    def look(source: str, limit: float) -> tuple[BackendScan, float]:
         library = build_library("libbad.so", source) / "libbad.so"
         vendors = tmp_path / "vendors"
         vendors.mkdir()
@@ -112,28 +112,28 @@ def look_beside_pocl(
     ids=["crash", "exit", "crash in devices", "hang", "hang in devices", "count", "flood"],
 )
 def test_the_bad_driver_is_named_and_the_good_one_still_seen(
-    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+    look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]],
     tmp_path: Path,
     source: str,
     how: str,
     step: str,
 ) -> None:
-    sighting, took = look_beside_pocl(source, 3.0)
+    scan, took = look_beside_pocl(source, 3.0)
     assert took <= 23
-    assert sighting.present
-    assert sighting.stage == "driver"
-    assert text_of(sighting) is not None
-    assert how in text_of(sighting)
-    assert f" in {step}; " in text_of(sighting)
+    assert scan.present
+    assert scan.stage == "driver"
+    assert text_of(scan) is not None
+    assert how in text_of(scan)
+    assert f" in {step}; " in text_of(scan)
     bad = tmp_path / "vendors" / "bad.icd"
-    assert str(bad) in text_of(sighting)
-    assert "pocl" not in text_of(sighting)
-    assert fix_of(sighting) == f"mv {bad} {bad}.off"
-    (device,) = sighting.devices
+    assert str(bad) in text_of(scan)
+    assert "pocl" not in text_of(scan)
+    assert fix_of(scan) == f"mv {bad} {bad}.off"
+    (device,) = scan.devices
     assert device.facts.details["platform"] == "Portable Computing Language"
     assert text_of(device) is not None
     assert "because of bad.icd" in text_of(device)
-    assert fix_of(device) == fix_of(sighting)
+    assert fix_of(device) == fix_of(scan)
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     ids=["devices", "size", "ones", "zeros", "nothing"],
 )
 def test_an_absurd_answer_of_one_driver_hides_no_other(
-    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]], source: str
+    look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]], source: str
 ) -> None:
-    sighting, _ = look_beside_pocl(source, 5.0)
-    platforms = [device.facts.details["platform"] for device in sighting.devices]
+    scan, _ = look_beside_pocl(source, 5.0)
+    platforms = [device.facts.details["platform"] for device in scan.devices]
     assert "Portable Computing Language" in platforms
-    assert [device for device in sighting.devices if device.reason is None]
+    assert [device for device in scan.devices if device.reason is None]
 
 
 def test_the_fix_fixes(
-    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+    look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]],
 ) -> None:
-    sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
-    assert fix_of(sighting) is not None
-    assert os.system(fix_of(sighting)) == 0
+    scan, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
+    assert fix_of(scan) is not None
+    assert os.system(fix_of(scan)) == 0
     after = opencl.look(5.0)
     assert after.stage is None
     assert [text_of(device) for device in after.devices] == [None]
@@ -174,48 +174,48 @@ def test_a_driver_that_is_the_only_one_needs_no_second_try(
         pytest.skip("pyopencl is not installed, and its loader is the one asked here")
     library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
     monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
-    sighting = opencl.look(5.0)
-    assert text_of(sighting) is not None
-    assert text_of(sighting).startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
-    assert fix_of(sighting) == "unset OCL_ICD_VENDORS"
-    assert sighting.devices == ()
+    scan = opencl.look(5.0)
+    assert text_of(scan) is not None
+    assert text_of(scan).startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
+    assert fix_of(scan) == "unset OCL_ICD_VENDORS"
+    assert scan.devices == ()
 
 
 def test_no_time_left_to_ask_one_by_one(
-    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+    look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]],
 ) -> None:
-    sighting, took = look_beside_pocl(driver(platforms=HANG), 0.2)
+    scan, took = look_beside_pocl(driver(platforms=HANG), 0.2)
     assert took <= 0.7
-    assert sighting.stage == "driver"
-    assert text_of(sighting) is not None
-    assert "timed out (no answer within 0.12 s)" in text_of(sighting)
-    assert "bad.icd" in text_of(sighting)
-    assert "pocl.icd" in text_of(sighting)
-    assert sighting.devices == ()
+    assert scan.stage == "driver"
+    assert text_of(scan) is not None
+    assert "timed out (no answer within 0.12 s)" in text_of(scan)
+    assert "bad.icd" in text_of(scan)
+    assert "pocl.icd" in text_of(scan)
+    assert scan.devices == ()
 
 
 def test_no_disk_left_to_ask_one_by_one(
-    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+    look_beside_pocl: Callable[[str, float], tuple[BackendScan, float]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
-    sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
-    assert text_of(sighting) is not None
-    assert "crashed (SIGSEGV) in clGetPlatformIDs" in text_of(sighting)
-    assert "bad.icd" in text_of(sighting)
+    scan, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
+    assert text_of(scan) is not None
+    assert "crashed (SIGSEGV) in clGetPlatformIDs" in text_of(scan)
+    assert "bad.icd" in text_of(scan)
 
 
 def test_a_loader_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libOpenCL.so.1").write_text("not a library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     machine = this_machine()
-    sighting = opencl.look_through(find_loaders(machine, None), machine, 5.0)
-    assert sighting.stage == "driver"
-    assert sighting.present
-    assert text_of(sighting) is not None
-    assert "the OpenCL loader libOpenCL.so.1 does not work: failed (OSError: " in text_of(sighting)
-    assert text_of(sighting).endswith("in loading libOpenCL.so.1")
+    scan = opencl.look_through(find_loaders(machine, None), machine, 5.0)
+    assert scan.stage == "driver"
+    assert scan.present
+    assert text_of(scan) is not None
+    assert "the OpenCL loader libOpenCL.so.1 does not work: failed (OSError: " in text_of(scan)
+    assert text_of(scan).endswith("in loading libOpenCL.so.1")
 
 
 def test_a_loader_that_crashes_when_it_is_loaded(
@@ -224,7 +224,7 @@ def test_a_loader_that_crashes_when_it_is_loaded(
     source = "#include <signal.h>\n__attribute__((constructor)) void f(void) { raise(SIGABRT); }"
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libOpenCL.so.1", source)))
     machine = this_machine()
-    sighting = opencl.look_through(find_loaders(machine, None), machine, 5.0)
-    assert sighting.stage == "driver"
-    assert text_of(sighting) is not None
-    assert "crashed (SIGABRT) in loading libOpenCL.so.1" in text_of(sighting)
+    scan = opencl.look_through(find_loaders(machine, None), machine, 5.0)
+    assert scan.stage == "driver"
+    assert text_of(scan) is not None
+    assert "crashed (SIGABRT) in loading libOpenCL.so.1" in text_of(scan)

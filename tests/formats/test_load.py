@@ -21,7 +21,7 @@ import safetensors.numpy
 from anydevice._arrays.move import to_numpy
 from anydevice._core.device import Device
 from anydevice._core.dtypes import BY_CODE
-from anydevice._core.finding import Facts, Standing
+from anydevice._core.finding import DeviceStatus, Facts
 from anydevice._formats import files
 from anydevice._formats import join as joining
 from anydevice._formats import load as loading
@@ -266,7 +266,7 @@ def test_an_unusable_device_is_refused(file: Path) -> None:
 
 
 def test_a_device_that_no_library_drives_is_refused(file: Path) -> None:
-    bare = Device.seen("cuda", 0, Standing("gpu", Facts(name="a card")))
+    bare = Device.seen("cuda", 0, DeviceStatus("gpu", Facts(name="a card")))
     with pytest.raises(DeviceNotFoundError, match="no installed library drives cuda:0"):
         load_weights(write(file, {}), bare)
 

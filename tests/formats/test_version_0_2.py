@@ -275,12 +275,12 @@ def put_here(name: str, home: Path) -> list[Any]:
 def test_verdicts_of_past_checks_count(home: Path) -> None:
     right, wrong = put_here("verdicts.json", home)
     device = "anydevice.device('cpu', engine='numpy')"
-    found = in_a_process(f"[each.to_dict() for each in {device}.standing.verdicts]")
+    found = in_a_process(f"[each.to_dict() for each in {device}.status.verdicts]")
     good, bad = sorted(found, key=lambda each: str(each["engine"]))
     why = wrong.pop("reason")
     assert right.items() <= good.items()
     assert {**wrong, "code": why["code"], "fix": why["fix"]}.items() <= bad.items()
-    engines = in_a_process(f"{device}.standing.engines")
+    engines = in_a_process(f"{device}.status.engines")
     assert "numpy" in engines
     assert "torch" not in engines, "its check failed"
 
@@ -297,7 +297,7 @@ def test_measurements_choose_the_engine(home: Path) -> None:
 def test_a_cache_of_another_machine_is_read_without_a_complaint(name: str, home: Path) -> None:
     shutil.copy(FILES / name, home)
     device = "anydevice.device('cpu')"
-    assert in_a_process(f"({device}.standing.verdicts, {device}.engine)") == [[], "numpy"]
+    assert in_a_process(f"({device}.status.verdicts, {device}.engine)") == [[], "numpy"]
 
 
 def test_kernels_are_trusted_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

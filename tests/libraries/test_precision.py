@@ -10,7 +10,7 @@ import pytest
 import anydevice
 from anydevice import ops
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Standing
+from anydevice._core.finding import DeviceStatus, Facts
 from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.precision import (
     LossScale,
@@ -35,8 +35,8 @@ def cpu(request: pytest.FixtureRequest) -> Device:
 
 def card(capability: str | None, engine: str = "torch") -> Device:
     facts = Facts(name="card", compute_capability=capability)
-    standing = Standing(kind="gpu", facts=facts, engines=(engine,))
-    return Device.seen("cuda", 0, standing).served_by(engine)
+    status = DeviceStatus(kind="gpu", facts=facts, engines=(engine,))
+    return Device.seen("cuda", 0, status).served_by(engine)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])

@@ -7,7 +7,7 @@ import pytest
 import anydevice
 from anydevice import plan_inference, testing
 from anydevice._arrays.memory.stats import MemoryStats, memory_stats
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.discovery import discover as discovery
 from anydevice._plan import available
 from anydevice._plan.available import AvailableMemory, available_memory
@@ -66,12 +66,12 @@ def test_a_library_s_own_device() -> None:
 @pytest.mark.needs("torch")
 def test_one_card_seen_through_two_backends_counts_once() -> None:
     facts = Facts("one card", uuid="GPU-7", total_memory=8 * GIB, free_memory=8 * GIB)
-    seen = (Seen(0, "gpu", facts),)
-    sightings = [
-        Sighting("cuda", present=True, devices=seen, engines=("torch",)),
-        Sighting("opencl", present=True, devices=seen, engines=("torch",)),
+    seen = (RawDevice(0, "gpu", facts),)
+    scans = [
+        BackendScan("cuda", present=True, devices=seen, engines=("torch",)),
+        BackendScan("opencl", present=True, devices=seen, engines=("torch",)),
     ]
-    with testing.fake_machine(sightings=sightings):
+    with testing.fake_machine(scans=scans):
         everything, _ = available_memory(None)
         both, _ = available_memory(["cuda", "opencl"])
     assert [each.device.backend for each in everything] == ["cuda", "cpu"]
@@ -89,8 +89,10 @@ def test_unified_memory_is_not_counted_twice() -> None:
 @pytest.mark.needs("torch")
 def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
     facts = Facts("a CPU", memory_kind="host", total_memory=GIB)
-    pocl = Sighting("opencl", present=True, devices=(Seen(0, "cpu", facts),), engines=("torch",))
-    with testing.fake_machine(sightings=[pocl]):
+    pocl = BackendScan(
+        "opencl", present=True, devices=(RawDevice(0, "cpu", facts),), engines=("torch",)
+    )
+    with testing.fake_machine(scans=[pocl]):
         assert [str(each.device) for each in available_memory(None)[0]] == ["cpu"]
         assert [str(each.device) for each in available_memory("opencl")[0]] == ["opencl:0"]
 

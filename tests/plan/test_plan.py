@@ -10,7 +10,7 @@ import pytest
 
 import anydevice
 from anydevice import plan_inference, testing
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._plan.estimates import estimate_inference
 from anydevice._plan.model import shape_of
 from anydevice._plan.overheads import CONTEXT, MARGIN
@@ -28,11 +28,11 @@ def room_for(total: int) -> int:
     return -(-total * (100 + MARGIN) // 100)
 
 
-def cpu_with(memory: int) -> Sighting:
+def cpu_with(memory: int) -> BackendScan:
     """A CPU of that memory; what is really free here may be less, so it is small in tests."""
     facts = Facts("a small CPU", memory_kind="host", total_memory=memory, usable_memory=memory)
-    return Sighting(
-        "cpu", present=True, devices=(Seen(0, "cpu", facts),), engines=("numpy", "torch")
+    return BackendScan(
+        "cpu", present=True, devices=(RawDevice(0, "cpu", facts),), engines=("numpy", "torch")
     )
 
 
@@ -66,7 +66,7 @@ def test_the_processor_keeps_no_margin() -> None:
     small = {**LLAMA_8B, "num_hidden_layers": 2, "vocab_size": 1000}
     needed = estimate_inference(small, context=128).on_cpu().total
     for memory, fits in ((needed, True), (needed - 1, False)):
-        with testing.fake_machine(sightings=[cpu_with(memory)]):
+        with testing.fake_machine(scans=[cpu_with(memory)]):
             assert plan_inference(small, "cpu", context=128).fits is fits
 
 
@@ -126,8 +126,8 @@ def test_the_cpu_takes_what_the_card_has_no_room_for() -> None:
     # All but the last two layers and the head; the CPU has room for them and no more.
     spilled = shape.head_bytes + 2 * layer + estimate.logits
     # It takes no overhead there.
-    sightings = [cpu_with(spilled + estimate.activations)]
-    with testing.fake_machine(cuda=1, memory=room_for(TOTAL - spilled), sightings=sightings):
+    scans = [cpu_with(spilled + estimate.activations)]
+    with testing.fake_machine(cuda=1, memory=room_for(TOTAL - spilled), scans=scans):
         plan = plan_inference(LLAMA_8B, **ASKED)
     whole(plan)
     card, cpu = plan.placements
@@ -141,7 +141,7 @@ def test_the_cpu_takes_what_the_card_has_no_room_for() -> None:
 def test_a_card_without_room_for_a_layer_leaves_all_to_the_cpu() -> None:
     small = {**LLAMA_8B, "num_hidden_layers": 2, "vocab_size": 1000}
     estimate = estimate_inference(small, context=128).on_cpu()
-    with testing.fake_machine(cuda=1, memory=2**20, sightings=[cpu_with(estimate.total)]):
+    with testing.fake_machine(cuda=1, memory=2**20, scans=[cpu_with(estimate.total)]):
         plan = plan_inference(small, context=128)
     assert (plan.fits, str(plan.device)) == (True, "cpu")
     assert plan.estimate.total == plan.placements[0].parts.total == estimate.total
@@ -149,7 +149,7 @@ def test_a_card_without_room_for_a_layer_leaves_all_to_the_cpu() -> None:
 
 def test_the_cpu_alone_is_not_charged_what_only_a_card_takes() -> None:
     estimate = estimate_inference(LLAMA_8B, context=128).on_cpu()
-    with testing.fake_machine(sightings=[cpu_with(estimate.total - 2**20)]):
+    with testing.fake_machine(scans=[cpu_with(estimate.total - 2**20)]):
         plan = plan_inference(LLAMA_8B, "cpu", context=128)
     assert not plan.fits
     assert plan.estimate.total == plan.placements[0].parts.total == estimate.total
@@ -299,10 +299,10 @@ def test_a_very_long_name_is_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_device_that_does_not_tell_its_memory_is_not_counted() -> None:
-    silent = Sighting(
-        "tpu", present=True, devices=(Seen(0, "tpu", Facts("a TPU")),), engines=("jax",)
+    silent = BackendScan(
+        "tpu", present=True, devices=(RawDevice(0, "tpu", Facts("a TPU")),), engines=("jax",)
     )
-    with testing.fake_machine(sightings=[silent]):
+    with testing.fake_machine(scans=[silent]):
         plan = plan_inference(LLAMA_8B, "tpu", **ASKED)
     assert not plan.fits
     assert plan.notes == ("tpu:0 does not tell how much memory it has: it is not counted",)

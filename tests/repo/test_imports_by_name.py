@@ -97,7 +97,7 @@ def test_the_only_hooks_are_those_of_a_device() -> None:
         "free_memory",
         "html",
         "native",
-        "standing",
+        "status",
         "to_device",
     }
     made = [

@@ -57,6 +57,7 @@ NAMES = [
     "verify",
     "warm_up",
     "compat",
+    "extend",
     "llm",
     "nn",
     "ops",
@@ -85,7 +86,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_no_module_hides_a_public_function() -> None:
-    public = {"compat", "llm", "nn", "ops", "parallel", "proofs", "testing"}
+    public = {"compat", "extend", "llm", "nn", "ops", "parallel", "proofs", "testing"}
     modules = {path.stem for path in SOURCE.iterdir()} - public
     assert modules.isdisjoint(NAMES)
 

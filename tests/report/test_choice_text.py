@@ -6,14 +6,14 @@ import pytest
 
 from anydevice._core.choice import Choice, Request, Wish, choose
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Kind, Reason, Standing
+from anydevice._core.finding import DeviceStatus, Facts, Finding, Kind, Reason
 from anydevice._machine.discovery.discover import Report
 from anydevice._report.choice import because, unmet_wishes, was_automatic
 
 
 def finding(backend: str, *kinds: Kind, engines: tuple[str, ...] = ("torch",)) -> Finding:
     devices = tuple(
-        Device.seen(backend, index, Standing(kind, Facts(backend), engines))
+        Device.seen(backend, index, DeviceStatus(kind, Facts(backend), engines))
         for index, kind in enumerate(kinds)
     )
     return Finding(backend, True, True, "stable", devices)
@@ -21,8 +21,8 @@ def finding(backend: str, *kinds: Kind, engines: tuple[str, ...] = ("torch",)) -
 
 def stopped(backend: str, count: int) -> Finding:
     reasons = (Reason("library_missing", "no"),)
-    standing = Standing("gpu", Facts(backend), stage="library", reasons=reasons)
-    devices = tuple(Device.seen(backend, index, standing) for index in range(count))
+    status = DeviceStatus("gpu", Facts(backend), stage="library", reasons=reasons)
+    devices = tuple(Device.seen(backend, index, status) for index in range(count))
     return Finding(backend, True, False, "stable", devices, "library", reasons)
 
 

@@ -12,7 +12,7 @@ import pytest
 import anydevice
 from anydevice._core.child.parent import How
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Reason, Stage, Standing, Verdict
+from anydevice._core.finding import DeviceStatus, Facts, Finding, Reason, Stage, Verdict
 from anydevice._machine.discovery.discover import Report
 from anydevice._machine.engines.diagnosis import _FOREIGN, why_not
 from anydevice._machine.engines.installed import Build
@@ -25,18 +25,18 @@ from anydevice._report.diagnosis import CAUSES
 GIB = 2**30
 
 
-def report_of(*standings: Standing, backend: str = "cuda") -> Report:
-    devices = tuple(Device.seen(backend, i, standing) for i, standing in enumerate(standings))
-    usable = any(standing.usable for standing in standings)
+def report_of(*statuses: DeviceStatus, backend: str = "cuda") -> Report:
+    devices = tuple(Device.seen(backend, i, status) for i, status in enumerate(statuses))
+    usable = any(status.usable for status in statuses)
     return Report((Finding(backend, True, usable, "stable", devices),), "cpu")
 
 
-def usable(*engines: str, total: int | None = None, free: int | None = None) -> Standing:
-    return Standing("gpu", Facts("A card", total_memory=total, free_memory=free), engines)
+def usable(*engines: str, total: int | None = None, free: int | None = None) -> DeviceStatus:
+    return DeviceStatus("gpu", Facts("A card", total_memory=total, free_memory=free), engines)
 
 
-def stopped(*reasons: Reason, stage: Stage = "library", fix: str | None = None) -> Standing:
-    return Standing("gpu", Facts("A card"), stage=stage, reasons=reasons, fix=fix)
+def stopped(*reasons: Reason, stage: Stage = "library", fix: str | None = None) -> DeviceStatus:
+    return DeviceStatus("gpu", Facts("A card"), stage=stage, reasons=reasons, fix=fix)
 
 
 @pytest.mark.parametrize("code", CAUSES)
@@ -89,13 +89,13 @@ def test_every_refusal_of_a_library_has_its_code(build: Build, facts: Facts, cod
 
 
 def test_each_cause_of_a_device_is_explained_with_its_evidence_and_fix() -> None:
-    standing = stopped(
+    status = stopped(
         Reason("cpu_only_build", "torch 2 is a CPU-only build"),
         Reason("cpu_only_build", "mlx 1 is one too"),
         Reason("library_missing", "cupy is not installed"),
         fix="pip install torch",
     )
-    explained = diagnosis.explain(report_of(standing, standing, usable("torch")))
+    explained = diagnosis.explain(report_of(status, status, usable("torch")))
     assert [(e.subject, e.cause) for e in explained] == [
         ("cuda:0, cuda:1", "library built without this backend"),
         ("cuda:0, cuda:1", "no library"),
@@ -117,8 +117,8 @@ def test_a_backend_without_devices_and_without_reasons_is_explained_by_its_stage
 
 def test_a_failed_check_is_not_sent_back_to_the_doctor() -> None:
     wrong = Reason("wrong_answer", "torch: wrong answer: off by 1")
-    standing = stopped(wrong, stage="compute", fix="anydevice doctor")
-    [explained] = diagnosis.explain(report_of(standing))
+    status = stopped(wrong, stage="compute", fix="anydevice doctor")
+    [explained] = diagnosis.explain(report_of(status))
     assert explained.cause == "wrong answer"
     assert explained.advice != "anydevice doctor"
 

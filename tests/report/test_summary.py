@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.discovery.discover import Report
@@ -38,12 +38,12 @@ def ending_of(report: Report) -> list[str]:
     return text(report, choice=why()).partition("\n\n")[2].rpartition("\n\n")[2].splitlines()
 
 
-def stopped(backend: str, names: list[str], reason: str) -> Sighting:
+def stopped(backend: str, names: list[str], reason: str) -> BackendScan:
     devices = tuple(
-        Seen(index, "gpu", Facts(name), Reason("card_too_old", reason, "do this"))
+        RawDevice(index, "gpu", Facts(name), Reason("card_too_old", reason, "do this"))
         for index, name in enumerate(names)
     )
-    return Sighting(backend, True, devices)
+    return BackendScan(backend, True, devices)
 
 
 def test_without_a_choice_the_recommended_backend_is_named() -> None:
@@ -70,16 +70,16 @@ def test_unified_memory_and_tiers_are_said() -> None:
 
 
 def test_an_architecture_and_a_cpu_behind_opencl_are_said() -> None:
-    sightings = (
-        Sighting(
+    scans = (
+        BackendScan(
             "rocm",
             True,
-            (Seen(0, "gpu", Facts("MI300X", architecture="gfx942")),),
+            (RawDevice(0, "gpu", Facts("MI300X", architecture="gfx942")),),
             engines=("numpy",),
         ),
-        Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",)),
+        BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",)),
     )
-    with testing.fake_machine(keep_settings=True, sightings=sightings) as report:
+    with testing.fake_machine(keep_settings=True, scans=scans) as report:
         shown = text(report)
     assert line_of(shown, "✓ rocm:0").startswith("✓ rocm:0     MI300X, gfx942   numpy ")
     assert line_of(shown, "✓ opencl:0").startswith("✓ opencl:0   PoCL, a CPU   numpy ")
@@ -87,11 +87,11 @@ def test_an_architecture_and_a_cpu_behind_opencl_are_said() -> None:
 
 def test_one_card_seen_twice_says_so() -> None:
     facts = Facts("H200", uuid="GPU-1", pci_address="0000:18:00.0")
-    sightings = [
-        Sighting(backend, True, (Seen(0, "gpu", facts),), engines=("numpy",))
+    scans = [
+        BackendScan(backend, True, (RawDevice(0, "gpu", facts),), engines=("numpy",))
         for backend in ("cuda", "opencl")
     ]
-    with testing.fake_machine(keep_settings=True, sightings=sightings) as report:
+    with testing.fake_machine(keep_settings=True, scans=scans) as report:
         shown = text(report)
     assert "same card as opencl:0" in line_of(shown, "✓ cuda:0")
     assert "same card as cuda:0" in line_of(shown, "✓ opencl:0")
@@ -107,7 +107,7 @@ def test_the_cpu_devices_of_jax_are_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
     with testing.fake_machine(
-        keep_settings=True, sightings=[stopped("cuda", ["A", "B", "C"], "too old")]
+        keep_settings=True, scans=[stopped("cuda", ["A", "B", "C"], "too old")]
     ) as report:
         lines = text(report).splitlines()[2:8]
     assert lines[:3] == ["✗ cuda:0   A", "✗ cuda:1   B", "✗ cuda:2   C"]
@@ -119,14 +119,14 @@ def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
 
 
 def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
-    broken = Sighting(
+    broken = BackendScan(
         "cuda",
         True,
         stage="driver",
         reason=Reason("asleep", "it is asleep"),
         notes=("seen by lspci",),
     )
-    with testing.fake_machine(keep_settings=True, sightings=[broken]) as report:
+    with testing.fake_machine(keep_settings=True, scans=[broken]) as report:
         shown = text(report, choice=why())
     assert shown.splitlines()[2:6] == [
         "✗ cuda",
@@ -140,8 +140,8 @@ def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
 def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
     reason = "a sentence that goes on and on and on until nobody can read it in one line any more"
     fix = ("sudo " + "very-long-command " * 8).strip()
-    sighting = Sighting("cuda", True, stage="driver", reason=Reason("asleep", reason, fix))
-    with testing.fake_machine(keep_settings=True, sightings=[sighting]) as report:
+    scan = BackendScan("cuda", True, stage="driver", reason=Reason("asleep", reason, fix))
+    with testing.fake_machine(keep_settings=True, scans=[scan]) as report:
         wide, narrow = text(report, choice=why()), text(report, choice=why(), width=60)
     assert f"             {reason}\n" in wide
     assert reason not in narrow
@@ -155,7 +155,7 @@ def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
 
 def test_styles_change_nothing_but_the_styles() -> None:
     with testing.fake_machine(
-        keep_settings=True, sightings=[stopped("cuda", ["A"], "too old")]
+        keep_settings=True, scans=[stopped("cuda", ["A"], "too old")]
     ) as report:
         plain = text(report)
         painted = text(report, paint=lambda words, style: f"<{style}>{words}</>")
@@ -166,15 +166,15 @@ def test_styles_change_nothing_but_the_styles() -> None:
 
 
 def test_the_card_that_could_be_had_is_named_without_its_maker() -> None:
-    card = Sighting("cuda", True, (Seen(0, "gpu", Facts("NVIDIA A100")),))
-    with testing.fake_machine(keep_settings=True, sightings=[card]) as report:
+    card = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("NVIDIA A100")),))
+    with testing.fake_machine(keep_settings=True, scans=[card]) as report:
         assert ending_of(report)[1] == "One command away from the A100. Then: anydevice doctor"
     with testing.fake_machine(
-        keep_settings=True, sightings=[stopped("cuda", ["NVIDIA A100"], "asleep")]
+        keep_settings=True, scans=[stopped("cuda", ["NVIDIA A100"], "asleep")]
     ) as report:
         assert ending_of(report)[1] == ("To get the A100, fix it as above. Then: anydevice doctor")
     with testing.fake_machine(
-        keep_settings=True, sightings=[stopped("quantum", ["Q1"], "asleep")]
+        keep_settings=True, scans=[stopped("quantum", ["Q1"], "asleep")]
     ) as report:
         assert "To get the Q1, fix" in ending_of(report)[1]
 
@@ -182,7 +182,7 @@ def test_the_card_that_could_be_had_is_named_without_its_maker() -> None:
 def test_who_asked_for_the_cpu_is_not_told_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
     with testing.fake_machine(
-        keep_settings=True, sightings=[stopped("cuda", ["A"], "too old")]
+        keep_settings=True, scans=[stopped("cuda", ["A"], "too old")]
     ) as report:
         assert ending_of(report) == ["Chosen: cpu, because ANYDEVICE_DEVICE asks for it"]
 
@@ -236,7 +236,7 @@ class Cells(HTMLParser):
 
 def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
     evil = stopped("cuda", ["<script>alert(1)</script>"], "a < b")
-    with testing.fake_machine(keep_settings=True, sightings=[evil]) as report:
+    with testing.fake_machine(keep_settings=True, scans=[evil]) as report:
         table = Cells(report._repr_html_())
     assert "script" not in table.tags
     rows = {row[1]: row for row in table.rows}
@@ -253,7 +253,7 @@ def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
 
 def test_a_backend_that_is_absent_without_a_reason_has_an_empty_cell() -> None:
     with testing.fake_machine(
-        keep_settings=True, sightings=[Sighting("tpu", present=False)]
+        keep_settings=True, scans=[BackendScan("tpu", present=False)]
     ) as report:
         rows = {row[1]: row for row in Cells(report._repr_html_()).rows}
     assert rows["tpu"] == ["–", "tpu", "", ""]

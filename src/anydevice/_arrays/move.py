@@ -223,10 +223,10 @@ class Destination:
     def __init__(self, device: Device) -> None:
         if device.engine is None:
             raise not_driven(device)
-        standing = device.standing
+        status = device.status
         self.device = device
         self.engine: Engine = registry.load(device.engine)
-        self.engines = frozenset(standing.engines if standing else (device.engine,))
+        self.engines = frozenset(status.engines if status else (device.engine,))
         self.already_there: dict[type, Callable[[Any], bool]] = {}
         """By the type of an array: a quick test whether it is here already."""
         self.from_host: set[type] = set()

@@ -339,6 +339,6 @@ def release_ring(device: Device) -> None:
 
 def usable_cores() -> int:
     """Cores that this process may use, by its affinity and its container's quota."""
-    standing = Device("cpu").standing
-    usable = standing.facts.details.get("usable_cores") if standing else None
+    status = Device("cpu").status
+    usable = status.facts.details.get("usable_cores") if status else None
     return int(usable) if isinstance(usable, int | float) else os.cpu_count() or 1

@@ -222,8 +222,8 @@ def _library(tree: Any) -> str | None:
 
 
 def _engine(device: Device, library: str | None) -> str | None:
-    standing = device.standing
-    return library if standing and library in standing.engines else device.engine
+    status = device.status
+    return library if status and library in status.engines else device.engine
 
 
 def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTiming:

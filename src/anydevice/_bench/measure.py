@@ -262,10 +262,10 @@ def save(results: Results) -> str | None:
     kept: dict[str, dict[str, float]] = {}
     for each in results.measured:
         device = known.get(each.device)
-        standing = device.standing if device else None
-        if device is None or standing is None or not each.seconds:
+        status = device.status if device else None
+        if device is None or status is None or not each.seconds:
             continue
-        key = key_of(device.backend, device.index, standing.facts, each.engine)
+        key = key_of(device.backend, device.index, status.facts, each.engine)
         kept.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
     problem = keep_measurements(kept)
     forget_report()  # what remembers who serves a device goes by the report

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from anydevice._core.backends import AUTO, BACKENDS, KINDS
 from anydevice._core.device import Device
-from anydevice._core.finding import Finding, Reason, Standing
+from anydevice._core.finding import DeviceStatus, Finding, Reason
 from anydevice._core.record import Record, replace
 from anydevice._core.text import format_size, format_time, joined
 
@@ -164,7 +164,7 @@ def recommend(findings: Sequence[Finding]) -> str:
     """The backend that the order of backends gives, with the free memory of the report."""
 
     def as_reported(device: Device) -> int | None:
-        return device.standing.facts.free_memory if device.standing else None
+        return device.status.facts.free_memory if device.status else None
 
     chosen = choose(Request(), findings, as_reported).device
     return chosen.backend if chosen else "cpu"
@@ -217,7 +217,7 @@ def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
         reasons = (Reason("only_by_name", text),)
         return Step("order of backends", "opencl", text, left_out=True, reasons=reasons)
     others = (d for other in findings if other.backend != "opencl" for d in other.devices)
-    engines = {name for d in others if d.usable and d.standing for name in d.standing.engines}
+    engines = {name for d in others if d.usable and d.status for name in d.status.engines}
     if not engines - {"numpy"}:
         return None
     verb, them, one = ("was", "it", "it") if len(cards) == 1 else ("were", "them", "one")
@@ -303,12 +303,12 @@ def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = N
     With an engine, the reason and the fix are those of its library, where that is the obstacle.
     """
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
-    seen = ((d, d.standing) for finding in here for d in finding.devices if d.kind != "cpu")
+    seen = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {
-        device: f"{device}: {_refusal(standing, engine).with_fix}"
-        for device, standing in seen
-        if engine and standing and engine not in standing.engines
-        if standing.usable or _refuses(standing, engine)
+        device: f"{device}: {_refusal(status, engine).with_fix}"
+        for device, status in seen
+        if engine and status and engine not in status.engines
+        if status.usable or _refuses(status, engine)
     }
     told = {device.backend for device in refused}
     stopped = [_stopped(f).with_fix for f in here if not f.usable and f.backend not in told]
@@ -323,18 +323,18 @@ def _stopped(finding: Finding) -> Reason:
 
 
 def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason | None:
-    standing = device.standing
-    if standing is None:
+    status = device.status
+    if status is None:
         return Reason("no_such_device", f"this machine has no {device}")
-    if not standing.usable and not _refuses(standing, request.engine):
-        return Reason(standing.code or "card_unsupported", standing.reason or "", standing.fix)
-    if request.engine and request.engine not in standing.engines:
+    if not status.usable and not _refuses(status, request.engine):
+        return Reason(status.code or "card_unsupported", status.reason or "", status.fix)
+    if request.engine and request.engine not in status.engines:
         asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
-        refused = _refusal(standing, request.engine)
+        refused = _refusal(status, request.engine)
         return replace(refused, text=f"{refused.text}{asked_by}")
     if request.min_free:
-        free, total = free_memory(device), standing.facts.total_memory
-        most = standing.facts.obtainable_memory if free is None else free
+        free, total = free_memory(device), status.facts.total_memory
+        most = status.facts.obtainable_memory if free is None else free
         if most is not None and most < request.min_free:
             text = (
                 f"{format_size(free)} free of {format_size(total)}, "
@@ -344,13 +344,13 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason 
     return None
 
 
-def _refuses(standing: Standing, engine: str | None) -> bool:
+def _refuses(status: DeviceStatus, engine: str | None) -> bool:
     """Whether this engine's library is what keeps it from driving the device."""
-    return any(refused.engine == engine for refused in standing.refusals)
+    return any(refused.engine == engine for refused in status.refusals)
 
 
-def _refusal(standing: Standing, engine: str) -> Reason:
-    refused = (each.reason for each in standing.refusals if each.engine == engine)
+def _refusal(status: DeviceStatus, engine: str) -> Reason:
+    refused = (each.reason for each in status.refusals if each.engine == engine)
     return next(refused, Reason("not_driven", f"{engine} does not drive it"))
 
 
@@ -364,7 +364,7 @@ def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
     same = [device for device in same if not _is_a_cpu_again(device)] or same
     if len(same) == 1 or same[0].kind == "cpu":
         return same[0]
-    same = [d for d in same if d.standing and d.standing.facts.memory_kind == "dedicated"] or same
+    same = [d for d in same if d.status and d.status.facts.memory_kind == "dedicated"] or same
     free = {device: free_memory(device) or 0 for device in same}
     most = max(free.values())
     # A desktop's few windows must not decide between two otherwise idle cards.
@@ -384,8 +384,8 @@ def _by_measurement(device: Device, request: Request) -> list[Step]:
 
 
 def _measured(device: Device, request: Request) -> Measured | None:
-    standing = device.standing
-    usable = standing.engines if standing else ()
+    status = device.status
+    usable = status.engines if status else ()
     return next(
         (each for each in request.measured if each.device == str(device) and each.engine in usable),
         None,
@@ -393,11 +393,11 @@ def _measured(device: Device, request: Request) -> Measured | None:
 
 
 def _served(device: Device, request: Request, source: str) -> Device:
-    standing = device.standing
-    assert standing is not None
+    status = device.status
+    assert status is not None
     measured = _measured(device, request)
     engine = request.engine or pick_engine(
-        device, standing.engines, request.loaded, measured.engine if measured else None
+        device, status.engines, request.loaded, measured.engine if measured else None
     )
     return device.served_by(engine, source, picked=request.engine_picked or request.engine is None)
 

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, NOT_YET, SAID_ELSEWHERE
-from anydevice._core.finding import Facts, Kind, Standing, Verdict
+from anydevice._core.finding import DeviceStatus, Facts, Kind, Verdict
+from anydevice._core.text import warn
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 _PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")
@@ -34,7 +35,7 @@ class Device:
         "_engine_picked",
         "_index",
         "_served",
-        "_standing",
+        "_status",
     )
 
     _backend: str
@@ -42,7 +43,7 @@ class Device:
     _engine: str | None
     _engine_picked: bool
     _chosen_by: str | None
-    _standing: Standing | None
+    _status: DeviceStatus | None
     _served: dict[tuple[str | None, bool], Device]
 
     def __init__(
@@ -69,7 +70,7 @@ class Device:
         index: int,
         engine: str | None,
         chosen_by: str | None,
-        standing: Standing | None,
+        status: DeviceStatus | None,
         engine_picked: bool = False,
     ) -> None:
         for name, value in (
@@ -78,16 +79,16 @@ class Device:
             ("_engine", engine),
             ("_engine_picked", engine_picked),
             ("_chosen_by", chosen_by),
-            ("_standing", standing),
+            ("_status", status),
             ("_served", {}),
         ):
             object.__setattr__(self, name, value)
 
     @classmethod
-    def seen(cls, backend: str, index: int, standing: Standing) -> Self:
+    def seen(cls, backend: str, index: int, status: DeviceStatus) -> Self:
         """A device that discovery found, with its facts."""
         device = cls.__new__(cls)
-        device._set(backend, index, None, None, standing)
+        device._set(backend, index, None, None, status)
         return device
 
     def served_by(
@@ -101,7 +102,7 @@ class Device:
             return known
         device = Device.__new__(Device)
         by = chosen_by or self._chosen_by
-        device._set(self._backend, self._index, engine, by, self._standing, picked)
+        device._set(self._backend, self._index, engine, by, self._status, picked)
         if not chosen_by:
             self._served[engine, picked] = device
         return device
@@ -126,8 +127,8 @@ class Device:
         """One of "cpu", "gpu" and "tpu"; for an OpenCL device, the driver decides."""
         if self._backend in BACKENDS and self._backend != "opencl":
             return BACKENDS[self._backend].kind
-        standing = self._known()
-        return standing.kind if standing else "gpu"
+        status = self._known()
+        return status.kind if status else "gpu"
 
     @property
     def engine(self) -> str | None:
@@ -151,23 +152,29 @@ class Device:
         return self._engine is None or self._engine_picked
 
     @property
-    def standing(self) -> Standing | None:
+    def status(self) -> DeviceStatus | None:
         """What discovery knows about it; `None` if this machine has no such device."""
         return self._known()
 
     @property
+    def standing(self) -> DeviceStatus | None:
+        """The old name of `status`, until 0.4."""
+        warn(DeprecationWarning("Device.standing is now Device.status; the old name goes in 0.4"))
+        return self.status
+
+    @property
     def usable(self) -> bool:
         """The driver answers, a library that can drive it is installed, and no check failed."""
-        standing = self._known()
-        return standing is not None and standing.usable
+        status = self._known()
+        return status is not None and status.usable
 
     @property
     def why_not(self) -> str | None:
         """Why it is not usable, in a sentence; `None` if it is."""
-        standing = self._known()
-        if standing is None:
+        status = self._known()
+        if status is None:
             return f"this machine has no {self}"
-        return standing.reason
+        return status.reason
 
     @property
     def facts(self) -> Facts:
@@ -175,13 +182,13 @@ class Device:
 
         Raises `DeviceNotFoundError` if this machine has no such device.
         """
-        standing = self._known()
-        if standing is None:
+        status = self._known()
+        if status is None:
             raise DeviceNotFoundError(
                 f"this machine has no {self}; anydevice.devices() lists what it has",
                 tuple(hooks.discover()),
             )
-        return hooks.free_memory(self._backend, self._index, standing.facts)
+        return hooks.free_memory(self._backend, self._index, status.facts)
 
     @property
     def native(self) -> Any:
@@ -206,7 +213,7 @@ class Device:
 
     def to_dict(self) -> dict[str, object]:
         """The device as plain data, ready for JSON."""
-        standing = self._known()
+        status = self._known()
         return {
             "device": str(self),
             "backend": self._backend,
@@ -214,12 +221,12 @@ class Device:
             "kind": self.kind,
             "usable": self.usable,
             "engine": self.engine,
-            "engines": list(standing.engines) if standing else [],
-            "stage": standing.stage if standing else "device",
-            "code": standing.code if standing else "no_such_device",
+            "engines": list(status.engines) if status else [],
+            "stage": status.stage if status else "device",
+            "code": status.code if status else "no_such_device",
             "why_not": self.why_not,
-            "fix": standing.fix if standing else None,
-            "facts": standing.facts.to_dict() if standing else None,
+            "fix": status.fix if status else None,
+            "facts": status.facts.to_dict() if status else None,
         }
 
     def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
@@ -235,8 +242,8 @@ class Device:
             raise ConfigurationError("a device moves one tree; write device((x, y)) for several")
         return hooks.to_device(tree, self, **options)
 
-    def _known(self) -> Standing | None:
-        return self._standing if self._standing is not None else hooks.standing(self)
+    def _known(self) -> DeviceStatus | None:
+        return self._status if self._status is not None else hooks.status(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
@@ -279,12 +286,12 @@ def _rebuild(
 
 def not_driven(device: Device) -> DeviceNotFoundError:
     """The error for a device whose engine is needed, and that has none."""
-    standing = device.standing
-    fix = f"; to fix it: {standing.fix}" if standing and standing.fix else ""
+    status = device.status
+    fix = f"; to fix it: {status.fix}" if status and status.fix else ""
     return DeviceNotFoundError(
         f"no installed library drives {device}: {device.why_not}{fix}",
         tuple(hooks.discover()),
-        standing.reasons if standing else (),
+        status.reasons if status else (),
     )
 
 

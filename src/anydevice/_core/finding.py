@@ -1,7 +1,7 @@
 """Devices and backends as discovery sees them, and why one cannot be used.
 
-The hardware layer makes one `Sighting` a backend: its devices, as the driver shows them. Discovery
-adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
+The hardware layer makes one `BackendScan` for each backend: its devices, as the driver shows them.
+Discovery adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-class Seen(Record):
+class RawDevice(Record):
     """One device as its driver shows it, with a `reason` if it cannot be used."""
 
     index: int
@@ -133,7 +133,7 @@ class Seen(Record):
     reason: Reason | None = None
 
 
-class Sighting(Record):
+class BackendScan(Record):
     """One backend as the hardware layer, or a user's own probe, sees it.
 
     `present` tells "here but not usable" from "not in this machine". `stage` and `reason` are set
@@ -144,7 +144,7 @@ class Sighting(Record):
 
     backend: str
     present: bool
-    devices: tuple[Seen, ...] = ()
+    devices: tuple[RawDevice, ...] = ()
     stage: Stage | None = None
     reason: Reason | None = None
     notes: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class Verdict(Record):
         }
 
 
-class Standing(Record):
+class DeviceStatus(Record):
     """One device with all that discovery knows about it.
 
     `engines` can drive it, in order of choice; `refusals` says why the others cannot. If no engine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from anydevice._core.device import Device
-    from anydevice._core.finding import Facts, Finding, Standing, Verdict
+    from anydevice._core.finding import DeviceStatus, Facts, Finding, Verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ class Hook(Generic[P, R]):
 
 discover: Hook[[], Iterable[Finding]] = Hook("anydevice._machine.discovery.discover")
 added_backends: Hook[[], frozenset[str]] = Hook("anydevice._machine.discovery.discover")
-standing: Hook[[Device], Standing | None] = Hook("anydevice._machine.discovery.discover")
+status: Hook[[Device], DeviceStatus | None] = Hook("anydevice._machine.discovery.discover")
 choose_engine: Hook[[Device], str | None] = Hook("anydevice._machine.choose.measurements")
 check: Hook[[Device, str | None, float], Verdict] = Hook("anydevice._machine.discovery.check")
 free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice._machine.hardware.readers")

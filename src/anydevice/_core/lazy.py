@@ -6,7 +6,6 @@ Importing a package then costs next to nothing, and imports no array library.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
@@ -44,12 +43,34 @@ def lazy_names(
         if current != name:
             short = package.rpartition(".")[2]
             message = f"{short}.{name} is now {short}.{current}; the old name goes in 0.4"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            _warn_deprecated(message)
         value: object = getattr(import_module(f"anydevice.{homes[current]}"), current)
         setattr(sys.modules[package], name, value)
         return value
 
     return public, attribute, lambda: public
+
+
+def moved_names(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a module of 0.2 whose names are now in `anydevice.extend`.
+
+    `names` has the new name of each. Every use of an old name warns.
+    """
+
+    def attribute(name: str) -> object:
+        if name not in names:
+            raise _NoSuchNameError(module, name, list(names), lambda name: "")
+        message = f"{module}.{name} is now anydevice.extend.{names[name]}; the old name goes in 0.4"
+        _warn_deprecated(message)
+        return getattr(import_module("anydevice.extend"), names[name])
+
+    return attribute
+
+
+def _warn_deprecated(message: str) -> None:
+    from anydevice._core.text import warn  # loads what only a warning needs
+
+    warn(DeprecationWarning(message))
 
 
 class _NoSuchNameError(AttributeError):

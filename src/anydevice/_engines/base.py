@@ -8,7 +8,6 @@ value, named after the file, and is loaded when that is first used.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, wraps
@@ -20,7 +19,7 @@ from anydevice._core.dtypes import DType
 from anydevice._core.engine import Absent, Engine, Memory, Storage
 from anydevice._core.hooks import load
 from anydevice._core.primitives import Autodiff, Compiler, Primitives
-from anydevice._core.text import parse_size
+from anydevice._core.text import parse_size, warn
 from anydevice._engines.host import known_dtype
 from anydevice._machine.engines.registry import row_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -48,7 +47,7 @@ class BaseEngine(Engine):
         primitives: Primitives = self._part("primitives")
         if not hasattr(primitives, "slice_axis") and hasattr(primitives, "part"):
             message = f"the engine {self.name} has `part` for the primitive `slice_axis`: rename it"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            warn(DeprecationWarning(message))
             primitives.slice_axis = primitives.part  # type: ignore[method-assign]
         return primitives
 

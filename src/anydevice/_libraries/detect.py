@@ -120,8 +120,8 @@ def _able(device: Device, facet: Facet) -> Device:
     """The same device, served by an engine that has this part, where there is one."""
     if device.engine is not None and _has(device.engine, facet):
         return device
-    standing = device.standing
-    able = [name for name in (standing.engines if standing else ()) if _has(name, facet)]
+    status = device.status
+    able = [name for name in (status.engines if status else ()) if _has(name, facet)]
     able.sort(key=lambda name: not registry.loaded(name))
     return device.served_by(able[0]) if able else device
 

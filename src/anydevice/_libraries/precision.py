@@ -106,9 +106,9 @@ def has_bfloat16(device: Device) -> bool:
     engine = device.engine
     if engine is None or "bfloat16" in registry.row_of(engine).lacks:
         return False
-    if device.backend != "cuda" or (standing := device.standing) is None:
+    if device.backend != "cuda" or (status := device.status) is None:
         return True
-    capability = capability_numbers(standing.facts)
+    capability = capability_numbers(status.facts)
     return capability is None or capability >= _FIRST_WITH_BFLOAT16
 
 

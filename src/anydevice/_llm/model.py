@@ -501,10 +501,10 @@ def _is_list(value: object) -> bool:
 
 def _with_fast_engine(device: Device, weights: int) -> Device:
     """The device, on a CPU with an engine that is fast at this, if NumPy was not asked for."""
-    standing = device.standing
-    if device.engine != "numpy" or not device.engine_is_free or weights <= SMALL or not standing:
+    status = device.status
+    if device.engine != "numpy" or not device.engine_is_free or weights <= SMALL or not status:
         return device
-    usable = [engine for engine in CPU_ENGINES if engine in standing.engines]
+    usable = [engine for engine in CPU_ENGINES if engine in status.engines]
     imported = [engine for engine in usable if engine in registry.loaded_engines()]
     found = next(iter([*imported, *usable]), "numpy")
     return device.served_by(found, device.chosen_by, picked=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
+from anydevice._core.text import warn
 from anydevice._ops.conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
 from anydevice._ops.elementwise import (
     abs,
@@ -161,7 +161,7 @@ if not TYPE_CHECKING:  # type checkers would take it for a promise of any name
     def __getattr__(name: str) -> object:
         if name == "part":
             message = "ops.part is now ops.slice_axis; the old name goes in version 0.4"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            warn(DeprecationWarning(message))
             return slice_axis
         meant = _ELSEWHERE.get(name)
         hint = "" if meant is None else f"; did you mean ops.{meant}?"

@@ -150,12 +150,12 @@ def _keys() -> dict[str, str]:
     """The key of each device that kernels may run on, under which its kernels are kept."""
     found = {}
     for device in discover().devices:
-        standing = device.standing
-        if standing is None or place_of(device) != device:
+        status = device.status
+        if status is None or place_of(device) != device:
             continue  # what is elsewhere is a fake
-        for engine in standing.engines:
+        for engine in status.engines:
             if device.backend in row_of(engine).kernel_backends:
-                card = key_of(device.backend, device.index, standing.facts, engine)
+                card = key_of(device.backend, device.index, status.facts, engine)
                 found[str(device)] = f"{card} | {sources()}"
     return found
 

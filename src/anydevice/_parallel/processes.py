@@ -230,8 +230,8 @@ def _engine_for(device: Device, has_group: bool) -> str:
         return "torch" if has_group else "jax"
     if _RING in os.environ:
         return "mlx"
-    standing = device.standing
-    able = [name for name in TOGETHER if standing is None or name in standing.engines]
+    status = device.status
+    able = [name for name in TOGETHER if status is None or name in status.engines]
     if not able:
         raise Absent(
             f"no library that is installed computes on {device} in several processes",

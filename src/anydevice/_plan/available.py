@@ -136,9 +136,9 @@ def _devices_of(name: Any) -> tuple[Device, ...]:
 
 
 def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
-    standing = device.standing
-    assert standing is not None
-    facts, in_use = standing.facts, 0
+    status = device.status
+    assert status is not None
+    facts, in_use = status.facts, 0
     if recent and not registry.loaded_engines():
         # Discovery has just read what is free: asking the driver again would take as long again.
         free = facts.free_memory

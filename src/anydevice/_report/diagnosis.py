@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from anydevice._core.device import Device
-from anydevice._core.finding import Finding, Reason, Stage, Standing, Verdict
+from anydevice._core.finding import DeviceStatus, Finding, Reason, Stage, Verdict
 from anydevice._core.record import Record
 from anydevice._core.text import format_size, format_time, percent, printable
 from anydevice._machine.hardware.readers import DeviceProcess
@@ -112,21 +112,21 @@ def worth_knowing(
     )
 
 
-def _stopped(finding: Finding) -> Iterator[tuple[tuple[str, ...], Standing | Finding]]:
+def _stopped(finding: Finding) -> Iterator[tuple[tuple[str, ...], DeviceStatus | Finding]]:
     """Everything of a backend that is not usable; devices with the same reasons as one."""
     if not finding.devices:
         yield (finding.backend,), finding
-    groups: dict[tuple[object, ...], tuple[list[str], Standing]] = {}
+    groups: dict[tuple[object, ...], tuple[list[str], DeviceStatus]] = {}
     for device in finding.devices:
-        standing = device.standing
-        if standing is not None and not standing.usable:
-            key = (standing.stage, standing.reasons, standing.fix)
-            groups.setdefault(key, ([], standing))[0].append(str(device))
-    for names, standing in groups.values():
-        yield tuple(names), standing
+        status = device.status
+        if status is not None and not status.usable:
+            key = (status.stage, status.reasons, status.fix)
+            groups.setdefault(key, ([], status))[0].append(str(device))
+    for names, status in groups.values():
+        yield tuple(names), status
 
 
-def _explain(subjects: tuple[str, ...], stopped: Standing | Finding) -> Iterator[Explanation]:
+def _explain(subjects: tuple[str, ...], stopped: DeviceStatus | Finding) -> Iterator[Explanation]:
     stage = stopped.stage or "device"
     evidence: dict[str, list[Reason]] = {}
     for reason in stopped.reasons:
@@ -155,8 +155,8 @@ def _preallocation(report: Report, environment: Mapping[str, str]) -> Iterator[E
         str(device)
         for device in report.devices
         if device.backend in ("cuda", "rocm")
-        and device.standing is not None
-        and "jax" in device.standing.engines
+        and device.status is not None
+        and "jax" in device.status.engines
     ]
     switch = environment.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower()
     on_demand = environment.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "platform"
@@ -176,7 +176,7 @@ def _percent(share: str) -> str:
 
 def has_little_free(device: Device) -> bool:
     """Whether most of an accelerator's memory is taken, as far as that is known."""
-    facts = device.standing.facts if device.standing else None
+    facts = device.status.facts if device.status else None
     if facts is None or device.kind == "cpu" or not facts.total_memory:
         return False
     return facts.free_memory is not None and facts.free_memory < _LITTLE_FREE * facts.total_memory
@@ -186,8 +186,8 @@ def _held_memory(
     report: Report, holders: Mapping[Device, Sequence[DeviceProcess]]
 ) -> Iterator[Explanation]:
     for device in filter(has_little_free, report.devices):
-        assert device.standing is not None
-        facts = device.standing.facts
+        assert device.status is not None
+        facts = device.status.facts
         amounts = f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"
         known = [process for process in holders.get(device, ()) if process.memory]
         evidence = (amounts, *(_holding(process, facts.total_memory or 0) for process in known))

@@ -10,7 +10,7 @@ import anydevice
 from anydevice._core.backends import BACKENDS
 from anydevice._core.choice import Choice
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Standing
+from anydevice._core.finding import DeviceStatus, Facts, Finding
 from anydevice._core.record import Record
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_size, wrapped
 from anydevice._machine.engines import registry
@@ -35,7 +35,7 @@ class _Entry(Record):
     mark: str
     name: str
     facts: tuple[str, ...] = ()
-    stopped: Standing | Finding | None = None
+    stopped: DeviceStatus | Finding | None = None
 
 
 def plain(words: str, style: str) -> str:
@@ -115,10 +115,10 @@ def _finding_rows(finding: Finding, report: Report) -> list[tuple[str, ...]]:
 
 
 def _device_row(device: Device, report: Report) -> tuple[str, ...]:
-    standing = device.standing
-    if standing is None:
+    status = device.status
+    if status is None:
         return (UNUSABLE, str(device), "", device.why_not or "")
-    return _row(_entry(device, standing, report))
+    return _row(_entry(device, status, report))
 
 
 def _row(entry: _Entry) -> tuple[str, ...]:
@@ -128,16 +128,16 @@ def _row(entry: _Entry) -> tuple[str, ...]:
 
 def describe(device: Device, report: Report) -> tuple[str, ...]:
     """One device in a few words each: what it is, its memory, who drives it, what else it is."""
-    standing = device.standing
-    assert standing is not None
-    parts = [_what(device, standing.facts), memory_in_words(standing.facts)]
-    if standing.usable:
-        versions = {name: _short(registry.version_of(name) or "") for name in standing.engines}
+    status = device.status
+    assert status is not None
+    parts = [_what(device, status.facts), memory_in_words(status.facts)]
+    if status.usable:
+        versions = {name: _short(registry.version_of(name) or "") for name in status.engines}
         parts.append(", ".join(f"{name} {version}".rstrip() for name, version in versions.items()))
-    elif standing.facts.driver_version and standing.stage != "driver":
-        parts.append(f"driver {standing.facts.driver_version} answers")
+    elif status.facts.driver_version and status.stage != "driver":
+        parts.append(f"driver {status.facts.driver_version} answers")
     tier = report[device.backend].tier
-    if standing.usable and tier != "stable":
+    if status.usable and tier != "stable":
         parts.append("not tested on hardware" if tier == "untested" else tier)
     twins = [str(d) for card in report.cards if device in card for d in card if d != device]
     if twins:
@@ -176,14 +176,14 @@ def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
     for device in finding.devices:
         if device.backend == "cpu" and device.index > 0:  # the same cores once more, for jax
             continue
-        standing = device.standing
-        assert standing is not None
-        yield _entry(device, standing, report)
+        status = device.status
+        assert status is not None
+        yield _entry(device, status, report)
 
 
-def _entry(device: Device, standing: Standing, report: Report) -> _Entry:
-    stopped = None if standing.usable else standing
-    mark = USABLE if standing.usable else UNUSABLE
+def _entry(device: Device, status: DeviceStatus, report: Report) -> _Entry:
+    stopped = None if status.usable else status
+    mark = USABLE if status.usable else UNUSABLE
     return _Entry(mark, str(device), describe(device, report), stopped)
 
 
@@ -246,10 +246,10 @@ def _ending(report: Report, choice: Choice | None) -> list[str]:
     lines = [f"Chosen: {choice.device}, because {because(report, choice)}"]
     lines += [f"{wish}. See: anydevice config --why" for wish in unmet_wishes(choice)]
     waiting = _waiting(report, choice)
-    if waiting is not None and waiting.standing is not None:
+    if waiting is not None and waiting.status is not None:
         maker = BACKENDS[waiting.backend].vendor if waiting.backend in BACKENDS else ""
-        card = waiting.standing.facts.name.removeprefix(f"{maker} ")
-        near = waiting.standing.stage == "library"
+        card = waiting.status.facts.name.removeprefix(f"{maker} ")
+        near = waiting.status.stage == "library"
         how = f"One command away from the {card}" if near else f"To get the {card}, fix it as above"
         lines.append(f"{how}. Then: anydevice doctor")
     return lines
@@ -257,7 +257,7 @@ def _ending(report: Report, choice: Choice | None) -> list[str]:
 
 def names_doctor(report: Report, choice: Choice) -> bool:
     """Whether the summary of this choice tells to run `anydevice doctor`."""
-    failed = any(d.standing and d.standing.stage == "compute" for d in report.devices)
+    failed = any(d.status and d.status.stage == "compute" for d in report.devices)
     return failed or _waiting(report, choice) is not None
 
 
@@ -265,4 +265,4 @@ def _waiting(report: Report, choice: Choice) -> Device | None:
     """The first device with a known fix, where the order of backends ended at the CPU."""
     if choice.device is None or choice.device.backend != "cpu" or not was_automatic(choice):
         return None
-    return next((d for d in report.devices if d.standing and d.standing.fix), None)
+    return next((d for d in report.devices if d.status and d.status.fix), None)

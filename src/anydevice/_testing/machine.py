@@ -20,7 +20,7 @@ from anydevice._core.backends import BACKENDS
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType
 from anydevice._core.engine import Absent, Engine, Memory, MemoryUse
-from anydevice._core.finding import Facts, Sighting, Standing
+from anydevice._core.finding import BackendScan, DeviceStatus, Facts
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import replace
 from anydevice._machine.choose import limits
@@ -44,8 +44,8 @@ class _Allocation(NamedTuple):
 class Machine:
     """The fake devices of a block, which arrays are on each, and what they take of its memory."""
 
-    def __init__(self, sightings: Iterable[Sighting]) -> None:
-        self._sightings = tuple(sightings)
+    def __init__(self, scans: Iterable[BackendScan]) -> None:
+        self._scans = tuple(scans)
         self._lock = ForkSafeLock(reentrant=True)  # an array may end while this thread holds it
         self._allocations: dict[int, _Allocation] = {}
         self._free: dict[Device, int] = {}
@@ -61,10 +61,10 @@ class Machine:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """A block in which discovery and the engines know this machine alone."""
-        with machine_from(lambda limit: self._sightings), ExitStack() as block:
+        with machine_from(lambda limit: self._scans), ExitStack() as block:
             for each in discover().devices:
-                if each.standing is not None and each.standing.facts.details.get("fake"):
-                    self._add(each, each.standing)
+                if each.status is not None and each.status.facts.details.get("fake"):
+                    self._add(each, each.status)
                 else:
                     self._real.add(each)
             asked = hooks.free_memory.function
@@ -104,12 +104,12 @@ class Machine:
             self.follow_torch()
         return cast("Engine", FakeEngine(engine, self))
 
-    def _add(self, device: Device, standing: Standing) -> None:
-        facts = standing.facts
+    def _add(self, device: Device, status: DeviceStatus) -> None:
+        facts = status.facts
         free = facts.obtainable_memory if facts.free_memory is None else facts.free_memory
         if free is not None:
             self._free[device] = free
-        for name in standing.engines:
+        for name in status.engines:
             self._driven[name] = (*self.driven_by(name), device)
 
     @contextmanager

@@ -96,8 +96,8 @@ def _engine(row: EngineRow) -> tuple[str, ...]:
 
 def _cpu(report: Report) -> dict[str, Detail]:
     seen = report["cpu"].devices
-    standing = seen[0].standing if seen else None
-    facts = standing.facts if standing else Facts("unknown")
+    status = seen[0].status if seen else None
+    facts = status.facts if status else Facts("unknown")
     known = {name: facts.details.get(name) for name in _CPU_DETAILS}
     return {"name": facts.name, "architecture": facts.architecture, **known}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from anydevice._core.backends import BACKENDS
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Standing
+from anydevice._core.finding import DeviceStatus, Facts, Finding
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_size
 from anydevice._machine.discovery.discover import Report, discover
 from anydevice._machine.engines import registry
@@ -43,13 +43,13 @@ def _show(report: Report, output: Output) -> None:
         if finding.present and not finding.devices:
             _show_one(UNUSABLE, finding.backend, "no device", _troubles(finding), output)
         for device in finding.devices:
-            standing = device.standing
-            assert standing is not None
-            mark = USABLE if standing.usable else UNUSABLE
+            status = device.status
+            assert status is not None
+            mark = USABLE if status.usable else UNUSABLE
             others = [str(other) for other in twins.get(device, ()) if other != device]
-            pairs = [*_pairs(device, standing, finding), ("same card as", ", ".join(others))]
-            rows = [*pairs, *_troubles(standing)]
-            _show_one(mark, str(device), standing.facts.name, rows, output)
+            pairs = [*_pairs(device, status, finding), ("same card as", ", ".join(others))]
+            rows = [*pairs, *_troubles(status)]
+            _show_one(mark, str(device), status.facts.name, rows, output)
         for note in finding.notes if finding.present else ():
             output.say(f"  {output.paint(f'note on {finding.backend}: {note}', 'dim')}", "")
     absent = [finding.backend for finding in report if not finding.present]
@@ -70,13 +70,13 @@ def _show_one(
     output.say()
 
 
-def _pairs(device: Device, standing: Standing, finding: Finding) -> Iterator[tuple[str, str]]:
-    facts = standing.facts
+def _pairs(device: Device, status: DeviceStatus, finding: Finding) -> Iterator[tuple[str, str]]:
+    facts = status.facts
     yield "kind", device.kind
     tested = BACKENDS[finding.backend].tier_note if finding.backend in BACKENDS else "from a probe"
     yield "tier", f"{finding.tier} ({tested})"
-    yield "engines", ", ".join(map(registry.with_version, standing.engines))
-    for refusal in standing.refusals if standing.usable else ():
+    yield "engines", ", ".join(map(registry.with_version, status.engines))
+    for refusal in status.refusals if status.usable else ():
         yield f"not by {refusal.engine}", refusal.reason.text
     yield "memory", _memory(facts)
     yield "compute capability", facts.compute_capability or ""
@@ -111,7 +111,7 @@ def _written(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _troubles(stopped: Standing | Finding) -> Iterator[tuple[str, str]]:
+def _troubles(stopped: DeviceStatus | Finding) -> Iterator[tuple[str, str]]:
     if stopped.stage is None:
         return
     yield "stopped at", stopped.stage

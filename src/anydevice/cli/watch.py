@@ -311,9 +311,9 @@ def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
 def usage_of(card: Card) -> DeviceUsage:
     """The usage of a card now. Never raises."""
     device = card[0]
-    standing = device.standing
-    assert standing is not None
-    facts = standing.facts
+    status = device.status
+    assert status is not None
+    facts = status.facts
     return DeviceUsage(
         device=str(device),
         name=facts.name,

@@ -307,7 +307,7 @@ def __getattr__(name: str) -> Any:
 
 def _devices(kind: str | None = None) -> list[anydevice.Device]:
     """The usable devices of a kind or backend that JAX can drive, accelerators first."""
-    found = [d for d in anydevice.devices(kind) if d.standing and "jax" in d.standing.engines]
+    found = [d for d in anydevice.devices(kind) if d.status and "jax" in d.status.engines]
     return [d.served_by("jax") for d in sorted(found, key=lambda d: d.kind == "cpu")]
 
 

@@ -481,8 +481,8 @@ def _named(found: Device) -> Device:
 
 def _for_library(engine: str | None, place: Device) -> Device:
     """The place, served by this library if it can be and no other one was asked for."""
-    standing = place.standing
-    able = standing is not None and place.engine_is_free and engine in standing.engines
+    status = place.status
+    able = status is not None and place.engine_is_free and engine in status.engines
     return place.served_by(engine) if able else place
 
 

@@ -16,7 +16,7 @@ from anydevice import testing
 from anydevice._arrays.memory.stats import MemoryStats, memory_stats, pressure_of
 from anydevice._core.device import Device
 from anydevice._core.engine import MemoryUse
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.choose import scope
 from anydevice._machine.engines import registry
 from anydevice.errors import DeviceNotFoundError
@@ -194,11 +194,13 @@ def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPa
 def test_a_card_is_asked_under_its_other_name_too() -> None:
     card = Facts("a card", uuid="GPU-1", total_memory=GIB, details={"fake": True})
     free = Facts("a card", uuid="GPU-1", total_memory=GIB, free_memory=MIB, details={"fake": True})
-    sightings = (
-        Sighting("cuda", True, (Seen(0, "gpu", free),), engines=("torch",)),
-        Sighting("opencl", True, (Seen(0, "gpu", card), Seen(1, "gpu", Facts("another")))),
+    scans = (
+        BackendScan("cuda", True, (RawDevice(0, "gpu", free),), engines=("torch",)),
+        BackendScan(
+            "opencl", True, (RawDevice(0, "gpu", card), RawDevice(1, "gpu", Facts("another")))
+        ),
     )
-    with testing.fake_machine(sightings=sightings):
+    with testing.fake_machine(scans=scans):
         assert memory_stats(Device("opencl:0")).free == MIB
         assert memory_stats(Device("opencl:1")).free is None
 

@@ -11,13 +11,13 @@ import pytest
 
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.engines import registry
 
 MIB = 2**20
 
 
-CPU_OF_UNKNOWN_SIZE = Sighting("cpu", True, (Seen(0, "cpu", Facts("a processor")),))
+CPU_OF_UNKNOWN_SIZE = BackendScan("cpu", True, (RawDevice(0, "cpu", Facts("a processor")),))
 
 
 def test_what_mlx_can_have_is_what_its_container_can(

@@ -15,7 +15,7 @@ import pytest
 import anydevice
 from anydevice._core.device import Device
 from anydevice._core.engine import MemoryUse
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.choose import limits
 from anydevice._machine.engines import registry
 from anydevice._machine.settings import config as settings
@@ -96,10 +96,10 @@ def test_a_share_is_one_of_the_device_and_an_amount_never_more_than_it(
 
 
 def test_a_device_of_unknown_size_has_an_amount_but_no_share() -> None:
-    unknown = Sighting(
-        "cuda", present=True, devices=(Seen(0, "gpu", Facts("a card")),), engines=("torch",)
+    unknown = BackendScan(
+        "cuda", present=True, devices=(RawDevice(0, "gpu", Facts("a card")),), engines=("torch",)
     )
-    with fake_machine(sightings=[unknown]):
+    with fake_machine(scans=[unknown]):
         assert limits.limit_of(Device("cuda"), Config(memory="4GiB")) == 4 * GIB
         assert limits.limit_of(Device("cuda"), Config(memory=0.5)) is None
     assert limits.limit_of(Device("cpu", 99), Config(memory=0.5)) is None

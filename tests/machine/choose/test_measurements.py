@@ -8,7 +8,7 @@ import pytest
 
 from anydevice._core.choice import Choice, Measured, Request, Wish, choose, pick_engine
 from anydevice._core.device import Device
-from anydevice._core.finding import Facts, Finding, Standing
+from anydevice._core.finding import DeviceStatus, Facts, Finding
 from anydevice._machine.choose.measurements import (
     keep_measurements,
     measured_engine,
@@ -25,7 +25,7 @@ CARD = Facts("card", uuid="GPU-1", driver_version="580")
 
 def finding(backend: str, *engines: str) -> Finding:
     kind = "cpu" if backend == "cpu" else "gpu"
-    device = Device.seen(backend, 0, Standing(kind, CARD, engines))  # type: ignore[arg-type]
+    device = Device.seen(backend, 0, DeviceStatus(kind, CARD, engines))  # type: ignore[arg-type]
     return Finding(backend, True, True, "stable", (device,))
 
 

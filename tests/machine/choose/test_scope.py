@@ -13,15 +13,17 @@ import pytest
 
 import anydevice
 from anydevice import Device, nn, testing
-from anydevice._core.finding import Facts, Reason, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.choose.scope import why
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 
-NO_LIBRARY = Sighting(
+NO_LIBRARY = BackendScan(
     "cuda",
     present=True,
     devices=(
-        Seen(0, "gpu", Facts(name="RTX 4070"), reason=Reason("too_old", "too old", "buy another")),
+        RawDevice(
+            0, "gpu", Facts(name="RTX 4070"), reason=Reason("too_old", "too old", "buy another")
+        ),
     ),
 )
 
@@ -38,7 +40,7 @@ def test_without_a_wish_the_first_of_the_order() -> None:
 
 
 def test_it_ends_at_the_cpu_with_one_warning_that_gives_every_reason() -> None:
-    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]):
         with pytest.warns(UserWarning, match="using cpu: cuda:0: too old") as said:
             assert str(anydevice.device()) == "cpu"
         assert len(said) == 1
@@ -63,7 +65,7 @@ def test_a_machine_without_accelerators_says_that() -> None:
 
 
 def test_asking_for_the_cpu_warns_of_nothing() -> None:
-    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]):
         assert str(anydevice.device("cpu")) == "cpu"
 
 
@@ -72,7 +74,7 @@ def test_asking_for_the_cpu_warns_of_nothing() -> None:
 )
 def test_what_is_asked_for_is_met_or_an_error(asked: object) -> None:
     with (
-        testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]),
+        testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]),
         pytest.raises(DeviceNotFoundError) as caught,
     ):
         anydevice.device(asked)  # type: ignore[arg-type]
@@ -317,7 +319,7 @@ def test_a_link_stays_a_link(home: Path, tmp_path: Path) -> None:
 
 def test_why_gives_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "rocm")
-    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]):
         steps = why().steps
     assert [step.source for step in steps] == [
         "environment",
@@ -401,11 +403,11 @@ def test_several_devices_are_preferred_in_their_order(home: Path) -> None:
 def test_what_is_missing_for_an_engine_comes_with_its_fix() -> None:
     with pytest.raises(DeviceNotFoundError, match=r"cupy does not drive it|pip install"):
         anydevice.device("cpu", engine="cupy")
-    absent = Sighting(
+    absent = BackendScan(
         "cuda", present=False, stage="driver", reason=Reason("no_card", "no NVIDIA card")
     )
     with (
-        testing.fake_machine(sightings=[absent]),
+        testing.fake_machine(scans=[absent]),
         pytest.raises(DeviceNotFoundError, match="this machine has no cuda: no NVIDIA card"),
     ):
         anydevice.device("cuda")

@@ -127,8 +127,8 @@ def test_a_bad_answer_is_a_verdict_that_counts(
     assert verdict.reason is not None
     assert faulty in verdict.reason.text
     again = anydevice.discover(refresh=True)["cpu"].devices[0]
-    assert again.standing is not None
-    assert "faulty" not in again.standing.engines
+    assert again.status is not None
+    assert "faulty" not in again.status.engines
     assert "faulty" in checking.engines_to_check(again)
     assert again.usable
     with pytest.raises(DeviceNotFoundError):
@@ -197,7 +197,7 @@ def test_nothing_can_be_checked_where_nothing_is() -> None:
 def test_what_was_given_too_little_time_is_not_condemned(faulty: str) -> None:
     verdict = anydevice.discover(refresh=True)["cpu"].devices[0].check("faulty", limit=2.0)
     assert faulty in str(verdict.reason)
-    again = anydevice.discover(refresh=True)["cpu"].devices[0].standing
+    again = anydevice.discover(refresh=True)["cpu"].devices[0].status
     assert again is not None
     assert "faulty" in again.engines
     assert read_verdicts() == {}
@@ -215,9 +215,9 @@ def test_numpy_on_the_cpu_stays_whatever_was_said_of_it() -> None:
     )
     again = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert again.usable
-    assert again.standing is not None
-    assert "numpy" in again.standing.engines
-    assert "torch" not in again.standing.engines
+    assert again.status is not None
+    assert "numpy" in again.status.engines
+    assert "torch" not in again.status.engines
 
 
 @pytest.mark.needs("torch")
@@ -226,5 +226,5 @@ def test_a_chosen_device_knows_of_a_check_that_came_later() -> None:
     key = key_of("cpu", 0, chosen.facts, "torch")
     keep_verdict(key, Verdict("cpu", "torch", False, Reason("wrong_answer", "wrong")))
     anydevice.discover(refresh=True)
-    assert chosen.standing is not None
-    assert "torch" not in chosen.standing.engines
+    assert chosen.status is not None
+    assert "torch" not in chosen.status.engines

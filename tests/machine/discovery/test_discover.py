@@ -14,7 +14,7 @@ import pytest
 
 import anydevice
 from anydevice import testing
-from anydevice._core.finding import Facts, Reason, Seen, Sighting, Verdict
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Verdict
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.discovery import libraries
 from anydevice._machine.discovery.check import keep_verdict, key_of, read_verdicts
@@ -34,9 +34,9 @@ H200 = Facts(
 )
 
 
-def sighting(*facts: Facts, backend: str = "cuda", **more: object) -> Sighting:
-    seen = tuple(Seen(index, "gpu", fact) for index, fact in enumerate(facts))
-    return Sighting(backend, present=True, devices=seen, **more)  # type: ignore[arg-type]
+def scan(*facts: Facts, backend: str = "cuda", **more: object) -> BackendScan:
+    seen = tuple(RawDevice(index, "gpu", fact) for index, fact in enumerate(facts))
+    return BackendScan(backend, present=True, devices=seen, **more)  # type: ignore[arg-type]
 
 
 def test_a_report_has_a_finding_for_every_backend() -> None:
@@ -77,7 +77,7 @@ def test_devices_by_kind_and_backend() -> None:
 
 @pytest.mark.needs("torch")
 def test_a_device_that_stops_at_its_library_says_what_fixes_it() -> None:
-    (finding,) = findings_of([sighting(H200)])
+    (finding,) = findings_of([scan(H200)])
     assert (finding.usable, finding.stage) == (False, "library")
     assert "torch 2.13.0+cpu is a CPU-only build" in map(str, finding.reasons)
     assert {"cpu_only_build", "plugin_missing"} <= {reason.code for reason in finding.reasons}
@@ -91,7 +91,7 @@ def test_a_device_that_stops_at_its_library_says_what_fixes_it() -> None:
 
 def test_a_whole_backend_that_stopped_takes_its_devices_along() -> None:
     reason = Reason("driver_too_old", "driver too old", "update it")
-    stopped = sighting(H200, stage="driver", reason=reason)
+    stopped = scan(H200, stage="driver", reason=reason)
     (finding,) = findings_of([stopped])
     assert (finding.stage, finding.reasons, finding.fix) == ("driver", (reason,), "update it")
     assert finding.devices[0].why_not == "driver too old"
@@ -107,29 +107,34 @@ def test_a_whole_backend_that_stopped_takes_its_devices_along() -> None:
 
 
 def test_one_old_card_does_not_spoil_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = Sighting(
+    mixed = BackendScan(
         "cuda",
         present=True,
-        devices=(Seen(0, "gpu", H200, Reason("card_too_old", "too old")), Seen(1, "gpu", H200)),
+        devices=(
+            RawDevice(0, "gpu", H200, Reason("card_too_old", "too old")),
+            RawDevice(1, "gpu", H200),
+        ),
         engines=("numpy",),
     )
     (finding,) = findings_of([mixed])
     assert finding.usable
     assert finding.stage is None
     assert [d.usable for d in finding.devices] == [False, True]
-    assert finding.devices[0].standing is not None
-    assert finding.devices[0].standing.stage == "device"
+    assert finding.devices[0].status is not None
+    assert finding.devices[0].status.stage == "device"
 
 
-@pytest.mark.parametrize("devices", [(), (Seen(0, "gpu", H200),)])
-def test_a_reason_that_is_only_a_text_is_a_finding_that_says_so(devices: tuple[Seen, ...]) -> None:
-    told = Sighting("npu", True, devices, stage="driver", reason="asleep")  # type: ignore[arg-type]
+@pytest.mark.parametrize("devices", [(), (RawDevice(0, "gpu", H200),)])
+def test_a_reason_that_is_only_a_text_is_a_finding_that_says_so(
+    devices: tuple[RawDevice, ...],
+) -> None:
+    told = BackendScan("npu", True, devices, stage="driver", reason="asleep")  # type: ignore[arg-type]
     (finding,) = findings_of([told])
     assert (finding.usable, finding.code) == (False, "probe_failed")
 
 
 def test_no_library_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = sighting(H200, backend="npu", engines=("cupy",))
+    unknown = scan(H200, backend="npu", engines=("cupy",))
     (finding,) = findings_of([unknown])
     assert finding.reason == "no array library that drives it is installed: cupy"
     assert finding.tier == "untested"
@@ -137,14 +142,14 @@ def test_no_library_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.needs("torch")
 def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> None:
-    spec = sighting(H200, engines=("numpy", "torch"))
+    spec = scan(H200, engines=("numpy", "torch"))
     crashed = Reason("crashed", "crashed (SIGSEGV)")
     wrong = Reason("wrong_answer", "wrong answer: off by 3")
     key = key_of("cuda", 0, H200, "numpy")
     assert keep_verdict(key, Verdict("cuda:0", "numpy", False, crashed)) is None
     (finding,) = findings_of([spec])
-    assert finding.devices[0].standing is not None
-    assert finding.devices[0].standing.engines == ("torch",)
+    assert finding.devices[0].status is not None
+    assert finding.devices[0].status.engines == ("torch",)
     other = key_of("cuda", 0, H200, "torch")
     keep_verdict(other, Verdict("cuda:0", "torch", False, wrong))
     (finding,) = findings_of([spec])
@@ -152,7 +157,7 @@ def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> N
     assert finding.reason == "numpy: crashed (SIGSEGV); torch: wrong answer: off by 3"
     assert [reason.code for reason in finding.reasons] == ["crashed", "wrong_answer"]
     newer = Facts(**{**H200.to_dict(), "driver_version": "590.1"})  # type: ignore[arg-type]
-    (finding,) = findings_of([sighting(newer, engines=("numpy", "torch"))])
+    (finding,) = findings_of([scan(newer, engines=("numpy", "torch"))])
     assert finding.usable
 
 
@@ -214,10 +219,10 @@ def test_one_card_seen_through_two_backends_is_one_card() -> None:
     through_opencl = Facts(name="H200 by another name", uuid=H200.uuid, total_memory=1)
     other = Facts(name="NVIDIA H200")
     spec = [
-        sighting(H200, engines=("numpy",)),
-        sighting(through_opencl, other, backend="opencl", engines=("numpy",)),
+        scan(H200, engines=("numpy",)),
+        scan(through_opencl, other, backend="opencl", engines=("numpy",)),
     ]
-    with testing.fake_machine(keep_settings=True, sightings=spec) as report:
+    with testing.fake_machine(keep_settings=True, scans=spec) as report:
         cards = [[str(d) for d in card] for card in report.cards]
         assert ["cuda:0", "opencl:0"] in cards
         assert ["opencl:1"] in cards
@@ -239,26 +244,26 @@ def test_discovery_leaves_no_thread_and_no_array_library(monkeypatch: pytest.Mon
     assert threading.active_count() == before
 
 
-def a_probe(limit: float) -> Sighting:
+def a_probe(limit: float) -> BackendScan:
     facts = Facts(name="Neural thing", total_memory=4 * 2**30)
-    seen = (Seen(0, "gpu", facts), Seen(1, "gpu", facts))
-    return Sighting("npu", present=True, devices=seen, engines=("numpy",))
+    seen = (RawDevice(0, "gpu", facts), RawDevice(1, "gpu", facts))
+    return BackendScan("npu", present=True, devices=seen, engines=("numpy",))
 
 
-def a_probe_of_cuda(limit: float) -> Sighting:
-    return sighting(H200, engines=("numpy",))
+def a_probe_of_cuda(limit: float) -> BackendScan:
+    return scan(H200, engines=("numpy",))
 
 
-def a_probe_that_fails(limit: float) -> Sighting:
+def a_probe_that_fails(limit: float) -> BackendScan:
     raise RuntimeError("no luck")
 
 
-def a_probe_that_exits(limit: float) -> Sighting:
+def a_probe_that_exits(limit: float) -> BackendScan:
     sys.exit("no licence")
 
 
-def a_probe_of_an_unknown_engine(limit: float) -> Sighting:
-    return Sighting("npu", True, (Seen(0, "gpu", Facts(name="N1")),), engines=("nowhere",))
+def a_probe_of_an_unknown_engine(limit: float) -> BackendScan:
+    return BackendScan("npu", True, (RawDevice(0, "gpu", Facts(name="N1")),), engines=("nowhere",))
 
 
 def a_probe_that_lies(limit: float) -> object:
@@ -268,7 +273,7 @@ def a_probe_that_lies(limit: float) -> object:
 NOBODY_WAITS = threading.Event()
 
 
-def a_probe_that_hangs(limit: float) -> Sighting:
+def a_probe_that_hangs(limit: float) -> BackendScan:
     NOBODY_WAITS.wait(limit + 60)
     raise AssertionError("nobody waits for this")
 
@@ -317,7 +322,7 @@ def test_a_users_probe_may_replace_our_reader(probe) -> None:  # type: ignore[no
     [
         ("a_probe_that_fails", "RuntimeError: no luck"),
         ("a_probe_that_exits", "SystemExit: no licence"),
-        ("a_probe_that_lies", "instead of a Sighting"),
+        ("a_probe_that_lies", "instead of a BackendScan"),
         ("a_probe_that_hangs", "timed out"),
     ],
 )
@@ -333,7 +338,7 @@ def test_a_probe_that_fails_spoils_nothing(probe, name: str, said: str) -> None:
     assert report["cpu"].usable
 
 
-def test_a_sighting_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ignore[no-untyped-def]
+def test_a_scan_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ignore[no-untyped-def]
     probe("a_probe_of_an_unknown_engine")
     report = anydevice.discover(refresh=True)
     assert not report["npu"].usable
@@ -342,10 +347,10 @@ def test_a_sighting_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ig
 
 
 def test_an_added_backend_that_shows_no_device_is_a_finding() -> None:
-    silent = Sighting(
+    silent = BackendScan(
         "npu", present=True, stage="driver", reason=Reason("asleep", "its driver is asleep")
     )
-    with testing.fake_machine(keep_settings=True, sightings=[silent]) as report:
+    with testing.fake_machine(keep_settings=True, scans=[silent]) as report:
         assert report["npu"].reason == "its driver is asleep"
         with pytest.raises(DeviceNotFoundError, match="npu stopped at driver: its driver is asl"):
             anydevice.device("npu:0")
@@ -375,7 +380,7 @@ def test_a_reader_that_cannot_even_begin_is_a_finding(monkeypatch: pytest.Monkey
 
 
 def test_a_made_up_machine_that_fails_leaves_the_real_one() -> None:
-    def broken(limit: float) -> tuple[Sighting, ...]:
+    def broken(limit: float) -> tuple[BackendScan, ...]:
         raise RuntimeError("not today")
 
     with pytest.raises(RuntimeError, match="not today"), discovery.machine_from(broken):
@@ -409,7 +414,7 @@ def test_the_report_may_be_forgotten_while_others_ask_for_it() -> None:
 
 
 def test_a_reader_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(limit: float) -> Sighting:
+    def broken(limit: float) -> BackendScan:
         raise OSError("sysfs is gone")
 
     monkeypatch.setitem(readers.READERS, "rocm", lambda: broken)

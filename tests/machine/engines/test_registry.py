@@ -13,7 +13,7 @@ import anydevice
 from anydevice._core.backends import BACKENDS
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
-from anydevice._core.finding import Facts, Reason, Standing
+from anydevice._core.finding import DeviceStatus, Facts, Reason
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
 
@@ -177,7 +177,7 @@ def test_native_is_the_engines_own_object() -> None:
 
 
 def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch) -> None:
-    standing = Standing(
+    status = DeviceStatus(
         kind="gpu",
         facts=Facts("NVIDIA card"),
         stage="library",
@@ -189,7 +189,7 @@ def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(Device, "engine", None)
     with pytest.raises(DeviceNotFoundError) as caught:
-        _ = Device.seen("cuda", 0, standing).native
+        _ = Device.seen("cuda", 0, status).native
     assert str(caught.value) == (
         "no installed library drives cuda:0: torch is not installed; jax is not installed; "
         'to fix it: pip install "anydevice[cuda]"'

@@ -184,8 +184,8 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
     """The memory that each imported library holds on the device, if it counts that."""
     started = {engine.name: engine for engine in registry.started_engines()}
-    standing = device.standing
-    driving = standing.engines if standing else ()  # of a backend that only a probe knows
+    status = device.status
+    driving = status.engines if status else ()  # of a backend that only a probe knows
     for name in dict.fromkeys((*driving, *registry.engines_for(device.backend))):
         if name not in started:
             continue

@@ -40,20 +40,20 @@ def measured_engine(device: Device) -> str | None:
 
 def engine_of(device: Device) -> str | None:
     """The engine that serves a device for which none was asked."""
-    standing = device.standing
-    if standing is None:
+    status = device.status
+    if status is None:
         return None
     measured = measured_engine(device)
-    return pick_engine(device, standing.engines, registry.loaded_engines(), measured)
+    return pick_engine(device, status.engines, registry.loaded_engines(), measured)
 
 
 def _measured(device: Device, kept: Mapping[str, Times]) -> Measured | None:
-    standing = device.standing
-    if standing is None:
+    status = device.status
+    if status is None:
         return None
     times = {}
-    for engine in standing.engines:
-        known = kept.get(key_of(device.backend, device.index, standing.facts, engine))
+    for engine in status.engines:
+        known = kept.get(key_of(device.backend, device.index, status.facts, engine))
         if known:
             times[engine] = known
     if len(times) < 2:

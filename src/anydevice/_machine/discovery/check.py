@@ -26,26 +26,26 @@ from anydevice._machine.settings.files import read_cache, verdicts_file
 from anydevice.errors import DeviceNotFoundError
 
 _LONG_ENOUGH = 60.0
-_TRIAL = str(Path(__file__).with_name("trial"))
+_PROBE = str(Path(__file__).with_name("matmul_probe"))
 
 
 def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Verdict:
-    """Run the trial on `device` through `engine` and keep the verdict.
+    """Multiply two matrices on `device` through `engine`, and keep the verdict.
 
     Raises `DeviceNotFoundError` if there is no such device or no library that could drive it,
     and `UnsupportedError` if this engine cannot.
     """
-    standing = device.standing
-    if standing is None or standing.stage not in (None, "compute"):
+    status = device.status
+    if status is None or status.stage not in (None, "compute"):
         raise DeviceNotFoundError(
             f"{device} cannot be checked: {device.why_not}",
             tuple(discovery.discover()),
-            standing.reasons if standing else (),
+            status.reasons if status else (),
         )
     candidates = engines_to_check(device)
     chosen = engine or device.engine or candidates[0]
     if chosen not in candidates:
-        refused = next((r.reason for r in standing.refusals if r.engine == chosen), None)
+        refused = next((r.reason for r in status.refusals if r.engine == chosen), None)
         what = f"{chosen} does not drive {device}{f': {refused}' if refused else ''}"
         instead = f"check it with {' or '.join(candidates)}"
         raise Absent(what, instead, refused.code if refused else "not_driven").error()
@@ -55,10 +55,10 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
     question = {"path": path, "engine": chosen, "device": place}
     # Three quarters of a card for one small product would disturb whoever else is on it.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    outcome = ask_child(_TRIAL, question, limit=limit, environment=environment, site=True)
+    outcome = ask_child(_PROBE, question, limit=limit, environment=environment, site=True)
     verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
     if _worth_keeping(verdict, limit) and place == str(device):  # what is elsewhere is a fake
-        key = key_of(device.backend, device.index, standing.facts, chosen)
+        key = key_of(device.backend, device.index, status.facts, chosen)
         problem = keep_verdict(key, verdict)
         if problem:
             warn(problem)
@@ -68,11 +68,11 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
 
 def engines_to_check(device: Device) -> tuple[str, ...]:
     """The engines that could drive a device, those with a bad verdict included."""
-    standing = device.standing
-    if standing is None:
+    status = device.status
+    if status is None:
         return ()
-    condemned = tuple(v.engine for v in standing.verdicts if not v.right)
-    return tuple(dict.fromkeys((*standing.engines, *condemned)))
+    condemned = tuple(v.engine for v in status.verdicts if not v.right)
+    return tuple(dict.fromkeys((*status.engines, *condemned)))
 
 
 def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:

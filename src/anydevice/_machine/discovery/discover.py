@@ -13,7 +13,7 @@ from anydevice._core import hooks
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.child.parent import reap
 from anydevice._core.device import Device, parse_place, unknown_backend
-from anydevice._core.finding import Finding, Reason, Sighting, Standing, same_card
+from anydevice._core.finding import BackendScan, DeviceStatus, Finding, Reason, same_card
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._core.text import printable
@@ -23,8 +23,8 @@ from anydevice._machine.settings.config import Config, apply_files, current
 from anydevice._machine.settings.files import variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
-Source = Callable[[float], Iterable[Sighting]]
-"""Where sightings come from: the real machine, or a fake one in a test."""
+Source = Callable[[float], Iterable[BackendScan]]
+"""Where scans come from: the real machine, or a fake one in a test."""
 
 _SITUATION = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
@@ -148,7 +148,7 @@ def discover(refresh: bool = False) -> Report:
 
 
 def _one_card(one: Device, two: Device) -> bool:
-    first, second = one.standing, two.standing
+    first, second = one.status, two.status
     if first is None or second is None or one.backend == two.backend:
         return False
     return same_card(first.facts, second.facts)
@@ -208,9 +208,9 @@ def added_backends() -> frozenset[str]:
     return frozenset(finding.backend for finding in discover()).difference(BACKENDS)
 
 
-def standing_of(device: Device) -> Standing | None:
-    """The standing of a device that was made by hand; `None` if the machine does not have it."""
-    return next((found.standing for found in discover().devices if found == device), None)
+def status_of(device: Device) -> DeviceStatus | None:
+    """The status of a device that was made by hand; `None` if the machine does not have it."""
+    return next((found.status for found in discover().devices if found == device), None)
 
 
 def free_memory(device: Device) -> int | None:
@@ -265,13 +265,13 @@ def _let_files_take_effect() -> None:
 
 def _look() -> Report:
     began = time.perf_counter()
-    sightings = (_source or look_everywhere)(_time_limit())
+    scans = (_source or look_everywhere)(_time_limit())
     # The drivers are being asked; loading what comes next takes about as long.
     from anydevice._core.choice import recommend
     from anydevice._machine.discovery.libraries import findings_of, read_ahead
 
     read_ahead()
-    findings = tuple(sorted(findings_of(map(_printable, sightings)), key=_place_in_order))
+    findings = tuple(sorted(findings_of(map(_printable, scans)), key=_place_in_order))
     reap()
     return Report(findings, recommend(findings), time.perf_counter() - began)
 
@@ -306,37 +306,37 @@ def _place_in_order(finding: Finding) -> float:
 hooks.discover.register(discover)
 hooks.html.register(_html)
 hooks.added_backends.register(added_backends)
-hooks.standing.register(standing_of)
+hooks.status.register(status_of)
 
 
-def look_everywhere(limit: float) -> Iterator[Sighting]:
-    """A sighting for every backend, after little more than `limit` seconds at most.
+def look_everywhere(limit: float) -> Iterator[BackendScan]:
+    """A scan for every backend, after little more than `limit` seconds at most.
 
-    Reading starts at once; the caller waits only for the first sighting. A reader that fails or
-    hangs becomes a sighting that says so, and does not affect the others. A probe that another
+    Reading starts at once; the caller waits only for the first scan. A reader that fails or
+    hangs becomes a scan that says so, and does not affect the others. A probe that another
     package adds under the entry point `anydevice.probes` is a callable that takes the limit and
-    returns a `Sighting`; for a known backend it replaces our own reader, unless the probe itself
+    returns a `BackendScan`; for a known backend it replaces our own reader, unless the probe itself
     failed.
     """
     own = _start(READERS, limit)
     points = entry_points(_PROBES)
     added = _start({f"probe {p.name} of {p.distribution}": _loader(p) for p in points}, limit)
 
-    def wait() -> Iterator[Sighting]:
+    def wait() -> Iterator[BackendScan]:
         yield from merge(own(), added())
 
     return wait()
 
 
-def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Sighting]:
-    """Our readers' sightings with those of added probes in their place or after them."""
-    found = {sighting.backend: sighting for sighting in own.values()}
+def merge(own: Mapping[str, BackendScan], added: Mapping[str, BackendScan]) -> list[BackendScan]:
+    """Our readers' scans with those of added probes in their place or after them."""
+    found = {scan.backend: scan for scan in own.values()}
     notes: list[str] = []
-    for name, sighting in added.items():
-        if sighting.backend == name:  # it failed before it could say what it speaks of
-            notes.append(f"{name}: {sighting.reason}")
+    for name, scan in added.items():
+        if scan.backend == name:  # it failed before it could say what it speaks of
+            notes.append(f"{name}: {scan.reason}")
         else:
-            found[sighting.backend] = sighting
+            found[scan.backend] = scan
     if notes:
         cpu = found["cpu"]
         found["cpu"] = replace(cpu, notes=(*cpu.notes, *notes))
@@ -344,17 +344,17 @@ def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Si
 
 
 def _loader(point: EntryPoint) -> Begin:
-    def look(limit: float) -> Sighting:
-        sighting = hooks.load(point.target)(limit)
-        if not isinstance(sighting, Sighting):
-            raise TypeError(f"it returned {sighting!r} instead of a Sighting")
-        return sighting
+    def look(limit: float) -> BackendScan:
+        scan = hooks.load(point.target)(limit)
+        if not isinstance(scan, BackendScan):
+            raise TypeError(f"it returned {scan!r} instead of a BackendScan")
+        return scan
 
     return lambda: look
 
 
-def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str, Sighting]]:
-    results: dict[str, Sighting] = {}
+def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str, BackendScan]]:
+    results: dict[str, BackendScan] = {}
 
     def work(name: str, look: Look) -> None:
         try:
@@ -370,14 +370,14 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
     ]
     running = [started(thread) for thread in threads]
 
-    def finish() -> dict[str, Sighting]:
+    def finish() -> dict[str, BackendScan]:
         for pair, thread, is_running in zip(looks.items(), threads, running, strict=True):
             if is_running:
                 thread.join(max(0.0, deadline - time.monotonic()))
             else:
                 work(*pair)
         late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
-        missing = {name: Sighting(name, True, stage="driver", reason=late) for name in looks}
+        missing = {name: BackendScan(name, True, stage="driver", reason=late) for name in looks}
         return missing | results
 
     return finish
@@ -391,6 +391,6 @@ def _begun(name: str, begin: Begin) -> Look:
         return lambda limit: failed
 
 
-def _failed(name: str, error: BaseException) -> Sighting:
+def _failed(name: str, error: BaseException) -> BackendScan:
     text = f"reading it failed: {type(error).__name__}: {error}"
-    return Sighting(name, True, stage="driver", reason=Reason("reading_failed", text))
+    return BackendScan(name, True, stage="driver", reason=Reason("reading_failed", text))

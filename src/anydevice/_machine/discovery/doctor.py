@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.device import Device
-from anydevice._core.finding import Finding, Reason, Standing, Verdict
+from anydevice._core.finding import DeviceStatus, Finding, Reason, Verdict
 from anydevice._core.record import Record, as_dict, replace
 from anydevice._machine.discovery.check import engines_to_check
 from anydevice._machine.discovery.discover import Report
@@ -125,21 +125,21 @@ def conclude(
 def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
     """Who uses the devices that have little memory free; nobody else's driver is asked."""
     return {
-        device: processes(device.backend, device.index, device.standing.facts)
+        device: processes(device.backend, device.index, device.status.facts)
         for device in report.devices
-        if has_little_free(device) and device.standing is not None
+        if has_little_free(device) and device.status is not None
     }
 
 
 def _unusable(report: Report) -> Iterator[Unusable]:
     for finding in report:
-        stopped: list[tuple[str, Finding | Standing]] = []
+        stopped: list[tuple[str, Finding | DeviceStatus]] = []
         if finding.present and not finding.devices:
             stopped.append((finding.backend, finding))
         for device in finding.devices:
-            standing = device.standing
-            if standing is not None and standing.stage not in (None, "compute"):
-                stopped.append((str(device), standing))
+            status = device.status
+            if status is not None and status.stage not in (None, "compute"):
+                stopped.append((str(device), status))
         for place, what in stopped:
             stage, code = what.stage or "driver", what.code or "driver_failed"
             yield Unusable(place, stage, code, what.reason or "", what.fix)
@@ -178,8 +178,8 @@ def _drives_nothing(engine: str, report: Report) -> DeviceNotFoundError:
     reasons = [
         replace(refusal.reason, text=f"{device}: {refusal.reason}")
         for device in report.devices
-        if device.standing
-        for refusal in device.standing.refusals
+        if device.status
+        for refusal in device.status.refusals
         if refusal.engine == engine
     ]
     reasons = reasons or [Reason("not_driven", "")]

@@ -325,8 +325,8 @@ def place_of(device: Device) -> Device:
 
     JAX can be told to show several CPU devices, and then each fake device has one of its own.
     """
-    standing = device.standing
-    if standing is None or not standing.facts.details.get("fake"):
+    status = device.status
+    if status is None or not status.facts.details.get("fake"):
         return device
     index = device.index % virtual_cpus() if device.engine == "jax" else 0
     return Device("cpu", index, engine=device.engine)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from anydevice._core import hooks
-from anydevice._core.finding import Facts, Sighting
+from anydevice._core.finding import BackendScan, Facts
 from anydevice._core.record import Record, replace
 
-Look = Callable[[float], Sighting]
+Look = Callable[[float], BackendScan]
 """A reader: reads the machine within a limit in seconds, and never raises."""
 
 Begin = Callable[[], Look]
@@ -125,25 +125,25 @@ def _begin_cuda() -> Look:
     return begin()
 
 
-def _look_at_cpu(limit: float) -> Sighting:
+def _look_at_cpu(limit: float) -> BackendScan:
     from anydevice._machine.hardware.cpu.reader import look
 
     return look(limit)
 
 
-def _look_at_rocm(limit: float) -> Sighting:
+def _look_at_rocm(limit: float) -> BackendScan:
     from anydevice._machine.hardware.rocm.reader import look
 
     return look(limit)
 
 
-def _look_at_tpu(limit: float) -> Sighting:
+def _look_at_tpu(limit: float) -> BackendScan:
     from anydevice._machine.hardware.tpu.reader import look
 
     return look(limit)
 
 
-def _look_at_metal(limit: float) -> Sighting:
+def _look_at_metal(limit: float) -> BackendScan:
     from anydevice._machine.hardware.metal.reader import look
 
     return look(limit)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from anydevice._core.finding import Facts, Sighting
+from anydevice._core.finding import BackendScan, Facts
 from anydevice._machine.hardware.cpu import facts as cpu_model
 from anydevice._machine.hardware.cpu import reader as cpu
 from anydevice._machine.hardware.cpu.facts import read_linux, read_windows, tidy_name
@@ -67,7 +67,7 @@ class Tree:
         place = "sys/fs/cgroup/job"
         return self.write({f"{place}/{n.replace('__', '.')}": f"{t}\n" for n, t in files.items()})
 
-    def look(self, machine: str = "x86_64") -> Sighting:
+    def look(self, machine: str = "x86_64") -> BackendScan:
         host = Answers(machine)
         return cpu.look(1.0, root=self.root, system="linux", host=host)
 
@@ -129,10 +129,10 @@ def recorded(name: str) -> str:
 def test_a_server_with_two_threads_a_core(tree: Tree) -> None:
     tree.write({"proc/cpuinfo": recorded("sapphire-rapids.cpuinfo")})
     tree.processors(["0-1", "0-1", "2-3", "2-3"]).allowed("0-3")
-    sighting = tree.look()
-    assert (sighting.backend, sighting.present, sighting.stage) == ("cpu", True, None)
-    assert sighting.notes == ()
-    (seen,) = sighting.devices
+    scan = tree.look()
+    assert (scan.backend, scan.present, scan.stage) == ("cpu", True, None)
+    assert scan.notes == ()
+    (seen,) = scan.devices
     assert (seen.index, seen.kind, text_of(seen)) == (0, "cpu", None)
     facts = seen.facts
     assert facts.name == "Intel Xeon Platinum 8481C"
@@ -172,10 +172,10 @@ def test_topology_in_the_files_of_older_kernels(tree: Tree) -> None:
 
 def test_an_affinity_mask(tree: Tree) -> None:
     tree.processors(["0-1", "0-1", "2-3", "2-3", "4-5", "4-5"]).allowed("0-2,9")
-    sighting = tree.look()
-    details = sighting.devices[0].facts.details
+    scan = tree.look()
+    details = scan.devices[0].facts.details
     assert (details["usable_cores"], details["threads"]) == (3.0, 2)
-    assert sighting.notes == ("this process may run on 3 of 6 processors",)
+    assert scan.notes == ("this process may run on 3 of 6 processors",)
 
 
 def test_the_mask_of_the_asking_thread_comes_first(tree: Tree) -> None:
@@ -195,10 +195,10 @@ def test_a_cpuset_where_the_mask_is_hidden(tree: Tree) -> None:
 )
 def test_a_quota(tree: Tree, quota: str, cores: float, threads: int) -> None:
     tree.processors(["0-1", "0-1", "2-3", "2-3"]).allowed("0-3").group(cpu__max=quota)
-    sighting = tree.look()
-    details = sighting.devices[0].facts.details
+    scan = tree.look()
+    details = scan.devices[0].facts.details
     assert (details["usable_cores"], details["threads"]) == (cores, threads)
-    assert sighting.notes == (f"a cgroup limits processor time to {cores:g} of 4 processors",)
+    assert scan.notes == (f"a cgroup limits processor time to {cores:g} of 4 processors",)
 
 
 def test_a_quota_beyond_the_machine_is_no_limit(tree: Tree) -> None:
@@ -209,12 +209,12 @@ def test_a_quota_beyond_the_machine_is_no_limit(tree: Tree) -> None:
 
 def test_a_memory_limit(tree: Tree) -> None:
     tree.group(memory__max=str(4 * GIB), memory__current=str(GIB))
-    sighting = tree.look()
-    facts = sighting.devices[0].facts
+    scan = tree.look()
+    facts = scan.devices[0].facts
     assert (facts.total_memory, facts.usable_memory) == (64 * GIB, 4 * GIB)
     assert facts.free_memory == 3 * GIB
     source = tree.root / "sys/fs/cgroup/job/memory.max"
-    assert sighting.notes == (f"a cgroup limits memory to 4.0 GiB of 64.0 GiB ({source})",)
+    assert scan.notes == (f"a cgroup limits memory to 4.0 GiB of 64.0 GiB ({source})",)
     assert cpu.free_memory(0, facts, root=tree.root, system="linux") == 3 * GIB
 
 
@@ -251,8 +251,8 @@ def test_a_kernel_that_does_not_add_up_available_memory(tree: Tree) -> None:
 
 
 def test_nothing_can_be_read(tmp_path: Path) -> None:
-    sighting = Tree(tmp_path).look("riscv64")
-    facts = sighting.devices[0].facts
+    scan = Tree(tmp_path).look("riscv64")
+    facts = scan.devices[0].facts
     assert (facts.name, facts.architecture) == ("riscv64", "riscv64")
     assert (facts.total_memory, facts.usable_memory, facts.free_memory) == (None, None, None)
     assert facts.details["threads"] == 1
@@ -281,10 +281,10 @@ def test_an_error_that_nobody_foresaw_leaves_the_cpu_usable() -> None:
         def machine(self) -> str:
             raise RuntimeError("no machine")
 
-    sighting = cpu.look(1.0, host=Broken())
-    assert (sighting.present, sighting.stage) == (True, None)
-    assert sighting.devices[0].facts.name == "unknown processor"
-    assert sighting.notes == ("the CPU's facts could not be read (RuntimeError: no machine)",)
+    scan = cpu.look(1.0, host=Broken())
+    assert (scan.present, scan.stage) == (True, None)
+    assert scan.devices[0].facts.name == "unknown processor"
+    assert scan.notes == ("the CPU's facts could not be read (RuntimeError: no machine)",)
 
 
 @pytest.mark.parametrize(
@@ -423,13 +423,13 @@ def test_windows() -> None:
         registry="AMD Ryzen 7 7700 8-Core Processor             ",
         features=(10, 38, 39, 40, 41),
     )
-    sighting = cpu.look(1.0, system="win32", host=host)
-    facts = sighting.devices[0].facts
+    scan = cpu.look(1.0, system="win32", host=host)
+    facts = scan.devices[0].facts
     assert (facts.name, facts.architecture) == ("AMD Ryzen 7 7700", "x86-64-v4 (AVX-512)")
     assert (facts.total_memory, facts.usable_memory) == (16 * GIB, 16 * GIB)
     assert facts.free_memory == 9 * GIB
     assert (facts.details["usable_cores"], facts.details["threads"]) == (4.0, 4)
-    assert sighting.notes == ("this process may run on 4 of 16 processors",)
+    assert scan.notes == ("this process may run on 4 of 16 processors",)
 
 
 def test_windows_on_arm() -> None:

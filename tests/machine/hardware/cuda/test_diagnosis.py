@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anydevice._core.child.parent import Outcome
-from anydevice._core.finding import Sighting
+from anydevice._core.finding import BackendScan
 from anydevice._core.record import replace
 from anydevice._machine.hardware.cuda.diagnosis import (
     Answers,
@@ -105,24 +105,24 @@ def seen(
     around: Surroundings = SERVER,
     unhidden: Outcome | None = None,
     **environment: str,
-) -> Sighting:
+) -> BackendScan:
     return interpret(Answers(around, environment, nvml, driver, unhidden))
 
 
-def healthy(nvml: Outcome, around: Surroundings = SERVER) -> Sighting:
+def healthy(nvml: Outcome, around: Surroundings = SERVER) -> BackendScan:
     """What is seen where the driver agrees with NVML."""
     return seen(nvml, agreeing(nvml), around)
 
 
-def names(sighting: Sighting) -> list[str]:
-    return [device.facts.name for device in sighting.devices]
+def names(scan: BackendScan) -> list[str]:
+    return [device.facts.name for device in scan.devices]
 
 
 def test_an_h200() -> None:
-    sighting = healthy(nvml("h200"))
-    assert (sighting.present, sighting.stage, text_of(sighting)) == (True, None, None)
-    assert sighting.notes == ()
-    (device,) = sighting.devices
+    scan = healthy(nvml("h200"))
+    assert (scan.present, scan.stage, text_of(scan)) == (True, None, None)
+    assert scan.notes == ()
+    (device,) = scan.devices
     assert (device.index, device.kind, text_of(device)) == (0, "gpu", None)
     facts = device.facts.to_dict()
     assert facts == {
@@ -147,15 +147,15 @@ def test_an_h200() -> None:
 
 
 def test_two_models_take_the_order_of_the_driver() -> None:
-    sighting = seen(nvml("two_models"), driver("two_models"))
-    assert (sighting.stage, sighting.notes) == (None, ())
-    assert names(sighting) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
-    first, second = (device.facts for device in sighting.devices)
+    scan = seen(nvml("two_models"), driver("two_models"))
+    assert (scan.stage, scan.notes) == (None, ())
+    assert names(scan) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
+    first, second = (device.facts for device in scan.devices)
     assert first.total_memory == 24564 * MIB
     assert first.details["multiprocessors"] == 128
     assert first.details["source"] == "nvml"
     assert second.pci_address == "0000:0b:00.0"
-    assert [device.index for device in sighting.devices] == [0, 1]
+    assert [device.index for device in scan.devices] == [0, 1]
 
 
 def test_the_driver_is_asked_wherever_it_may_be_installed() -> None:
@@ -222,34 +222,32 @@ def test_a_driver_that_reads_the_variable_in_its_own_way_is_given_no_reason_of_o
     ],
 )
 def test_a_driver_that_fails_though_nvml_answers(failing: Outcome, reason: str, fix: str) -> None:
-    sighting = seen(nvml("two_models"), failing)
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert names(sighting) == ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090"]
-    assert reason in (text_of(sighting) or "")
-    assert fix in (fix_of(sighting) or "")
-    assert sighting.notes == ()
+    scan = seen(nvml("two_models"), failing)
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert names(scan) == ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090"]
+    assert reason in (text_of(scan) or "")
+    assert fix in (fix_of(scan) or "")
+    assert scan.notes == ()
 
 
 def test_of_a_driver_that_fails_the_variable_still_tells_which_cards_it_would_show() -> None:
-    sighting = seen(nvml("two_models"), driver_code(999), **{VISIBLE: "GPU-1b2c"})
-    assert sighting.stage == "driver"
-    assert names(sighting) == ["NVIDIA GeForce RTX 4090"]
-    assert sighting.notes == ('CUDA_VISIBLE_DEVICES="GPU-1b2c" shows 1 of 2 devices',)
+    scan = seen(nvml("two_models"), driver_code(999), **{VISIBLE: "GPU-1b2c"})
+    assert scan.stage == "driver"
+    assert names(scan) == ["NVIDIA GeForce RTX 4090"]
+    assert scan.notes == ('CUDA_VISIBLE_DEVICES="GPU-1b2c" shows 1 of 2 devices',)
 
 
 def test_a_driver_that_fails_is_the_reason_even_where_a_variable_hides_every_card() -> None:
-    sighting = seen(nvml("h200"), Outcome("crashed", step="cuInit"), **{VISIBLE: "-1"})
-    assert (sighting.present, sighting.stage, sighting.devices) == (True, "driver", ())
-    assert text_of(sighting) == "the CUDA driver crashed in cuInit"
-    assert sighting.notes == (
-        'CUDA_VISIBLE_DEVICES="-1" shows 0 of 1 devices ("-1" ends the list)',
-    )
+    scan = seen(nvml("h200"), Outcome("crashed", step="cuInit"), **{VISIBLE: "-1"})
+    assert (scan.present, scan.stage, scan.devices) == (True, "driver", ())
+    assert text_of(scan) == "the CUDA driver crashed in cuInit"
+    assert scan.notes == ('CUDA_VISIBLE_DEVICES="-1" shows 0 of 1 devices ("-1" ends the list)',)
 
 
 def test_of_a_split_card_cuda_shows_the_first_instance_alone() -> None:
-    sighting = seen(nvml("mig_a100"), driver("mig_a100"))
-    (device,) = sighting.devices
-    assert sighting.stage is None
+    scan = seen(nvml("mig_a100"), driver("mig_a100"))
+    (device,) = scan.devices
+    assert scan.stage is None
     facts = device.facts
     assert facts.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
     assert facts.uuid == "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
@@ -259,7 +257,7 @@ def test_of_a_split_card_cuda_shows_the_first_instance_alone() -> None:
     assert facts.details["parent_uuid"] == "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
     assert facts.details["gpu_instance"] == 1
     assert facts.details["multiprocessors"] == 42
-    assert sighting.notes == ("a process sees one MIG instance and no other card: 1 of 3",)
+    assert scan.notes == ("a process sees one MIG instance and no other card: 1 of 3",)
 
 
 def test_the_other_instance_by_its_name() -> None:
@@ -273,27 +271,27 @@ def test_the_other_instance_by_its_name() -> None:
 def test_mig_mode_without_instances() -> None:
     content = answer("mig_a100")
     content["cards"] = [content["cards"][0] | {"instances": []}]
-    sighting = seen(Outcome("answered", content), driver_code(100))
-    assert (sighting.present, sighting.stage, sighting.devices) == (True, "device", ())
-    assert text_of(sighting) == "MIG mode is on, and no MIG instance has been made"
-    assert "nvidia-smi -mig 0" in (fix_of(sighting) or "")
+    scan = seen(Outcome("answered", content), driver_code(100))
+    assert (scan.present, scan.stage, scan.devices) == (True, "device", ())
+    assert text_of(scan) == "MIG mode is on, and no MIG instance has been made"
+    assert "nvidia-smi -mig 0" in (fix_of(scan) or "")
 
 
 @pytest.mark.parametrize("value", ["", "-1", "7", "none"])
 def test_every_card_hidden(value: str) -> None:
-    sighting = seen(nvml("h200"), driver_code(100), **{VISIBLE: value})
-    assert (sighting.present, sighting.stage, sighting.devices) == (True, "device", ())
-    assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in (text_of(sighting) or "")
+    scan = seen(nvml("h200"), driver_code(100), **{VISIBLE: value})
+    assert (scan.present, scan.stage, scan.devices) == (True, "device", ())
+    assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in (text_of(scan) or "")
     assert "it takes 0, or GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa (NVIDIA H200)" in (
-        text_of(sighting) or ""
+        text_of(scan) or ""
     )
-    assert fix_of(sighting) == "unset CUDA_VISIBLE_DEVICES"
+    assert fix_of(scan) == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_a_hidden_card_on_windows() -> None:
     windows = Surroundings("win32")
-    sighting = seen(nvml("windows"), driver_code(100), windows, **{VISIBLE: "-1"})
-    assert fix_of(sighting) == "set CUDA_VISIBLE_DEVICES="
+    scan = seen(nvml("windows"), driver_code(100), windows, **{VISIBLE: "-1"})
+    assert fix_of(scan) == "set CUDA_VISIBLE_DEVICES="
 
 
 def test_hidden_cards_that_only_the_driver_could_show() -> None:
@@ -307,19 +305,19 @@ def test_hidden_cards_that_only_the_driver_could_show() -> None:
     assert not hidden_perhaps(nothing, Outcome("crashed"), {VISIBLE: "5"})
     none = Outcome("answered", answer("jetson_orin", "driver") | {"devices": []})
     assert hidden_perhaps(nothing, none, {VISIBLE: "5"})
-    sighting = seen(nothing, hidden, around, unhidden=driver("jetson_orin"), **{VISIBLE: "5"})
-    assert (sighting.present, sighting.stage) == (True, "device")
+    scan = seen(nothing, hidden, around, unhidden=driver("jetson_orin"), **{VISIBLE: "5"})
+    assert (scan.present, scan.stage) == (True, "device")
     assert 'CUDA_VISIBLE_DEVICES="5" hides every device; it takes 0, or GPU-1b35' in (
-        text_of(sighting) or ""
+        text_of(scan) or ""
     )
 
 
 def test_a_jetson_shares_its_memory() -> None:
     around = Surroundings("linux", tegra="L4T 36.3.0", available_memory=20 * GIB)
-    sighting = seen(nvml("jetson_orin"), driver("jetson_orin"), around)
-    (device,) = sighting.devices
+    scan = seen(nvml("jetson_orin"), driver("jetson_orin"), around)
+    (device,) = scan.devices
     facts = device.facts
-    assert sighting.stage is None
+    assert scan.stage is None
     assert (facts.name, facts.memory_kind, facts.driver_version) == (
         "Orin",
         "unified",
@@ -335,25 +333,25 @@ def test_a_jetson_shares_its_memory() -> None:
 
 def test_a_jetson_with_cuda_11_is_told_of_jetpack_6() -> None:
     around = Surroundings("linux", tegra="L4T 35.4.1")
-    sighting = seen(nvml("jetson_jetpack5"), driver("jetson_jetpack5"), around)
-    assert sighting.stage == "driver"
-    assert text_of(sighting) == "driver L4T 35.4.1 serves CUDA 11.4, and CUDA 12 or newer is needed"
-    assert fix_of(sighting) == "update to JetPack 6 or newer, the first with CUDA 12"
-    assert sighting.devices[0].facts.uuid is None
+    scan = seen(nvml("jetson_jetpack5"), driver("jetson_jetpack5"), around)
+    assert scan.stage == "driver"
+    assert text_of(scan) == "driver L4T 35.4.1 serves CUDA 11.4, and CUDA 12 or newer is needed"
+    assert fix_of(scan) == "update to JetPack 6 or newer, the first with CUDA 12"
+    assert scan.devices[0].facts.uuid is None
 
 
 def test_wsl_keeps_the_path_of_its_library() -> None:
-    sighting = healthy(nvml("wsl"), Surroundings("linux", wsl=True))
-    (device,) = sighting.devices
-    assert sighting.stage is None
+    scan = healthy(nvml("wsl"), Surroundings("linux", wsl=True))
+    (device,) = scan.devices
+    assert scan.stage is None
     assert device.facts.details["nvml_library"] == "/usr/lib/wsl/lib/libnvidia-ml.so.1"
     assert device.facts.usable_memory == device.facts.total_memory == 12288 * MIB
 
 
 def test_windows() -> None:
-    sighting = healthy(nvml("windows"), Surroundings("win32"))
-    (device,) = sighting.devices
-    assert sighting.stage is None
+    scan = healthy(nvml("windows"), Surroundings("win32"))
+    (device,) = scan.devices
+    assert scan.stage is None
     assert device.facts.name == "NVIDIA GeForce RTX 4070"
     assert device.facts.driver_version == "560.81"
     assert "nvml_library" not in device.facts.details
@@ -370,11 +368,11 @@ def test_memory_that_nvml_does_not_tell_comes_from_the_driver() -> None:
 
 
 def test_a_card_and_a_driver_that_are_too_old() -> None:
-    sighting = healthy(nvml("old"), DESKTOP)
-    assert sighting.stage == "driver"
-    assert text_of(sighting) == "driver 470.57.02 serves CUDA 11.4, and CUDA 12 or newer is needed"
-    assert (fix_of(sighting) or "").startswith("update the NVIDIA driver to 525.60.13 or newer")
-    (device,) = sighting.devices
+    scan = healthy(nvml("old"), DESKTOP)
+    assert scan.stage == "driver"
+    assert text_of(scan) == "driver 470.57.02 serves CUDA 11.4, and CUDA 12 or newer is needed"
+    assert (fix_of(scan) or "").startswith("update the NVIDIA driver to 525.60.13 or newer")
+    (device,) = scan.devices
     assert text_of(device) == "compute capability 3.5 is older than 5.0 (Maxwell)"
 
 
@@ -409,48 +407,45 @@ def test_one_lost_card_hides_no_other() -> None:
     content = answer("h200")
     lost = {"error": {"call": "nvmlDeviceGetHandleByIndex", "code": 15}}
     content["cards"] = [lost, *content["cards"]]
-    sighting = healthy(Outcome("answered", content))
-    assert sighting.stage is None
-    assert names(sighting) == ["NVIDIA H200"]
-    assert (
-        "card 0: the card has fallen off the bus (NVML_ERROR_GPU_IS_LOST, 15)"
-        in (sighting.notes[0])
-    )
+    scan = healthy(Outcome("answered", content))
+    assert scan.stage is None
+    assert names(scan) == ["NVIDIA H200"]
+    assert "card 0: the card has fallen off the bus (NVML_ERROR_GPU_IS_LOST, 15)" in (scan.notes[0])
 
 
 def test_every_card_lost() -> None:
     content = answer("h200") | {"cards": [{"error": {"call": "nvmlDeviceGetUUID", "code": 16}}]}
     assert driver_needed(Outcome("answered", content))
-    sighting = seen(Outcome("answered", content), driver_code(999))
-    assert sighting.stage == "driver"
-    assert "NVML_ERROR_RESET_REQUIRED, 16" in (text_of(sighting) or "")
-    assert "--gpu-reset" in (fix_of(sighting) or "")
+    scan = seen(Outcome("answered", content), driver_code(999))
+    assert scan.stage == "driver"
+    assert "NVML_ERROR_RESET_REQUIRED, 16" in (text_of(scan) or "")
+    assert "--gpu-reset" in (fix_of(scan) or "")
 
 
 def test_neither_card_nor_driver() -> None:
-    sighting = seen(NOTHING, around=BARE)
-    assert (sighting.present, sighting.stage) == (False, "driver")
-    assert text_of(sighting) == "no NVIDIA card on the PCI bus and no driver library"
-    assert fix_of(sighting) is None
+    scan = seen(NOTHING, around=BARE)
+    assert (scan.present, scan.stage) == (False, "driver")
+    assert text_of(scan) == "no NVIDIA card on the PCI bus and no driver library"
+    assert fix_of(scan) is None
 
 
 def test_a_card_without_a_driver() -> None:
     around = replace(DESKTOP, cards=("0000:00:06.0",), holders=("nouveau",))
-    sighting = seen(NOTHING, around=around)
-    assert (sighting.present, sighting.stage) == (True, "driver")
-    assert text_of(sighting) == (
+    scan = seen(NOTHING, around=around)
+    assert (scan.present, scan.stage) == (True, "driver")
+    assert text_of(scan) == (
         "an NVIDIA card is at 0000:00:06.0 (held by nouveau) but no NVIDIA driver is installed"
     )
-    assert fix_of(sighting) == "install the NVIDIA driver: sudo ubuntu-drivers install"
+    assert fix_of(scan) == "install the NVIDIA driver: sudo ubuntu-drivers install"
 
 
 def test_a_container_without_its_cards() -> None:
     around = Surroundings("linux", cards=("0000:0a:00.0", "0000:0b:00.0"), container=True)
-    sighting = seen(NOTHING, around=around)
-    assert text_of(sighting) == (
+    scan = seen(NOTHING, around=around)
+    assert text_of(scan) == (
         "NVIDIA cards are at 0000:0a:00.0, 0000:0b:00.0 but this container was started without them"
     )
-    assert fix_of(sighting) == "start the container with its GPUs: docker run --gpus all …"
+    assert fix_of(scan) == "start the container with its GPUs: docker run --gpus all …"
 
 
 @pytest.mark.parametrize(
@@ -463,9 +458,9 @@ def test_a_container_without_its_cards() -> None:
     ],
 )
 def test_no_library_elsewhere(around: Surroundings, present: bool, words: str) -> None:
-    sighting = seen(NOTHING, around=around)
-    assert sighting.present == present
-    assert words in (text_of(sighting) or "")
+    scan = seen(NOTHING, around=around)
+    assert scan.present == present
+    assert words in (text_of(scan) or "")
 
 
 @pytest.mark.parametrize(
@@ -481,13 +476,13 @@ def test_no_library_elsewhere(around: Surroundings, present: bool, words: str) -
 )
 def test_an_error_of_nvml_is_named(code: int, symbol: str, fix: str) -> None:
     assert driver_needed(nvml_code(code))
-    sighting = seen(nvml_code(code), driver_code(999))
-    assert (sighting.present, sighting.stage) == (True, "driver")
+    scan = seen(nvml_code(code), driver_code(999))
+    assert (scan.present, scan.stage) == (True, "driver")
     assert f"NVML: {nvml_fault(code).meaning} ({symbol}, {code}) in nvmlInit" in (
-        text_of(sighting) or ""
+        text_of(scan) or ""
     )
-    assert "CUDA_ERROR_UNKNOWN, 999" in (text_of(sighting) or "")
-    assert fix in (fix_of(sighting) or "")
+    assert "CUDA_ERROR_UNKNOWN, 999" in (text_of(scan) or "")
+    assert fix in (fix_of(scan) or "")
 
 
 @pytest.mark.parametrize(
@@ -509,52 +504,52 @@ def test_an_error_of_nvml_is_named(code: int, symbol: str, fix: str) -> None:
 )
 def test_an_error_of_the_driver_is_named(code: int, symbol: str, fix: str) -> None:
     nothing = nvml("jetson_orin")
-    sighting = seen(nothing, driver_code(code))
-    assert (sighting.present, sighting.stage) == (True, "driver")
+    scan = seen(nothing, driver_code(code))
+    assert (scan.present, scan.stage) == (True, "driver")
     assert f"the CUDA driver: {cuda_fault(code).meaning} ({symbol}, {code}) in cuInit" in (
-        text_of(sighting) or ""
+        text_of(scan) or ""
     )
-    assert fix in (fix_of(sighting) or "")
+    assert fix in (fix_of(scan) or "")
 
 
 def test_a_mismatch_tells_the_version_of_the_kernel_module() -> None:
-    sighting = seen(nvml_code(18), driver_code(803))
-    assert "driver/library version mismatch" in (text_of(sighting) or "")
-    assert "the loaded kernel module is 580.159.04" in (text_of(sighting) or "")
+    scan = seen(nvml_code(18), driver_code(803))
+    assert "driver/library version mismatch" in (text_of(scan) or "")
+    assert "the loaded kernel module is 580.159.04" in (text_of(scan) or "")
 
 
 def test_libraries_without_a_card_are_said_to_be_that() -> None:
-    sighting = seen(nvml_code(9), driver_code(100), BARE)
-    assert (sighting.present, sighting.stage, fix_of(sighting)) == (True, "driver", None)
-    assert (text_of(sighting) or "").endswith("no NVIDIA card is on the PCI bus")
+    scan = seen(nvml_code(9), driver_code(100), BARE)
+    assert (scan.present, scan.stage, fix_of(scan)) == (True, "driver", None)
+    assert (text_of(scan) or "").endswith("no NVIDIA card is on the PCI bus")
 
 
 def test_nvml_without_any_card() -> None:
     content = answer("h200") | {"cards": []}
-    sighting = seen(Outcome("answered", content), driver_code(100))
-    assert (text_of(sighting) or "").startswith("NVML answers but sees no card; the CUDA driver:")
+    scan = seen(Outcome("answered", content), driver_code(100))
+    assert (text_of(scan) or "").startswith("NVML answers but sees no card; the CUDA driver:")
 
 
 @pytest.mark.parametrize("how", ["crashed", "timed_out", "failed", "not_started"])
 def test_no_answer_is_never_taken_for_absence(how: Any) -> None:
     silent = Outcome(how, step="nvmlInit", error="SIGSEGV")
     assert driver_needed(silent)
-    sighting = seen(silent, Outcome(how, step="cuInit", error="SIGSEGV"), BARE)
-    assert (sighting.present, sighting.stage) == (True, "driver")
+    scan = seen(silent, Outcome(how, step="cuInit", error="SIGSEGV"), BARE)
+    assert (scan.present, scan.stage) == (True, "driver")
     words = how.replace("_", " ")
-    assert text_of(sighting) == (
+    assert text_of(scan) == (
         f"NVML {words} (SIGSEGV) in nvmlInit; the CUDA driver {words} (SIGSEGV) in cuInit"
     )
-    assert code_of(sighting) == how
+    assert code_of(scan) == how
 
 
 def test_the_driver_answers_where_nvml_crashes() -> None:
     silent = Outcome("crashed", step="nvmlInit", error="SIGSEGV")
-    sighting = seen(silent, driver("two_models"))
-    assert sighting.stage is None
-    assert names(sighting) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
-    assert sighting.devices[0].facts.driver_version == "580.159.04"
-    assert sighting.notes == ("NVML crashed (SIGSEGV) in nvmlInit",)
+    scan = seen(silent, driver("two_models"))
+    assert scan.stage is None
+    assert names(scan) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
+    assert scan.devices[0].facts.driver_version == "580.159.04"
+    assert scan.notes == ("NVML crashed (SIGSEGV) in nvmlInit",)
 
 
 def test_libraries_that_cannot_be_loaded() -> None:
@@ -571,13 +566,13 @@ def test_libraries_that_cannot_be_loaded() -> None:
     broken_driver = Outcome(
         "answered", {"library": None, "problem": "libcuda.so.1: invalid ELF header"}
     )
-    sighting = seen(broken, broken_driver, DESKTOP)
-    assert sighting.present
-    assert text_of(sighting) == (
+    scan = seen(broken, broken_driver, DESKTOP)
+    assert scan.present
+    assert text_of(scan) == (
         "NVML cannot be loaded: libnvidia-ml.so.1: invalid ELF header;"
         " the CUDA driver cannot be loaded: libcuda.so.1: invalid ELF header"
     )
-    assert "ubuntu-drivers" in (fix_of(sighting) or "")
+    assert "ubuntu-drivers" in (fix_of(scan) or "")
 
 
 @pytest.mark.parametrize(
@@ -590,11 +585,11 @@ def test_libraries_that_cannot_be_loaded() -> None:
 def test_nvml_without_the_cuda_driver_beside_it(around: Surroundings, fix: str) -> None:
     content = answer("two_models") | {"driver_library": None}
     assert not driver_needed(Outcome("answered", content))
-    sighting = seen(Outcome("answered", content), around=around)
-    assert sighting.stage == "driver"
-    assert text_of(sighting) == "NVML answers but there is no CUDA driver library"
-    assert fix in (fix_of(sighting) or "")
-    assert len(sighting.devices) == 2
+    scan = seen(Outcome("answered", content), around=around)
+    assert scan.stage == "driver"
+    assert text_of(scan) == "NVML answers but there is no CUDA driver library"
+    assert fix in (fix_of(scan) or "")
+    assert len(scan.devices) == 2
 
 
 def test_a_card_that_tells_little_is_still_a_card() -> None:
@@ -608,13 +603,13 @@ def test_a_card_that_tells_little_is_still_a_card() -> None:
 def test_a_driver_that_knows_more_than_nvml() -> None:
     content = answer("two_models")
     content["cards"] = content["cards"][:1]
-    sighting = seen(Outcome("answered", content), driver("two_models"))
-    assert names(sighting) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
-    assert [device.facts.details["source"] for device in sighting.devices] == ["driver", "nvml"]
+    scan = seen(Outcome("answered", content), driver("two_models"))
+    assert names(scan) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
+    assert [device.facts.details["source"] for device in scan.devices] == ["driver", "nvml"]
 
 
 def test_a_driver_that_shows_fewer_cards_than_nvml_is_noted() -> None:
     fewer = answer("two_models", "driver")
     fewer["devices"] = fewer["devices"][:1]
-    sighting = seen(nvml("two_models"), Outcome("answered", fewer))
-    assert sighting.notes == ("CUDA shows 1 of the 2 cards that NVML knows",)
+    scan = seen(nvml("two_models"), Outcome("answered", fewer))
+    assert scan.notes == ("CUDA shows 1 of the 2 cards that NVML knows",)

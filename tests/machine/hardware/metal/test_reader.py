@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.hardware import macos
 from anydevice._machine.hardware.metal import reader as metal
 from tests.reasons import fix_of, text_of
@@ -38,12 +38,12 @@ class Mac:
         return self
 
 
-def see(mac: Mac, machine: str = "x86_64") -> Sighting:
+def see(mac: Mac, machine: str = "x86_64") -> BackendScan:
     return metal.look(5, run=mac, platform="darwin", machine=machine)
 
 
-def only(sighting: Sighting) -> Seen:
-    (device,) = sighting.devices
+def only(scan: BackendScan) -> RawDevice:
+    (device,) = scan.devices
     return device
 
 
@@ -59,7 +59,7 @@ def test_an_m1() -> None:
     mac = Mac("m1")
     seen = see(mac)
     assert (seen.present, seen.stage, seen.notes) == (True, None, ())
-    assert only(seen) == Seen(
+    assert only(seen) == RawDevice(
         index=0,
         kind="gpu",
         facts=Facts(

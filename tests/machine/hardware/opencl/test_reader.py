@@ -21,7 +21,7 @@ import pytest
 
 from anydevice._core.child import opencl as child
 from anydevice._core.child.parent import Outcome
-from anydevice._core.finding import Facts, Sighting, same_card
+from anydevice._core.finding import BackendScan, Facts, same_card
 from anydevice._machine.hardware.opencl import diagnosis
 from anydevice._machine.hardware.opencl import reader as opencl
 from anydevice._machine.hardware.opencl.diagnosis import read_answer, without_loader
@@ -45,7 +45,7 @@ NOTHING: dict[str, Any] = {"platforms": [], "error": 0}
 BuildLibrary = Callable[[str, str], Path]
 
 
-def recorded(name: str, machine: OpenCLMachine | None = None) -> Sighting:
+def recorded(name: str, machine: OpenCLMachine | None = None) -> BackendScan:
     answer = json.loads((RECORDED / f"{name}.json").read_text())
     return read_answer(answer, LOADER, machine or OpenCLMachine("linux"))
 
@@ -91,8 +91,8 @@ def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
     listed = subprocess.run(
         [sys.executable, "-c", LIST_DEVICES], capture_output=True, text=True, check=True
     )
-    sighting = opencl.look(10.0)
-    assert [device.index for device in sighting.devices] == list(range(len(sighting.devices)))
+    scan = opencl.look(10.0)
+    assert [device.index for device in scan.devices] == list(range(len(scan.devices)))
     assert json.loads(listed.stdout) == [
         [
             seen.facts.details["platform_index"],
@@ -102,9 +102,9 @@ def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
             seen.facts.total_memory,
             seen.facts.driver_version,
         ]
-        for seen in sighting.devices
+        for seen in scan.devices
     ]
-    assert sighting.devices, "PoCL is a requirement of the tests"
+    assert scan.devices, "PoCL is a requirement of the tests"
 
 
 LOOK = """
@@ -238,8 +238,8 @@ def test_every_way_in_which_vendors_tell_identity(made_library: ctypes.CDLL) -> 
         "clGetDeviceIDs of Made",
         "clGetDeviceInfo of Made",
     ]
-    sighting = read_answer(answer, LOADER, OpenCLMachine("linux"))
-    assert [seen.facts.name for seen in sighting.devices][:2] == ["NVIDIA H200", amd["board"]]
+    scan = read_answer(answer, LOADER, OpenCLMachine("linux"))
+    assert [seen.facts.name for seen in scan.devices][:2] == ["NVIDIA H200", amd["board"]]
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_error_codes_are_kept_and_nothing_found_is_none(
 
 
 def test_nvidia_h200() -> None:
-    sighting = recorded("nvidia-h200")
-    assert sighting.stage is None
-    pocl, card = sighting.devices
+    scan = recorded("nvidia-h200")
+    assert scan.stage is None
+    pocl, card = scan.devices
     assert (pocl.kind, pocl.facts.memory_kind, pocl.facts.free_memory) == ("cpu", "host", None)
     assert (card.index, card.kind, text_of(card)) == (1, "gpu", None)
     facts = card.facts
@@ -321,9 +321,9 @@ def test_apple() -> None:
 
 
 def test_a_device_that_is_too_old() -> None:
-    sighting = recorded("opencl-1.1")
-    assert sighting.stage is None
-    (card,) = sighting.devices
+    scan = recorded("opencl-1.1")
+    assert scan.stage is None
+    (card,) = scan.devices
     assert text_of(card) == "OpenCL 1.1 is older than 1.2"
     assert fix_of(card) == "install a newer OpenCL driver of Advanced Micro Devices, Inc."
 
@@ -353,30 +353,30 @@ def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
 def test_no_loader_and_no_driver(tmp_path: Path) -> None:
     machine = OpenCLMachine("linux", root=tmp_path)
     assert find_loaders(machine, None) == ()
-    sighting = opencl.look_through((), machine, 1.0)
-    assert not sighting.present
-    assert sighting.stage == "driver"
-    assert text_of(sighting) == "no OpenCL loader and no driver is installed"
-    assert fix_of(sighting) == 'pip install "anydevice[opencl]"'
+    scan = opencl.look_through((), machine, 1.0)
+    assert not scan.present
+    assert scan.stage == "driver"
+    assert text_of(scan) == "no OpenCL loader and no driver is installed"
+    assert fix_of(scan) == 'pip install "anydevice[opencl]"'
 
 
 def test_a_driver_without_a_loader(tmp_path: Path) -> None:
     write(tmp_path / "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
-    sighting = without_loader(OpenCLMachine("linux", root=tmp_path))
-    assert sighting.present
-    assert text_of(sighting) is not None
-    assert text_of(sighting).startswith("no OpenCL loader is installed, though a driver is: ")
-    assert "nvidia.icd (libnvidia-opencl.so.1)" in text_of(sighting)
+    scan = without_loader(OpenCLMachine("linux", root=tmp_path))
+    assert scan.present
+    assert text_of(scan) is not None
+    assert text_of(scan).startswith("no OpenCL loader is installed, though a driver is: ")
+    assert "nvidia.icd (libnvidia-opencl.so.1)" in text_of(scan)
 
 
 def test_a_loader_with_no_driver_at_all(tmp_path: Path) -> None:
     machine = OpenCLMachine("linux", root=tmp_path)
-    sighting = read_answer(NOTHING, LOADER, machine)
-    assert not sighting.present
-    assert sighting.stage == "driver"
+    scan = read_answer(NOTHING, LOADER, machine)
+    assert not scan.present
+    assert scan.stage == "driver"
     folder = tmp_path / "etc/OpenCL/vendors"
-    assert text_of(sighting) == f"no OpenCL driver is registered: no .icd file in {folder}"
-    assert fix_of(sighting) == "pip install pyopencl pocl-binary-distribution"
+    assert text_of(scan) == f"no OpenCL driver is registered: no .icd file in {folder}"
+    assert fix_of(scan) == "pip install pyopencl pocl-binary-distribution"
     own = Loader("_cl.so", home=tmp_path)
     assert fix_of(read_answer(NOTHING, own, machine)) == "pip install pocl-binary-distribution"
     arm = OpenCLMachine("linux", "aarch64", root=tmp_path)
@@ -398,10 +398,10 @@ def test_the_mend_is_for_the_card_in_this_machine(
     tmp_path: Path, vendor: int, debian: str, fix: str
 ) -> None:
     machine = with_cards(tmp_path, ("0000:00:06.0", vendor))
-    sighting = read_answer(NOTHING, LOADER, machine)
-    assert sighting.present
-    assert fix_of(sighting) is not None
-    assert fix in fix_of(sighting)
+    scan = read_answer(NOTHING, LOADER, machine)
+    assert scan.present
+    assert fix_of(scan) is not None
+    assert fix in fix_of(scan)
     write(tmp_path / "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
     assert fix_of(read_answer(NOTHING, LOADER, machine)) == debian
 
@@ -428,9 +428,9 @@ def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
     write(vendors / "c.icd", "libpocl.so\nmore\n")
     write(vendors / "empty.icd", "")
     own = Loader("_cl.so", home=tmp_path / "home")
-    sighting = read_answer(NOTHING, own, OpenCLMachine("linux", root=tmp_path))
-    assert sighting.present
-    assert text_of(sighting) == (
+    scan = read_answer(NOTHING, own, OpenCLMachine("linux", root=tmp_path))
+    assert scan.present
+    assert text_of(scan) == (
         "no OpenCL driver shows a platform: "
         f"{vendors}/a.icd ({here}) shows none; "
         f"{vendors}/b.icd (libgone.so.1) is not there; "
@@ -440,24 +440,24 @@ def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
 
 def test_a_registered_driver_whose_library_is_gone(tmp_path: Path) -> None:
     write(tmp_path / "etc/OpenCL/vendors/a.icd", f"{tmp_path}/liba.so\n")
-    sighting = read_answer(NOTHING, LOADER, OpenCLMachine("linux", root=tmp_path))
-    assert text_of(sighting) is not None
-    assert text_of(sighting).endswith(f"a.icd ({tmp_path}/liba.so) is not there")
+    scan = read_answer(NOTHING, LOADER, OpenCLMachine("linux", root=tmp_path))
+    assert text_of(scan) is not None
+    assert text_of(scan).endswith(f"a.icd ({tmp_path}/liba.so) is not there")
 
 
 def test_windows_without_a_driver(tmp_path: Path) -> None:
-    sighting = read_answer(NOTHING, LOADER, OpenCLMachine("win32", "", root=tmp_path))
-    assert text_of(sighting) == "the OpenCL loader finds no driver in the registry"
-    assert fix_of(sighting) == "install the OpenCL driver of your GPU's vendor"
+    scan = read_answer(NOTHING, LOADER, OpenCLMachine("win32", "", root=tmp_path))
+    assert text_of(scan) == "the OpenCL loader finds no driver in the registry"
+    assert fix_of(scan) == "install the OpenCL driver of your GPU's vendor"
 
 
 def test_a_loader_that_refuses(tmp_path: Path) -> None:
     machine = OpenCLMachine("linux", root=tmp_path)
-    sighting = read_answer({"platforms": [], "error": -6}, LOADER, machine)
-    assert sighting.present
-    assert sighting.stage == "driver"
-    assert text_of(sighting) == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
-    assert fix_of(sighting) == "install your system's OpenCL loader again"
+    scan = read_answer({"platforms": [], "error": -6}, LOADER, machine)
+    assert scan.present
+    assert scan.stage == "driver"
+    assert text_of(scan) == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
+    assert fix_of(scan) == "install your system's OpenCL loader again"
     write(tmp_path / "etc/os-release", "ID=debian\n")
     superuser = OpenCLMachine("linux", root=tmp_path, is_superuser=True)
     again = read_answer({"platforms": [], "error": -6}, LOADER, superuser)
@@ -472,12 +472,12 @@ def test_platforms_without_devices(tmp_path: Path) -> None:
 
     machine = with_cards(tmp_path, ("0000:00:02.0", 0x8086))
     answer = {"platforms": [platform("Clover", -6), platform("rusticl", 0)], "error": 0}
-    sighting = read_answer(answer, LOADER, machine)
-    assert (sighting.present, sighting.stage) == (True, "device")
-    assert text_of(sighting) == (
+    scan = read_answer(answer, LOADER, machine)
+    assert (scan.present, scan.stage) == (True, "device")
+    assert text_of(scan) == (
         "OpenCL shows no device on Clover, rusticl; Clover: clGetDeviceIDs returned -6"
     )
-    assert fix_of(sighting) == "export RUSTICL_ENABLE=iris"
+    assert fix_of(scan) == "export RUSTICL_ENABLE=iris"
     clover = read_answer({"platforms": [platform("Clover", 0)], "error": 0}, LOADER, machine)
     assert fix_of(clover) is None
 
@@ -487,19 +487,17 @@ def test_platforms_without_devices(tmp_path: Path) -> None:
 
 def test_a_child_that_does_not_start(tmp_path: Path) -> None:
     outcome = Outcome("not_started", error="no interpreter")
-    sighting = diagnosis.read_outcome(outcome, LOADER, OpenCLMachine("linux", root=tmp_path))
-    assert not sighting.present
-    assert text_of(sighting) is not None
-    assert text_of(sighting).endswith("no child process started: no interpreter")
+    scan = diagnosis.read_outcome(outcome, LOADER, OpenCLMachine("linux", root=tmp_path))
+    assert not scan.present
+    assert text_of(scan) is not None
+    assert text_of(scan).endswith("no child process started: no interpreter")
 
 
 def test_a_crash_that_cannot_be_taken_apart(tmp_path: Path) -> None:
     crashed = Outcome("crashed", step="clGetPlatformIDs", error="SIGSEGV")
-    sighting = diagnosis.read_breakdown(
-        crashed, (), (), LOADER, OpenCLMachine("win32", root=tmp_path)
-    )
-    assert (sighting.present, sighting.stage, fix_of(sighting)) == (True, "driver", None)
-    assert text_of(sighting) == (
+    scan = diagnosis.read_breakdown(crashed, (), (), LOADER, OpenCLMachine("win32", root=tmp_path))
+    assert (scan.present, scan.stage, fix_of(scan)) == (True, "driver", None)
+    assert text_of(scan) == (
         "the OpenCL loader libOpenCL.so.1 crashed (SIGSEGV) in clGetPlatformIDs; "
         "its drivers: none that could be named"
     )
@@ -509,18 +507,18 @@ def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     old = json.loads((RECORDED / "opencl-1.1.json").read_text())
     drivers = (Driver("liba.so"), Driver("libb.so"))
-    sighting = diagnosis.read_breakdown(
+    scan = diagnosis.read_breakdown(
         Outcome("timed_out", error="no answer within 3 s"),
         drivers,
         (Outcome("answered", answer=answer), Outcome("answered", answer=old)),
         LOADER,
         OpenCLMachine("linux", root=tmp_path),
     )
-    assert text_of(sighting) is not None
-    assert text_of(sighting).endswith(
+    assert text_of(scan) is not None
+    assert text_of(scan).endswith(
         "its drivers: liba.so, libb.so; each of them answers when it is alone"
     )
-    first, second = sighting.devices
+    first, second = scan.devices
     assert text_of(first) == "listing the OpenCL devices hangs, because of one of its drivers"
     assert text_of(second) == "OpenCL 1.1 is older than 1.2"
     assert [first.index, second.index] == [0, 1]
@@ -546,15 +544,15 @@ def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
     nothing = read_answer(NOTHING, Loader("_cl.so", home=tmp_path), machine)
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     system = Loader(f"{FRAMEWORK}/OpenCL")
-    sighting = diagnosis.add_seen_elsewhere(
+    scan = diagnosis.add_seen_elsewhere(
         nothing, Outcome("answered", answer=answer), system, machine
     )
-    (card,) = sighting.devices
+    (card,) = scan.devices
     assert text_of(card) is not None
     assert "only the system's loader" in text_of(card)
-    assert sighting.present
-    assert sighting.stage == "driver"
-    assert fix_of(sighting) == fix_of(card)
+    assert scan.present
+    assert scan.stage == "driver"
+    assert fix_of(scan) == fix_of(card)
     assert fix_of(card) is not None
     assert "--no-binary" in fix_of(card)
     for outcome in (Outcome("crashed"), Outcome("answered", answer=NOTHING)):
@@ -571,9 +569,9 @@ def test_the_system_loader_is_asked_where_the_first_shows_nothing(
         Loader(str(full / "libfull.so")),
     )
     machine = OpenCLMachine("linux", root=tmp_path, environment=dict(os.environ))
-    sighting = opencl.look_through(loaders, machine, 10.0)
-    assert len(sighting.devices) == 5
-    assert all(text_of(device) for device in sighting.devices)
+    scan = opencl.look_through(loaders, machine, 10.0)
+    assert len(scan.devices) == 5
+    assert all(text_of(device) for device in scan.devices)
     assert opencl.look_through(loaders[:1], machine, 10.0).devices == ()
     assert opencl.look_through(loaders[1:], machine, 10.0).stage is None
 
@@ -585,9 +583,9 @@ def test_windows_has_no_files_of_drivers_to_take_apart(
     crashing = str(build_library("libcrash.so", source) / "libcrash.so")
     write(tmp_path / "etc/OpenCL/vendors/a.icd", "liba.so")
     machine = OpenCLMachine("win32", root=tmp_path, environment=dict(os.environ))
-    sighting = opencl.look_through((Loader(crashing),), machine, 10.0)
-    assert text_of(sighting) is not None
-    assert "crashed (SIGILL) in clGetPlatformIDs; its drivers: none" in text_of(sighting)
+    scan = opencl.look_through((Loader(crashing),), machine, 10.0)
+    assert text_of(scan) is not None
+    assert "crashed (SIGILL) in clGetPlatformIDs; its drivers: none" in text_of(scan)
 
 
 # Where loaders and drivers are.

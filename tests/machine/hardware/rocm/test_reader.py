@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from anydevice._core.child import amdsmi
-from anydevice._core.finding import Facts, Seen, Sighting
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.rocm import facts as rocm_facts
 from anydevice._machine.hardware.rocm import reader as rocm
@@ -45,7 +45,9 @@ def write(root: Path, path: str, content: str = "") -> None:
     file.write_text(content)
 
 
-def see(root: Path, *, closed: tuple[str, ...] = (), limit: float = 20, **names: str) -> Sighting:
+def see(
+    root: Path, *, closed: tuple[str, ...] = (), limit: float = 20, **names: str
+) -> BackendScan:
     """Look at a recorded machine with these variables set and these device files closed."""
     shut = {root / file for file in closed}
     return rocm.look(
@@ -57,8 +59,8 @@ def see(root: Path, *, closed: tuple[str, ...] = (), limit: float = 20, **names:
     )
 
 
-def only(sighting: Sighting) -> Seen:
-    (device,) = sighting.devices
+def only(scan: BackendScan) -> RawDevice:
+    (device,) = scan.devices
     return device
 
 
@@ -75,7 +77,7 @@ def test_two_mi250x_are_four_gpus(record: Record) -> None:
         "0000:ce:00.0",
     ]
     assert [device.index for device in seen.devices] == [0, 1, 2, 3]
-    assert seen.devices[1] == Seen(
+    assert seen.devices[1] == RawDevice(
         index=1,
         kind="gpu",
         facts=Facts(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice._core.finding import Sighting
+from anydevice._core.finding import BackendScan
 from anydevice._machine.hardware.tpu import reader as tpu
 from tests.reasons import fix_of, text_of
 
@@ -57,7 +57,7 @@ class Machine:
 
     def look(
         self, accessible: Callable[[Path], bool] | None = None, **environment: str
-    ) -> Sighting:
+    ) -> BackendScan:
         return tpu.look(
             5.0, root=self.root, system="linux", environment=environment, accessible=accessible
         )
@@ -68,29 +68,29 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def names(sighting: Sighting) -> list[str]:
-    return [seen.facts.name for seen in sighting.devices]
+def names(scan: BackendScan) -> list[str]:
+    return [seen.facts.name for seen in scan.devices]
 
 
-def chips_of(sighting: Sighting) -> list[object]:
-    return [seen.facts.details["chip"] for seen in sighting.devices]
+def chips_of(scan: BackendScan) -> list[object]:
+    return [seen.facts.details["chip"] for seen in scan.devices]
 
 
 def test_a_machine_without_a_tpu(machine: Machine) -> None:
-    sighting = machine.look()
-    assert (sighting.present, sighting.stage) == (False, "driver")
-    assert text_of(sighting) == "no TPU on the PCI bus nor in /dev"
+    scan = machine.look()
+    assert (scan.present, scan.stage) == (False, "driver")
+    assert text_of(scan) == "no TPU on the PCI bus nor in /dev"
     machine.pci("0000:00:05.0", "0x0042")  # Google's network card
     machine.pci("0000:00:06.0", "0x1eb8", vendor="0x10de")
     machine.write("dev/accel0")  # another vendor's accelerator
-    sighting = machine.look()
-    assert (sighting.present, sighting.stage) == (False, "driver")
-    assert text_of(sighting) == "no TPU on the PCI bus nor in /dev"
+    scan = machine.look()
+    assert (scan.present, scan.stage) == (False, "driver")
+    assert text_of(scan) == "no TPU on the PCI bus nor in /dev"
 
 
 def test_this_machine_and_other_systems() -> None:
-    sighting = tpu.look(1.0, system="win32")
-    assert (sighting.present, text_of(sighting)) == (False, "TPUs are only on Linux")
+    scan = tpu.look(1.0, system="win32")
+    assert (scan.present, text_of(scan)) == (False, "TPUs are only on Linux")
     assert not tpu.look(1.0, system="darwin").present
     assert tpu.look(1.0).backend == "tpu"
 

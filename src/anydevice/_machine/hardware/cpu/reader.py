@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anydevice._core.finding import Detail, Facts, MemoryKind, Seen, Sighting
+from anydevice._core.finding import BackendScan, Detail, Facts, MemoryKind, RawDevice
 from anydevice._core.record import Record
 from anydevice._core.text import format_size
 from anydevice._machine.hardware import cgroup, linux
@@ -102,7 +102,7 @@ class _Share(Record):
 
 def look(
     limit: float = 5.0, *, root: Path = _ROOT, system: str = sys.platform, host: Host | None = None
-) -> Sighting:
+) -> BackendScan:
     """The CPU as one device with index 0. Never raises; what cannot be read is unknown.
 
     `details` has `physical_cores`, `logical_cores`, `usable_cores` (1.5 under a quota of one and a
@@ -117,7 +117,7 @@ def look(
         # The CPU is what everything else falls back to: it stays, with what went wrong in words.
         note = f"the CPU's facts could not be read ({type(error).__name__}: {error})"
         facts = Facts(name="unknown processor", memory_kind="host", details={"threads": 1})
-        return _sighting(facts, (note,))
+        return _scan(facts, (note,))
 
 
 def free_memory(
@@ -137,7 +137,7 @@ def free_memory(
     return None if told is None else _least(told[1], facts.usable_memory)
 
 
-def _look(limit: float, root: Path, system: str, host: Host) -> Sighting:
+def _look(limit: float, root: Path, system: str, host: Host) -> BackendScan:
     machine = host.machine()
     kind: MemoryKind = "host"
     if system.startswith("linux"):
@@ -164,11 +164,11 @@ def _look(limit: float, root: Path, system: str, host: Host) -> Sighting:
         architecture=processor.architecture,
         details=_details(processor, share),
     )
-    return _sighting(facts, share.notes)
+    return _scan(facts, share.notes)
 
 
-def _sighting(facts: Facts, notes: tuple[str, ...]) -> Sighting:
-    return Sighting("cpu", present=True, devices=(Seen(0, "cpu", facts),), notes=notes)
+def _scan(facts: Facts, notes: tuple[str, ...]) -> BackendScan:
+    return BackendScan("cpu", present=True, devices=(RawDevice(0, "cpu", facts),), notes=notes)
 
 
 def _details(processor: Processor, share: _Share) -> dict[str, Detail]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anydevice._core.child.parent import Outcome
-from anydevice._core.finding import Facts, Reason, Seen, Sighting, compare_versions
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, compare_versions
 from anydevice._core.record import Record
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.cuda.facts import (
@@ -76,15 +76,15 @@ def hidden_perhaps(nvml: Outcome, driver: Outcome, environment: Mapping[str, str
     return VISIBLE in environment and _sees_none(driver) and not _cards(nvml)
 
 
-def interpret(answers: Answers) -> Sighting:
-    """The sighting of the CUDA backend that follows from the answers."""
+def interpret(answers: Answers) -> BackendScan:
+    """The scan of the CUDA backend that follows from the answers."""
     cards = _cards(answers.nvml)
     devices = _devices(answers.driver, answers.around)
     if cards:
         return _from_nvml(answers, cards, devices)
     nvml = nvml_reason(answers.nvml, answers.around)
     if devices:
-        return _sighting(answers, devices, notes=(nvml.text,) if nvml else ())
+        return _scan(answers, devices, notes=(nvml.text,) if nvml else ())
     unhidden = _devices(answers.unhidden, answers.around)
     if unhidden:
         return _hidden(answers, unhidden, problem=None, notes=())
@@ -92,7 +92,9 @@ def interpret(answers: Answers) -> Sighting:
     return _failed(answers.around, [reason for reason in (nvml, driver) if reason is not None])
 
 
-def _from_nvml(answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts, ...]) -> Sighting:
+def _from_nvml(
+    answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts, ...]
+) -> BackendScan:
     notes = _lost_cards(answers.nvml)
     selection = select([card.names for card in cards], answers.visible)
     selected = tuple(cards[each.card].at(each) for each in selection.positions)
@@ -101,7 +103,7 @@ def _from_nvml(answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts
         # Where the driver reads the variable in another way, our reason is not its own.
         problem = selection.problem if len(shown) == len(selected) else None
         notes = (*notes, *_partly_hidden(answers, shown, cards, problem))
-        return _sighting(answers, shown, notes=notes)
+        return _scan(answers, shown, notes=notes)
     if not selected and _sees_none(answers.driver):
         return _none_shown(answers, cards, selection.problem, notes)
     around = answers.around
@@ -109,12 +111,12 @@ def _from_nvml(answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts
         "driver_missing", "NVML answers but there is no CUDA driver library", _add_compute(around)
     )
     notes = (*notes, *_partly_hidden(answers, selected, cards, selection.problem))
-    return _sighting(answers, selected, notes=notes, reason=reason)
+    return _scan(answers, selected, notes=notes, reason=reason)
 
 
 def _none_shown(
     answers: Answers, cards: Sequence[CudaCard], problem: str | None, notes: tuple[str, ...]
-) -> Sighting:
+) -> BackendScan:
     if answers.visible is not None:
         return _hidden(answers, _showable(cards), problem, notes)
     reason = Reason(
@@ -122,17 +124,17 @@ def _none_shown(
         "MIG mode is on, and no MIG instance has been made",
         "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
     )
-    return Sighting("cuda", present=True, stage="device", reason=reason, notes=notes)
+    return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
 
 
-def _sighting(
+def _scan(
     answers: Answers,
     shown: Sequence[Facts],
     notes: tuple[str, ...] = (),
     reason: Reason | None = None,
-) -> Sighting:
+) -> BackendScan:
     reason = reason or _old_driver(shown[0], answers.around)
-    return Sighting(
+    return BackendScan(
         "cuda",
         present=True,
         devices=tuple(_seen(index, facts) for index, facts in enumerate(shown)),
@@ -142,16 +144,16 @@ def _sighting(
     )
 
 
-def _seen(index: int, facts: Facts) -> Seen:
+def _seen(index: int, facts: Facts) -> RawDevice:
     capability = capability_numbers(facts)
     if capability is not None and capability < OLDEST_CAPABILITY:
         text = f"compute capability {facts.compute_capability} is older than 5.0 (Maxwell)"
-        return Seen(index, "gpu", facts, Reason("card_too_old", text))
+        return RawDevice(index, "gpu", facts, Reason("card_too_old", text))
     if facts.details.get("compute_mode") == "prohibited":
         text = "its compute mode is Prohibited: no program may compute on it"
         fix = f"sudo nvidia-smi -i {facts.uuid} -c DEFAULT"
-        return Seen(index, "gpu", facts, Reason("compute_prohibited", text, fix))
-    return Seen(index, "gpu", facts)
+        return RawDevice(index, "gpu", facts, Reason("compute_prohibited", text, fix))
+    return RawDevice(index, "gpu", facts)
 
 
 def _old_driver(facts: Facts, around: Surroundings) -> Reason | None:
@@ -176,7 +178,7 @@ def _showable(cards: Sequence[CudaCard]) -> list[Facts]:
 
 def _hidden(
     answers: Answers, devices: Sequence[Facts], problem: str | None, notes: tuple[str, ...]
-) -> Sighting:
+) -> BackendScan:
     because = f" ({problem})" if problem and answers.visible else ""
     valid = ", ".join(
         f"{facts.uuid or index} ({facts.name})" for index, facts in enumerate(devices)
@@ -188,7 +190,7 @@ def _hidden(
     )
     fix = f"set {VISIBLE}=" if answers.around.system == "win32" else f"unset {VISIBLE}"
     reason = Reason("hidden", text, fix)
-    return Sighting("cuda", present=True, stage="device", reason=reason, notes=notes)
+    return BackendScan("cuda", present=True, stage="device", reason=reason, notes=notes)
 
 
 def _partly_hidden(
@@ -206,7 +208,7 @@ def _partly_hidden(
     return (f"CUDA shows {len(shown)} of the {every} cards that NVML knows",)
 
 
-def _failed(around: Surroundings, reasons: Sequence[Reason]) -> Sighting:
+def _failed(around: Surroundings, reasons: Sequence[Reason]) -> BackendScan:
     if not reasons:
         return _not_installed(around)
     named = [reason for reason in reasons if reason.code not in _UNNAMED]
@@ -215,11 +217,11 @@ def _failed(around: Surroundings, reasons: Sequence[Reason]) -> Sighting:
     no_card = around.system == "linux" and not (around.cards or around.nodes or around.tegra)
     if no_card and not around.wsl and len(named) == len(reasons):
         text, fix = f"{text}; no NVIDIA card is on the PCI bus", None
-    return Sighting("cuda", True, stage="driver", reason=Reason(decisive.code, text, fix))
+    return BackendScan("cuda", True, stage="driver", reason=Reason(decisive.code, text, fix))
 
 
-def _not_installed(around: Surroundings) -> Sighting:
-    """The sighting where no NVIDIA library is installed: is there a card that would need one?"""
+def _not_installed(around: Surroundings) -> BackendScan:
+    """The scan where no NVIDIA library is installed: is there a card that would need one?"""
     present, code, fix = True, "driver_missing", _install_driver(around)
     if around.cards:
         many = len(around.cards) > 1
@@ -239,11 +241,13 @@ def _not_installed(around: Surroundings) -> Sighting:
         text = f"{', '.join(around.nodes)} are here but no NVIDIA driver library is"
     elif around.system == "win32":
         text = "no NVIDIA driver is installed (no nvml.dll and no nvcuda.dll)"
-        return Sighting("cuda", present=False, stage="driver", reason=Reason(code, text))
+        return BackendScan("cuda", present=False, stage="driver", reason=Reason(code, text))
     else:
         text = "no NVIDIA card on the PCI bus and no driver library"
-        return Sighting("cuda", present=False, stage="driver", reason=Reason("no_hardware", text))
-    return Sighting("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
+        return BackendScan(
+            "cuda", present=False, stage="driver", reason=Reason("no_hardware", text)
+        )
+    return BackendScan("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
 
 
 def _told(outcome: Outcome | None) -> bool:

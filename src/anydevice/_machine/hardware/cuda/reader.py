@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anydevice._core.child.parent import Outcome, Question, start
-from anydevice._core.finding import Facts, Reason, Sighting
+from anydevice._core.finding import BackendScan, Facts, Reason
 from anydevice._machine.hardware.cuda.facts import (
     Surroundings,
     available_memory,
@@ -34,12 +34,12 @@ _WORTH_ASKING = 0.1
 _ONE_MOMENT = 0.25
 
 
-def look(limit: float) -> Sighting:
+def look(limit: float) -> BackendScan:
     """The CUDA backend of this machine, in at most about `limit` seconds. Never raises."""
     return begin()(limit)
 
 
-def begin() -> Callable[[float], Sighting]:
+def begin() -> Callable[[float], BackendScan]:
     """Put the questions, and return what waits for the answers at most so many seconds.
 
     Where there are traces of a card, NVML and the driver are asked at the same time; elsewhere
@@ -47,7 +47,7 @@ def begin() -> Callable[[float], Sighting]:
     """
     if sys.platform == "darwin":
         reason = Reason("wrong_system", "CUDA needs Linux or Windows")
-        absent = Sighting("cuda", present=False, stage="driver", reason=reason)
+        absent = BackendScan("cuda", present=False, stage="driver", reason=reason)
         return lambda limit: absent
     environment = dict(os.environ)
     try:
@@ -59,7 +59,7 @@ def begin() -> Callable[[float], Sighting]:
         failed = _failed(error)
         return lambda limit: failed
 
-    def finish(limit: float) -> Sighting:
+    def finish(limit: float) -> BackendScan:
         # Loaded while the children are at work.
         from anydevice._machine.hardware.cuda.diagnosis import interpret
 
@@ -170,10 +170,10 @@ def _lacks_free_memory(nvml: Outcome, driver: Outcome) -> bool:
     return any(row["error"] is None and not row["integrated"] for row in driver.answer["devices"])
 
 
-def _failed(error: Exception) -> Sighting:
+def _failed(error: Exception) -> BackendScan:
     # Whatever an odd machine makes of our reading, the other backends must still be found.
     text = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
-    return Sighting("cuda", present=True, stage="driver", reason=Reason("reading_failed", text))
+    return BackendScan("cuda", present=True, stage="driver", reason=Reason("reading_failed", text))
 
 
 def _file_of_pynvml() -> str | None:

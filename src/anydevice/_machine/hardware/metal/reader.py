@@ -8,7 +8,15 @@ import sys
 import time
 from collections.abc import Mapping
 
-from anydevice._core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
+from anydevice._core.finding import (
+    BackendScan,
+    Detail,
+    Facts,
+    RawDevice,
+    Reason,
+    Stage,
+    compare_versions,
+)
 from anydevice._machine.hardware import macos
 from anydevice._machine.hardware.linux import as_number
 
@@ -35,7 +43,7 @@ def look(
     run: macos.Run | None = None,
     platform: str = sys.platform,
     machine: str | None = None,
-) -> Sighting:
+) -> BackendScan:
     """The GPUs that Metal drives here, or why there are none, within `limit` seconds. Never raises.
 
     The other arguments are for recordings: `run` answers a command with what it printed, or `None`
@@ -59,7 +67,7 @@ def free_memory(index: int, facts: Facts, *, run: macos.Run | None = None) -> in
     return _free(facts.usable_memory, ask)
 
 
-def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> Sighting:
+def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
     model, cores = macos.read_accelerator(ask(macos.ACCELERATOR))
     brand = told.get("machdep.cpu.brand_string", "")
     # Under Rosetta the processor calls itself "VirtualApple"; the GPU keeps its name.
@@ -86,8 +94,8 @@ def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> Sighting:
     elif reason is None and _older(told, OLDEST_FOR_MLX):
         version = told["kern.osproductversion"]
         notes.append(f"mlx needs macOS {OLDEST_FOR_MLX} or newer; on {version} only torch serves")
-    device = Seen(0, "gpu", facts, reason)
-    return Sighting("metal", present=True, devices=(device,), notes=tuple(notes))
+    device = RawDevice(0, "gpu", facts, reason)
+    return BackendScan("metal", present=True, devices=(device,), notes=tuple(notes))
 
 
 def _usable(total: int | None, limit_in_mib: int | None) -> tuple[int | None, str]:
@@ -128,7 +136,7 @@ def _is_virtual(told: Mapping[str, str]) -> bool:
     )
 
 
-def _intel(told: Mapping[str, str], ask: macos.Run) -> Sighting:
+def _intel(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
     listed = macos.read_graphics(ask(macos.DISPLAYS))
     if listed is None:
         text = "system_profiler did not tell which graphics hardware this Mac has"
@@ -143,10 +151,10 @@ def _intel(told: Mapping[str, str], ask: macos.Run) -> Sighting:
     )
     if _is_virtual(told):
         notes.append(_VIRTUAL)
-    return Sighting("metal", present=True, devices=devices, notes=tuple(notes))
+    return BackendScan("metal", present=True, devices=devices, notes=tuple(notes))
 
 
-def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> Seen:
+def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> RawDevice:
     facts = Facts(
         name=graphics.name,
         memory_kind="dedicated" if graphics.discrete else "unified",
@@ -155,9 +163,9 @@ def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> 
         driver_version=told.get("kern.osproductversion"),
     )
     if not graphics.discrete:
-        return Seen(index, "gpu", facts, _INTEGRATED)
-    return Seen(index, "gpu", facts, _why_not(told))
+        return RawDevice(index, "gpu", facts, _INTEGRATED)
+    return RawDevice(index, "gpu", facts, _why_not(told))
 
 
-def _stopped(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> Sighting:
-    return Sighting("metal", present=present, stage=stage, reason=reason)
+def _stopped(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> BackendScan:
+    return BackendScan("metal", present=present, stage=stage, reason=reason)

@@ -15,13 +15,13 @@ from typing import Any
 
 from anydevice._core.child.parent import Outcome
 from anydevice._core.finding import (
+    BackendScan,
     Detail,
     Facts,
     Kind,
     MemoryKind,
+    RawDevice,
     Reason,
-    Seen,
-    Sighting,
     compare_versions,
 )
 from anydevice._core.record import replace
@@ -49,12 +49,12 @@ Answer = Mapping[str, Any]
 """The answer of `driver_process/opencl.py`."""
 
 
-def _stopped(reason: Reason, *, present: bool = True) -> Sighting:
-    return Sighting("opencl", present=present, stage="driver", reason=reason)
+def _stopped(reason: Reason, *, present: bool = True) -> BackendScan:
+    return BackendScan("opencl", present=present, stage="driver", reason=reason)
 
 
-def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> Sighting:
-    """The sighting for a child that came back, with an answer or without one."""
+def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> BackendScan:
+    """The scan for a child that came back, with an answer or without one."""
     if outcome.how == "answered":
         return read_answer(outcome.answer, loader, machine)
     if outcome.how == "not_started":
@@ -72,8 +72,8 @@ def read_breakdown(
     outcomes: Sequence[Outcome],
     loader: Loader,
     machine: OpenCLMachine,
-) -> Sighting:
-    """The sighting after all drivers together crashed or hung, and each was asked alone.
+) -> BackendScan:
+    """The scan after all drivers together crashed or hung, and each was asked alone.
 
     `outcomes` belongs to `drivers`, one for one; it is empty where they were not asked.
     """
@@ -96,31 +96,31 @@ def read_breakdown(
     does = "hangs" if together.how == "timed_out" else "crashes"
     devices = read_devices([each for answer in good for each in answer["platforms"]], machine)
     unusable = f"listing the OpenCL devices {does}, because of {names}"
-    sighting = _stopped(Reason(together.how, text, fix))
-    return replace(sighting, devices=_made_unusable(devices, Reason(together.how, unusable, fix)))
+    scan = _stopped(Reason(together.how, text, fix))
+    return replace(scan, devices=_made_unusable(devices, Reason(together.how, unusable, fix)))
 
 
 def add_seen_elsewhere(
-    sighting: Sighting, outcome: Outcome, system: Loader, machine: OpenCLMachine
-) -> Sighting:
-    """The sighting with the devices that only the system's loader shows, and not pyopencl's."""
+    scan: BackendScan, outcome: Outcome, system: Loader, machine: OpenCLMachine
+) -> BackendScan:
+    """The scan with the devices that only the system's loader shows, and not pyopencl's."""
     if outcome.how != "answered":
-        return sighting
+        return scan
     devices = read_devices(outcome.answer["platforms"], machine)
     if not devices:
-        return sighting
+        return scan
     text = f"only the system's loader {system.path} shows it, and pyopencl uses another"
-    stopped = sighting.reason and replace(sighting.reason, fix=LINK_WITH_SYSTEM)
+    stopped = scan.reason and replace(scan.reason, fix=LINK_WITH_SYSTEM)
     unusable = _made_unusable(devices, Reason("other_loader", text, LINK_WITH_SYSTEM))
-    return replace(sighting, present=True, devices=unusable, reason=stopped)
+    return replace(scan, present=True, devices=unusable, reason=stopped)
 
 
-def _made_unusable(devices: Sequence[Seen], reason: Reason) -> tuple[Seen, ...]:
+def _made_unusable(devices: Sequence[RawDevice], reason: Reason) -> tuple[RawDevice, ...]:
     return tuple(device if device.reason else replace(device, reason=reason) for device in devices)
 
 
-def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Sighting:
-    """The sighting for a loader that answered."""
+def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> BackendScan:
+    """The scan for a loader that answered."""
     platforms = answer["platforms"]
     if answer["error"]:
         text = f"the OpenCL loader {loader.path}: {_refused('clGetPlatformIDs', answer)}"
@@ -139,7 +139,7 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Sight
     notes += tuple(defect.with_fix for defect in defects if defect)
     if all(device.kind == "cpu" for device in devices):
         notes += _card_left_out(loader, machine)
-    return Sighting("opencl", present=True, devices=devices, notes=notes)
+    return BackendScan("opencl", present=True, devices=devices, notes=notes)
 
 
 def _refused(function: str, answer: Answer) -> str:
@@ -160,8 +160,8 @@ def float64_defect(platform: str, driver: str) -> Reason | None:
     return Reason("driver_defect", f"{text}float64 is refused there", fix)
 
 
-def without_loader(machine: OpenCLMachine) -> Sighting:
-    """The sighting for a machine that has no loader, with or without drivers."""
+def without_loader(machine: OpenCLMachine) -> BackendScan:
+    """The scan for a machine that has no loader, with or without drivers."""
     drivers = registered_drivers(None, machine)
     names = ", ".join(str(driver) for driver in drivers)
     text = (
@@ -172,9 +172,9 @@ def without_loader(machine: OpenCLMachine) -> Sighting:
     return _stopped(Reason("loader_missing", text, GIVE_A_LOADER), present=bool(drivers))
 
 
-def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[Seen, ...]:
+def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[RawDevice, ...]:
     """Every device of every platform, numbered in that order."""
-    seen: list[Seen] = []
+    seen: list[RawDevice] = []
     for place, platform in enumerate(platforms):
         for number, device in enumerate(platform["devices"]):
             where: dict[str, Detail] = {
@@ -188,7 +188,7 @@ def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[S
 
 def _read_device(
     index: int, device: Answer, where: Mapping[str, Detail], machine: OpenCLMachine
-) -> Seen:
+) -> RawDevice:
     kind: Kind = "cpu" if (device["type"] or 0) & _CPU_TYPE else "gpu"
     version = re.match(r"OpenCL (\d+\.\d+)", device["version"])
     reason = None
@@ -222,10 +222,10 @@ def _read_device(
             "double": device["double"] and not float64_defect(str(platform), device["driver"]),
         },
     )
-    return Seen(index, kind, facts, reason)
+    return RawDevice(index, kind, facts, reason)
 
 
-def _release(device: Seen) -> tuple[str, str]:
+def _release(device: RawDevice) -> tuple[str, str]:
     return str(device.facts.details["platform"]), device.facts.driver_version or ""
 
 
@@ -258,7 +258,7 @@ def _pci_address(
     return matching[0] if len(matching) == 1 else None
 
 
-def _no_platform(loader: Loader, machine: OpenCLMachine) -> Sighting:
+def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
     folders = vendor_folders(loader, machine)
     drivers = registered_drivers(loader, machine)
     card = card_without_driver(machine, folders[0])
@@ -286,12 +286,12 @@ def _is_missing(library: str, loader: Loader, machine: OpenCLMachine) -> bool:
 
 def _no_device(
     platforms: Sequence[Answer], machine: OpenCLMachine, notes: tuple[str, ...]
-) -> Sighting:
+) -> BackendScan:
     names = ", ".join(platform["name"] for platform in platforms)
     text = "; ".join((f"OpenCL shows no device on {names}", *notes))
     rusticl = any(platform["name"] == "rusticl" for platform in platforms)
     reason = Reason("no_device", text, enable_rusticl(machine) if rusticl else None)
-    return Sighting("opencl", present=True, stage="device", reason=reason)
+    return BackendScan("opencl", present=True, stage="device", reason=reason)
 
 
 def _card_left_out(loader: Loader, machine: OpenCLMachine) -> tuple[str, ...]:

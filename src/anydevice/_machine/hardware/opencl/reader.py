@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anydevice._core.child.parent import Outcome, Question, start
-from anydevice._core.finding import Sighting
+from anydevice._core.finding import BackendScan
 from anydevice._core.locks import side_by_side
 from anydevice._machine.hardware.opencl import facts
 from anydevice._machine.hardware.opencl.facts import Driver, Loader, OpenCLMachine
@@ -20,7 +20,7 @@ _FIRST_SHARE = 0.6
 _WORTH_ASKING = 0.1
 
 
-def look(limit: float) -> Sighting:
+def look(limit: float) -> BackendScan:
     """Every OpenCL device, or why there is none, within `limit` seconds; never raises.
 
     A driver that crashes or hangs is a finding of its own: the drivers are then asked one by one,
@@ -30,7 +30,7 @@ def look(limit: float) -> Sighting:
     return begin()(limit)
 
 
-def begin() -> Callable[[float], Sighting]:
+def begin() -> Callable[[float], BackendScan]:
     """Ask the question, and return a function that waits for the answer within a limit."""
     machine = facts.this_machine()
     loaders = facts.find_loaders(machine, facts.pyopencl_folder())
@@ -40,7 +40,7 @@ def begin() -> Callable[[float], Sighting]:
 
 def look_through(
     loaders: Sequence[Loader], machine: OpenCLMachine, limit: float, asked: Question | None = None
-) -> Sighting:
+) -> BackendScan:
     """The same through these loaders, of which the first is the one that counts."""
     # Loaded while the child is at work.
     from anydevice._machine.hardware.opencl import diagnosis
@@ -54,12 +54,12 @@ def look_through(
         drivers = _separable_drivers(loaders[0], machine)
         outcomes = _ask_each(drivers, loaders[0], machine, end) if len(drivers) > 1 else ()
         return diagnosis.read_breakdown(outcome, drivers, outcomes, loaders[0], machine)
-    sighting = diagnosis.read_outcome(outcome, loaders[0], machine)
+    scan = diagnosis.read_outcome(outcome, loaders[0], machine)
     left = end - time.monotonic()
-    if sighting.stage == "driver" and len(loaders) > 1 and left > _WORTH_ASKING:
+    if scan.stage == "driver" and len(loaders) > 1 and left > _WORTH_ASKING:
         elsewhere = _ask(loaders[1], loaders[1].environment(machine), left)
-        return diagnosis.add_seen_elsewhere(sighting, elsewhere, loaders[1], machine)
-    return sighting
+        return diagnosis.add_seen_elsewhere(scan, elsewhere, loaders[1], machine)
+    return scan
 
 
 def _ask(loader: Loader, environment: dict[str, str], limit: float) -> Outcome:

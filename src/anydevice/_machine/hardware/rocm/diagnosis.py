@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from anydevice._core.child.parent import ask
-from anydevice._core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
+from anydevice._core.finding import (
+    BackendScan,
+    Detail,
+    Facts,
+    RawDevice,
+    Reason,
+    Stage,
+    compare_versions,
+)
 from anydevice._core.locks import started
 from anydevice._core.record import Record, replace
 from anydevice._machine.hardware import linux
@@ -48,10 +56,10 @@ class AmdMachine(Record):
     cards: tuple[str, ...]
 
 
-def look_within(limit: float, machine: AmdMachine) -> Sighting:
-    """The sighting, within `limit` seconds. Never raises."""
+def look_within(limit: float, machine: AmdMachine) -> BackendScan:
+    """The scan, within `limit` seconds. Never raises."""
     # A wedged driver can hold a read of its files for ever; the thread that waits is left behind.
-    answers: list[Sighting] = []
+    answers: list[BackendScan] = []
 
     def work() -> None:
         try:
@@ -71,7 +79,7 @@ def look_within(limit: float, machine: AmdMachine) -> Sighting:
     return _stopped("timed_out", text, "sudo dmesg | grep -i amdgpu")
 
 
-def _look(machine: AmdMachine, deadline: float) -> Sighting:
+def _look(machine: AmdMachine, deadline: float) -> BackendScan:
     root, environment = machine.root, machine.environment
     if not exists(root / "dev/kfd"):
         return _no_compute_driver(machine)
@@ -80,26 +88,26 @@ def _look(machine: AmdMachine, deadline: float) -> Sighting:
         return _no_gpu_in_topology(machine, seen.withheld)
     left = visible([gpu.uuid for gpu in seen.gpus], environment)
     if left.reason is not None:
-        return Sighting("rocm", present=True, stage="device", reason=left.reason)
+        return BackendScan("rocm", present=True, stage="device", reason=left.reason)
     shown = [seen.gpus[position] for position in left.positions]
     version = facts.rocm_version(root, environment)
     devices, notes = _devices(shown, version, machine, deadline)
     notes = [*left.notes, *_notes(seen, shown, version, environment), *notes]
-    sighting = Sighting("rocm", present=True, devices=tuple(devices), notes=tuple(notes))
-    reason = _why_none(sighting, version, machine)
+    scan = BackendScan("rocm", present=True, devices=tuple(devices), notes=tuple(notes))
+    reason = _why_none(scan, version, machine)
     if reason is None:
-        return sighting
-    unusable = (each if each.reason else replace(each, reason=reason) for each in sighting.devices)
-    return replace(sighting, devices=tuple(unusable), stage="driver", reason=reason)
+        return scan
+    unusable = (each if each.reason else replace(each, reason=reason) for each in scan.devices)
+    return replace(scan, devices=tuple(unusable), stage="driver", reason=reason)
 
 
-def _why_none(sighting: Sighting, version: str | None, machine: AmdMachine) -> Reason | None:
+def _why_none(scan: BackendScan, version: str | None, machine: AmdMachine) -> Reason | None:
     if version is not None and compare_versions(version, OLDEST_ROCM) < 0:
         text = f"ROCm {version} is too old; anydevice needs ROCm {OLDEST_ROCM} or newer"
         return Reason("driver_too_old", text, "sudo amdgpu-install --usecase=rocm")
     if not machine.accessible(machine.root / "dev/kfd"):
         return _no_permission("/dev/kfd", machine)
-    reasons = [device.reason for device in sighting.devices]
+    reasons = [device.reason for device in scan.devices]
     closed = all(each and each.code in ("no_permission", "not_in_container") for each in reasons)
     return reasons[0] if reasons and closed else None
 
@@ -110,7 +118,7 @@ def _no_permission(file: str, machine: AmdMachine) -> Reason:
 
 def _devices(
     gpus: list[Gpu], version: str | None, machine: AmdMachine, deadline: float
-) -> tuple[list[Seen], list[str]]:
+) -> tuple[list[RawDevice], list[str]]:
     names = [facts.product_name(gpu, machine.root) for gpu in gpus]
     driver = facts.driver_version(machine.root)
     told: dict[str, dict[str, str]] = {}
@@ -138,7 +146,7 @@ def _devices(
             runtime_version=version,
             details=details,
         )
-        devices.append(Seen(index, "gpu", known, _unfit(gpu, machine)))
+        devices.append(RawDevice(index, "gpu", known, _unfit(gpu, machine)))
     return devices, notes
 
 
@@ -198,12 +206,12 @@ def _ask_amdsmi(
 
 def _stopped(
     code: str, text: str, fix: str | None = None, *, present: bool = True, stage: Stage = "driver"
-) -> Sighting:
-    """The sighting of a backend that stopped as a whole."""
-    return Sighting("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
+) -> BackendScan:
+    """The scan of a backend that stopped as a whole."""
+    return BackendScan("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
 
 
-def _no_compute_driver(machine: AmdMachine) -> Sighting:
+def _no_compute_driver(machine: AmdMachine) -> BackendScan:
     """There is no /dev/kfd: which of the possible causes it is."""
     root = machine.root
     if not machine.cards:
@@ -225,7 +233,7 @@ def _no_compute_driver(machine: AmdMachine) -> Sighting:
     return _stopped("driver_not_loaded", text, _install_driver(root))
 
 
-def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> Sighting:
+def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
     """There is a /dev/kfd, but its topology shows this process no GPU."""
     if withheld:
         nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
@@ -244,7 +252,7 @@ def _give_access(machine: AmdMachine) -> str:
     return _PASS_DEVICES if inside else _JOIN_GROUPS
 
 
-def _under_wsl(machine: AmdMachine) -> Sighting:
+def _under_wsl(machine: AmdMachine) -> BackendScan:
     folders = facts.folders(machine.root, machine.environment)
     if not any(exists(folder / "lib/librocdxg.so") for folder in folders):
         text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"

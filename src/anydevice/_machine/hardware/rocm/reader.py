@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from anydevice._core.finding import Facts, Reason, Sighting
+from anydevice._core.finding import BackendScan, Facts, Reason
 from anydevice._machine.hardware import linux
 from anydevice._machine.hardware.linux import exists
 
@@ -22,7 +22,7 @@ def look(
     environment: Mapping[str, str] | None = None,
     accessible: Callable[[Path], bool] = linux.may_open,
     platform: str = sys.platform,
-) -> Sighting:
+) -> BackendScan:
     """The AMD GPUs of this machine, or why there are none, within `limit` seconds. Never raises.
 
     The other arguments are for recordings: another root of the file system, other variables, who
@@ -53,5 +53,5 @@ def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
     return free_of_card(facts.total_memory, now)
 
 
-def _absent(reason: Reason) -> Sighting:
-    return Sighting("rocm", present=False, stage="driver", reason=reason)
+def _absent(reason: Reason) -> BackendScan:
+    return BackendScan("rocm", present=False, stage="driver", reason=reason)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
-from anydevice._core.finding import Facts, Reason, Seen, Sighting, Stage
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Stage
 from anydevice._core.record import Record
 from anydevice._machine.hardware.linux import (
     DEVICES,
@@ -74,7 +74,7 @@ def look(
     system: str = sys.platform,
     environment: Mapping[str, str] = os.environ,
     accessible: Callable[[Path], bool] | None = None,
-) -> Sighting:
+) -> BackendScan:
     """The TPUs of this machine that this process sees, in the order of their chips.
 
     Memory is the public figure of the chip's generation: the driver tells neither that nor what is
@@ -103,22 +103,22 @@ def look(
     visible, wrong = _visible(with_node, environment)
     if wrong is not None:
         return _stopped(wrong, stage="device", notes=notes)
-    return _sighting(visible, root, accessible or may_open, notes)
+    return _scan(visible, root, accessible or may_open, notes)
 
 
 def _stopped(
     reason: Reason, *, present: bool = True, stage: Stage = "driver", notes: tuple[str, ...] = ()
-) -> Sighting:
-    return Sighting("tpu", present=present, stage=stage, reason=reason, notes=notes)
+) -> BackendScan:
+    return BackendScan("tpu", present=present, stage=stage, reason=reason, notes=notes)
 
 
-def _sighting(
+def _scan(
     chips: list[tuple[int, _Chip]],
     root: Path,
     accessible: Callable[[Path], bool],
     notes: tuple[str, ...],
-) -> Sighting:
-    devices: list[Seen] = []
+) -> BackendScan:
+    devices: list[RawDevice] = []
     refused: list[Reason] = []
     for number, chip in chips:
         closed = next((node for node in _nodes(chip, root) if not accessible(node)), None)
@@ -128,10 +128,10 @@ def _sighting(
             reason = Reason("no_permission", text, _permission(closed, root))
             refused.append(reason)
         for core in range(chip.generation.devices_per_chip):
-            devices.append(Seen(len(devices), "tpu", _facts(chip, number, core), reason))
+            devices.append(RawDevice(len(devices), "tpu", _facts(chip, number, core), reason))
     if len(refused) < len(chips):
-        return Sighting("tpu", present=True, devices=tuple(devices), notes=notes)
-    return Sighting("tpu", True, tuple(devices), "driver", refused[0], notes=notes)
+        return BackendScan("tpu", present=True, devices=tuple(devices), notes=notes)
+    return BackendScan("tpu", True, tuple(devices), "driver", refused[0], notes=notes)
 
 
 def _facts(chip: _Chip, number: int, core: int) -> Facts:

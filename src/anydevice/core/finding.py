@@ -1,0 +1,17 @@
+"""Names of 0.2 that are now in `anydevice.extend`, until 0.4."""
+
+from __future__ import annotations
+
+from anydevice._core.lazy import moved_names
+
+__getattr__ = moved_names(
+    __name__,
+    {
+        "Facts": "Facts",
+        "Finding": "Finding",
+        "Reason": "Reason",
+        "Seen": "RawDevice",
+        "Sighting": "BackendScan",
+        "Standing": "DeviceStatus",
+    },
+)
