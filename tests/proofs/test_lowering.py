@@ -177,7 +177,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     ),
     "a norm does nothing": (
         "batch norm",
-        "normalized",
+        "normalize",
         lambda f: lambda self, cells, *rest: cells,
     ),
     "a layer norm does nothing": (
@@ -187,7 +187,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     ),
     "a sum takes one part": (
         "residual",
-        "combined",
+        "combine",
         lambda f: lambda self, parts, *rest, **named: f(self, parts[:1], *rest, **named),
     ),
     "a softmax is linear": ("softmax", "softmax", lambda f: lambda self, cells: cells),
@@ -199,7 +199,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "a product is a sum": (
         "rms norm",
         "product",
-        lambda f: lambda self, a, b: self.combined([(1.0, a), (1.0, b)]),
+        lambda f: lambda self, a, b: self.combine([(1.0, a), (1.0, b)]),
     ),
 }
 

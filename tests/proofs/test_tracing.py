@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice._core.protocols import SymbolicTensor
 from anydevice._libraries.detect import adapter_of
-from anydevice._proofs import tracing
 from anydevice._proofs.evaluation import evaluate
-from anydevice._proofs.lowering import caller, lower
+from anydevice._proofs.lowering import _tracer, caller, lower
 from anydevice._proofs.properties import box
-from anydevice._proofs.tracing import Trace
+from anydevice._proofs.tracing import NetworkTrace
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 
 Case = tuple[Any, tuple[int, ...]]
@@ -188,11 +188,7 @@ def wide_outputs(model: Any, shape: Any, x: Any) -> Any:
         lambda w: w.astype(np.float64) if w.dtype.kind == "f" else w, "numpy"
     )
     with reference.scope():
-        call = tracing.one_call(reference, shape)
-        if reference.library == "jax":
-            import jax
-
-            call = jax.jit(call)
+        call = _tracer(reference).batch_call(reference, shape)
         rows = [call(reference.reference_input(row[None].astype(np.float64))) for row in x]
         return np.concatenate([np.asarray(row, np.float64) for row in rows]).reshape(len(x), -1)
 
@@ -216,10 +212,10 @@ def test_modules_of_every_library_are_lowered(library: str) -> None:
 
 PLANTED: dict[str, Callable[[Any], Any]] = {
     "multiply": lambda f: lambda self, a, b: self.add(a, b),
-    "maximum": lambda f: lambda self, a, b: a if isinstance(a, tracing.SymbolicTensor) else b,
+    "maximum": lambda f: lambda self, a, b: a if isinstance(a, SymbolicTensor) else b,
     "clip": lambda f: lambda self, a, low, high: f(self, a, low, None),
     "add": lambda f: lambda self, a, b, scale=1.0: f(self, a, b, abs(scale)),
-    "total": lambda f: lambda self, a, axes, keep, mean=False: f(self, a, axes, keep),
+    "sum": lambda f: lambda self, a, axes, keep, mean=False: f(self, a, axes, keep),
     "convolution": lambda f: lambda self, a, weight, bias, *rest: f(self, a, weight, None, *rest),
     "leaky_relu": lambda f: lambda self, a, slope: self.function("relu", a),
 }
@@ -230,7 +226,7 @@ def test_a_fault_in_the_lowering_is_refused(fault: str, monkeypatch: pytest.Monk
     """The lowered network is compared with the model before anything is proved."""
     pytest.importorskip("torch").manual_seed(1)  # with other weights some faults change nothing
     cases = models_of("torch")
-    monkeypatch.setattr(Trace, fault, PLANTED[fault](getattr(Trace, fault)))
+    monkeypatch.setattr(NetworkTrace, fault, PLANTED[fault](getattr(NetworkTrace, fault)))
     refused = 0
     for name in ("a forward of its own", "convolutions", "smooth"):
         try:

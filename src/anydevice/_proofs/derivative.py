@@ -105,16 +105,16 @@ def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
 def _silu(graph: Builder, before: Cells, after: Cells) -> Cells:
     """`sigmoid(x) * (1 + x - silu(x))`."""
     gate = graph.function(before, "sigmoid")
-    rest = graph.combined([(1.0, before), (-1.0, after)], "", 1.0)
+    rest = graph.combine([(1.0, before), (-1.0, after)], "", 1.0)
     return graph.product(gate, rest)
 
 
 _SLOPES: dict[str, Callable[[Builder, Cells, Cells], Cells]] = {
     "relu": lambda graph, before, after: graph.function(before, "step"),
-    "sigmoid": lambda graph, before, after: graph.combined(
+    "sigmoid": lambda graph, before, after: graph.combine(
         [(1.0, after), (-1.0, graph.function(after, "square"))]
     ),
-    "tanh": lambda graph, before, after: graph.combined(
+    "tanh": lambda graph, before, after: graph.combine(
         [(-1.0, graph.function(after, "square"))], "", 1.0
     ),
     "silu": _silu,

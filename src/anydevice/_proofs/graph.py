@@ -123,7 +123,7 @@ class Builder:
         new = self.rows(column, scales, shifts, roundings=roundings, inexact=inexact)
         return new.reshape(shape)
 
-    def shifted(
+    def shift(
         self, cells: Cells, shift: Floats, *, roundings: int = 0, inexact: float = 0.0
     ) -> Cells:
         """`cell + shift`; a product without a bias gets this one, and no node of its own."""
@@ -146,7 +146,7 @@ class Builder:
         )
         return self._append(made)[places].reshape(cells.shape)
 
-    def combined(
+    def combine(
         self,
         parts: list[tuple[float, Cells]],
         function: str = "",
@@ -242,7 +242,7 @@ class Builder:
 
     def maximum(self, a: Cells, b: Cells) -> Cells:
         """`max(a, b) = b + relu(a - b)`, which no execution rounds."""
-        return self.combined([(1.0, b), (1.0, self.combined([(1.0, a), (-1.0, b)], "relu"))])
+        return self.combine([(1.0, b), (1.0, self.combine([(1.0, a), (-1.0, b)], "relu"))])
 
     def largest(self, windows: Cells) -> Cells:
         """The maximum over the last axis, pair by pair; padding never is the largest."""
@@ -256,12 +256,12 @@ class Builder:
     def leaky_relu(self, cells: Cells, slope: float) -> Cells:
         """`slope * x + (1 - slope) * relu(x)`."""
         parts = [(slope, cells), (1.0 - slope, self.function(cells, "relu"))]
-        return self.combined(parts, roundings=3, inexact=ROUNDED)
+        return self.combine(parts, roundings=3, inexact=ROUNDED)
 
     def absolute(self, cells: Cells) -> Cells:
         """`relu(x) + relu(-x)`."""
-        both = [self.function(cells, "relu"), self.combined([(-1.0, cells)], "relu")]
-        return self.combined([(1.0, each) for each in both])
+        both = [self.function(cells, "relu"), self.combine([(-1.0, cells)], "relu")]
+        return self.combine([(1.0, each) for each in both])
 
     def clip(self, cells: Cells, low: float | None, high: float | None) -> Cells:
         """`max(x, low)`, and the minimum of that and `high`.
@@ -269,20 +269,20 @@ class Builder:
         Written so that plain intervals stay within both: `high - relu(high - low - relu(x - low))`.
         """
         if low is not None and high is not None:
-            above = self.combined([(1.0, cells)], "relu", -low, roundings=_lost(low))
+            above = self.combine([(1.0, cells)], "relu", -low, roundings=_lost(low))
             room, lost = high - low, _lost(low) + _lost(high)
             inexact = ROUNDED if low else 0.0
-            rest = self.combined([(-1.0, above)], "relu", room, roundings=lost, inexact=inexact)
-            return self.combined([(-1.0, rest)], "", high, roundings=_lost(high))
+            rest = self.combine([(-1.0, above)], "relu", room, roundings=lost, inexact=inexact)
+            return self.combine([(-1.0, rest)], "", high, roundings=_lost(high))
         if low is not None:
-            above = self.combined([(1.0, cells)], "relu", -low, roundings=_lost(low))
-            return above if low == 0 else self.combined([(1.0, above)], "", low)
+            above = self.combine([(1.0, cells)], "relu", -low, roundings=_lost(low))
+            return above if low == 0 else self.combine([(1.0, above)], "", low)
         if high is not None:
-            rest = self.combined([(-1.0, cells)], "relu", high, roundings=_lost(high))
-            return self.combined([(-1.0, rest)], "", high)
+            rest = self.combine([(-1.0, cells)], "relu", high, roundings=_lost(high))
+            return self.combine([(-1.0, rest)], "", high)
         return cells
 
-    def normalized(
+    def normalize(
         self, cells: Cells, scale: Floats, mean: Floats, bias: Floats, inexact: float = ROUNDED
     ) -> Cells:
         """`(x - mean) * scale + bias`, also where it is computed as `x * scale + (…)`."""

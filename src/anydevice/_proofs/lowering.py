@@ -6,7 +6,6 @@ cannot be lowered is refused before any proof begins, with the path of the layer
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -19,6 +18,7 @@ from anydevice._core.dtypes import as_dtype
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.native import NativeAdapter
+from anydevice._libraries.tracer import Tracer
 from anydevice._nn import convolution, layers, transformer
 from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last
@@ -37,7 +37,7 @@ from anydevice._proofs.graph import (
     windows_of,
 )
 from anydevice._proofs.properties import Region
-from anydevice._proofs.tracing import one_call
+from anydevice._proofs.tracing import NetworkTrace
 from anydevice.errors import (
     AnyDeviceError,
     ConfigurationError,
@@ -91,8 +91,9 @@ def lower(
         )
     adapter.check_verifiable()
     refuse_weights(adapter.weights())
+    tracer, trace = _tracer(adapter), NetworkTrace(shape)
     try:
-        lowered = _tracer(adapter)(adapter, shape, classes=classes)
+        lowered = trace.lowered(tracer.trace_output(adapter, trace, shape), classes)
     except AnyDeviceError:
         raise
     except Exception as error:  # whatever the code of a module raises
@@ -105,29 +106,27 @@ def lower(
     return lowered
 
 
-def _tracer(adapter: ModelAdapter) -> Callable[..., LoweredModel]:
-    """What lowers the modules of a library."""
+def _tracer(adapter: ModelAdapter) -> Tracer:
+    """Load the tracer of the library that a module is written for."""
     if adapter.library == "torch":
-        from anydevice._proofs.tracing_torch import traced as of_torch
+        from anydevice._libraries.torch import trace as of_torch
 
         return of_torch
-    from anydevice._proofs.tracing_jax import traced as of_jax
+    from anydevice._libraries.jax import trace as of_jax
 
     return of_jax
 
 
 def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """The module as a function of NumPy arrays of one example."""
-    place = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
-    call = one_call(adapter, shape)
+    """Return the module as a function of a NumPy array with one example."""
+    device = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
+    call = _tracer(adapter).batch_call(adapter, shape)
     dtypes = [host_array(x).dtype for x in adapter.weights().values()]
-    dtype = next((each for each in dtypes if each.kind == "f"), np.dtype(np.float32))
-    if adapter.library == "jax":
-        call = sys.modules["jax"].jit(call)
+    dtype = next((dtype for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
 
     def run(x: Any) -> Any:
         with adapter.scope():
-            return host_array(call(to_device(x.astype(dtype), place, convert=True)))
+            return host_array(call(to_device(x.astype(dtype), device, convert=True)))
 
     return run
 
@@ -307,7 +306,7 @@ def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path:
     (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
     scale = scale_of_norm(weight, variance, layer.eps)
     over = (-1, *[1] * (cells.ndim - 1))
-    return graph.normalized(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
+    return graph.normalize(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
 
 
 def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
@@ -336,7 +335,7 @@ def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: s
         own = parameters["shortcut"]
         cells = _lower_layer(graph, layer.shortcut, own, cells, f"{path}.shortcut")
     graph.path = f"{path} {layer.label}"
-    return graph.combined([(1.0, inside), (1.0, cells)], roundings=1)
+    return graph.combine([(1.0, inside), (1.0, cells)], roundings=1)
 
 
 def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
@@ -372,7 +371,7 @@ def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str)
             own = parameters[part]
             y = _lower_layer(graph, inside[f".{part}"], own, y, f"{path}.{part}")
         graph.path = f"{path} {layer.label}"
-        cells = graph.combined([(1.0, cells), (1.0, y)], roundings=1)
+        cells = graph.combine([(1.0, cells), (1.0, y)], roundings=1)
     return cells
 
 

@@ -1,0 +1,498 @@
+"""Traces a module of PyTorch: `TorchDispatchMode` sees each primitive of ATen while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anydevice._core.protocols import FixedTensor, SymbolicTensor, Trace, TracedTensor
+from anydevice._libraries.base import ModelAdapter, host_array
+
+Rule = Callable[..., Any]
+_READERS = [getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")]
+"""The methods that read the numbers of a tensor without a primitive."""
+
+
+def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) -> TracedTensor:
+    """Run a module on one example of a shape, and return its traced output."""
+    module: Any = adapter.module  # type: ignore[attr-defined]
+    weights = [x for x in module.parameters() if x.is_floating_point()]
+    like = weights[0] if weights else torch.zeros(())
+    x = torch.zeros((1, *shape), dtype=like.dtype, device=like.device)
+    watcher = _Watcher(trace, x)
+    with ExitStack() as blocks:
+        for path, part in module.named_modules():
+            name = f"{path} {type(part).__name__}".strip()
+            blocks.enter_context(_path_in(part, name, trace))
+        blocks.enter_context(_plain_attention())
+        blocks.enter_context(torch.no_grad())
+        blocks.enter_context(_RefuseReading(watcher))
+        blocks.enter_context(_SeePrimitives(watcher))
+        y = module(x)
+    if not isinstance(y, torch.Tensor):
+        raise trace.refuse(f"a module whose output is a {type(y).__name__}")
+    return watcher.tensor(y)
+
+
+def batch_call(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[..., Any]:
+    """Return the module as a function of a batch of one example."""
+    return partial(adapter.call, adapter.arguments)
+
+
+@contextmanager
+def _path_in(part: Any, name: str, trace: Trace) -> Iterator[None]:
+    """Set the path of the trace while this module runs."""
+    before: list[str] = []
+
+    def enter(*_: Any) -> None:
+        before.append(trace.path)
+        trace.path = name
+
+    def leave(*_: Any) -> None:
+        trace.path = before.pop()
+
+    hooks = part.register_forward_pre_hook(enter), part.register_forward_hook(leave)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Compute attention by products and a softmax inside of this block."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class _Watcher:
+    """Traces each primitive, and keeps each tensor that depends on the input."""
+
+    def __init__(self, trace: Trace, x: Any) -> None:
+        self.trace = trace
+        # Tensors are kept, so that no other one gets their identity or their memory.
+        self._tensors: dict[int, tuple[Any, TracedTensor | None]] = {id(x): (x, trace.input)}
+        self._memory = {_memory_of(x)}
+
+    def run(self, op: Any, args: Any, named: dict[str, Any]) -> Any:
+        """Run a primitive, and trace it if one of its arguments depends on the input."""
+        result = op(*args, **named)
+        if not any(id(x) in self._tensors for x in _leaves([args, named])):
+            return result
+        name = op.overloadpacket.__name__ if hasattr(op, "overloadpacket") else str(op)
+        inplace = name.endswith("_") and not name.endswith("__")
+        rule = _RULES.get(name.removesuffix("_") if inplace else name)
+        if rule is None:
+            raise self.trace.refuse(f"aten.{name}")
+        inputs, options = _map_leaves(args, self._input), _map_leaves(named, self._input)
+        try:
+            traced = rule(self.trace, *inputs, **options)
+        except TypeError as error:  # an argument that the rule does not have
+            raise self.trace.refuse(f"this use of aten.{name}") from error
+        if inplace:
+            self._forget_views(args[0])
+        for tensor, value in zip(_leaves([result]), _leaves([traced]), strict=False):
+            if isinstance(tensor, torch.Tensor) and value is not None:
+                if tuple(tensor.shape) != value.shape:
+                    raise self.trace.refuse(f"this use of aten.{name}")
+                self._tensors[id(tensor)] = tensor, value
+                self._memory.add(_memory_of(tensor))
+        return result
+
+    def tensor(self, x: Any) -> TracedTensor:
+        """Return a tensor of PyTorch as the trace knows it."""
+        if id(x) in self._tensors:
+            _, value = self._tensors[id(x)]
+            if value is None:
+                raise self.trace.refuse("a tensor that was changed in place through another one")
+            return value
+        if x.numel() and _memory_of(x) in self._memory:
+            raise self.trace.refuse("a tensor that shares its memory with one that was computed")
+        return FixedTensor(host_array(x.detach()))
+
+    def _input(self, x: Any) -> Any:
+        return self.tensor(x) if isinstance(x, torch.Tensor) else x
+
+    def _forget_views(self, changed: Any) -> None:
+        memory = _memory_of(changed)
+        for key, (tensor, _) in list(self._tensors.items()):
+            if tensor is not changed and _memory_of(tensor) == memory:
+                self._tensors[key] = tensor, None
+
+
+class _SeePrimitives(TorchDispatchMode):  # type: ignore[misc]
+    """A block in which the watcher sees each primitive."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.watcher.run(op, args, kwargs or {})
+
+
+class _RefuseReading(TorchFunctionMode):  # type: ignore[misc]
+    """A block in which numbers that depend on the input are not read: no primitive shows it."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in _READERS and isinstance(self.watcher.tensor(args[0]), SymbolicTensor):
+            raise self.watcher.trace.refuse(f"Tensor.{function.__name__}")
+        return function(*args, **(kwargs or {}))
+
+
+def _memory_of(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, FixedTensor | SymbolicTensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [leaf for part in tree.values() for leaf in _leaves(part)]
+    if isinstance(tree, list | tuple):
+        return [leaf for part in tree for leaf in _leaves(part)]
+    return [tree]
+
+
+def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, dict):
+        return {name: _map_leaves(part, change) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([_map_leaves(part, change) for part in tree])
+    return change(tree)
+
+
+# Rules of primitives: their arguments are those of ATen, with traced tensors
+
+
+def _tensor(trace: Trace, x: TracedTensor | float) -> TracedTensor:
+    return x if isinstance(x, FixedTensor | SymbolicTensor) else trace.constant(x)
+
+
+def _add(
+    trace: Trace,
+    a: TracedTensor | float,
+    b: TracedTensor | float,
+    alpha: float = 1,
+    sign: float = 1,
+) -> TracedTensor:
+    return trace.add(_tensor(trace, a), _tensor(trace, b), sign * alpha)
+
+
+def _addmm(
+    trace: Trace,
+    bias: TracedTensor,
+    a: TracedTensor,
+    b: TracedTensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> TracedTensor:
+    if beta != 1 or alpha != 1:
+        raise trace.refuse("addmm with factors")
+    return trace.linear(a, b, bias)
+
+
+def _linear(
+    trace: Trace, a: TracedTensor, weight: TracedTensor, bias: TracedTensor | None = None
+) -> TracedTensor:
+    return trace.linear(a, trace.rearrange(lambda x: np.swapaxes(x, 0, 1), weight), bias)
+
+
+def _convolution(
+    trace: Trace,
+    a: TracedTensor,
+    weight: TracedTensor,
+    bias: TracedTensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *_: Any,
+) -> TracedTensor:
+    if transposed:
+        raise trace.refuse("a transposed convolution")
+    axes = len(weight.shape) - 2 if isinstance(weight, FixedTensor) else len(stride)
+    steps, widths, spread = [_per_axis(x, axes) for x in (stride, padding, dilation)]
+    return trace.convolution(a, weight, bias, steps, _both_sides(widths), spread, groups)
+
+
+def _per_axis(value: int | Sequence[int], axes: int) -> list[int]:
+    sizes = [value] if isinstance(value, int) else list(value)
+    return sizes * axes if len(sizes) == 1 else sizes
+
+
+def _both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
+    return [(width, width) for width in widths]
+
+
+def _max_pool(
+    trace: Trace,
+    a: TracedTensor,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> list[TracedTensor | None]:
+    if ceil_mode:
+        raise trace.refuse("ceil_mode")
+    axes = 1 if len(size) == 1 and isinstance(a, SymbolicTensor) and len(a.shape) == 3 else 2
+    window, widths, spread = [_per_axis(x, axes) for x in (size, padding, dilation)]
+    steps = _per_axis(stride, axes) if len(stride) else window
+    return [trace.pool("max", a, window, steps, _both_sides(widths), spread), None]
+
+
+def _avg_pool(
+    trace: Trace,
+    a: TracedTensor,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    axes: int = 2,
+) -> TracedTensor:
+    widths, window = _per_axis(padding, axes), _per_axis(size, axes)
+    if ceil_mode or divisor_override or (any(widths) and not count_include_pad):
+        raise trace.refuse("this form of average pooling")
+    steps = _per_axis(stride, axes) if len(stride) else window
+    return trace.pool("mean", a, window, steps, _both_sides(widths))
+
+
+def _adaptive_pool(trace: Trace, a: TracedTensor, outputs: Sequence[int]) -> TracedTensor:
+    axes = len(outputs)
+    sizes = a.shape[-axes:]
+    if any(size % count for size, count in zip(sizes, outputs, strict=True)):
+        raise trace.refuse(f"an adaptive pooling of {sizes} to {tuple(outputs)}")
+    window = [size // count for size, count in zip(sizes, outputs, strict=True)]
+    return trace.pool("mean", a, window, window, [(0, 0)] * axes)
+
+
+def _batch_norm(
+    trace: Trace,
+    a: TracedTensor,
+    weight: TracedTensor | None,
+    bias: TracedTensor | None,
+    mean: TracedTensor | None,
+    variance: TracedTensor,
+    *rest: Any,
+    **named: Any,
+) -> list[TracedTensor | None]:
+    eps = float(named.get("eps", rest[-1]))
+    if rest[0] is True or mean is None:
+        raise trace.refuse("a batch norm by the statistics of the batch; call model.eval()")
+    return [trace.batch_norm(a, weight, bias, mean, variance, eps), None, None]
+
+
+def _layer_norm(
+    trace: Trace,
+    a: TracedTensor,
+    shape: Sequence[int],
+    weight: TracedTensor | None,
+    bias: TracedTensor | None,
+    eps: float,
+) -> list[TracedTensor | None]:
+    return [trace.layer_norm(a, len(shape), weight, bias, eps), None, None]
+
+
+def _gelu(trace: Trace, a: TracedTensor, approximate: str = "none") -> TracedTensor:
+    return trace.function("gelu" if approximate == "none" else "gelu_tanh", a)
+
+
+def _softmax(trace: Trace, a: TracedTensor, axis: int, *_: Any) -> TracedTensor:
+    return trace.softmax(a, axis)
+
+
+def _clamp(
+    trace: Trace, a: TracedTensor, low: float | None = None, high: float | None = None
+) -> TracedTensor:
+    if isinstance(low, FixedTensor | SymbolicTensor) or isinstance(
+        high, FixedTensor | SymbolicTensor
+    ):
+        raise trace.refuse("a clip by tensors")
+    return trace.clip(a, low, high)
+
+
+def _power(trace: Trace, a: TracedTensor, exponent: Any) -> TracedTensor:
+    if exponent != 2:
+        raise trace.refuse(f"a power of {exponent}")
+    return trace.function("square", a)
+
+
+def _sum(
+    trace: Trace,
+    a: TracedTensor,
+    axes: int | Sequence[int] | None = None,
+    keep: bool = False,
+    *,
+    mean: bool = False,
+    dtype: Any = None,
+) -> TracedTensor:
+    a = _convert(trace, a, dtype=dtype)
+    return trace.sum(a, range(len(a.shape)) if axes is None else _per_axis(axes, 1), keep, mean)
+
+
+def _amax(
+    trace: Trace, a: TracedTensor, axes: Sequence[int] = (), keep: bool = False
+) -> TracedTensor:
+    return trace.largest(a, list(axes) or list(range(len(a.shape))), keep)
+
+
+def _slice(
+    trace: Trace,
+    a: TracedTensor,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> TracedTensor:
+    index = (*[slice(None)] * (axis % len(a.shape)), slice(start, end, step))
+    return trace.rearrange(lambda x: x[index], a)
+
+
+def _split(
+    trace: Trace, a: TracedTensor, sizes: int | Sequence[int], axis: int = 0
+) -> list[TracedTensor]:
+    if isinstance(sizes, int):
+        length = a.shape[axis]
+        sizes = [min(sizes, length - start) for start in range(0, length, sizes)]
+    ends = np.cumsum(sizes)
+    return [
+        _slice(trace, a, axis, int(end - size), int(end))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def _unbind(trace: Trace, a: TracedTensor, axis: int = 0) -> list[TracedTensor]:
+    return [
+        trace.rearrange(partial(np.take, indices=i, axis=axis), a) for i in range(a.shape[axis])
+    ]
+
+
+def _expand(trace: Trace, a: TracedTensor, sizes: Sequence[int], **_: Any) -> TracedTensor:
+    shape = (1,) * (len(sizes) - len(a.shape)) + a.shape
+    full = [have if size == -1 else size for size, have in zip(sizes, shape, strict=True)]
+    return trace.rearrange(lambda x: np.broadcast_to(x, full), a)
+
+
+def _pad(trace: Trace, a: TracedTensor, widths: Sequence[int], value: float = 0.0) -> TracedTensor:
+    pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
+    if min(widths) < 0:
+        raise trace.refuse("a padding that cuts")
+    return trace.pad(a, [(0, 0)] * (len(a.shape) - len(pairs)) + pairs, value)
+
+
+def _identity(trace: Trace, a: TracedTensor, *_: Any, **__: Any) -> TracedTensor:
+    return a
+
+
+def _rearrange(change: Callable[..., Any]) -> Rule:
+    """Return the rule of a primitive that moves elements, as `change` does with an array."""
+    return lambda trace, a, *rest, **_: trace.rearrange(lambda x: change(x, *rest), a)
+
+
+def _convert(trace: Trace, a: TracedTensor, *_: Any, **named: Any) -> TracedTensor:
+    dtype = named.get("dtype")
+    if dtype is not None and str(dtype) not in ("torch.float32", "torch.float64"):
+        raise trace.refuse(f"a conversion to {dtype}")
+    return a
+
+
+def _squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+    ones = None if axes is None else tuple([a for a in _per_axis(axes, 1) if x.shape[a] == 1])
+    return np.squeeze(x, ones)
+
+
+def _function(name: str) -> Rule:
+    return lambda trace, a: trace.function(name, a)
+
+
+_RULES: dict[str, Rule] = {
+    "abs": lambda trace, a: trace.absolute(a),
+    "add": _add,
+    "addmm": _addmm,
+    "_adaptive_avg_pool2d": _adaptive_pool,
+    "alias": _identity,
+    "amax": _amax,
+    "avg_pool1d": partial(_avg_pool, axes=1),
+    "avg_pool2d": _avg_pool,
+    "bmm": lambda trace, a, b: trace.matmul(a, b),
+    "cat": lambda trace, parts, axis=0: trace.rearrange(
+        lambda *xs: np.concatenate(xs, axis), *parts
+    ),
+    "clamp": _clamp,
+    "clamp_max": lambda trace, a, high: _clamp(trace, a, None, high),
+    "clamp_min": lambda trace, a, low: _clamp(trace, a, low, None),
+    "clone": _identity,
+    "constant_pad_nd": _pad,
+    "convolution": _convolution,
+    "detach": _identity,
+    "div": lambda trace, a, b: trace.divide(_tensor(trace, a), _tensor(trace, b)),
+    "exp": _function("exp"),
+    "expand": _expand,
+    "gelu": _gelu,
+    "hardtanh": lambda trace, a, low=-1.0, high=1.0: trace.clip(a, low, high),
+    "leaky_relu": lambda trace, a, slope=0.01: trace.leaky_relu(a, slope),
+    "linear": _linear,
+    "max_pool2d_with_indices": _max_pool,
+    "maximum": lambda trace, a, b: trace.maximum(a, b),
+    "mean": partial(_sum, mean=True),
+    "minimum": lambda trace, a, b: trace.minimum(a, b),
+    "mm": lambda trace, a, b: trace.linear(a, b, None),
+    "mul": lambda trace, a, b: trace.multiply(_tensor(trace, a), _tensor(trace, b)),
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "native_batch_norm": _batch_norm,
+    "native_layer_norm": _layer_norm,
+    "neg": lambda trace, a: trace.multiply(a, trace.constant(-1.0)),
+    "permute": _rearrange(lambda x, axes: np.transpose(x, axes)),
+    "pow": _power,
+    "reciprocal": _function("reciprocal"),
+    "relu": _function("relu"),
+    "rsqrt": _function("rsqrt"),
+    "rsub": lambda trace, a, b, alpha=1: _add(trace, b, a, alpha, -1),
+    "select": _rearrange(lambda x, axis, at: np.take(x, at, axis)),
+    "sigmoid": _function("sigmoid"),
+    "silu": _function("silu"),
+    "slice": _slice,
+    "_softmax": _softmax,
+    "_log_softmax": lambda trace, a, axis, *rest: trace.log_softmax(a, axis),
+    "_safe_softmax": _softmax,
+    "split": _split,
+    "split_with_sizes": _split,
+    "squeeze": _rearrange(_squeeze),
+    "stack": lambda trace, parts, axis=0: trace.rearrange(lambda *xs: np.stack(xs, axis), *parts),
+    "sub": partial(_add, sign=-1),
+    "sum": _sum,
+    "t": _rearrange(lambda x: x.T),
+    "tanh": _function("tanh"),
+    "_to_copy": _convert,
+    "transpose": _rearrange(lambda x, a, b: np.swapaxes(x, a, b)),
+    "unbind": _unbind,
+    "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
+    "_unsafe_view": _rearrange(lambda x, shape: np.reshape(x, shape)),
+    "view": _rearrange(lambda x, shape: np.reshape(x, shape)),
+}
+"""The rule of each supported primitive of ATen."""
