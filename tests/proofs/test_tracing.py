@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from anydevice._core.protocols import SymbolicTensor
+from anydevice._libraries import registry
 from anydevice._libraries.detect import adapter_of
 from anydevice._proofs.evaluation import evaluate
-from anydevice._proofs.lowering import _tracer, caller, lower
+from anydevice._proofs.lowering import caller, lower
 from anydevice._proofs.properties import box
 from anydevice._proofs.tracing import NetworkTrace
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
@@ -188,7 +189,7 @@ def wide_outputs(model: Any, shape: Any, x: Any) -> Any:
         lambda w: w.astype(np.float64) if w.dtype.kind == "f" else w, "numpy"
     )
     with reference.scope():
-        call = _tracer(reference).batch_call(reference, shape)
+        call = registry.part(str(reference.library), "trace").batch_call(reference, shape)
         rows = [call(reference.reference_input(row[None].astype(np.float64))) for row in x]
         return np.concatenate([np.asarray(row, np.float64) for row in rows]).reshape(len(x), -1)
 

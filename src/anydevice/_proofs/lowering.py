@@ -15,10 +15,10 @@ import numpy as np
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
+from anydevice._libraries import registry
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.native import NativeAdapter
-from anydevice._libraries.tracer import Tracer
 from anydevice._nn import convolution, layers, transformer
 from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last
@@ -91,9 +91,10 @@ def lower(
         )
     adapter.check_verifiable()
     refuse_weights(adapter.weights())
-    tracer, trace = _tracer(adapter), NetworkTrace(shape)
+    trace_output = registry.part(adapter.library, "trace").trace_output
+    trace = NetworkTrace(shape)
     try:
-        lowered = trace.lowered(tracer.trace_output(adapter, trace, shape), classes)
+        lowered = trace.lowered(trace_output(adapter, trace, shape), classes)
     except AnyDeviceError:
         raise
     except Exception as error:  # whatever the code of a module raises
@@ -106,21 +107,11 @@ def lower(
     return lowered
 
 
-def _tracer(adapter: ModelAdapter) -> Tracer:
-    """Load the tracer of the library that a module is written for."""
-    if adapter.library == "torch":
-        from anydevice._libraries.torch import trace as of_torch
-
-        return of_torch
-    from anydevice._libraries.jax import trace as of_jax
-
-    return of_jax
-
-
 def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """Return the module as a function of a NumPy array with one example."""
+    assert adapter.library is not None
     device = (adapter.device or Device("cpu", 0)).served_by(adapter.library)
-    call = _tracer(adapter).batch_call(adapter, shape)
+    call = registry.part(adapter.library, "trace").batch_call(adapter, shape)
     dtypes = [host_array(x).dtype for x in adapter.weights().values()]
     dtype = next((dtype for dtype in dtypes if dtype.kind == "f"), np.dtype(np.float32))
 
