@@ -22,9 +22,10 @@ import pytest
 from safetensors.numpy import load
 
 from anydevice import device
+from anydevice._formats.gguf import read_gguf
 from anydevice._llm import decoder
 from anydevice._llm.description import describe
-from anydevice._llm.gguf import tokenizer_of
+from anydevice._llm.tokenizer import Tokenizer
 from anydevice._llm.weights import load_parameters, parameters_of, random_parameters
 from anydevice._plan.config import as_config, read_config
 from anydevice.errors import AnyDeviceError
@@ -263,7 +264,7 @@ def gguf_file(folder: Path) -> bytes:
 
 def load_gguf(path: Path) -> bool:
     load_and_run(path)
-    tokenizer = tokenizer_of(path)
+    tokenizer = Tokenizer.from_gguf(read_gguf(path))
     tokenizer.decode(tokenizer.encode("It's 12 o'clock.<s>"))
     return True
 

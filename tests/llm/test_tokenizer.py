@@ -438,13 +438,13 @@ def test_a_conversation_is_the_tokens_that_transformers_finds(tmp_path: Path) ->
 
 @lru_cache
 def _smollm() -> Tokenizer:
-    from anydevice._llm.gguf import tokenizer_of
+    from anydevice._formats.gguf import read_gguf
 
     file = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     if not file.exists():
         pytest.skip(f"there is no {file}; make test fetches it")
     pytest.importorskip("gguf")
-    return tokenizer_of(file)
+    return Tokenizer.from_gguf(read_gguf(file))
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,24 +1,30 @@
-"""GGUF files: metadata and tensors, read and checked; packed tensors are unpacked as they are read.
+"""GGUF files: header, tensors, and the metadata as the files that Hugging Face's folders have.
 
 A file is a magic number, counts, the metadata, a table of tensors, and their bytes. Files may come
-from anyone: each count and length is compared with what is left of the file before it is used,
-and arrays of metadata stay packed, so that a header never takes more than about twice its bytes.
-Unpacking itself is done by the package `gguf`.
+from anyone: each count and length is compared with the rest of the file before it is used, and
+arrays of metadata stay packed, so that a header never takes more than about twice its bytes.
+The package `gguf` unpacks blocks and knows the names of tensors.
+
+Metadata that is not known here could change what the model computes, so it is refused by name.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import Any, overload
 
 import numpy as np
 
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.record import Record, replace
+from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import shortened
 from anydevice._formats.files import PlainFile, Stamp
 from anydevice._formats.join import convert
@@ -69,7 +75,7 @@ _OTHERS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M"}
 
 
 class Strings(Sequence[str]):
-    """A list of strings that stay packed, as they are in the file, until one is asked for."""
+    """A list of strings, decoded one by one on access."""
 
     def __init__(self, text: bytes, ends: Any) -> None:
         self._text, self._ends = text, ends
@@ -99,7 +105,7 @@ class Strings(Sequence[str]):
 
 
 class GgufTensor(Record):
-    """A tensor of a GGUF file, which is read unpacked; its last axis is the one that is packed."""
+    """A tensor of a GGUF file. Reading unpacks it; blocks lie along its last axis."""
 
     name: str
     path: Path
@@ -117,12 +123,16 @@ class GgufTensor(Record):
         return prod(self.shape) // self.packing.elements * self.packing.bytes
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
-        each = self.packing
-        count = -(-target.size // each.elements)
-        raw = np.empty(count * each.bytes, np.uint8)
-        file.read_into(raw.data, self.start + first // each.elements * each.bytes)
-        plain = each.elements == 1
-        values = raw.view(each.dtype.numpy()) if plain else _unpacked(raw, each.name)
+        packing = self.packing
+        blocks = -(-target.size // packing.elements)
+        raw = np.empty(blocks * packing.bytes, np.uint8)
+        file.read_into(raw.data, self.start + first // packing.elements * packing.bytes)
+        if packing.elements == 1:
+            values = raw.view(packing.dtype.numpy())
+        else:
+            gguf = gguf_package()
+            with np.errstate(all="ignore"):
+                values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[packing.name])
         convert(self, values[: target.size], target)
 
     def row(self, number: int) -> GgufTensor:
@@ -135,7 +145,7 @@ class GgufTensor(Record):
 
 
 class GgufFile(Record):
-    """The header of a file: metadata and tensors by name; `stamp` is the state of the file."""
+    """The header of a file: metadata and tensors by name; `stamp` identifies its state."""
 
     path: Path
     stamp: Stamp
@@ -143,7 +153,7 @@ class GgufFile(Record):
     tensors: Mapping[str, GgufTensor]
 
     def expect(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """A value of the metadata, which must have this type where it is there."""
+        """Return a value of the metadata; raise `ConfigurationError` if it is of another type."""
         value = self.metadata.get(key, default)
         wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float))
         if value is not default and wrong:
@@ -155,11 +165,10 @@ class GgufFile(Record):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The checked header of a file.
+    """Return the checked header of a file.
 
-    Raises `TransferError`, with the file's path and the key or tensor, for everything that is
-    wrong: each tensor that is returned lies inside the file, has a type that can be unpacked, and
-    shares no byte with another.
+    Each tensor lies inside the file, has a type that can be unpacked, and shares no byte with
+    another. Raises `TransferError` otherwise, with the file's path and the key or tensor.
     """
     with PlainFile(path) as file:
         try:
@@ -169,7 +178,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _DamagedError(ValueError):
-    """The header says what cannot be."""
+    """The header is inconsistent."""
 
 
 class _Cursor:
@@ -193,27 +202,26 @@ class _Cursor:
             raise _DamagedError(f"it ends inside {what}, which has {size} bytes")
         if self._at + size > len(self._window):
             self._start, self._at = self.position, 0
-            wanted = min(max(size, _WINDOW), self._file.size - self._start)
-            self._window = self._file.read(wanted, self._start)
-        found = self._window[self._at : self._at + size]
+            length = min(max(size, _WINDOW), self._file.size - self._start)
+            self._window = self._file.read(length, self._start)
         self._at += size
-        return found
+        return self._window[self._at - size : self._at]
 
     def number(self, code: str, what: str) -> Any:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), what))[0]
 
     def count(self, least: int, what: str) -> int:
-        """A number of things of which each takes at least so many bytes."""
-        found = int(self.number("Q", what))
-        if found > self.left // least:
-            raise _DamagedError(f"it says that {what} is {found}, which its size does not allow")
-        return found
+        """Read a count of items that take at least `least` bytes each."""
+        count = int(self.number("Q", what))
+        if count > self.left // least:
+            raise _DamagedError(f"it says that {what} is {count}, which its size does not allow")
+        return count
 
-    def strings_within(self, most: int, text: bytearray) -> list[int]:
-        """The sizes of the next strings, which are appended, as far as all of them is at hand."""
+    def strings_within(self, limit: int, text: bytearray) -> list[int]:
+        """Append the next strings, as far as the window holds them, and return their sizes."""
         window, at, end = self._window, self._at, len(self._window)
         sizes: list[int] = []
-        while len(sizes) < most and at + 8 <= end:
+        while len(sizes) < limit and at + 8 <= end:
             (size,) = _SIZE.unpack_from(window, at)
             if size > end - at - 8:
                 break
@@ -223,10 +231,10 @@ class _Cursor:
         self._at = at
         return sizes
 
-    def string(self, what: str, most: int | None = None) -> str:
+    def string(self, what: str, limit: int | None = None) -> str:
         size = self.count(1, f"the length of {what}")
-        if most is not None and size > most:
-            raise _DamagedError(f"{what} has {size} bytes; at most {most} are allowed")
+        if limit is not None and size > limit:
+            raise _DamagedError(f"{what} has {size} bytes; at most {limit} are allowed")
         return self.take(size, what).decode("utf-8")
 
 
@@ -290,12 +298,12 @@ def _strings(cursor: _Cursor, what: str) -> Strings:
     text, sizes = bytearray(), np.empty(count, np.int64)
     done = 0
     while done < count:
-        some = cursor.strings_within(count - done, text)
-        if not some:  # one that reaches beyond what is read at once
-            some = [cursor.count(1, f"the length of a string in {what}")]
-            text += cursor.take(some[0], what)
-        sizes[done : done + len(some)] = some
-        done += len(some)
+        batch = cursor.strings_within(count - done, text)
+        if not batch:  # the next string reaches beyond the window
+            batch = [cursor.count(1, f"the length of a string in {what}")]
+            text += cursor.take(batch[0], what)
+        sizes[done : done + len(batch)] = batch
+        done += len(batch)
     ends = np.cumsum(sizes)
     text.decode("utf-8")
     inner = ends[ends < len(text)]
@@ -305,7 +313,7 @@ def _strings(cursor: _Cursor, what: str) -> Strings:
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """The name, the shape, the type and the offset of one tensor."""
+    """Read the name, shape, type and offset of one tensor."""
     name = cursor.string("the name of a tensor", LONGEST_NAME)
     what = f"the entry of the tensor {shortened(name)!r}"
     axes = cursor.number("I", what)
@@ -320,23 +328,23 @@ def _tensors(
 ) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
     for name, shape, kind, offset in table:
-        said = f"the tensor {shortened(name)!r}"
+        what = f"the tensor {shortened(name)!r}"
         if name in tensors:
-            raise _DamagedError(f"{said} occurs twice")
+            raise _DamagedError(f"{what} occurs twice")
         packing = PACKINGS.get(kind)
         if packing is None:
-            known = ", ".join(each.name for each in PACKINGS.values())
+            known = ", ".join(row.name for row in PACKINGS.values())
             called = _OTHERS.get(kind, f"number {kind}")
             raise TransferError(
-                f"{file.path}: {said} has the type {called}, which is not read; "
+                f"{file.path}: {what} has the type {called}, which is not read; "
                 f"types that are: {known}",
                 name,
             )
         if 0 in shape or prod(shape) >= 2**62 or shape[-1] % packing.elements or offset % alignment:
-            raise _DamagedError(f"{said} of the shape {shape} at byte {offset} cannot be")
+            raise _DamagedError(f"{what} of the shape {shape} at byte {offset} cannot be")
         tensor = GgufTensor(name, file.path, file.stamp, shape, packing, base + offset)
         if tensor.start + tensor.nbytes > file.size:
-            raise _DamagedError(f"{said} ends behind the end of the file")
+            raise _DamagedError(f"{what} ends behind the end of the file")
         tensors[name] = tensor
     _refuse_overlaps(tensors)
     return tensors
@@ -344,26 +352,397 @@ def _tensors(
 
 def _refuse_overlaps(tensors: Mapping[str, GgufTensor]) -> None:
     reached, before = 0, ""
-    for tensor in sorted(tensors.values(), key=lambda each: each.start):
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
         if tensor.start < reached:
             raise _DamagedError(f"the tensors {before!r} and {tensor.name!r} share bytes")
         reached, before = tensor.start + tensor.nbytes, tensor.name
 
 
-def _unpacked(raw: Any, name: str) -> Any:
-    """Blocks of a type as float32."""
-    gguf = unpacker()
-    with np.errstate(all="ignore"):
-        return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
-
-
-def unpacker() -> Any:
-    """The package that unpacks; raises `UnsupportedError` if it is not installed."""
+def gguf_package() -> ModuleType:
+    """Return the package `gguf`; raise `UnsupportedError` if it is not installed."""
     try:
         import gguf
     except ImportError as error:
         raise UnsupportedError(
-            "packed GGUF files need the package gguf, which is not installed; "
+            "GGUF files need the package gguf, which is not installed; "
             "run: pip install 'anydevice[llm]'"
         ) from error
-    return gguf
+    return gguf  # type: ignore[no-any-return]
+
+
+# --- names of tensors -------------------------------------------------------------------------
+
+_TABLES = re.compile(
+    r"rope_(freqs|factors_long|factors_short)\.weight|.*\.(attn_rot_embd|rope_freqs)\.weight"
+)
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
+
+def named_tensors(file: GgufFile, names: Iterable[str]) -> dict[str, GgufTensor]:
+    """Return the tensors of a file by those of `names` that Hugging Face's folders have for them.
+
+    Several names may stand for one tensor; an expert is a row of its stack. A tensor without any
+    of the names keeps its own. Tables of rope are left to `config_values`.
+    """
+    gguf = gguf_package()
+    architecture = file.metadata["general.architecture"]
+    kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = gguf.get_tensor_name_map(kind, 1)
+    tensors: dict[str, GgufTensor] = {}
+    for name in names:
+        layer, expert = _LAYER.match(name), _EXPERT.fullmatch(name)
+        plain = f"{expert[1]}.{expert[3]}" if expert else name
+        if layer:
+            plain = plain.replace(layer[0], "model.layers.0.", 1)
+        own = known.get_name(plain, try_suffixes=(".weight", ".bias")) or ""
+        if layer:
+            own = own.replace("blk.0.", f"blk.{layer[1]}.", 1)
+        tensor = file.tensors.get(own)
+        if tensor is not None and expert and len(tensor.shape) == 3:
+            number = int(expert[2])
+            tensor = tensor.row(number) if number < tensor.shape[0] else None
+        if tensor is not None:
+            tensors[name] = tensor
+    used = {tensor.name for tensor in tensors.values()}
+    rest = {name: tensor for name, tensor in file.tensors.items() if name not in used}
+    return tensors | {name: t for name, t in rest.items() if not _TABLES.fullmatch(name)}
+
+
+# --- metadata as a config ---------------------------------------------------------------------
+
+CONFIG_KEYS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "norm_epsilon",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attention.scale": "attention_multiplier",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Keys of GGUF, behind the name of the architecture, and the same keys of a `config.json`."""
+
+_OTHER_KEYS = {
+    "attention.value_length",
+    "attention.causal",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.finetuned",
+    "use_parallel_residual",
+    "tensor_data_layout",
+}
+"""Keys that are read separately, or that do not affect the computation."""
+
+
+def config_values(file: GgufFile) -> dict[str, Any]:
+    """Return the metadata as the values of a `config.json`, without its `model_type`.
+
+    `partial_rotary_factor` is the part of a head that rope rotates, if the file says so. Raises
+    `UnsupportedError` for a key that is unknown and `ConfigurationError` for an invalid value.
+    """
+    name = file.metadata["general.architecture"]
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise UnsupportedError(
+            f"{file.path} is one of several files; join them first: llama-gguf-split --merge"
+        )
+    own = {
+        key.removeprefix(f"{name}."): value
+        for key, value in file.metadata.items()
+        if key.startswith(f"{name}.")
+    }
+    unknown = sorted(own.keys() - CONFIG_KEYS.keys() - _OTHER_KEYS)
+    if unknown or own.get("attention.causal", True) is not True:
+        key = f"{name}.{unknown[0] if unknown else 'attention.causal'}"
+        raise UnsupportedError(
+            f"{file.path}: its key {shortened(key)} is unknown and could change what the model "
+            "computes; get the model as a folder of safetensors files"
+        )
+    values: dict[str, Any] = {
+        CONFIG_KEYS[key]: _number(file, key, own[key]) for key in own if key in CONFIG_KEYS
+    }
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and len(embedding.shape) == 2:
+        values["vocab_size"] = embedding.shape[0]
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    values["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    values["dtype"] = _dtype(file)
+    for key in ("bos", "eos"):
+        token = file.expect(f"tokenizer.ggml.{key}_token_id", int)
+        if token is not None:
+            values[f"{key}_token_id"] = token
+    size = values.get("head_dim")
+    if size is not None and own.get("attention.value_length", size) != size:
+        raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported")
+    rotated = file.expect(f"{name}.rope.dimension_count", int)
+    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+    if rotated is not None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        values["partial_rotary_factor"] = float(rotated / (size or hidden / heads))
+    return values | _rope(file, own, values)
+
+
+def _number(file: GgufFile, key: str, value: Any) -> int | float | None:
+    """Return a number; a list with one number a layer must repeat one number."""
+    if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+        value = value[0].item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedError(
+            f"{file.path}: {key} must be one number for all layers, not {shortened(repr(value))}"
+        )
+    if isinstance(value, int):
+        return value
+    if not math.isfinite(value):
+        raise ConfigurationError(f"{file.path}: {key} is {value}", str(file.path))
+    # The shortest decimal that rounds to the same float32, as the converter read it.
+    return float(np.format_float_scientific(np.float32(value), unique=True))
+
+
+def _dtype(file: GgufFile) -> str:
+    """Return the dtype of most weights; packed ones count as bfloat16."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        packed = tensor.packing.elements > 1
+        name = "bfloat16" if packed else tensor.dtype.name
+        sizes[name] = sizes.get(name, 0) + math.prod(tensor.shape)
+    return max(sizes, key=lambda name: sizes[name]) if sizes else "bfloat16"
+
+
+def _rope(file: GgufFile, own: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    kind = own.get("rope.scaling.type", "none")
+    if "rope_freqs.weight" in file.tensors:
+        return {"rope_scaling": _llama3(file, values)}
+    if "rope_factors_long.weight" in file.tensors or kind == "longrope":
+        return _longrope(file, own)
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn") or "rope.scaling.attn_factor" in own:
+        raise UnsupportedError(
+            f"{file.path}: rope scaling of the kind {shortened(repr(kind))} is not supported"
+        )
+    scaling = {"rope_type": kind, "factor": _number(file, "factor", own.get("rope.scaling.factor"))}
+    if "rope.scaling.original_context_length" in own:
+        context = own["rope.scaling.original_context_length"]
+        scaling["original_max_position_embeddings"] = _number(file, "context", context)
+    return {"rope_scaling": scaling}
+
+
+def _llama3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Llama 3's rope scaling, which files store as one factor a frequency.
+
+    Its other three parameters are the same in all models; the factors must match them.
+    """
+    factors = _floats(file, "rope_freqs.weight")
+    theta = float(values.get("rope_theta", 10000.0))
+    scaling = {
+        "rope_type": "llama3",
+        "factor": max(factors, default=0.0),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    size = 2 * len(factors)
+    try:
+        plain, _ = frequencies(size, theta, None)
+        scaled, _ = frequencies(size, theta, scaling)
+    except (ConfigurationError, ArithmeticError):
+        plain, scaled = [], []
+    expected = [a / b for a, b in zip(plain, scaled, strict=True)]
+    if len(expected) != len(factors) or not np.allclose(factors, expected, rtol=1e-4):
+        raise UnsupportedError(
+            f"{file.path}: its rope factors (rope_freqs.weight) are not those of Llama 3; "
+            "get the model as a folder of safetensors files"
+        )
+    return scaling
+
+
+def _longrope(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any]:
+    long, short = (_floats(file, f"rope_factors_{kind}.weight") for kind in ("long", "short"))
+    context = own.get("rope.scaling.original_context_length")
+    return {
+        "rope_scaling": {"rope_type": "longrope", "long_factor": long, "short_factor": short},
+        "original_max_position_embeddings": _number(file, "original_context_length", context),
+    }
+
+
+def _floats(file: GgufFile, name: str) -> list[float]:
+    """Read a small tensor."""
+    tensor = file.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
+        raise UnsupportedError(
+            f"{file.path}: its rope factors ({name}) are missing or of another shape"
+        )
+    numbers = np.empty(tensor.shape, np.float32)
+    with PlainFile(file.path, file.stamp) as opened:
+        tensor.read(opened, numbers, 0)
+    return [float(np.format_float_scientific(each, unique=True)) for each in numbers]
+
+
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Keys of GGUF behind `general.sampling.`, and the same options of `generate`."""
+
+
+def sampling_values(file: GgufFile) -> dict[str, Any]:
+    """Return the options of `generate` that a file recommends."""
+    values = {
+        option: file.expect(f"general.sampling.{name}", int if name == "top_k" else float)
+        for name, option in _SAMPLING.items()
+    }
+    return {option: value for option, value in values.items() if value is not None}
+
+
+# --- metadata as a tokenizer --------------------------------------------------------------------
+
+
+class Splitting(Record):
+    """How text is split before merging: by a pattern, or as GPT-2 does, single digits first.
+
+    With `whole`, a word that is a token is not merged; with `composed`, characters are composed
+    (NFC) first. `bos` is whether texts begin with BOS if the file does not say so.
+    """
+
+    pattern: str = ""
+    digits: bool = False
+    whole: bool = False
+    composed: bool = False
+    bos: bool = False
+
+
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def tokenizer_files(file: GgufFile, splitting: Splitting) -> dict[str, Mapping[str, Any]]:
+    """Return the contents of a tokenizer's files by name, as Hugging Face's folders have them."""
+    tokens = list(_token_strings(file, "tokens"))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise _damage(file, "tokens", "has a token twice")
+    kinds = file.expect("tokenizer.ggml.token_type", np.ndarray)
+    if kinds is not None and (kinds.shape != (len(tokens),) or kinds.dtype.kind not in "iu"):
+        raise _damage(file, "token_type", "is not one number for each token")
+    merges = [merge.split(" ") for merge in _token_strings(file, "merges")]
+    if any(len(merge) != 2 for merge in merges):
+        raise _damage(file, "merges", "has one that is not two tokens")
+    named = {
+        name: _token(file, tokens, f"{key}_token_id")
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    }
+    special = _tokens_of_type(kinds, _CONTROL) | {
+        vocabulary[t] for t in named.values() if t is not None
+    }
+    added = [
+        {"id": number, "content": tokens[number], "special": number in special} | _FLAGS
+        for number in sorted(special | _tokens_of_type(kinds, _USER_DEFINED))
+    ]
+    adds_bos = file.expect("tokenizer.ggml.add_bos_token", bool, splitting.bos)
+    bos = named["bos"] if adds_bos else None
+    ends = [_token(file, tokens, f"{key}_token_id") for key in ("eos", "eot", "eom")]
+    template = file.expect("tokenizer.chat_template", str)
+    return {
+        "tokenizer.json": {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added,
+            "normalizer": {"type": "NFC"} if splitting.composed else None,
+            "pre_tokenizer": _pre_tokenizer(splitting),
+            "post_processor": _post_processor(bos, vocabulary),
+            "decoder": _BYTES,
+            "model": _MERGING
+            | {"ignore_merges": splitting.whole, "vocab": vocabulary, "merges": merges},
+        },
+        "tokenizer_config.json": {
+            f"{name}_token": token for name, token in named.items() if token is not None
+        }
+        | ({"chat_template": template} if template else {}),
+        "generation_config.json": {
+            "eos_token_id": [vocabulary[token] for token in ends if token is not None]
+        },
+    }
+
+
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_MERGING = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+}
+
+
+def _pre_tokenizer(splitting: Splitting) -> Mapping[str, Any]:
+    steps: list[Mapping[str, Any]] = []
+    if splitting.digits:
+        steps.append({"type": "Digits", "individual_digits": True})
+    if splitting.pattern:
+        pattern = {"Regex": splitting.pattern}
+        steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
+    steps.append(_BYTES | {"use_regex": not splitting.pattern})
+    return {"type": "Sequence", "pretokenizers": steps}
+
+
+def _post_processor(bos: str | None, vocabulary: Mapping[str, int]) -> Mapping[str, Any]:
+    if bos is None:
+        return _BYTES
+    first = {"SpecialToken": {"id": bos, "type_id": 0}}
+    text = [{"Sequence": {"id": "A", "type_id": 0}}]
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, *text],
+        "pair": [first, *text, first, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {bos: {"id": bos, "ids": [vocabulary[bos]], "tokens": [bos]}},
+    }
+
+
+def _token_strings(file: GgufFile, name: str) -> Strings:
+    strings: Strings | None = file.expect(f"tokenizer.ggml.{name}", Strings)
+    if strings is None:
+        raise _damage(file, name, "is missing")
+    return strings
+
+
+def _token(file: GgufFile, tokens: list[str], key: str) -> str | None:
+    number: int | None = file.expect(f"tokenizer.ggml.{key}", int)
+    if number is None:
+        return None
+    if not 0 <= number < len(tokens):
+        raise _damage(file, key, f"is {number}, and there are {len(tokens)} tokens")
+    return tokens[number]
+
+
+def _tokens_of_type(kinds: Any, kind: int) -> set[int]:
+    return set() if kinds is None else {int(number) for number in np.flatnonzero(kinds == kind)}
+
+
+def _damage(file: GgufFile, name: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{file.path}: tokenizer.ggml.{name} {problem}; download the file again", str(file.path)
+    )

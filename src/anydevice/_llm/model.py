@@ -15,13 +15,12 @@ from anydevice._core.device import Device
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
-from anydevice._formats.gguf import GgufFile, read_gguf
+from anydevice._formats.gguf import GgufFile, read_gguf, sampling_values
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.chunks import Prompts
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
 from anydevice._llm.generate import DecoderExecutor, replies, score
-from anydevice._llm.gguf import sampling_of, tokenizer_of
 from anydevice._llm.sampling import Sampling, sampling
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import GENERATION, TOKENIZER, Tokenizer
@@ -136,7 +135,7 @@ def load(
     plan = _planned(path, target, dtype, asked, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
     file = read_gguf(path) if is_gguf_path(path) else None
-    tokenizer = Tokenizer.from_folder(path) if file is None else tokenizer_of(file)
+    tokenizer = Tokenizer.from_folder(path) if file is None else Tokenizer.from_gguf(file)
     defaults = _generation_defaults(path, file)
     wanted = plan.estimate.dtype
     check_kernels(target, wanted)
@@ -561,7 +560,7 @@ def _context(given: int | None, longest: int | None) -> int:
 def _generation_defaults(path: Path, file: GgufFile | None) -> dict[str, Any]:
     """What the files of a model say of sampling, as far as `generate` has it."""
     source = path / GENERATION if file is None else path
-    found = _of_config(source) if file is None else sampling_of(file)
+    found = _of_config(source) if file is None else sampling_values(file)
     try:
         sampling(**found)
     except ConfigurationError as error:

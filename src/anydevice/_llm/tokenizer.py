@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from anydevice._core.checks import is_integer
 from anydevice._core.files import expanded, parse_json, read_small
 from anydevice._core.text import shortened
-from anydevice._llm.splitting import BoundedTokenizer
+from anydevice._formats.gguf import GgufFile, Splitting, tokenizer_files
+from anydevice._llm.splitting import GPT4O, LLAMA3, QWEN2, BoundedTokenizer
 from anydevice._llm.template import ChatTemplate
 from anydevice.errors import ConfigurationError, UnsupportedError
 
@@ -41,6 +42,20 @@ _MOST_TEMPLATES = 100
 _TEMPLATE_KEYS = ("name", "template")
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+SPLITTINGS: dict[str, Splitting] = {
+    "gpt-2": Splitting(),
+    "smollm": Splitting(digits=True),
+    "starcoder": Splitting(digits=True),
+    "refact": Splitting(digits=True),
+    "llama-bpe": Splitting(LLAMA3, whole=True, bos=True),
+    "llama3": Splitting(LLAMA3, whole=True, bos=True),
+    "dbrx": Splitting(LLAMA3),
+    "qwen2": Splitting(QWEN2, composed=True),
+    "gpt-4o": Splitting(GPT4O),
+}
+"""The ways to split text that are reproduced exactly, by their names in GGUF."""
 
 
 class Tokenizer:
@@ -97,6 +112,26 @@ class Tokenizer:
         }
         files[TOKENIZER] = _read(folder / TOKENIZER, _LARGEST_TOKENIZER)
         return cls.from_files(files, str(folder))
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> Tokenizer:
+        """Return the tokenizer of a GGUF file, or of the `tokenizer.json` beside it.
+
+        Byte-level vocabularies with a known way to split text are reproduced exactly. Raises
+        `UnsupportedError` for another one without a `tokenizer.json`, and `ConfigurationError`
+        for a damaged vocabulary.
+        """
+        model = file.expect("tokenizer.ggml.model", str, "")
+        pre = file.expect("tokenizer.ggml.pre", str, "")
+        if model == "gpt2" and pre in SPLITTINGS:
+            return cls.from_files(tokenizer_files(file, SPLITTINGS[pre]), str(file.path))
+        if (file.path.parent / TOKENIZER).exists():
+            return cls.from_folder(file.path.parent)
+        kind = f"{model}, {pre}" if pre else model
+        raise UnsupportedError(
+            f"{file.path}: its tokenizer ({shortened(kind) or 'none'}) cannot be reproduced "
+            f"exactly from the file; put the {TOKENIZER} of the same model beside it"
+        )
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes | Mapping[str, Any]], source: str) -> Tokenizer:

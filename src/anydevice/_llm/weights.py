@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 
 from anydevice import _ops as ops
 from anydevice._core.device import Device, not_driven
@@ -22,17 +23,17 @@ from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
 from anydevice._core.record import Record
 from anydevice._core.text import shortened
-from anydevice._formats.gguf import GgufFile, read_gguf
+from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
 from anydevice._formats.join import Joined, SafeTensor, Segment
 from anydevice._formats.load import load_joined
 from anydevice._formats.safetensors import read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
-from anydevice._llm.gguf import stored_parameters
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._nn.random_choice import folded_seed, mixed
 from anydevice._ops.dispatch import primitives
 from anydevice._plan.config import is_gguf_path
+from anydevice._plan.families import ARCHITECTURES
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
@@ -89,7 +90,7 @@ def load_parameters(
     bits or less.
     """
     if isinstance(folder, GgufFile):
-        stored, source = stored_parameters(folder, description), folder.path
+        stored, source = _gguf_tensors(folder, description), folder.path
         return load_stored(stored, description, device, dtype, source=source, progress=progress)
     path = expanded(folder)
     if is_gguf_path(path):
@@ -101,6 +102,40 @@ def load_parameters(
         }
     )
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
+
+
+def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
+    """Return the tensors of a GGUF file by the names that folders have, arranged as there."""
+    name = file.metadata["general.architecture"]
+    specs = [row.gguf for row in ARCHITECTURES.values() if row.gguf is not None]
+    permuted = any(spec.permuted for spec in specs if spec.architecture == name)
+    names = [
+        name
+        for parameter in parameters_of(description)
+        for way in parameter.ways
+        for name, _ in way.tensors
+    ]
+    stored: dict[str, Segment] = {}
+    for name, tensor in named_tensors(file, names).items():
+        arrange: Callable[[Any], Any] | None = None
+        if description.norm == "rms1" and tensor.name.endswith("norm.weight"):
+            arrange = _subtract_one
+        if permuted and (".attn_q." in tensor.name or ".attn_k." in tensor.name):
+            arrange = partial(_order_halves, size=description.head_size)
+        if ".ffn_gate_inp_shexp." in tensor.name and len(tensor.shape) == 1:
+            tensor = tensor.as_matrix()
+        stored[name] = Segment(tensor, arrange)
+    return stored
+
+
+def _subtract_one(weights: Any) -> Any:
+    return weights - np.float32(1)
+
+
+def _order_halves(weights: Any, size: int) -> Any:
+    """Bring rows of queries or keys from neighbouring pairs into the order of two halves."""
+    heads, rest = weights.shape[0] // size, weights.shape[1:]
+    return weights.reshape(heads, size // 2, 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
 
 def load_stored(
@@ -115,13 +150,14 @@ def load_stored(
     """The parameters of a decoder from stored tensors under the names that Llama's files have."""
     wanted = _dtype(dtype, stored)
     plan: dict[Where, Joined] = {}
-    left = set(stored)
-    for each in parameters_of(description):
-        way = _found(each, stored, source)
-        plan[each.where] = Joined(
-            each.shape, _FLOAT32 if each.wide else wanted, _parts(way, stored)
-        )
-        left.difference_update(name for name, _ in way.tensors)
+    used: set[str] = set()
+    for parameter in parameters_of(description):
+        parts = _parts(parameter, stored, source)
+        kind = _FLOAT32 if parameter.wide else wanted
+        plan[parameter.where] = Joined(parameter.shape, kind, parts)
+        for part in parts:
+            used.add(part.tensor.name)
+    left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return tree_of(load_joined(plan, device, progress))
 
@@ -159,7 +195,7 @@ def random_parameters(
     if target.engine is None:
         raise not_driven(target)
     engine, wanted = registry.load(target.engine), as_dtype(dtype)
-    like = engine.place(numpy.zeros((1, 1), "float32"), target)
+    like = engine.place(np.zeros((1, 1), "float32"), target)
     arrays: dict[Where, Any] = {}
     for number, each in enumerate(parameters_of(description)):
         kind = _FLOAT32 if each.wide else wanted
@@ -370,7 +406,7 @@ def _turned_apart(matrix: Any) -> Any:
 
 def _apart(rows: Any) -> Any:
     """Rows 0, 2, 4 … and behind them rows 1, 3, 5 …"""
-    return numpy.concatenate([rows[0::2], rows[1::2]])
+    return np.concatenate([rows[0::2], rows[1::2]])
 
 
 def _norm(
@@ -399,43 +435,47 @@ def _named(name: str, shape: Shape) -> tuple[Way, ...]:
 # --- checks -----------------------------------------------------------------------------------
 
 
-def _found(parameter: Parameter, stored: Mapping[str, Segment], source: Path) -> Way:
-    """The way in which a parameter is stored; its names are there, their shapes are right."""
-    way = next((way for way in parameter.ways if way.tensors[0][0] in stored), None)
-    missing = [name for name, _ in (way or parameter.ways[0]).tensors if name not in stored]
-    if missing:
-        raise TransferError(
-            f"{source}: the tensor {missing[0]!r} is missing; the files are incomplete, or not "
-            "those of the model that the config describes: download both again",
-            missing[0],
-        )
-    assert way is not None
+def _parts(
+    parameter: Parameter, stored: Mapping[str, Segment], source: Path
+) -> tuple[Segment, ...]:
+    """Return the stored tensors of a parameter, in order, by the first way that is there.
+
+    Raises `TransferError` for a missing tensor or another shape, `UnsupportedError` for quantized
+    weights.
+    """
+    way = parameter.ways[0]
+    for other in parameter.ways:
+        if other.tensors[0][0] in stored:
+            way = other
+            break
+    parts: list[Segment] = []
     for name, shape in way.tensors:
+        if name not in stored:
+            raise TransferError(
+                f"{source}: the tensor {name!r} is missing; the files are incomplete, or not "
+                "those of the model that the config describes: download both again",
+                name,
+            )
         tensor = stored[name].tensor
-        said = f"{tensor.path}: the tensor {shortened(tensor.name)!r}"
         if tensor.shape != shape:
             raise TransferError(
-                f"{said} has the shape {_sizes(tensor.shape)}, but the config says "
-                f"{_sizes(shape)}; config and weights are of different models: download both again",
+                f"{tensor.path}: the tensor {shortened(tensor.name)!r} has the shape "
+                f"{_sizes(tensor.shape)}, but the config says {_sizes(shape)}; config and weights "
+                "are of different models: download both again",
                 tensor.name,
             )
-        if tensor.dtype.kind != "float" or tensor.dtype.bits < 16:
+        dtype = tensor.dtype
+        if dtype.kind != "float" or dtype.bits < 16:
             raise UnsupportedError(
-                f"{said} is {tensor.dtype}: quantized weights cannot be run; get the model in "
-                "bfloat16, float16 or float32"
+                f"{tensor.path}: the tensor {shortened(tensor.name)!r} is {dtype}: quantized "
+                "weights cannot be run; get the model in bfloat16, float16 or float32"
             )
-    return way
-
-
-def _parts(way: Way, stored: Mapping[str, Segment]) -> tuple[Segment, ...]:
-    parts = tuple(stored[name] for name, _ in way.tensors)
-    if way.arrange is None:
-        return parts
-    return tuple(
-        Segment(part.tensor.row(number), way.arrange)
-        for part in parts
-        for number in range(part.tensor.shape[0])
-    )
+        if way.arrange is None:
+            parts.append(stored[name])
+        else:
+            rows = range(tensor.shape[0])
+            parts += [Segment(tensor.row(number), way.arrange) for number in rows]
+    return tuple(parts)
 
 
 def _sizes(shape: Shape) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
@@ -26,7 +26,10 @@ from anydevice._plan.families import (
     float_dtype,
     integer,
 )
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+if TYPE_CHECKING:
+    from anydevice._formats.gguf import GgufFile
 
 CONFIG_NAME = "config.json"
 LARGEST_CONFIG = 4 * 2**20
@@ -61,7 +64,6 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "de
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 _OUTER = ("tie_word_embeddings",)
 """What the whole config says, where it says so, whatever its part for text does."""
-_ALIASES = {"gemma3": "gemma3_text"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = (".json", ".safetensors", ".gguf")
 
@@ -226,9 +228,7 @@ def read_config(path: Path) -> ModelConfig:
     Raises `ConfigurationError` if there is none, or it is not a JSON object.
     """
     if is_gguf_path(path):
-        from anydevice._plan.gguf import read_gguf_config  # it needs NumPy, and others do not
-
-        return read_gguf_config(path)
+        return gguf_config(path)
     file = path / CONFIG_NAME if path.is_dir() else path
     try:
         values = parse_json(read_small(file, most=LARGEST_CONFIG), finite=False)
@@ -247,6 +247,57 @@ def read_config(path: Path) -> ModelConfig:
     return as_config(values, str(file))
 
 
+def gguf_config(file: Path | GgufFile) -> ModelConfig:
+    """Return the config that the metadata and the tensors of a GGUF file stand for.
+
+    Raises `UnsupportedError` for an architecture, or an option of it, that does not map exactly,
+    and `ConfigurationError` for invalid values.
+    """
+    from anydevice._formats.gguf import config_values, read_gguf  # it needs NumPy
+
+    file = read_gguf(file) if isinstance(file, Path) else file
+    name = file.expect("general.architecture", str, "")
+    rows = {
+        family: (row, row.gguf)
+        for family, row in ARCHITECTURES.items()
+        if row.gguf is not None and row.gguf.architecture == name
+    }
+    if not rows:
+        known = dict.fromkeys(row.gguf.architecture for row in ARCHITECTURES.values() if row.gguf)
+        raise UnsupportedError(
+            f"{file.path}: GGUF files of the architecture {shortened(name)!r} are not supported, "
+            f"only {', '.join(known)}. Get the model as a folder of safetensors files"
+        )
+    own = config_values(file)
+    routed = bool(own.get("num_experts"))
+    matching = [name for name, (row, _) in rows.items() if row.experts == routed]
+    family = (matching or list(rows))[0]
+    row, spec = rows[family]
+    if routed:
+        key = next((name for name in NAMES["experts"] if name in row.defaults), "num_experts")
+        own[key] = own.pop("num_experts")
+    if own.get("partial_rotary_factor", 1) != 1 and row.rotary_key != "partial_rotary_factor":
+        raise UnsupportedError(
+            f"{file.path}: {name}.rope.dimension_count is not the size of a head, and {family} "
+            "rotates whole heads; get the model as a folder of safetensors files"
+        )
+    for key in spec.refused:
+        if own.get(key):
+            raise UnsupportedError(f"{file.path}: {family} with a {key} is not read")
+    values = {"model_type": family, "hidden_act": "silu", **spec.values, **own}
+    if spec.unscaled_layers:
+        values["query_pre_attn_scalar"] = _query_scale(values, spec.unscaled_layers)
+    return as_config(values, str(file.path))
+
+
+def _query_scale(values: Mapping[str, Any], unscaled_layers: int) -> object:
+    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    unscaled = values.get("num_hidden_layers") == unscaled_layers
+    if unscaled and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        return hidden // heads
+    return values.get("head_dim", 256)
+
+
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
     """A config from its values; of a multimodal model, the part for text.
 
@@ -262,7 +313,9 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
             text |= {k: values[k] for k in _OUTER if values.get(k) is not None}
             family, part = str(text.get("model_type") or family), name
             break
-    family = _ALIASES.get(family, family)
+    for name, row in ARCHITECTURES.items():
+        if family in row.aliases:
+            family = name
     assumed = (f"only the text part ({part}) is known by its config",) if part else ()
     return ModelConfig(
         values=text,

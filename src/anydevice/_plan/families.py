@@ -83,6 +83,24 @@ class ForwardSpec(Record):
     only: Mapping[str, Any] = NOTHING
 
 
+class GgufSpec(Record):
+    """How GGUF files store a family.
+
+    - `architecture`: their name for it; the row whose `experts` are as in the file is taken.
+    - `permuted`: rows of queries and keys are in the order in which rope rotates neighbours.
+    - `values`: config values that all its models have, and files leave out.
+    - `unscaled_layers`: a model with this number of layers scales queries by the hidden size
+      divided by the heads, others by the size of a head; 0 if queries have no such scale.
+    - `refused`: config keys with which a file is another family.
+    """
+
+    architecture: str
+    permuted: bool = False
+    values: Mapping[str, Any] = NOTHING
+    unscaled_layers: int = 0
+    refused: tuple[str, ...] = ()
+
+
 class ModelFamily(Record):
     """One family: what its layers have beside the matrices that every decoder has.
 
@@ -111,7 +129,9 @@ class ModelFamily(Record):
     - `windows_if`: the key that turns windows on.
     - `dense_if_none`: a config with 0 experts has layers without them.
     - `only`: options that are counted with this value only.
-    - `forward`: what `anydevice.llm` needs to run it; `None` where it does not.
+    - `aliases`: other names of the family in configs.
+    - `gguf`: how GGUF files store it; `None` if they are not supported.
+    - `forward`: how `anydevice.llm` runs it; `None` if it does not.
 
     >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
     (True, False)
@@ -161,6 +181,8 @@ class ModelFamily(Record):
     parallel_norms: str = ""
     only: Mapping[str, Any] = NOTHING
     defaults: Mapping[str, Any] = NOTHING
+    aliases: tuple[str, ...] = ()
+    gguf: GgufSpec | None = None
     forward: ForwardSpec | None = None
 
     @property
@@ -173,6 +195,7 @@ TIED = {"tie_word_embeddings": True}
 _WIDE = {"rms_norm_eps": 1e-5}
 _FINE = {"rms_norm_eps": 1e-6}
 _GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", **TIED, **_FINE}
+_TANH = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 _SPARSE = {"mlp_only_layers": None, "decoder_sparse_step": 1}
 _LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128}
 _LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
@@ -199,6 +222,8 @@ _SOFT_CAPS: dict[str, Any] = {
 
 UNKNOWN = ModelFamily()
 """The row of a model that is known by its tensors alone: layers like Llama's are assumed."""
+DENSE, SPARSE = "llama", "mixtral"
+"""The families of a shape that is given by numbers, without and with experts."""
 
 
 def _biases(flag: Flag) -> dict[str, Any]:
@@ -206,8 +231,11 @@ def _biases(flag: Flag) -> dict[str, Any]:
 
 
 ARCHITECTURES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(defaults=_FINE, forward=ForwardSpec(only=_WHOLE)),
+    "llama": ModelFamily(
+        gguf=GgufSpec("llama", permuted=True), defaults=_FINE, forward=ForwardSpec(only=_WHOLE)
+    ),
     "granite": ModelFamily(
+        gguf=GgufSpec("granite", permuted=True),
         defaults=_FINE,
         forward=ForwardSpec(
             scale="attention_multiplier",
@@ -236,6 +264,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         forward=ForwardSpec(position_scale=True),
     ),
     "qwen2": ModelFamily(
+        gguf=GgufSpec("qwen2"),
         **_biases(False) | {"qkv_bias": True},
         windows="last",
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
@@ -243,6 +272,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         forward=ForwardSpec(),
     ),
     "qwen3": ModelFamily(
+        gguf=GgufSpec("qwen3"),
         mlp_bias=False,
         query_key_norms="head",
         windows="last",
@@ -251,12 +281,14 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         forward=ForwardSpec(),
     ),
     "gemma": ModelFamily(
+        gguf=GgufSpec("gemma", values=_TANH),
         mlp_bias=False,
         embedding_scale=True,
         defaults={"num_key_value_heads": 16, **_GEMMA},
         forward=ForwardSpec(unit_norm=True, tanh_gelu=True, only=_ONE_WAY | _WHOLE),
     ),
     "gemma2": ModelFamily(
+        gguf=GgufSpec("gemma2", values=_TANH, unscaled_layers=46),
         mlp_bias=False,
         norms=4,
         eager=True,
@@ -271,6 +303,8 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         ),
     ),
     "gemma3_text": ModelFamily(
+        aliases=("gemma3",),
+        gguf=GgufSpec("gemma3", values=_TANH, unscaled_layers=62),
         mlp_bias=False,
         norms=4,
         query_key_norms="head",
@@ -303,6 +337,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"hidden_act": "gelu_new"},
     ),
     "phi3": ModelFamily(
+        gguf=GgufSpec("phi3"),
         **_biases(False),
         fused_qkv=True,
         fused_gate=True,
@@ -311,6 +346,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         forward=ForwardSpec(longrope=("su", "yarn")),
     ),
     "mixtral": ModelFamily(
+        gguf=GgufSpec("llama", permuted=True),
         **_biases(False),
         experts=True,
         wide_routing=True,
@@ -319,6 +355,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         forward=ForwardSpec(),
     ),
     "qwen3_moe": ModelFamily(
+        gguf=GgufSpec("qwen3moe", values={"norm_topk_prob": True}),
         mlp_bias=False,
         query_key_norms="head",
         windows_if="use_sliding_window",
@@ -329,6 +366,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         forward=ForwardSpec(normalized="norm_topk_prob"),
     ),
     "qwen2_moe": ModelFamily(
+        gguf=GgufSpec("qwen2moe", values={"norm_topk_prob": False}),
         **_biases(False) | {"qkv_bias": "qkv_bias"},
         windows="none",
         experts=True,
@@ -380,6 +418,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
     ),
     "olmo": ModelFamily(mlp_bias=False, norm_weights=False),
     "olmo2": ModelFamily(
+        gguf=GgufSpec("olmo2", refused=("sliding_window",)),
         mlp_bias=False,
         query_key_norms="heads",
         defaults=_WIDE,
@@ -402,12 +441,14 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"num_key_value_heads": 32, "sliding_window": 4096},
     ),
     "smollm3": ModelFamily(
+        gguf=GgufSpec("smollm3", permuted=True),
         windows="none",
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}
         | {**TIED, **_FINE},
         forward=ForwardSpec(no_rope=("no_rope_layers", "no_rope_layer_interval"), only=_NO_WINDOWS),
     ),
     "starcoder2": ModelFamily(
+        gguf=GgufSpec("starcoder2", values={"sliding_window": 4096, **_TANH}),
         **_biases("use_bias"),
         gated=False,
         layer_norm=True,

@@ -30,7 +30,14 @@ from anydevice._plan.config import (
 from anydevice._plan.decoder import decoder_shape
 from anydevice._plan.encoder import encoder_shape
 from anydevice._plan.encoder_families import ENCODERS
-from anydevice._plan.families import ARCHITECTURES, ModelShape, float_dtype, memory_dtype
+from anydevice._plan.families import (
+    ARCHITECTURES,
+    DENSE,
+    SPARSE,
+    ModelShape,
+    float_dtype,
+    memory_dtype,
+)
 from anydevice._plan.overheads import rounding
 from anydevice._plan.quantization import QUANTIZED, quantized
 from anydevice.errors import ConfigurationError
@@ -136,8 +143,8 @@ def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
     # `None` is the same as not given, but a window of `None` says that there is none.
     given = {word: n for word, n in numbers.items() if n is not None or word == "window"}
     values = {_KEYWORDS[word]: number for word, number in given.items()}
-    usual = "mixtral" if numbers.get("experts") else "llama"
-    defaults = {"model_type": usual, "num_key_value_heads": numbers["heads"]}
+    family = SPARSE if numbers.get("experts") else DENSE
+    defaults = {"model_type": family, "num_key_value_heads": numbers["heads"]}
     return as_config({**defaults, **values}, "the shape")
 
 
