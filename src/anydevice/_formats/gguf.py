@@ -22,6 +22,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from anydevice._core.checks import is_number
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.record import Record, replace
 from anydevice._core.rope_scaling import frequencies
@@ -504,7 +505,7 @@ def _number(file: GgufFile, key: str, value: Any) -> int | float | None:
     """Return a number; a list with one number a layer must repeat one number."""
     if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
         value = value[0].item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise UnsupportedError(
             f"{file.path}: {key} must be one number for all layers, not {shortened(repr(value))}"
         )
