@@ -368,7 +368,7 @@ def gguf_package() -> ModuleType:
             "GGUF files need the package gguf, which is not installed; "
             "run: pip install 'anydevice[llm]'"
         ) from error
-    return gguf  # type: ignore[no-any-return]
+    return gguf
 
 
 # --- names of tensors -------------------------------------------------------------------------
