@@ -11,23 +11,14 @@ from anydevice._arrays.memory.out_of_memory import in_a_line
 from anydevice._arrays.move import device_of, is_array, to_device
 from anydevice._arrays.trees.tree import flatten
 from anydevice._bench.timing import Timing, seconds_of, time_calls
+from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.record import NOTHING, Record, replace
-from anydevice._core.text import format_time, percent, table, times
 from anydevice._machine.choose.scope import device as choose_device
 from anydevice._machine.discovery.discover import devices as usable_devices
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
-from anydevice._report import notebook
 from anydevice.errors import ConfigurationError, DeviceMismatchError
-
-NOISY = 0.5
-"""Above this spread a timing is noisy."""
-
-_HEAD = ("device", "engine", "time", "spread", "first call", "speed-up")
-_NUMBERS = (2, 3, 4, 5)
-"""The columns of numbers."""
-
 
 class DeviceTiming(Record):
     """The seconds of one call on one device: the median, the quartiles, and the first call.
@@ -71,7 +62,7 @@ class Timings(Record):
         return len(self.rows)
 
     def __getitem__(self, name: str) -> DeviceTiming:
-        named = self._named()
+        named = self._by_name()
         if name in named:
             return named[name]
         several = any(row.device == name for row in self.rows)
@@ -83,10 +74,10 @@ class Timings(Record):
     @property
     def speed_ups(self) -> dict[str, float]:
         """The speed-up of each row over the CPU, by its name in `timings[…]`."""
-        named = self._named().items()
+        named = self._by_name().items()
         return {name: row.speed_up for name, row in named if row.speed_up is not None}
 
-    def _named(self) -> dict[str, DeviceTiming]:
+    def _by_name(self) -> dict[str, DeviceTiming]:
         devices = Counter(row.device for row in self.rows)
         return {
             row.device if devices[row.device] == 1 else f"{row.device} with {row.engine}": row
@@ -94,25 +85,10 @@ class Timings(Record):
         }
 
     def __str__(self) -> str:
-        lines = table(_HEAD, [_cells(row) for row in self.rows], _NUMBERS)
-        return "\n".join((self.function, *lines, *self._remarks()))
+        return hooks.render(self, "text")
 
     def _repr_html_(self) -> str:
-        return notebook.block(
-            notebook.line(self.function, "strong"),
-            notebook.table(_HEAD, [_cells(row) for row in self.rows], _NUMBERS),
-            *(notebook.line(remark, "soft") for remark in self._remarks()),
-        )
-
-    def _remarks(self) -> list[str]:
-        below = [f"{name}: {row.reason}" for name, row in self._named().items() if row.reason]
-        if any((row.spread or 0) > NOISY for row in self.rows):
-            below.append(
-                f"noisy: calls differ by more than ± {percent(NOISY)}; repeat it while nothing "
-                "else runs, or with a longer limit"
-            )
-        return below
-
+        return hooks.render(self, "html")
 
 def benchmark(
     function: Callable[..., Any],
@@ -275,17 +251,6 @@ def _with_speed_ups(rows: Sequence[DeviceTiming]) -> tuple[DeviceTiming, ...]:
     return tuple(
         replace(row, speed_up=base.seconds / row.seconds) if row.seconds else row for row in rows
     )
-
-
-def _cells(row: DeviceTiming) -> tuple[str, ...]:
-    place = (row.device, row.engine or "–")
-    if row.seconds is None:
-        return (*place, "–", "–", "–", "–")
-    spread = "–" if row.spread is None else f"± {percent(row.spread)}"
-    if row.spread is not None and row.spread > NOISY:
-        spread = "noisy"
-    speed_up = times(row.speed_up) if row.speed_up else "–"
-    return (*place, format_time(row.seconds), spread, format_time(row.first or 0.0), speed_up)
 
 
 def _with_copies(tree: Any, *, of: Any) -> Any:

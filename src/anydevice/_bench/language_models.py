@@ -19,7 +19,6 @@ from anydevice._bench.results import UNITS, Ceiling
 from anydevice._check.runners import Progress, runner
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record
-from anydevice._core.text import format_rate, format_size, format_time, percent, table
 from anydevice._llm.sampling import Sampling
 from anydevice._machine.engines import registry
 from anydevice._plan.families import ModelShape
@@ -198,37 +197,3 @@ def _passed(shape: ModelShape) -> int:
     return shape.parameters - unread
 
 
-def text_lines(found: TextSpeeds) -> Iterator[str]:
-    """The ceilings of the device, and the speeds as a table."""
-    for each in found.ceilings:
-        if each.what in ("read", "matmul"):
-            yield f"  {each.name:<18}{format_rate(each.rate, UNITS[each.what]):>14}   {each.kernel}"
-    if found.peak is not None:
-        yield f"  {'memory':<18}{format_size(found.peak):>14}   at the peak of this process"
-    yield ""
-    yield from table(TEXT_HEAD, [text_cells(each) for each in found.speeds], range(len(TEXT_HEAD)))
-
-
-TEXT_HEAD = ("context", "prefill", "of limit", "first token", "decode", "of limit", "limit")
-
-
-def text_cells(each: TextSpeed) -> list[str]:
-    """One speed as the cells of a table."""
-    return [
-        f"{each.context:,}",
-        token_rate(each.prefill),
-        _share(each.prefill, each.prefill_limit),
-        format_time(each.first_token),
-        token_rate(each.decode),
-        _share(each.decode, each.decode_limit),
-        "–" if each.decode_limit is None else token_rate(each.decode_limit),
-    ]
-
-
-def token_rate(rate: float) -> str:
-    """Tokens a second."""
-    return f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.1f} tok/s"
-
-
-def _share(rate: float, limit: float | None) -> str:
-    return "–" if not limit else percent(rate / limit)

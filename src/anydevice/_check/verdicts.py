@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from anydevice._core import hooks
 from anydevice._core.record import Record
-from anydevice._core.text import UNUSABLE, USABLE
 from anydevice._engines.trust import Entry
 from anydevice._ops.trusted_kernels import change_trusted
-from anydevice._report import notebook
 from anydevice.errors import ConfigurationError, VerificationError
 
 State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
@@ -17,8 +16,6 @@ State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_re
 
 STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
 FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
-_SHOWN = 24
-"""So many cells that failed are listed in a notebook."""
 
 Of = Literal["value", "gradient", "kernel"]
 """Results, gradients, or both where a kernel of our own computes them."""
@@ -123,21 +120,7 @@ class Verdicts(Record):
             )
 
     def _repr_html_(self) -> str:
-        good, places = bool(self), dict.fromkeys((c.device, c.engine) for c in self)
-        states = [state for state in STATES if self.of(state)]
-        rows = [
-            (*place, *(str(sum((c.device, c.engine) == place for c in self.of(s))) for s in states))
-            for place in places
-        ]
-        head = ("device", "engine", *map(in_words, states))
-        bad = (*self.failed, *self.of("not_reached"))
-        more = [f"… {len(bad) - _SHOWN} more …"] if len(bad) > _SHOWN else []
-        said = f"{len(self):,} verdicts in {self.seconds:.1f} s" + ", quick" * self.quick
-        return notebook.block(
-            notebook.marked(USABLE if good else UNUSABLE, said, good=good),
-            notebook.table(head, rows, range(2, len(head))),
-            *(notebook.line(text) for text in (*map(str, bad[:_SHOWN]), *more)),
-        )
+        return hooks.render(self, "html")
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""

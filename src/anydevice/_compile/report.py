@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.record import Record
+from anydevice._core.table import Table
 from anydevice._libraries.precision import Policy
-from anydevice._report import notebook
 
 _SHOWN = 4
 """How many sets of shapes are printed one by one."""
@@ -105,7 +106,7 @@ class CompileReport(Record):
         return "\n".join(f"{name:<10} {text}" for name, text in self._lines())
 
     def _repr_html_(self) -> str:
-        return notebook.block(notebook.table((), self._lines()))
+        return hooks.render(Table(self._lines()), "html")
 
     def _lines(self) -> list[tuple[str, str]]:
         """The rows of the table, each a name and a text."""

@@ -263,7 +263,7 @@ class Device:
         return f'Device("{self}"{served})'
 
     def _repr_html_(self) -> str:
-        return hooks.html(self)
+        return hooks.render(self, "html")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(

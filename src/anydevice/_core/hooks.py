@@ -50,12 +50,12 @@ check: Hook[[Device, str | None, float], Verdict] = Hook("anydevice._machine.dis
 free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice._machine.hardware.readers")
 native: Hook[[Device, str], Any] = Hook("anydevice._machine.engines.registry")
 to_device: Hook[Concatenate[Any, Device, ...], Any] = Hook("anydevice._arrays.move")
-html: Hook[[Device], str] = Hook("anydevice._machine.discovery.discover")
 split_claims: Hook[[Collection[Any]], tuple[list[Any], list[Any]]] = Hook(
     "anydevice._proofs.claims"
 )
 claim_to_json: Hook[[Any], dict[str, Any]] = Hook("anydevice._proofs.claims")
 claim_from_json: Hook[[Any], Any] = Hook("anydevice._proofs.claims")
+render: Hook[[object, str], str] = Hook("anydevice._report.render")
 
 
 def load(target: str) -> Any:

@@ -1,19 +1,13 @@
-"""Text for people: sizes, times, rates, percent, bars, lines, tables, and warnings."""
+"""Text for people: sizes, times, rates, percent, bars, lines, and warnings."""
 
 from __future__ import annotations
 
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from anydevice.errors import ConfigurationError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from rich.console import RenderableType
 
 USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
 """The marks before a device or backend: usable; here but not usable; not in this machine."""
@@ -220,6 +214,18 @@ def printable(value: object, *, lines: bool = False) -> str:
     )
 
 
+def no_pages(option: str) -> ConfigurationError:
+    """Return the error for an option that wrote HTML pages before version 0.3.
+
+    >>> print(no_pages("--html"))
+    --html was removed in 0.3: use --json, or show the result in a notebook
+    """
+    data = "--json" if option.startswith("-") else "to_dict()"
+    return ConfigurationError(
+        f"{option} was removed in 0.3: use {data}, or show the result in a notebook", option
+    )
+
+
 def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> list[str]:
     """The text in lines that fit, all of them indented, and all but the first by `hanging` too.
 
@@ -238,43 +244,6 @@ def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> lis
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
-) -> list[str]:
-    """The lines of a table, its head first; the columns in `right` are aligned to the right.
-
-    >>> for line in table(("op", "time"), [("add", "1 ms"), ("matmul", "12 ms")], [1]):
-    ...     print(line)
-    op       time
-    add      1 ms
-    matmul  12 ms
-    """
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, show_header=False)
-    for number in range(len(head)):
-        shown.add_column(justify="right" if number in right else "left", no_wrap=True)
-    for row in (head, *rows):
-        shown.add_row(*row)
-    return drawn(shown)
-
-
-def drawn(renderable: RenderableType, columns: int = 10_000, *, colour: bool = False) -> list[str]:
-    """The lines that rich renders, such as its tables, in a given width."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    # The encoding of the file is not that of the output, so boxes stay as they are.
-    colours: Literal["standard"] | None = "standard" if colour else None
-    console = Console(
-        file=StringIO(), width=columns, color_system=colours, markup=False, emoji=False
-    )
-    with console.capture() as captured:
-        console.print(renderable, highlight=False)
-    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _in_unit_of(whole: int, size: int) -> tuple[str, str]:

@@ -12,9 +12,11 @@ import numpy as np
 from anydevice._arrays.move import device_of, is_array, refuse_mismatch, to_device
 from anydevice._arrays.random.generator import rng
 from anydevice._arrays.trees.containers import register_type, without_tables
+from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
-from anydevice._core.text import format_size, table
+from anydevice._core.table import Table
+from anydevice._core.text import format_size
 from anydevice._core.trees import difference, first_leaf, leaf_names, leaves, matches, unmatched
 from anydevice._machine.choose.scope import block_device, one_device
 from anydevice._machine.engines import registry
@@ -197,22 +199,20 @@ class Model:
         return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
 
     def __str__(self) -> str:
-        return "\n".join(table(*self._table()))
+        return hooks.render(self._table(), "text")
 
     def _repr_html_(self) -> str:
-        from anydevice._report import notebook
+        return hooks.render(self._table(), "html")
 
-        return notebook.block(notebook.line(repr(self), "strong"), notebook.table(*self._table()))
-
-    def _table(self) -> tuple[Sequence[str], list[tuple[str, ...]], Sequence[int]]:
-        """The head, the rows, and the columns of numbers."""
+    def _table(self) -> Table:
         counts = _Counts(self)
         rows = list(_rows(self.layer, self.input_shape, self.parameters, "", counts))
         sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
         *total, held = _row(self.layer.root, sizes, "", self.parameters, "", counts)
         rows.append((*total, f"{counts.trained:,} trained, {held}"))
         columns = 6 if held else 5
-        return _HEADINGS[:columns], [row[:columns] for row in rows], (3, 4)
+        cells = [row[:columns] for row in rows]
+        return Table(cells, _HEADINGS[:columns], (3, 4), title=repr(self))
 
     def __repr__(self) -> str:
         counts = _Counts(self)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from anydevice import __version__
+from anydevice._core import hooks
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
-from anydevice._core.text import (
-    UNUSABLE,
-    USABLE,
-    bar,
-    format_count,
-    format_part,
-    format_size,
-    shortened,
-    table,
-    wrapped,
-)
+from anydevice._core.text import no_pages
 from anydevice._plan.available import AvailableMemory, DeviceNames, available_memory
 from anydevice._plan.cards import Cluster, cluster_of, names_cluster
-from anydevice._plan.estimates import PARTS, MemoryEstimate, estimate_inference, part_lines
+from anydevice._plan.estimates import MemoryEstimate, estimate_inference
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import MARGIN
 from anydevice._plan.placement import (
     DeviceGroup,
     LayeredModel,
@@ -38,9 +26,6 @@ from anydevice._plan.placement import (
     fill,
 )
 from anydevice._plan.quantization import QUANTIZED, quantized
-from anydevice._report import notebook, page
-from anydevice._report.summary import Paint, plain
-from anydevice._report.svg import Bar
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
@@ -138,18 +123,14 @@ class Plan(Record):
         return {**super().to_dict(), "device": str(self.device) if self.device else None}
 
     def __str__(self) -> str:
-        return "\n".join(plan_lines(self))
+        return hooks.render(self, "text")
 
     def _repr_html_(self) -> str:
-        return _html(self)
+        return hooks.render(self, "html")
 
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as a page with plots that needs no other file.
-
-        Raises `ConfigurationError` for a name that ends neither in .html nor in .htm, and
-        `TransferError` where the file cannot be written.
-        """
-        page.save_page(path, _page(self))
+    def save_html(self, path: object) -> None:
+        """Raise `ConfigurationError`: version 0.3 writes no pages."""
+        raise no_pages("save_html")
 
 
 def plan_inference(
@@ -357,237 +338,3 @@ def _alternative(
         return None
     total = (changed.on_cpu() if assignment.only_cpu else changed).total
     return Alternative(change, value, assignment.devices, total)
-
-
-WIDTH = 80
-"""The columns where nobody says how many there are."""
-
-_HEAD = ("device", "layers", "needs", "free", "")
-_LONGEST_NAME = 56
-_LONGEST_BAR, _SHORTEST_BAR = 30, 6
-_MOST_BARS = 16
-"""Devices with a bar each on a page; the table has all."""
-_SHORT_WORDS: dict[Change, str] = {
-    "context": "context",
-    "batch": "batch",
-    "kv_dtype": "cache",
-    "dtype": "weights",
-    "quantization": "layers",
-}
-_WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
-
-
-def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
-    """The text of a plan, no wider than `width` where that is 60 or more."""
-    columns = width or WIDTH
-    mark, style = (USABLE, "good") if plan.fits else (UNUSABLE, "bad")
-    first, *rest = wrapped(f"{mark} {_verdict(plan)}", columns, hanging="  ")
-    return [
-        *wrapped(_title(plan), columns, hanging="  "),
-        "",
-        *part_lines(plan.estimate, (*PARTS, "total")),
-        "",
-        paint(mark, style) + first[len(mark) :],
-        *rest,
-        "",
-        *_placement_table(plan.placements, columns),
-        *_help(plan, columns, paint),
-    ]
-
-
-def _html(plan: Plan) -> str:
-    """What a notebook shows of a plan."""
-    parts = [
-        (name.replace("_", "-"), format_size(getattr(plan.estimate, name)))
-        for name in (*PARTS, "total")
-    ]
-    rows = [(*cells, notebook.bar(share, said)) for share, said, cells in _shares(plan.placements)]
-    mark = USABLE if plan.fits else UNUSABLE
-    return notebook.block(
-        notebook.line(_title(plan), "strong"),
-        notebook.table((), parts, right=(1,)),
-        notebook.marked(mark, _verdict(plan), good=plan.fits),
-        notebook.table(_HEAD, rows, right=(2, 3)),
-        *(notebook.line(each.strip()) for each in _help(plan, 10_000, plain) if each),
-    )
-
-
-def _page(plan: Plan) -> str:
-    needed, mark = plan.estimate, USABLE if plan.fits else UNUSABLE
-    parts = [_part(name) for name in PARTS]
-    sizes = [(_part(name), format_size(getattr(needed, name))) for name in (*PARTS, "total")]
-    head = (*_HEAD[:-1], "of it")
-    rows = [(*cells, share) for _, share, cells in _shares(plan.placements)]
-    free = {each.device: each.free for each in plan.placements}
-    return page.document(
-        "anydevice plan",
-        [f"anydevice {__version__}", _title(plan)],
-        page.verdict(mark, _verdict(plan), good=plan.fits),
-        page.paragraphs(() if plan.fits or plan.alternatives else (_NO_CHANGE,)),
-        page.cards(_cards(plan)),
-        page.figures(
-            page.memory_figure(
-                "Memory by device",
-                "the line is what is free",
-                [_bar_of(each) for each in plan.placements[:_MOST_BARS]],
-                parts,
-            ),
-            page.memory_figure(
-                "On fewer devices" if plan.fits else "What would fit",
-                "with one change; the line is what is free there",
-                [_asked(plan), *(_changed(each, free) for each in plan.alternatives)],
-                ["needed"],
-            )
-            if plan.alternatives
-            else "",
-            page.beside(sizes),
-        ),
-        page.section("Devices", page.table(head, rows, texts=2)) if rows[1:] else "",
-        notes=(*plan.notes, *needed.assumed),
-    )
-
-
-def _cards(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    needed = plan.estimate
-    yield format_size(needed.total), "needed", f"context {needed.context:,}, batch {needed.batch:,}"
-    if plan.placements:
-        count, fullest = len(plan.placements), max(plan.placements, key=lambda each: each.share)
-        where = f"on {count} devices" if count > 1 else f"on {fullest.device}"
-        yield format_size(plan.free), "free", where
-        if fullest.layers:
-            yield f"{int(fullest.share * 100)} %", "of what is free", f"on {fullest.device}"
-    yield format_size(needed.weights), "weights", f"{format_count(needed.parameters)} parameters"
-    if needed.kv_cache:
-        yield format_size(needed.kv_cache), "kv-cache", f"in {needed.kv_dtype}"
-    if plan.unplaced:
-        yield format_size(plan.unplaced), "without a place", "of weights, cache and logits"
-
-
-def _part(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _bar_of(each: Placement) -> Bar:
-    names = PARTS if each.layers else ()
-    pieces = tuple((_part(name), float(getattr(each.parts, name))) for name in names)
-    needs = format_part(each.parts.total, each.free) if names else f"0/{format_size(each.free)}"
-    return Bar(str(each.device), needs, pieces, float(each.free))
-
-
-def _asked(plan: Plan) -> Bar:
-    total = plan.estimate.total
-    return Bar("as asked", format_size(total), (("needed", float(total)),))
-
-
-def _changed(each: Alternative, free: Mapping[Device, int]) -> Bar:
-    words = f"{_SHORT_WORDS[each.change]} {each.value}"
-    ceiling = sum(free[device] for device in each.devices) if set(each.devices) <= set(free) else 0
-    count = len(each.devices)
-    where = f"{count} devices" if count > 1 else str(each.devices[0])
-    return Bar(
-        words,
-        f"{format_size(each.total)}, {where}",
-        (("needed", float(each.total)),),
-        float(ceiling) or None,
-    )
-
-
-def _verdict(plan: Plan) -> str:
-    """The answer in one sentence."""
-    needed = format_size(plan.estimate.total)
-    if plan.device is not None:
-        return f"fits on {plan.device}"
-    if plan.fits:
-        return f"fits on {_listed(plan.devices)} together"
-    if not plan.placements:
-        return f"does not fit: {needed} needed, and no device tells its memory"
-    where = _listed([placement.device for placement in plan.placements])
-    if len(plan.placements) == 1:
-        free = format_size(plan.free)
-        margin = f" and {MARGIN} % more" if plan.estimate.total <= plan.free else ""
-        return f"does not fit on {where}: {needed}{margin} needed, {free} free"
-    # Not the sum of what is free: each device needs memory for activations.
-    lacking = format_size(plan.unplaced)
-    return f"does not fit on {where} together: no place for {lacking} of it"
-
-
-def _title(plan: Plan) -> str:
-    asked = plan.estimate
-    shape = asked.shape
-    name = shortened(shape.name, _LONGEST_NAME) if shape is not None and shape.name else "model"
-    kept = shape.quantization if shape is not None and shape.quantization else asked.dtype
-    apart = asked.kv_cache and asked.kv_dtype != kept
-    cache = f", kv-cache in {asked.kv_dtype}" if apart else ""
-    model = f"{name}: {format_count(asked.parameters)} parameters in {kept}{cache}"
-    return f"{model}, context {asked.context}, batch {asked.batch}"
-
-
-def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]:
-    if not placements:
-        return []
-    shares = list(_shares(placements))
-    longest = max(len(percent) for _, percent, _ in shares)
-    rows = [(*cells, percent.rjust(longest)) for _, percent, cells in shares]
-    used = sum(max(map(len, column)) + 2 for column in zip(_HEAD, *rows, strict=True)) - 1
-    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, columns - used))
-    with_bars = [
-        (*row[:4], f"{''.join(bar(share, width))} {row[4]}")
-        for row, (share, _, _) in zip(rows, shares, strict=True)
-    ]
-    return table(_HEAD, with_bars, right=(2, 3))
-
-
-def _shares(placements: Sequence[Placement]) -> Iterator[tuple[float, str, tuple[str, ...]]]:
-    """How full each device is, the same in percent, and the cells before that."""
-    for each in placements:
-        cells = (
-            str(each.device),
-            _layers(each.layers),
-            format_size(each.parts.total) if each.layers else "–",
-            format_size(each.free),
-        )
-        yield each.share, f"{int(each.share * 100)} %", cells  # 100 % is full, not nearly
-
-
-def _layers(layers: range) -> str:
-    if not layers:
-        return "–"
-    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-
-
-def _help(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
-    if plan.alternatives:
-        yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
-        for each in plan.alternatives:
-            yield from wrapped(_alternative_text(each, plan), columns, "  ", "  ")
-    elif not plan.fits:
-        yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
-    remarks = [*plan.notes, *plan.estimate.assumed]
-    if remarks:
-        yield ""
-        for remark in remarks:
-            lines = wrapped(f"note: {remark}", columns, hanging="  ")
-            yield from (paint(line, "dim") for line in lines)
-
-
-_NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
-
-
-def _alternative_text(each: Alternative, plan: Plan) -> str:
-    now = plan.estimate.dtype
-    if each.change != "quantization":
-        now = getattr(plan.estimate, each.change)
-    words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
-    return f"{words}: {format_size(each.total)}, on {_listed(each.devices)}"
-
-
-def _listed(devices: Sequence[Device]) -> str:
-    """Devices as a sentence has them; many are shortened to the first and the last.
-
-    >>> _listed([Device("cuda:0"), Device("cpu")]), _listed([Device("cuda", n) for n in range(8)])
-    ('cuda:0 and cpu', 'cuda:0 … cuda:7')
-    """
-    names = [str(device) for device in devices]
-    if len(names) > 4:
-        return f"{names[0]} … {names[-1]}"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, get_args
 
-from anydevice import __version__
+from anydevice._core import hooks
 from anydevice._core.record import Record, replace
-from anydevice._core.text import (
-    UNUSABLE,
-    USABLE,
-    format_count,
-    format_part,
-    format_size,
-    format_time,
-    percent,
-    shortened,
-    wrapped,
-)
+from anydevice._core.text import no_pages, shortened
 from anydevice._plan.card_memory import CardMemory, Recompute, Strategy, TrainingRun, card_memory
 from anydevice._plan.cards import Cluster, cluster_of
 from anydevice._plan.families import ModelShape, integer
 from anydevice._plan.model import shape_of
-from anydevice._plan.overheads import MARGIN, plannable
+from anydevice._plan.overheads import plannable
 from anydevice._plan.step_time import ERROR, UNMEASURED_ERROR, StepTime, step_time
 from anydevice._plan.training import OPTIMIZERS
-from anydevice._report import notebook, page
-from anydevice._report.summary import Paint, plain
-from anydevice._report.svg import Bar, bar_chart
 from anydevice.errors import ConfigurationError
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -42,15 +28,6 @@ _MOST_CARDS = 65536
 _MEASURED_CARDS = 512
 _AS_FAST = 0.98
 _DAY = 86_400
-_PARTS = (*CardMemory._fields, "total")
-_SPENT = {
-    "products": "products",
-    "attention": "attention",
-    "memory traffic": "traffic",
-    "communication": "exposed",
-    "optimizer": "update",
-}
-"""What the time of a step is spent on, and the fields that have it."""
 
 
 class TrainingPlan(Record):
@@ -132,24 +109,14 @@ class TrainingPlan(Record):
         }
 
     def __str__(self) -> str:
-        return "\n".join(training_lines(self))
+        return hooks.render(self, "text")
 
     def _repr_html_(self) -> str:
-        mark = USABLE if self.fits else UNUSABLE
-        return notebook.block(
-            notebook.line(_title(self), "strong"),
-            notebook.table((), _sizes(self.memory), right=(1,)),
-            notebook.marked(mark, _verdict(self), good=self.fits),
-            *(notebook.line(each) for each in (*_details(self), *_remarks(self))),
-        )
+        return hooks.render(self, "html")
 
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as a page with plots that needs no other file.
-
-        Raises `ConfigurationError` for a name that ends neither in .html nor in .htm, and
-        `TransferError` where the file cannot be written.
-        """
-        page.save_page(path, _page(self))
+    def save_html(self, path: object) -> None:
+        """Raise `ConfigurationError`: version 0.3 writes no pages."""
+        raise no_pages("save_html")
 
 
 def plan_training(
@@ -369,132 +336,3 @@ def _tokens(value: Any) -> int:
             "tokens",
         )
     return round(number)
-
-
-WIDTH = 80
-_WAYS = {
-    "replicate": "replicate the model on every card",
-    "shard_gradients": "shard gradients and optimizer over the cards",
-    "shard": "shard weights, gradients and optimizer over the cards",
-}
-_AGAIN = {
-    "none": "recompute nothing",
-    "selective": "recompute every second product",
-    "full": "recompute each layer",
-}
-
-
-def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = plain) -> list[str]:
-    """The text of a plan, no wider than `width` where that is 60 or more."""
-    columns = width or WIDTH
-    mark, style = (USABLE, "good") if plan.fits else (UNUSABLE, "bad")
-    first, *rest = wrapped(f"{mark} {_verdict(plan)}", columns, hanging="  ")
-    lines = [
-        *wrapped(_title(plan), columns, hanging="  "),
-        "",
-        *(f"  {name:<13} {size:>10}" for name, size in _sizes(plan.memory)),
-        "",
-        paint(mark, style) + first[len(mark) :],
-        *rest,
-    ]
-    for detail in _details(plan):
-        lines += wrapped(detail, columns, "  ", "  ")
-    remarks = list(_remarks(plan))
-    for remark in remarks:
-        lines += ["", *(paint(line, "dim") for line in wrapped(remark, columns, hanging="  "))]
-    return lines
-
-
-def _page(plan: TrainingPlan) -> str:
-    memory, mark = plan.memory, USABLE if plan.fits else UNUSABLE
-    pieces = tuple((name, float(getattr(memory, name))) for name in memory._fields)
-    bar = Bar("a card", format_part(memory.total, plan.free), pieces, float(plan.free))
-    return page.document(
-        "anydevice plan",
-        [f"anydevice {__version__}", _title(plan).removesuffix("; a card needs")],
-        page.verdict(mark, _verdict(plan), good=plan.fits),
-        page.cards(_cards(plan)),
-        page.figures(
-            page.memory_figure(
-                "Memory of a card", "the line is what it has", [bar], memory._fields
-            ),
-            _step_figure(plan.time) if plan.time else "",
-            page.beside([*_sizes(memory), ("a card has", format_size(plan.free))]),
-        ),
-        page.section("How it is trained", page.listed(_details(plan))),
-        notes=plan.notes,
-    )
-
-
-def _cards(plan: TrainingPlan) -> Iterator[tuple[str, str, str]]:
-    yield format_size(plan.memory.total), "needed on a card", f"{percent(plan.share)} of it"
-    rate, error, days = plan.tokens_per_second, plan.error, plan.days
-    if rate is not None and error is not None:
-        yield f"{rate:,.0f}", "tokens a second", f"± {percent(error)}, all cards together"
-    if days is not None and error is not None:
-        within = f"{_days(days / (1 + error))} to {_days(days / (1 - error))}"
-        yield f"{_days(days)} days", f"for {format_count(plan.tokens or 0)} tokens", within
-    if plan.time is not None:
-        yield format_time(plan.time.total), "a step", f"{plan.batch:,} sequences"
-    yield plan.run.strategy.replace("_", " "), "strategy", f"recompute {plan.run.recompute}"
-
-
-def _step_figure(spent: StepTime) -> str:
-    """What the time of a step is spent on, as far as nothing hides it."""
-    parts = [(name, float(getattr(spent, key))) for name, key in _SPENT.items()]
-    bars = [Bar(name, percent(time / spent.total), ((name, time),)) for name, time in parts]
-    unit = (1.0, "s") if spent.total >= 1 else (1e-3, "ms")
-    title = "Time of a step"
-    plot = bar_chart(bars, list(_SPENT), format_time, unit, title=title)
-    return page.figure(title, f"{format_time(spent.total)} in all", plot)
-
-
-def _sizes(memory: CardMemory) -> list[tuple[str, str]]:
-    return [(name, format_size(getattr(memory, name))) for name in _PARTS]
-
-
-def _title(plan: TrainingPlan) -> str:
-    name = shortened(plan.shape.name, 56) if plan.shape.name else "model"
-    count = format_count(plan.shape.parameters)
-    run = plan.run
-    return (
-        f"{name}: {count} parameters, training on {plan.cluster}, context {run.context}, "
-        f"batch {plan.batch}; a card needs"
-    )
-
-
-def _verdict(plan: TrainingPlan) -> str:
-    needed, free = format_size(plan.memory.total), format_size(plan.free)
-    if plan.fits:
-        left = format_size(plan.free - plan.memory.total)
-        return f"fits on {plan.cluster}: {needed} of {free} a card, {left} left"
-    margin = f" and {MARGIN} % more" if plan.memory.total <= plan.free else ""
-    more = f"; {plan.enough} would do" if plan.enough else "; more such cards would not do either"
-    return f"does not fit on {plan.cluster}: {needed}{margin} needed, {free} a card{more}"
-
-
-def _details(plan: TrainingPlan) -> Iterator[str]:
-    run = plan.run
-    alone = plan.cluster.cards == 1
-    way = "one card" if alone else _WAYS[run.strategy]
-    again = "" if run.accumulate == 1 else f", {run.accumulate} times a step"
-    yield f"{way}; {_AGAIN[run.recompute]}; micro-batch {run.micro_batch}{again}"
-    rate, error, days = plan.tokens_per_second, plan.error, plan.days
-    if rate is None or error is None:
-        return
-    each = rate / plan.cluster.cards
-    yield f"{rate:,.0f} tokens a second ± {percent(error)} ({each:,.0f} a card)"
-    if days is not None and plan.tokens is not None:
-        least, most = days / (1 + error), days / (1 - error)
-        yield (
-            f"{format_count(plan.tokens)} tokens: {_days(days)} days "
-            f"({_days(least)} to {_days(most)})"
-        )
-
-
-def _days(days: float) -> str:
-    return f"{days:,.0f}" if days >= 100 else f"{days:.3g}"
-
-
-def _remarks(plan: TrainingPlan) -> Iterator[str]:
-    yield from (f"note: {each}" for each in plan.notes)

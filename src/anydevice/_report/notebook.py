@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from anydevice._core.table import Table
 from anydevice._report.svg import Curve, line_chart, rules
 
 STYLE = (
@@ -80,6 +81,12 @@ def table(
     top = f"<thead>{made('th', head)}</thead>" if head else ""
     body = "".join(made("td", row) for row in rows)
     return Html(f"<table>{above}{top}<tbody>{body}</tbody></table>")
+
+
+def table_block(table_value: Table) -> str:
+    """Return a table as one output of a cell, its title above it."""
+    title = [line(table_value.title, "strong")] if table_value.title else []
+    return block(*title, table(table_value.head, table_value.rows, table_value.right))
 
 
 def bar(share: float, text: str) -> Html:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import anydevice
@@ -13,16 +13,11 @@ from anydevice._core.device import Device
 from anydevice._core.finding import DeviceStatus, Facts, Finding
 from anydevice._core.record import Record
 from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_size, wrapped
+from anydevice._machine.discovery.discover import Report, discover
 from anydevice._machine.engines import registry
 from anydevice._report import notebook
 from anydevice._report.choice import because, unmet_wishes, was_automatic
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from anydevice._machine.discovery.discover import Report
-
-Paint = Callable[[str, str], str]
-"""Puts words into a style: "good", "bad", "dim", "strong" or "fix"."""
+from anydevice._report.text import Paint, plain
 
 _GAP = "   "
 _SYSTEMS = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
@@ -36,12 +31,6 @@ class _Entry(Record):
     name: str
     facts: tuple[str, ...] = ()
     stopped: DeviceStatus | Finding | None = None
-
-
-def plain(words: str, style: str) -> str:
-    """The words as they are, for whatever has no styles."""
-    del style
-    return words
 
 
 def text(
@@ -86,19 +75,20 @@ def html(report: Report) -> str:
     return notebook.block(notebook.line(caption, "soft"), _table(rows))
 
 
-def devices_html(devices: Sequence[Device], report: Report) -> str:
-    """Devices as one table for a notebook."""
+def devices_html(devices: Sequence[Device]) -> str:
+    """Return devices as one table for a notebook."""
     if not devices:
         return notebook.block(notebook.line("no usable device", "soft"))
+    report = discover()
     return notebook.block(_table([_device_row(device, report) for device in devices]))
 
 
-def device_html(device: Device, report: Report) -> str:
-    """One device for a notebook, with its engine and who chose it."""
+def device_html(device: Device) -> str:
+    """Return one device for a notebook, with its engine and the source of the choice."""
     engine = f"engine {device.engine}" if device.engine else "no engine"
     chosen = f" · chosen by {device.chosen_by}" if device.chosen_by else ""
-    said = notebook.line(f"device {device} · {engine}{chosen}", "soft")
-    return notebook.block(said, _table([_device_row(device, report)]))
+    title = notebook.line(f"device {device} · {engine}{chosen}", "soft")
+    return notebook.block(title, _table([_device_row(device, discover())]))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

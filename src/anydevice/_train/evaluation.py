@@ -20,9 +20,10 @@ from anydevice._arrays.move import to_numpy
 from anydevice._arrays.trees.containers import without_tables
 from anydevice._compile.compile import Compiled
 from anydevice._compile.compile import compile as compiled_model
-from anydevice._core import checks
+from anydevice._core import checks, hooks
 from anydevice._core.device import Device
 from anydevice._core.record import NOTHING, Record
+from anydevice._core.table import Table
 from anydevice._core.trees import leaves, refilled
 from anydevice._libraries.detect import adapter_of, compile_device
 from anydevice._libraries.jax.module import EquinoxAdapter, in_inference
@@ -38,7 +39,6 @@ from anydevice._nn.losses import (
 )
 from anydevice._nn.model import Model
 from anydevice._ops.dispatch import primitives
-from anydevice._report import notebook
 from anydevice._train.batches import (
     INPUT_ERRORS,
     Batches,
@@ -91,7 +91,7 @@ class Evaluation(Record):
         return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
 
     def _repr_html_(self) -> str:
-        return notebook.block(notebook.table((), self._rows()))
+        return hooks.render(Table(self._rows()), "html")
 
     def _rows(self) -> list[tuple[str, str]]:
         loss = {} if self.loss is None else {"loss": self.loss}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
+from anydevice._core import hooks
+from anydevice._core.files import check_folder, expanded, write_whole
 from anydevice._core.record import Record, as_dict
-from anydevice._core.text import table
-from anydevice._report.svg import Curve
+from anydevice.errors import ConfigurationError
 
 
 class Epoch(Record):
@@ -31,25 +31,6 @@ class Epoch(Record):
 
     def __hash__(self) -> int:
         return hash((self.epoch, self.loss, self.validation, self.steps))
-
-
-_COLUMNS: dict[str, Callable[[Epoch], str]] = {
-    "epoch": lambda each: str(each.epoch),
-    "loss": lambda each: f"{each.loss:.4g}",
-    "validation": lambda each: "" if each.validation is None else f"{each.validation:.4g}",
-    "rate": lambda each: "" if math.isnan(each.rate) else f"{each.rate:.3g}",
-    "steps": lambda each: f"{each.steps:,}",
-    "left out": lambda each: f"{each.left_out:,}" if each.left_out else "",
-    "seconds": lambda each: f"{each.seconds:.1f}",
-}
-_OPTIONAL = ("validation", "rate", "left out")
-_EMPTY = "no epoch has ended"
-_SHOWN = 24
-"""Epochs with a row each; of more, the first and the last ones are shown."""
-
-
-def _numbers(values: Iterable[float | None]) -> list[str]:
-    return ["" if value is None else f"{value:.4g}" for value in values]
 
 
 class History(Sequence[Epoch]):
@@ -90,38 +71,10 @@ class History(Sequence[Epoch]):
         return f"History({list(self._epochs)!r})"
 
     def __str__(self) -> str:
-        if not self:
-            return _EMPTY
-        lines = table(*self._table())
-        if len(self) > _SHOWN:
-            half = _SHOWN // 2
-            lines[1 + half : -half] = [self._left_out()]
-        return "\n".join(lines)
+        return hooks.render(self, "text")
 
     def _repr_html_(self) -> str:
-        from anydevice._report import notebook
-
-        if not self:
-            return notebook.block(notebook.line(_EMPTY, "soft"))
-        head, rows, right = self._table()
-        if len(self) > _SHOWN:
-            half = _SHOWN // 2
-            rows[half:-half] = [(self._left_out(), *[""] * (len(head) - 1))]
-        return notebook.block(
-            notebook.plot(*self._curves(), "epoch"), notebook.table(head, rows, right)
-        )
-
-    def _table(self) -> tuple[list[str], list[tuple[str, ...]], range]:
-        """The head, the rows, and the columns of numbers."""
-        cells = {name: [shown(each) for each in self] for name, shown in _COLUMNS.items()}
-        cells = {name: cells[name] for name in cells if name not in _OPTIONAL or any(cells[name])}
-        measured = {name: _numbers(each) for name, each in self._by_metric().items()}
-        before = [name for name in cells if name in ("epoch", "loss", "validation")]
-        cells = {**{name: cells[name] for name in before}, **measured, **cells}
-        return list(cells), list(zip(*cells.values(), strict=True)), range(len(cells))
-
-    def _left_out(self) -> str:
-        return f"… {len(self) - _SHOWN} more …"
+        return hooks.render(self, "html")
 
     @property
     def losses(self) -> list[float]:
@@ -153,7 +106,7 @@ class History(Sequence[Epoch]):
         return cls(Epoch(**row) for row in rows)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the losses over the epochs into an `.svg` picture, or all of it on an `.html` page.
+        """Draw the losses over the epochs into an `.svg` picture.
 
         >>> import tempfile
         >>> from pathlib import Path
@@ -165,17 +118,13 @@ class History(Sequence[Epoch]):
         Raises `ConfigurationError` for another kind of file, and where there are no epochs;
         `TransferError` where the file cannot be written.
         """
-        from anydevice._train.page import draw
-
-        draw(self, path)
-
-    def _curves(self) -> tuple[list[Curve], str]:
-        """The losses over the epochs, and what is said above them."""
-        curves = [Curve("training", [(each.epoch, each.loss) for each in self])]
-        held = [(each.epoch, each.validation) for each in self if each.validation is not None]
-        if held:
-            curves.append(Curve("validation", held))
-        last = self[-1]
-        seconds = sum(each.seconds for each in self)
-        count = f"{last.epoch} epoch{'s' if last.epoch > 1 else ''}"
-        return curves, f"{count}, {last.steps:,} steps, {seconds:.1f} s"
+        target = expanded(path)
+        if target.suffix.lower() != ".svg":
+            raise ConfigurationError(
+                f"{path}: write it to a name ending in .svg; a notebook shows the rest",
+                source="path",
+            )
+        check_folder(target)
+        if not self:
+            raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
+        write_whole(target, [hooks.render(self, "svg").encode()])

@@ -11,11 +11,12 @@ from typing import Any
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._compile.compile import Compiled
-from anydevice._core import checks
+from anydevice._core import checks, hooks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
 from anydevice._core.record import Record, replace
-from anydevice._core.text import format_size, type_text
+from anydevice._core.table import Table
+from anydevice._core.text import format_size
 from anydevice._formats.model import checked_path
 from anydevice._libraries.precision import Policy
 from anydevice._nn.layer import Layer
@@ -23,7 +24,6 @@ from anydevice._nn.losses import Loss, threshold_of
 from anydevice._nn.model import Model, built_for
 from anydevice._nn.optimizers import Schedule
 from anydevice._parallel.mesh import Devices, Mesh
-from anydevice._report import notebook
 from anydevice._train.batches import Batches, Data, checked_data, first_of, length_of
 from anydevice._train.callbacks import Callback, TrainingEvent, callbacks_of
 from anydevice._train.checkpoint import LoopState, is_checkpoint, sole_training
@@ -57,7 +57,7 @@ class TrainingReport(Record):
         return "\n".join(f"{name:<10} {text}" for name, text in self._rows())
 
     def _repr_html_(self) -> str:
-        return notebook.block(notebook.table((), self._rows()))
+        return hooks.render(Table(self._rows()), "html")
 
     def _rows(self) -> list[tuple[str, str]]:
         several = [] if self.spread is None else [("devices", self.spread)]
@@ -86,25 +86,16 @@ class Trained(Record):
         return "\n\n".join(map(str, parts)) + ended
 
     def _repr_html_(self) -> str:
-        return notebook.block(self.history._repr_html_(), notebook.table((), self._facts()))
+        return self.history._repr_html_() + hooks.render(Table(self._facts()), "html")
 
     def plot(self, path: PathLike) -> None:
-        """Draw the history as `history.plot` does; an `.html` page also says how it was trained."""
-        from anydevice._train.page import draw
-
-        peak = None if self.report is None else self.report.peak
-        memory = [] if peak is None else [("peak memory", f"{format_size(peak)}, of the process")]
-        draw(self.history, path, [*self._model(), *self._facts(), *memory])
-
-    def _model(self) -> list[tuple[str, str]]:
-        if self.model is None:
-            return []
-        return [
-            ("model", repr(self.model) if isinstance(self.model, Model) else type_text(self.model))
-        ]
+        """Draw the losses into an `.svg` picture, as `history.plot` does."""
+        self.history.plot(path)
 
     def _facts(self) -> list[tuple[str, str]]:
         rows = [] if self.report is None else self.report._rows()
+        if self.report is not None and self.report.peak is not None:
+            rows.append(("peak memory", f"{format_size(self.report.peak)}, of the process"))
         return [*rows, *([] if self.stopped is None else [("stopped", self.stopped)])]
 
 

@@ -114,14 +114,10 @@ class Report(Record):
         return f"<Report: usable are {usable}; recommended is {self.recommended}>"
 
     def __str__(self) -> str:
-        from anydevice._report.summary import text
-
-        return text(self)
+        return hooks.render(self, "text")
 
     def _repr_html_(self) -> str:
-        from anydevice._report.summary import html
-
-        return html(self)
+        return hooks.render(self, "html")
 
 
 def discover(refresh: bool = False) -> Report:
@@ -164,9 +160,7 @@ class Devices(tuple[Device, ...]):
         return Devices(found) if isinstance(index, slice) else found
 
     def _repr_html_(self) -> str:
-        from anydevice._report.summary import devices_html
-
-        return devices_html(self, discover())
+        return hooks.render(self, "html")
 
 
 def devices(kind: str | None = None) -> tuple[Device, ...]:
@@ -190,12 +184,6 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
             "devices()",
         )
     return Devices(device for device in usable if device.backend == backend)
-
-
-def _html(device: Device) -> str:
-    from anydevice._report.summary import device_html
-
-    return device_html(device, discover())
 
 
 def added_backends() -> frozenset[str]:
@@ -304,7 +292,6 @@ def _place_in_order(finding: Finding) -> float:
 
 
 hooks.discover.register(discover)
-hooks.html.register(_html)
 hooks.added_backends.register(added_backends)
 hooks.status.register(status_of)
 

@@ -1,0 +1,160 @@
+"""A plan of memory as lines for a terminal and as tables for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from anydevice._core.device import Device
+from anydevice._core.text import (
+    UNUSABLE,
+    USABLE,
+    bar,
+    format_count,
+    format_size,
+    shortened,
+    wrapped,
+)
+from anydevice._plan.estimates import PARTS, part_lines
+from anydevice._plan.overheads import MARGIN
+from anydevice._plan.plan import Alternative, Placement, Plan
+from anydevice._report import notebook
+from anydevice._report.tables import table
+from anydevice._report.text import WIDTH, Paint, plain, verdict_lines
+
+_HEAD = ("device", "layers", "needs", "free", "")
+_LONGEST_NAME = 56
+_LONGEST_BAR, _SHORTEST_BAR = 30, 6
+_WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
+
+
+def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
+    """Return the text of a plan, at most `width` wide if that is 60 or more."""
+    columns = width or WIDTH
+    return [
+        *wrapped(_title(plan), columns, hanging="  "),
+        "",
+        *part_lines(plan.estimate, (*PARTS, "total")),
+        "",
+        *verdict_lines(plan.fits, _verdict(plan), columns, paint),
+        "",
+        *_placement_table(plan.placements, columns),
+        *_help(plan, columns, paint),
+    ]
+
+
+def plan_html(plan: Plan) -> str:
+    """Return a plan for a notebook, with a bar for each device."""
+    parts = [
+        (name.replace("_", "-"), format_size(getattr(plan.estimate, name)))
+        for name in (*PARTS, "total")
+    ]
+    rows = [(*cells, notebook.bar(share, said)) for share, said, cells in _shares(plan.placements)]
+    mark = USABLE if plan.fits else UNUSABLE
+    return notebook.block(
+        notebook.line(_title(plan), "strong"),
+        notebook.table((), parts, right=(1,)),
+        notebook.marked(mark, _verdict(plan), good=plan.fits),
+        notebook.table(_HEAD, rows, right=(2, 3)),
+        *(notebook.line(each.strip()) for each in _help(plan, 10_000, plain) if each),
+    )
+
+
+def _verdict(plan: Plan) -> str:
+    """Return the answer in one sentence."""
+    needed = format_size(plan.estimate.total)
+    if plan.device is not None:
+        return f"fits on {plan.device}"
+    if plan.fits:
+        return f"fits on {_listed(plan.devices)} together"
+    if not plan.placements:
+        return f"does not fit: {needed} needed, and no device tells its memory"
+    where = _listed([placement.device for placement in plan.placements])
+    if len(plan.placements) == 1:
+        free = format_size(plan.free)
+        margin = f" and {MARGIN} % more" if plan.estimate.total <= plan.free else ""
+        return f"does not fit on {where}: {needed}{margin} needed, {free} free"
+    # Not the sum of what is free: each device needs memory for activations.
+    lacking = format_size(plan.unplaced)
+    return f"does not fit on {where} together: no place for {lacking} of it"
+
+
+def _title(plan: Plan) -> str:
+    estimate = plan.estimate
+    shape = estimate.shape
+    name = shortened(shape.name, _LONGEST_NAME) if shape is not None and shape.name else "model"
+    dtype = shape.quantization if shape is not None and shape.quantization else estimate.dtype
+    differs = estimate.kv_cache and estimate.kv_dtype != dtype
+    cache = f", kv-cache in {estimate.kv_dtype}" if differs else ""
+    model = f"{name}: {format_count(estimate.parameters)} parameters in {dtype}{cache}"
+    return f"{model}, context {estimate.context}, batch {estimate.batch}"
+
+
+def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]:
+    if not placements:
+        return []
+    shares = list(_shares(placements))
+    longest = max(len(percent) for _, percent, _ in shares)
+    rows = [(*cells, percent.rjust(longest)) for _, percent, cells in shares]
+    used = sum(max(map(len, column)) + 2 for column in zip(_HEAD, *rows, strict=True)) - 1
+    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, columns - used))
+    with_bars = [
+        (*row[:4], f"{''.join(bar(share, width))} {row[4]}")
+        for row, (share, _, _) in zip(rows, shares, strict=True)
+    ]
+    return table(_HEAD, with_bars, right=(2, 3))
+
+
+def _shares(placements: Sequence[Placement]) -> Iterator[tuple[float, str, tuple[str, ...]]]:
+    """Yield the share of each device, that share as text, and the cells before it."""
+    for placement in placements:
+        cells = (
+            str(placement.device),
+            _layers(placement.layers),
+            format_size(placement.parts.total) if placement.layers else "–",
+            format_size(placement.free),
+        )
+        yield placement.share, f"{int(placement.share * 100)} %", cells  # 100 % means full
+
+
+def _layers(layers: range) -> str:
+    if not layers:
+        return "–"
+    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
+
+
+def _help(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
+    if plan.alternatives:
+        yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
+        for each in plan.alternatives:
+            yield from wrapped(_alternative_text(each, plan), columns, "  ", "  ")
+    elif not plan.fits:
+        yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
+    remarks = [*plan.notes, *plan.estimate.assumed]
+    if remarks:
+        yield ""
+        for remark in remarks:
+            lines = wrapped(f"note: {remark}", columns, hanging="  ")
+            yield from (paint(line, "dim") for line in lines)
+
+
+_NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
+
+
+def _alternative_text(each: Alternative, plan: Plan) -> str:
+    now = plan.estimate.dtype
+    if each.change != "quantization":
+        now = getattr(plan.estimate, each.change)
+    words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
+    return f"{words}: {format_size(each.total)}, on {_listed(each.devices)}"
+
+
+def _listed(devices: Sequence[Device]) -> str:
+    """Return device names joined for a sentence, the first and the last of more than four.
+
+    >>> _listed([Device("cuda:0"), Device("cpu")]), _listed([Device("cuda", n) for n in range(8)])
+    ('cuda:0 and cpu', 'cuda:0 … cuda:7')
+    """
+    names = [str(device) for device in devices]
+    if len(names) > 4:
+        return f"{names[0]} … {names[-1]}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

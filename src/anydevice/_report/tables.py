@@ -1,0 +1,48 @@
+"""The table writer for terminals: rich lays out the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> list[str]:
+    """Return the lines of a table, its head first; columns in `right` are right-aligned.
+
+    >>> for line in table(("op", "time"), [("add", "1 ms"), ("matmul", "12 ms")], [1]):
+    ...     print(line)
+    op       time
+    add      1 ms
+    matmul  12 ms
+    """
+    from rich.table import Table  # which takes longer to load than most commands run
+
+    grid = Table(box=None, pad_edge=False, show_header=False)
+    for number in range(len(head)):
+        grid.add_column(justify="right" if number in right else "left", no_wrap=True)
+    for row in (head, *rows):
+        grid.add_row(*row)
+    return render_lines(grid)
+
+
+def render_lines(
+    renderable: RenderableType, columns: int = 10_000, *, colour: bool = False
+) -> list[str]:
+    """Return the lines that rich renders in this width."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    # The encoding of the file is not that of the output, so boxes stay as they are.
+    colours: Literal["standard"] | None = "standard" if colour else None
+    console = Console(
+        file=StringIO(), width=columns, color_system=colours, markup=False, emoji=False
+    )
+    with console.capture() as captured:
+        console.print(renderable, highlight=False)
+    return [line.rstrip() for line in captured.get().splitlines()]
