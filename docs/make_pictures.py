@@ -38,11 +38,11 @@ from terminal_picture import Cell, drawn, screen_of, text_of
 
 import anydevice
 from anydevice import nn, testing
-from anydevice._bench.page import page
-from anydevice._bench.results import Results, read_results
+from anydevice._bench.results import read_results
+from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
+from anydevice._report.benchmark import measurement_lines, summary_lines
 from anydevice.cli.main import main as command_line
 from anydevice.cli.printing import Output
-from anydevice._core.finding import Facts, Reason, RawDevice, BackendScan
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/pictures"
@@ -231,8 +231,8 @@ def plan_shows() -> str:
 
 def watch_shows() -> str:
     """A frame of fixed readings."""
-    from anydevice.cli.watch import DeviceUsage, frame
     from anydevice._machine.hardware.readers import DeviceProcess, Readings
+    from anydevice.cli.watch import DeviceUsage, frame
 
     readings = Readings(free_memory=3 * 2**30, load=0.5)
     process = DeviceProcess(1, "python", 2**30, None)
@@ -244,9 +244,9 @@ def chat_shows() -> str:
     """All that chat says beside the model's own words, for fixed values."""
     from types import SimpleNamespace as Stub
 
+    from anydevice._plan.estimates import PARTS
     from anydevice.cli.chat import Chat, Dialogue, described
     from anydevice.cli.loading import Loaded
-    from anydevice._plan.estimates import PARTS
 
     estimate = Stub(parameters=10**8, total=2**30, **dict.fromkeys(PARTS, 2**20))
     place = anydevice.Device("cpu", engine="numpy")
@@ -367,12 +367,14 @@ def training_shows() -> str:
         return path.read_text("utf-8").replace("<svg ", '<svg width="480" ', 1)
 
 
+BENCH = "bench --quick --op matmul,softmax,rmsnorm,attention --dtype float32 --device cpu"
+
+
 def bench_picture(metadata: str) -> str:
-    """The plots of a page of `anydevice bench --html`, from a run whose figures are kept."""
+    """The tables of `anydevice bench`, from a run whose figures are kept."""
     path = FOLDER / "bench.json"
-    words = "bench --quick --op matmul,softmax,rmsnorm,attention --dtype float32"
     ended = subprocess.run(
-        [sys.executable, "-m", "anydevice", *words.split(), "--device", "cpu", "--json", str(path)],
+        [sys.executable, "-m", "anydevice", *BENCH.split(), "--json", str(path)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
@@ -384,62 +386,12 @@ def bench_picture(metadata: str) -> str:
 
 
 def bench_shows() -> str:
-    """The kept run, drawn."""
-    return as_picture(read_results(str(FOLDER / "bench.json")))
-
-
-def as_picture(results: Results) -> str:
-    """The plots of a page side by side, in its own style."""
-    whole_page = page(results)
-    plots = re.findall(
-        r"<figure>(?:(?!<svg).)*?<b>(.*?)</b>(.*?)</figcaption>(<svg.*?</svg>)",
-        whole_page,
-        re.DOTALL,
-    )
-    width, top, gap = 350, 68, 16
-    whole, ends = gap + (width + gap) * 2, [top, top]  # two columns
-    panels = []
-    for title, detail, plot in sorted(plots, key=lambda each: -_ratio(each[2])):
-        column = ends.index(min(ends))
-        x, y, height = gap + (width + gap) * column, ends[column], width * _ratio(plot) + 46
-        place = f'x="{x + 10}" y="{y + 46:.0f}" width="{width - 20}" height="{height - 52:.0f}"'
-        panels.append(
-            f'<rect class="panel" x="{x}" y="{y:.0f}" width="{width}" height="{height:.0f}" '
-            f'rx="10"/><text class="head" x="{x + 10}" y="{y + 22:.0f}">{title}</text>'
-            f'<text class="detail" x="{x + 10}" y="{y + 38:.0f}">{detail.strip()}</text>'
-            f"{plot.replace('<svg ', f'<svg {place} ', 1)}"
-        )
-        ends[column] += round(height) + gap
-    high = max(ends)
-    said = f"{results.devices[0].name} · {results.devices[0].libraries}"
-    [style] = re.findall(r"<style>(.*?)</style>", whole_page, re.DOTALL)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {high:.0f}" width="{whole}" '
-        'role="img" aria-label="The plots of a page of anydevice bench" '
-        f'font-family="system-ui,sans-serif"><style>{style} '
-        ".paper{fill:var(--paper)}.panel{fill:var(--panel)}text.top{font-size:19px;"
-        "font-weight:600}text.head{font-size:14px;font-weight:600}"
-        f'</style><rect class="paper" width="{whole}" height="{high:.0f}" rx="10"/>'
-        f'<text class="top" x="{gap}" y="30">anydevice bench</text>'
-        f'<text class="detail" x="{gap}" y="50">{escape(said)}</text>'
-        f"{''.join(_legend(whole_page, whole))}{''.join(panels)}</svg>\n"
-    )
-
-
-def _legend(whole_page: str, width: int) -> Iterator[str]:
-    """The marks of the engines, in the upper right corner."""
-    marks = re.findall(r"<li>(<svg[^>]*>.*?</svg>) ([^<]*)</li>", whole_page)
-    marks = list(dict.fromkeys(marks))
-    for number, (mark, name) in enumerate(marks):
-        x = width - 90 * (len(marks) - number)
-        yield mark.replace("<svg ", f'<svg x="{x}" y="20" ', 1)
-        yield f'<text x="{x + 18}" y="30">{name}</text>'
-
-
-def _ratio(plot: str) -> float:
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', plot)
-    assert found is not None
-    return float(found[2]) / float(found[1])
+    """The kept run, drawn as a terminal shows it."""
+    results = read_results(str(FOLDER / "bench.json"))
+    words = "$ anydevice bench --quick --op matmul,softmax,rmsnorm,attention"
+    lines = [words, *summary_lines(results), *measurement_lines(results, COLUMNS)]
+    cells = [[(letter, "") for letter in line] for line in lines]
+    return drawn(cells, "anydevice bench", columns=COLUMNS)
 
 
 def boxes_shows() -> str:
@@ -482,7 +434,7 @@ PICTURES = {
     "watch": Picture("anydevice watch", watch_picture, watch_shows),
     "chat": Picture("anydevice chat", chat_picture, chat_shows),
     "prove": Picture("anydevice prove", prove_picture, prove_shows),
-    "bench": Picture("anydevice bench --quick --html", bench_picture, bench_shows, True),
+    "bench": Picture("anydevice bench --quick", bench_picture, bench_shows, True),
     "training": Picture("nn.train", training_picture, training_shows, True),
     "boxes": Picture(
         "proofs.prove",

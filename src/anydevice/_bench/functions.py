@@ -20,6 +20,7 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 
+
 class DeviceTiming(Record):
     """The seconds of one call on one device: the median, the quartiles, and the first call.
 
@@ -89,6 +90,7 @@ class Timings(Record):
 
     def _repr_html_(self) -> str:
         return hooks.render(self, "html")
+
 
 def benchmark(
     function: Callable[..., Any],

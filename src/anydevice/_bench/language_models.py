@@ -8,14 +8,14 @@ of matrix products.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from anydevice import __version__
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._bench.ceilings import ceiling_of, measure_ceilings
-from anydevice._bench.results import UNITS, Ceiling
+from anydevice._bench.results import Ceiling
 from anydevice._check.runners import Progress, runner
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.record import Record
@@ -195,5 +195,3 @@ def _passed(shape: ModelShape) -> int:
         each = matrices * shape.hidden * shape.experts.intermediate
         unread += len(shape.experts.layers) * idle * each
     return shape.parameters - unread
-
-

@@ -214,16 +214,9 @@ def printable(value: object, *, lines: bool = False) -> str:
     )
 
 
-def no_pages(option: str) -> ConfigurationError:
-    """Return the error for an option that wrote HTML pages before version 0.3.
-
-    >>> print(no_pages("--html"))
-    --html was removed in 0.3: use --json, or show the result in a notebook
-    """
-    data = "--json" if option.startswith("-") else "to_dict()"
-    return ConfigurationError(
-        f"{option} was removed in 0.3: use {data}, or show the result in a notebook", option
-    )
+def no_pages(method: str) -> ConfigurationError:
+    """Return the error for a method that wrote HTML pages before version 0.3."""
+    return ConfigurationError(f"{method} was removed in 0.3: a notebook shows the same", method)
 
 
 def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> list[str]:

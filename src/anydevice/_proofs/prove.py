@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._core import checks
+from anydevice._core import checks, hooks
 from anydevice._core.checks import is_number
 from anydevice._core.files import write_whole
 from anydevice._core.record import Record, replace
+from anydevice._core.text import no_pages
 from anydevice._proofs.attack import Attack, Violation
 from anydevice._proofs.bounds import Prepared, prepare
 from anydevice._proofs.checking import checker, smooth
@@ -25,7 +26,7 @@ from anydevice._proofs.checking.network import check_query as checked
 from anydevice._proofs.files import read_model, read_queries
 from anydevice._proofs.lemmas import Sharpening
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
-from anydevice._proofs.outcome import ProgressRecorder, SearchProgress, outcome_page
+from anydevice._proofs.outcome import ProgressRecorder, SearchProgress
 from anydevice._proofs.properties import (
     Problem,
     Property,
@@ -43,7 +44,6 @@ from anydevice._proofs.search import (
     SearchResult,
     rows_of,
 )
-from anydevice._report.page import save_page
 from anydevice.errors import ConfigurationError, VerificationError
 
 Floats = npt.NDArray[np.float64]
@@ -52,20 +52,18 @@ Shape = tuple[int, ...]
 PRECISIONS = ("float32", "real")
 
 
-class _Outcome(Record):
-    """What every result has: `course` is how the search went, from its first bound to its end."""
+class Outcome(Record):
+    """The base of every result; `course` is the progress of the search from its first bound."""
 
-    def save_html(self, path: str | Path, about: Sequence[tuple[str, str]] = ()) -> None:
-        """Write what was found, and how the search went, as a page that needs no other file.
+    def _repr_html_(self) -> str:
+        return hooks.render(self, "html")
 
-        `about` are names and values to be shown, such as the model's. Raises `ConfigurationError`
-        for a name that ends neither in .html nor in .htm, and `TransferError` where the file cannot
-        be written.
-        """
-        save_page(path, outcome_page(self, about))
+    def save_html(self, path: object, about: object = ()) -> None:
+        """Raise `ConfigurationError`: version 0.3 writes no pages."""
+        raise no_pages("save_html")
 
 
-class Proof(_Outcome):
+class Proof(Outcome):
     """The property holds for every input of the region.
 
     `certificates` say why, one for each network that the property is about: `check` computes all
@@ -111,7 +109,7 @@ class Proof(_Outcome):
         return f"Proof({self.precision}, {leaves} parts, {self.seconds:.1f} s)"
 
 
-class Counterexample(_Outcome):
+class Counterexample(Outcome):
     """An input of the region for which the property does not hold.
 
     `y` are the outputs for it, and `violation` is by how much they miss the property: 0 where they
@@ -130,7 +128,7 @@ class Counterexample(_Outcome):
         return False
 
 
-class Undecided(_Outcome):
+class Undecided(Outcome):
     """Neither a proof nor a counterexample was found.
 
     `reason` is "time", "memory", "interrupted", "resolution" where boxes cannot be divided further,

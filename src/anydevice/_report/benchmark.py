@@ -59,9 +59,7 @@ def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _fit_columns(
-    rows: Sequence[Measurement], width: int | None
-) -> tuple[list[str], list[str]]:
+def _fit_columns(rows: Sequence[Measurement], width: int | None) -> tuple[list[str], list[str]]:
     """Return the columns that fit the terminal, and the lines of the table."""
     # With a single engine every op is compared with itself, and each speed-up is 1.00 ×.
     alone = all(row.over == f"{row.device} with {row.engine}" for row in rows)

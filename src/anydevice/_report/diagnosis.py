@@ -11,9 +11,10 @@ from pathlib import Path
 
 from anydevice._core.device import Device
 from anydevice._core.finding import DeviceStatus, Finding, Reason, Stage, Verdict
-from anydevice._core.record import Record
+from anydevice._core.record import Record, as_dict
 from anydevice._core.text import format_size, format_time, percent, printable
-from anydevice._machine.hardware.readers import DeviceProcess
+from anydevice._machine.discovery.doctor import Examination, Unusable
+from anydevice._machine.hardware.readers import DeviceProcess, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,29 @@ class Explanation(Record):
             "evidence": list(self.evidence),
             "meaning": self.meaning,
             "advice": self.advice,
+        }
+
+
+class Conclusion(Record):
+    """The result of `anydevice doctor`; `healthy` if everything here is usable and right."""
+
+    verdicts: tuple[Verdict, ...]
+    unusable: tuple[Unusable, ...]
+    explanations: tuple[Explanation, ...]
+    worth_knowing: tuple[Explanation, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return not self.unusable and all(self.verdicts)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the conclusion as plain data, ready for JSON."""
+        return {
+            "healthy": self.healthy,
+            "checks": [verdict.to_dict() for verdict in self.verdicts],
+            "not_usable": [as_dict(each) for each in self.unusable],
+            "explanations": [explanation.to_dict() for explanation in self.explanations],
+            "worth_knowing": [explanation.to_dict() for explanation in self.worth_knowing],
         }
 
 
@@ -110,6 +134,34 @@ def worth_knowing(
         *_held_memory(report, holders or {}),
         *_slow_first_calls(verdicts),
     )
+
+
+def conclude(
+    examined: Examination, verdicts: Sequence[Verdict], environment: Mapping[str, str]
+) -> Conclusion:
+    """Return the conclusion from the verdicts and the rest of the report.
+
+    The verdict on a device that was checked now replaces an earlier one.
+    """
+    report = examined.report
+    checked = {verdict.device for verdict in verdicts}
+    earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
+    failed = (explain_verdict(verdict) for verdict in verdicts)
+    return Conclusion(
+        tuple(verdicts),
+        examined.unusable,
+        (*earlier, *(explanation for explanation in failed if explanation)),
+        worth_knowing(report, verdicts, environment, _holders(report)),
+    )
+
+
+def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
+    """Return the processes on devices with little free memory; no other driver is asked."""
+    return {
+        device: processes(device.backend, device.index, device.status.facts)
+        for device in report.devices
+        if has_little_free(device) and device.status is not None
+    }
 
 
 def _stopped(finding: Finding) -> Iterator[tuple[tuple[str, ...], DeviceStatus | Finding]]:

@@ -6,7 +6,7 @@ which theme a notebook has. Everything that comes from outside is escaped here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from anydevice._core.table import Table
@@ -98,9 +98,17 @@ def bar(share: float, text: str) -> Html:
     )
 
 
-def plot(curves: Sequence[Curve], title: str, below: str) -> Html:
-    """Curves over what `below` names, with a text above them."""
-    chart = line_chart(curves, title=title, below=below)
+def plot(
+    curves: Sequence[Curve],
+    title: str,
+    below: str,
+    *,
+    ends: tuple[float, float] | None = None,
+    words: Callable[[float], str] | None = None,
+    start: float | None = None,
+) -> Html:
+    """Return a line chart with its title above it; options are as in `line_chart`."""
+    chart = line_chart(curves, title=title, below=below, ends=ends, words=words, start=start)
     return Html(f'{line(title, "soft")}<div style="max-width:480px">{chart}</div>')
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from anydevice._core.backends import BACKENDS, Backend
 from anydevice._core.finding import Detail, Facts, Finding
 from anydevice._core.record import as_dict
-from anydevice._core.text import ABSENT, UNUSABLE, USABLE, drawn, wrapped
+from anydevice._core.text import ABSENT, UNUSABLE, USABLE, wrapped
 from anydevice._machine.discovery.discover import Report, discover
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import EngineRow
+from anydevice._report.tables import render_lines
 from anydevice.cli.printing import Output
 
 EXAMPLE = "anydevice backends"
@@ -125,7 +126,7 @@ def _show_table(
         table.add_column(heading, style=style, no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    output.say(*drawn(table, output.width or _PIPED_WIDTH, colour=output.colour))
+    output.say(*render_lines(table, output.width or _PIPED_WIDTH, colour=output.colour))
 
 
 def _show_stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output) -> None:

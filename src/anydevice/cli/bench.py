@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 
-from anydevice._bench.language_models import WRITTEN, bench_text, text_lines
+from anydevice._bench.language_models import WRITTEN, bench_text
 from anydevice._bench.measure import LIMIT, QUICK_LIMIT, bench, save
-from anydevice._bench.page import page, text_page
-from anydevice._bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice._bench.results import Results, compare_runs, read_results
 from anydevice._machine.choose.measurements import measured_engines
 from anydevice._machine.discovery.discover import discover
 from anydevice._machine.settings.files import measurements_file
 from anydevice._plan.config import locate
+from anydevice._report.benchmark import (
+    comparison_lines,
+    measurement_lines,
+    summary_lines,
+    text_lines,
+)
 from anydevice.cli.loading import load_model
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
-from anydevice.cli.options import add_filters, count, progress_on, seconds
-from anydevice.cli.printing import Output, check_file, check_page, complain, write_file
+from anydevice.cli.options import add_filters, add_removed_page, count, progress_on, seconds
+from anydevice.cli.printing import Output, check_file, complain, write_file
 from anydevice.errors import ConfigurationError
 
-EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
+EXAMPLE = "anydevice bench --quick --op matmul,softmax --json"
 
 _CONTEXTS = [128, 512]
 """The lengths of prompts that a language model is measured with unasked."""
@@ -51,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --llm: lengths of prompts, such as 512,4k (128, 512)",
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="with --json: write it there")
-    parser.add_argument(
-        "--html", metavar="FILE", help="write one page with plots, to a name ending in .html"
-    )
+    add_removed_page(parser)
     parser.add_argument(
         "--compare", metavar="FILE", help="say what got slower since that --json; exit code 1 if so"
     )
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="from_",
         metavar="FILE",
-        help="measure nothing: show that --json, as with --compare and --html",
+        help="measure nothing: show that --json, as with --compare",
     )
     parser.add_argument(
         "--save", action="store_true", help="let device() choose engines by these measurements"
@@ -83,7 +85,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
     check_file(file)
-    check_page(arguments.html, arguments.from_, arguments.compare)
     results = _saved(arguments) if arguments.from_ else _measured(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
@@ -97,8 +98,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.say(*comparison_lines(comparison, arguments.compare))
     if file:
         write_file(file, json.dumps(results.to_dict(), indent=1) + "\n")
-    if arguments.html:
-        write_file(arguments.html, page(results, old))
     if arguments.save and not _save(results, None if silent else output):
         return NOT_DONE
     slower = comparison is not None and not comparison
@@ -136,7 +135,6 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
             option = f"--{name.rstrip('_')}"
             raise ConfigurationError(f"{option} is not for --llm", option)
     file = None if arguments.file in (None, "-") else arguments.file
-    check_page(arguments.html, arguments.llm)
     check_file(file, locate(arguments.llm) if file else None)
     asked = arguments.context
     loaded = load_model(
@@ -151,8 +149,6 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
     contexts = asked or [min(length, room) for length in _CONTEXTS]
     with progress_on(output, silent=arguments.json) as bar:
         found = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
-    if arguments.html:
-        write_file(arguments.html, text_page(found, loaded.facts()))
     data = found.to_dict() | loaded.facts()
     if not arguments.json:
         output.say(*loaded.lines(), "", *text_lines(found))

@@ -11,9 +11,9 @@ from anydevice._core.text import ABSENT, UNUSABLE, USABLE, format_time, wrapped
 from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery.check import check
 from anydevice._machine.discovery.discover import discover
-from anydevice._machine.discovery.doctor import Conclusion, Examination, conclude, prepare
+from anydevice._machine.discovery.doctor import Examination, prepare
 from anydevice._machine.engines import registry
-from anydevice._report.diagnosis import Explanation
+from anydevice._report.diagnosis import Conclusion, Explanation, conclude
 from anydevice.cli.options import progress_on, seconds
 from anydevice.cli.printing import Output, error_in_json, problem_of
 

@@ -45,6 +45,15 @@ def _names(text: str) -> list[str]:
     return found
 
 
+def add_removed_page(parser: argparse.ArgumentParser) -> None:
+    """Add --html, which wrote pages before version 0.3, as an error that says so."""
+    parser.add_argument("--html", type=_removed_page, help=argparse.SUPPRESS)
+
+
+def _removed_page(path: str) -> None:
+    raise argparse.ArgumentTypeError("removed in 0.3: use --json, or a notebook for plots")
+
+
 def check_place(devices: Sequence[str] | None, engine: str | None) -> None:
     """Raise `ConfigurationError`, with the option and the names, for what is no device or engine.
 

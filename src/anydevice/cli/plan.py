@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from anydevice._core.locks import started
 from anydevice._plan.available import look_ahead
 from anydevice._plan.config import is_gguf_path, locate
-from anydevice.cli.options import add_filters, count
-from anydevice.cli.printing import Output, check_page
+from anydevice.cli.options import add_filters, add_removed_page, count
+from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CARDS",
         help="cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB",
     )
-    parser.add_argument(
-        "--html", metavar="FILE", help="write one page with plots, to a name ending in .html"
-    )
+    add_removed_page(parser)
     _add_training(parser)
 
 
@@ -86,12 +84,9 @@ _NOT_TRAINING = ("dtype", "kv_dtype", "device")
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not."""
     _check(arguments)
-    check_page(arguments.html, arguments.model)
     # The machine is not looked at for a model that is nowhere.
     locate(arguments.model, planning=True)
     plan, lines = _training(arguments) if arguments.train else _inference(arguments)
-    if arguments.html is not None:
-        plan.save_html(arguments.html)
     if arguments.json:
         output.json(plan.to_dict())
     else:
@@ -120,7 +115,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
-    from anydevice._plan.training_plan import plan_training, training_lines
+    from anydevice._plan.training_plan import plan_training
+    from anydevice._report.training_plan import training_lines
 
     asked = {name: getattr(arguments, name) for name in (*_ONLY_TRAINING, "context", "batch")}
     given = {name: value for name, value in asked.items() if value is not None}
@@ -130,7 +126,8 @@ def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
 def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
     with _looking_ahead() if not arguments.on else nullcontext():
         from anydevice._plan.cards import cluster_of
-        from anydevice._plan.plan import plan_inference, plan_lines, plan_loading
+        from anydevice._plan.plan import plan_inference, plan_loading
+        from anydevice._report.plan import plan_lines
 
         # What runs a GGUF file here is llm.load, and for cards elsewhere nobody knows.
         loaded = is_gguf_path(locate(arguments.model)) and not arguments.on

@@ -212,19 +212,6 @@ def check_file(path: str | None, *inputs: str | Path | None) -> None:
         raise TransferError(f"{path} cannot be written: it is what this command reads")
 
 
-def check_page(path: str | None, *inputs: str | Path | None) -> None:
-    """As `check_file`, of a page, which may replace one in a folder that the command reads.
-
-    Raises `ConfigurationError` for a name that ends in another way than that of a page.
-    """
-    if path is None:
-        return
-    from anydevice._report.page import page_file  # other commands go without it
-
-    page_file(path)
-    check_file(path, *(each for each in inputs if each and not os.path.isdir(expanded(each))))
-
-
 def write_file(path: str, text: str) -> None:
     """Write the result of a command as a whole file; raises `TransferError` where it cannot."""
     write_whole(expanded(path), [text.encode()])

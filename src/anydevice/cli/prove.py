@@ -8,11 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 from anydevice.cli.main import ANSWER_IS_NO, NOT_DONE
-from anydevice.cli.options import check_place, progress_on
+from anydevice.cli.options import add_removed_page, check_place, progress_on
 from anydevice.cli.printing import (
     Output,
     check_file,
-    check_page,
     complain,
     error_in_json,
     problem_of,
@@ -52,9 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the outcome as VNN-COMP wants it: sat, unsat, timeout, unknown or error; the "
         "exit code is 0 whatever was found",
     )
-    parser.add_argument(
-        "--html", metavar="FILE", help="write one page of how the search went, ending in .html"
-    )
+    add_removed_page(parser)
     parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda:0")
     parser.add_argument("--engine", metavar="ENGINE", help="with which library, such as torch")
 
@@ -76,7 +73,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _prove(arguments: argparse.Namespace, output: Output) -> int:
-    check_page(arguments.html, *_read(arguments))
     check_file(arguments.certificate, *_read(arguments))
     if arguments.device is not None or arguments.engine is not None:
         named = None if arguments.device is None else [arguments.device]
@@ -126,10 +122,10 @@ def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
 
 def _violated(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
     from anydevice._proofs.files import read_queries
-    from anydevice._proofs.outcome import violated
+    from anydevice._report.proof import violated_conditions
 
     try:
-        return {"violated": violated(read_queries(path), found["x"], found["y"])}
+        return {"violated": violated_conditions(read_queries(path), found["x"], found["y"])}
     except AnyDeviceError:  # the file is another one by now: what was found stands
         return {}
 
@@ -144,14 +140,10 @@ def _written(
         saved = result.save(arguments.certificate) if proved else ()
         found["certificate"] = [str(each) for each in saved]
 
-    def page() -> None:
-        files = [("model", arguments.model), ("property", arguments.property)]
-        result.save_html(arguments.html, files)
-
     def results() -> None:
         _write_result(arguments.results, _for_vnncomp(found))
 
-    wanted = {certificate: arguments.certificate, page: arguments.html, results: arguments.results}
+    wanted = {certificate: arguments.certificate, results: arguments.results}
     problems = [problem_of(write) for write, path in wanted.items() if path is not None]
     return [each for each in problems if each is not None]
 
@@ -163,7 +155,7 @@ def _problems_in_json(problems: Sequence[AnyDeviceError]) -> dict[str, object]:
 
 
 def _words(found: dict[str, Any]) -> str:
-    from anydevice._proofs.outcome import counterexample_text, outcome_text
+    from anydevice._report.proof import counterexample_text, outcome_text
 
     lines = [outcome_text(found)]
     why = "only a proof has one"
@@ -192,12 +184,10 @@ def _write_result(path: str | None, text: str) -> None:
 
 def _check(arguments: argparse.Namespace, output: Output) -> int:
     from anydevice._proofs.files import check, read_certificate, read_model, read_queries
-    from anydevice._proofs.outcome import in_parts
+    from anydevice._report.proof import in_parts
 
     if arguments.certificate:
         raise ConfigurationError("--check reads a certificate, and --certificate writes one")
-    if arguments.html:
-        raise ConfigurationError("--html shows how a search went, and --check searches nothing")
     model = read_model(arguments.model)
     queries = read_queries(arguments.property, model)
     certificate = read_certificate(arguments.check)

@@ -1,24 +1,16 @@
-"""The examination of `anydevice doctor`: what it checks, and what follows from the verdicts."""
+"""The checks of `anydevice doctor`: devices and libraries to compute with, and unusable ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from anydevice._core.backends import BACKENDS, KINDS
 from anydevice._core.device import Device
-from anydevice._core.finding import DeviceStatus, Finding, Reason, Verdict
-from anydevice._core.record import Record, as_dict, replace
+from anydevice._core.finding import DeviceStatus, Finding, Reason
+from anydevice._core.record import Record, replace
 from anydevice._machine.discovery.check import engines_to_check
 from anydevice._machine.discovery.discover import Report
-from anydevice._machine.hardware.readers import DeviceProcess, processes
 from anydevice._machine.settings.preferences import check_engine, check_wish
-from anydevice._report.diagnosis import (
-    Explanation,
-    explain,
-    explain_verdict,
-    has_little_free,
-    worth_knowing,
-)
 from anydevice.errors import DeviceNotFoundError
 
 
@@ -42,29 +34,6 @@ class Examination(Record):
     def unusable(self) -> tuple[Unusable, ...]:
         """Everything that cannot even be checked."""
         return tuple(_unusable(self.report))
-
-
-class Conclusion(Record):
-    """The result of an examination; `healthy` where all that is here is usable and right."""
-
-    verdicts: tuple[Verdict, ...]
-    unusable: tuple[Unusable, ...]
-    explanations: tuple[Explanation, ...]
-    worth_knowing: tuple[Explanation, ...]
-
-    @property
-    def healthy(self) -> bool:
-        return not self.unusable and all(self.verdicts)
-
-    def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
-        return {
-            "healthy": self.healthy,
-            "checks": [verdict.to_dict() for verdict in self.verdicts],
-            "not_usable": [as_dict(each) for each in self.unusable],
-            "explanations": [explanation.to_dict() for explanation in self.explanations],
-            "worth_knowing": [explanation.to_dict() for explanation in self.worth_knowing],
-        }
 
 
 def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
@@ -101,34 +70,6 @@ def pairs_among(
     """
     asked: Sequence[str | None] = (None,) if engines is None else engines
     return tuple(pair for engine in asked for pair in prepare(report, names, engine).pairs)
-
-
-def conclude(
-    examined: Examination, verdicts: Sequence[Verdict], environment: Mapping[str, str]
-) -> Conclusion:
-    """The conclusion from the verdicts and the rest of the report.
-
-    Of a device that was checked, the verdict of now counts and not that of the past.
-    """
-    report = examined.report
-    checked = {verdict.device for verdict in verdicts}
-    earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
-    failed = (explain_verdict(verdict) for verdict in verdicts)
-    return Conclusion(
-        tuple(verdicts),
-        examined.unusable,
-        (*earlier, *(explanation for explanation in failed if explanation)),
-        worth_knowing(report, verdicts, environment, _holders(report)),
-    )
-
-
-def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
-    """Who uses the devices that have little memory free; nobody else's driver is asked."""
-    return {
-        device: processes(device.backend, device.index, device.status.facts)
-        for device in report.devices
-        if has_little_free(device) and device.status is not None
-    }
 
 
 def _unusable(report: Report) -> Iterator[Unusable]:
