@@ -13,7 +13,6 @@ import anydevice
 from anydevice import ops, testing
 from anydevice._bench.ceilings import WorkloadSizes, measure_ceilings
 from anydevice._bench.measure import bench, save
-from anydevice._bench.printing import measurement_lines, summary_lines
 from anydevice._bench.results import Ceiling, Results
 from anydevice._bench.timing import Timing
 from anydevice._check.cases.case import Draw
@@ -23,6 +22,7 @@ from anydevice._machine.choose.measurements import read_measurements
 from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.settings.files import measurements_file
+from anydevice._report.benchmark import measurement_lines, summary_lines
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 from .tiny import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anydevice._bench.printing import comparison_lines
 from anydevice._bench.results import compare_runs, from_dict, read_results
+from anydevice._report.benchmark import comparison_lines
 from anydevice.errors import ConfigurationError
 
 from .tiny import machine, measurement, results

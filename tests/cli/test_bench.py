@@ -90,38 +90,14 @@ def test_two_saved_runs_are_compared_without_measuring(anydevice: Anydevice) -> 
     Path("old.json").write_bytes(Path("new.json").read_bytes())
     changed(Path("old.json"), 1e-6)
     words = ("--from", "new.json", "--compare", "old.json")
-    code, out, _ = anydevice("bench", *words, "--html", "both.html")
+    code, out, _ = anydevice("bench", *words)
     assert code == 1
     assert "  slower  argmax" in out
-    assert "Time now over before, cpu" in Path("both.html").read_text("utf-8")
     code, out, _ = anydevice("bench", "--from", "new.json", "--json")
     assert json.loads(out)["made"] == json.loads(Path("new.json").read_text("utf-8"))["made"]
     code, _, err = anydevice("bench", *words, "--quick")
     assert code == 2
     assert "--quick is for measuring" in err
-
-
-def test_a_page_is_written(anydevice: Anydevice) -> None:
-    code, _, _ = anydevice("bench", *SHORT, "--op", "argmax", "--html", "report.html")
-    assert code == 0
-    text = Path("report.html").read_text("utf-8")
-    assert text.startswith("<!DOCTYPE html>")
-    assert "argmax" in text
-
-
-@pytest.mark.parametrize("option", ["--from", "--compare"])
-def test_a_page_never_replaces_what_was_read(anydevice: Anydevice, option: str) -> None:
-    anydevice("bench", *SHORT, "--op", "argmax", "--json", "old.json")
-    before = Path("old.json").read_text("utf-8")
-    code, _, err = anydevice("bench", option, "old.json", "--html", "old.json")
-    assert code == 2
-    assert "old.json: write it to a name ending in .html or .htm" in err
-    assert Path("old.json").read_text("utf-8") == before
-    Path("old.json").rename("old.html")
-    code, _, err = anydevice("bench", option, "old.html", "--html", "old.html")
-    assert code == 2
-    assert "old.html cannot be written: it is what this command reads" in err
-    assert Path("old.html").read_text("utf-8") == before
 
 
 def test_saving_changes_the_choice_and_why_says_so(anydevice: Anydevice) -> None:
@@ -173,28 +149,22 @@ def test_what_is_written_wrongly(anydevice: Anydevice, words: tuple[str, ...], s
 
 
 def test_a_file_that_cannot_be_written_is_said(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "no/such/folder.html")
-    assert (code, out) == (2, "")  # nothing was measured for it
-    assert "no/such/folder.html cannot be written" in err
     code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--json", "no/such/file.json")
     assert (code, out) == (2, "")  # JSON goes to the file, so that errors are for people
     assert "no/such/file.json cannot be written: there is no folder no/such" in err
-    Path("folder.html").mkdir()
-    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "folder.html")
+    Path("folder.json").mkdir()
+    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--json", "folder.json")
     assert (code, out) == (2, "")
-    assert "folder.html cannot be written: Is a directory" in err
-    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--json", "--html", "no/such.html")
-    assert (code, "cannot be written" in json.loads(out)["error"]) == (2, True)
+    assert "folder.json cannot be written: Is a directory" in err
 
 
 def test_looking_whether_a_file_can_be_written_leaves_no_trace(anydevice: Anydevice) -> None:
     Path("there.json").write_text("kept", "utf-8")
-    Path("link.html").symlink_to("nowhere.html")
-    for page in ("new.html", "link.html"):
-        words = ("--op", "bogus", "--html", page, "--json", "there.json")
-        assert anydevice("bench", *SHORT, *words)[0] == 2
-    assert not Path("new.html").exists()
-    assert Path("link.html").is_symlink()
+    Path("link.json").symlink_to("nowhere.json")
+    for name in ("new.json", "link.json", "there.json"):
+        assert anydevice("bench", *SHORT, "--op", "bogus", "--json", name)[0] == 2
+    assert not Path("new.json").exists()
+    assert Path("link.json").is_symlink()
     assert Path("there.json").read_text("utf-8") == "kept"
 
 

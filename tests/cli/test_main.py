@@ -221,7 +221,6 @@ def test_where_not_even_an_error_can_be_written_its_code_is_told(
     [
         (("plan", ""), "MODEL is empty"),
         (("plan", "x", "--on", ""), "--on is empty"),
-        (("plan", "x", "--html", ""), "--html is empty"),
         (("bench", "--from", ""), "--from is empty"),
         (("bench", "--compare", ""), "--compare is empty"),
         (("bench", "--json", ""), "FILE is empty"),

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,3 +121,14 @@ def test_bytes_are_shown_as_such() -> None:
         bar.tell(2048, 2048, "loading")
     assert "2.0/2.0 KiB" in terminal.getvalue()
     assert "loading" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    "words", [("bench",), ("plan", "model"), ("prove", "net.onnx", "true.vnnlib")], ids=" ".join
+)
+def test_pages_are_refused_and_what_replaces_them_is_named(
+    anydevice: Callable[..., tuple[int, str, str]], words: tuple[str, ...]
+) -> None:
+    code, _, err = anydevice(*words, "--html", "page.html")
+    assert code == 2
+    assert "--html: removed in 0.3: use --json, or a notebook for plots" in " ".join(err.split())

@@ -17,7 +17,8 @@ import pytest
 
 from anydevice import testing
 from anydevice._plan.estimates import estimate_inference
-from anydevice._plan.plan import plan_inference, plan_lines
+from anydevice._plan.plan import plan_inference
+from anydevice._report.plan import plan_lines
 from anydevice.cli import plan
 from anydevice.cli.main import main
 from anydevice.cli.printing import Output
@@ -382,51 +383,3 @@ def test_options_that_do_not_go_together(
     code, out, err = anydevice("plan", small, *words)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
-
-
-def test_a_page_is_written_and_a_path_that_cannot_be_is_said_first(
-    anydevice: Anydevice, small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, err = anydevice("plan", small, "--device", "cpu", "--html", "plan.html")
-    assert (code, err) == (0, "")
-    assert "fits on cpu" in out
-    assert "fits on cpu" in Path("plan.html").read_text("utf-8")
-    cards = ("--train", "--on", "8xH100", "--html", "training.html", "--json")
-    code, out, _ = anydevice("plan", small, *cards)
-    assert (code, json.loads(out)["fits"]) == (0, True)
-    assert "Time of a step" in Path("training.html").read_text("utf-8")
-
-    def unwanted(*_: object, **__: object) -> None:
-        raise AssertionError("it was planned before")
-
-    monkeypatch.setattr("anydevice._plan.plan.plan_inference", unwanted)
-    kept = Path("kept.html")
-    kept.write_text("kept")
-    kept.chmod(0o444)
-    Path("own.json").write_text("{}")
-    Path("folder.html").mkdir()
-    Path("null.htm").symlink_to(os.devnull)
-    for path, said in (
-        ("folder.html", "cannot be written: Is a directory"),
-        ("no/such.html", "cannot be written: there is no folder no"),
-        ("kept.html", "cannot be written: it is read-only"),
-        ("null.htm", "cannot be written: it is not an ordinary file"),
-        ("own.json", "write it to a name ending in .html or .htm"),
-        (f"{small}", "write it to a name ending in .html or .htm"),
-        (".", "write it to a name ending in .html or .htm"),
-    ):
-        code, out, err = anydevice("plan", small, "--html", path)
-        assert (code, out) == (2, "")
-        assert path in err
-        assert said in err
-    assert kept.read_text() == "kept"
-    assert Path("own.json").read_text() == "{}"
-
-
-def test_a_page_in_the_folder_of_its_model_may_be_replaced(anydevice: Anydevice) -> None:
-    Path("model").mkdir()
-    Path("model/config.json").write_text(json.dumps(SMALL))
-    for _ in range(2):
-        words = ("model", "--device", "cpu", "--html", "model/plan.html")
-        assert anydevice("plan", *words)[0] == 0
-    assert Path("model/plan.html").read_text("utf-8").startswith("<!DOCTYPE html>")

@@ -16,8 +16,6 @@ import pytest
 from anydevice._proofs.checking.certificate import read_certificate
 from tests.proofs.checking.theorems import certificate, dense, executed, leaf_tree, query
 from tests.proofs.checking.written import onnx_of, vnnlib_of
-from tests.report.pages import checked, facts, figure
-from tests.report.pages import said as said_on
 
 Anydevice = Callable[..., tuple[int, str, str]]
 Process = Callable[..., Any]
@@ -110,7 +108,7 @@ def test_of_many_numbers_the_first_are_printed(anydevice: Anydevice) -> None:
     code, out, _ = anydevice("prove", "wide.onnx", "wide.vnnlib")
     assert code == 1
     _, first, second, why = out.splitlines()
-    more = r"(?:-?[\d.e-]+, ){8}… %d more: --json or --html has all of them\]"
+    more = r"(?:-?[\d.e-]+, ){8}… %d more: --json has all of them\]"
     assert re.fullmatch(r"  x  \[" + more % 776, first)
     assert re.fullmatch(r"  y  \[" + more % 12, second)
     assert re.fullmatch(rf"  violation  \S+: Y_{least} <= Y_{other}", why)
@@ -150,83 +148,31 @@ def test_what_stays_undecided(anydevice: Anydevice) -> None:
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "true.vnnlib"])
-@pytest.mark.parametrize("option", ["--html", "--certificate", "--results"])
+@pytest.mark.parametrize("option", ["--certificate", "--results"])
 def test_no_file_replaces_what_was_read(anydevice: Anydevice, option: str, name: str) -> None:
     before = Path(name).read_bytes()
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", option, f"./{name}")
     assert code == 2
-    why = "write it to a name ending in .html or .htm"
-    said = f"./{name}: {why}" if option == "--html" else f"./{name} cannot be written: it is what"
-    assert said in err
+    assert f"./{name} cannot be written: it is what" in err
     assert Path(name).read_bytes() == before
 
 
-def test_a_proof_as_a_page(anydevice: Anydevice) -> None:
-    words = ("net.onnx", "true.vnnlib", "--html", "proof.html", "--json")
-    code, out, err = anydevice("prove", *words)
-    found = json.loads(out)
-    assert (code, err) == (0, "")
-    root = checked(Path("proof.html").read_text("utf-8"))
-    text = said_on(root)
-    assert f"✓ proved for every execution in float32, {found['parts']:,} parts" in text
-    assert f"{found['boxes']:,} boxes bounded" in text
-    about = facts(root)
-    assert (about["model"], about["property"]) == ("net.onnx", "true.vnnlib")
-    assert about["assumed"] == "IEEE arithmetic in float32"
-    shares = [each.text or "" for each in figure(root, "Proved").iter("title")]
-    assert shares[-1].endswith(": 100 %")
-    assert len(figure(root, "Worst bound").findall("svg/path[@class='roof dashed']")) == 2
-
-
-def test_what_is_undecided_as_a_page(anydevice: Anydevice) -> None:
-    hard()
-    words = ("hard.onnx", "hard.vnnlib", "--timeout", "1", "--html", "page.html", "--json")
-    code, out, _ = anydevice("prove", *words)
-    found = json.loads(out)
-    assert code == 3
-    root = checked(Path("page.html").read_text("utf-8"))
-    text = said_on(root)
-    assert f"{100 * found['proved_share']:.4g} % of the region proved" in text
-    assert f"{found['best_bound']:.3g} worst bound" in text
-    assert text.endswith("Notes The time was up: a longer limit may decide it.")
-    marks = [each.text or "" for each in figure(root, "Proved").iter("title")]
-    times = [float(each.split("seconds ")[1].split(":")[0]) for each in marks[1:]]
-    assert times == sorted(times)
-    assert 0.5 < times[-1] < found["seconds"] + 0.01
-
-
-def test_a_counterexample_as_a_page_with_hostile_names(anydevice: Anydevice) -> None:
-    name = "<script>alert('x')<&.onnx"
-    Path(name).write_bytes(onnx_of(NETWORK))
-    code, out, _ = anydevice("prove", name, "false.vnnlib", "--html", "page.html", "--json")
-    found = json.loads(out)
-    assert code == 1
-    root = checked(Path("page.html").read_text("utf-8"))
-    text = said_on(root)
-    assert facts(root)["model"] == name
-    assert ", ".join(map(repr, found["x"])) in text
-    assert ", ".join(map(repr, found["y"])) in text
-    assert f"{found['violation']:.4g} violation in rational numbers" in text
-
-
-def test_a_page_that_cannot_be_written_is_said_before_the_search(
+def test_a_file_that_cannot_be_written_is_said_before_the_search(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unwanted(*_: object, **__: object) -> None:
         raise AssertionError("it was searched before")
 
     monkeypatch.setattr("anydevice._proofs.prove.prove", unwanted)
-    Path("is.html").mkdir()
-    for path, why in (("is.html", "Is a directory"), ("no/such.html", "there is no folder no")):
-        for option in ("--html", "--certificate", "--results"):
+    Path("is.proof").mkdir()
+    for path, why in (("is.proof", "Is a directory"), ("no/such.proof", "there is no folder no")):
+        for option in ("--certificate", "--results"):
             code, out, err = anydevice("prove", "net.onnx", "true.vnnlib", option, path)
             assert (code, out) == (2, "")
             assert f"{path} cannot be written: {why}" in err
     assert not Path("no").exists()
     code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--certificate", ".")
     assert (code, ". cannot be written: Is a directory" in err) == (2, True)
-    code, _, err = anydevice("prove", "net.onnx", "true.vnnlib", "--check", "p", "--html", "a.html")
-    assert (code, "--check searches nothing" in err) == (2, True)
 
 
 @pytest.fixture
@@ -255,9 +201,8 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
     ("claim", "option", "name"),
     [
         ("true", "--certificate", "c.proof"),
-        ("true", "--html", "p.html"),
-        ("false", "--html", "p.html"),
         ("true", "--results", "r.txt"),
+        ("false", "--results", "r.txt"),
     ],
 )
 def test_what_was_found_is_said_where_a_file_of_it_cannot_be_written(
@@ -282,12 +227,11 @@ def test_what_was_found_is_said_where_a_file_of_it_cannot_be_written(
 def test_every_file_that_can_be_written_is(anydevice: Anydevice, lost: Callable[[], Path]) -> None:
     folder = lost()
     words = ["net.onnx", "true.vnnlib", "--certificate", str(folder / "c.proof")]
-    words += ["--html", str(folder / "p.html"), "--results", "r.txt"]
-    code, _, err = anydevice("prove", *words)
+    code, _, err = anydevice("prove", *words, "--results", "r.txt")
     assert (code, Path("r.txt").read_text()) == (2, "unsat\n")
-    assert [line.split(" ")[1] for line in err.splitlines()] == ["lost/c.proof", "lost/p.html"]
+    assert [line.split(" ")[1] for line in err.splitlines()] == ["lost/c.proof"]
     lost()
-    code, out, _ = anydevice("prove", *words, "--json")
+    code, out, _ = anydevice("prove", *words, "--results", str(folder / "r.txt"), "--json")
     assert (code, json.loads(out)["error"].count("cannot be written")) == (2, 2)
 
 

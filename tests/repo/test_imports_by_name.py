@@ -47,6 +47,22 @@ LOADING = {
 """The modules that may use `hooks.load`."""
 
 
+RENDERED = {
+    "_bench/functions.py",
+    "_check/verdicts.py",
+    "_compile/report.py",
+    "_machine/discovery/discover.py",
+    "_nn/model.py",
+    "_plan/plan.py",
+    "_plan/training_plan.py",
+    "_proofs/prove.py",
+    "_train/evaluation.py",
+    "_train/history.py",
+    "_train/train.py",
+}
+"""The modules whose values `_report` renders, through `hooks.render`."""
+
+
 def sources() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
@@ -87,16 +103,19 @@ def test_only_rows_and_entry_points_are_loaded_by_a_text() -> None:
     assert loading <= LOADING
 
 
-def test_the_only_hooks_are_those_of_a_device() -> None:
+def test_the_only_hooks_are_those_of_a_device_and_of_rendering() -> None:
     found = {name: each for name, each in vars(hooks).items() if isinstance(each, hooks.Hook)}
     assert set(found) == {
         "added_backends",
         "check",
         "choose_engine",
+        "claim_from_json",
+        "claim_to_json",
         "discover",
         "free_memory",
-        "html",
         "native",
+        "render",
+        "split_claims",
         "status",
         "to_device",
     }
@@ -109,7 +128,7 @@ def test_the_only_hooks_are_those_of_a_device() -> None:
     assert made == ["hooks.py"] * len(found)
 
 
-def test_only_a_device_calls_hooks() -> None:
+def test_only_devices_and_rendered_values_call_hooks() -> None:
     calling = {
         path.relative_to(SOURCE).as_posix()
         for path in sources()
@@ -120,7 +139,7 @@ def test_only_a_device_calls_hooks() -> None:
         and node.func.value.id == "hooks"
         and isinstance(getattr(hooks, node.func.attr, None), hooks.Hook)
     }
-    assert calling == {"_core/device.py"}
+    assert calling == {"_core/device.py", *RENDERED}
 
 
 def test_every_hook_is_registered_by_its_home() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -19,53 +18,9 @@ from anydevice._core.device import Device
 from anydevice._libraries.precision import Policy
 from anydevice._report import notebook
 from anydevice._train.history import Epoch, History
+from tests.report.fragments import shown
 
 EVIL = "<script>alert('x')</script>&"
-VOID = ("br", "meta", "hr", "img")
-
-
-class Page(HTMLParser):
-    """The tags and texts of a fragment; raises where a tag is not closed in its turn."""
-
-    def __init__(self, fragment: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.rows: list[list[str]] = []
-        self.texts: list[str] = []
-        self.feed(fragment)
-        self.close()
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] == ["style"]:
-            return
-        self.texts.append(data)
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
-
-
-def shown(value: Any) -> Page:
-    return Page(value._repr_html_())
 
 
 def history(epochs: int = 3, **changes: Any) -> History:

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anydevice._report.svg import Bar, Curve, bar_chart, line_chart, picture, unit_of
-from tests.report.pages import EVIL, check_labels
+from anydevice._report.svg import Curve, line_chart, picture
+from tests.report.fragments import EVIL, check_labels
 
 NAN, INF = math.nan, math.inf
 
@@ -98,55 +98,18 @@ def test_places_are_tenths_on_every_python() -> None:
     assert not [path.get("d") for path in told if re.search(r"\.\d\d", path.get("d", ""))]
 
 
-def test_of_labels_that_would_touch_one_is_left_out() -> None:
-    contexts = [128, 500, 512, 4096, 32768, 33000]
-    root = chart(Curve("speed", [(each, 1.0) for each in contexts]), logarithmic=True)
-    assert ticks(root)[-5:-1] == ["128", "500", "4,096", "33,000"]
-
-
 def test_many_points_have_marks_at_the_ends_alone() -> None:
     assert len(heights(chart(Curve("loss", [(n, 1 / n) for n in range(1, 42)])))) == 2
 
 
-def test_names_of_curves_stand_above_the_plot_and_limits_are_dashed() -> None:
+def test_names_of_curves_stand_above_the_plot() -> None:
     names = ["a curve with quite a long name", "another one of them", "a third", EVIL]
-    curves = [Curve(name, [(1, n), (2, n + 1)], n == 3) for n, name in enumerate(names)]
+    curves = [Curve(name, [(1, n), (2, n + 1)]) for n, name in enumerate(names)]
     root = chart(*curves)
     text = "".join(root.itertext())
     assert "<script>" in text
-    assert [path.get("class") for path in root.findall("path[@class='roof dashed']")] != []
     top = min(heights(root))
     assert all(float(each.get("y", "")) < top for each in root.findall("text[@class='detail']"))
-
-
-def test_bars_are_as_long_as_their_values_and_a_ceiling_is_a_line() -> None:
-    bars = [
-        Bar("cuda:0", "6 of 8", (("weights", 4.0), ("cache", 2.0)), 8.0),
-        Bar(EVIL, "", (("weights", 2.0),)),
-    ]
-    text = bar_chart(bars, ["weights", "cache"], "{:g} s".format, (1.0, "s"), title="t")
-    root = ElementTree.fromstring(text)
-    check_labels(root)
-    weights, cache, other = root.findall("rect")
-    assert float(weights.get("width", "")) == 2 * float(cache.get("width", "")) == 100.0
-    assert float(cache.get("x", "")) == float(weights.get("x", "")) + 100.0
-    assert other.get("class") == weights.get("class") != cache.get("class")
-    assert [each.findtext("title") for each in (weights, cache)] == ["weights: 4 s", "cache: 2 s"]
-    [roof] = root.findall("path[@class='end']")
-    assert roof.get("d", "").startswith("M322.0 ")  # 8 is the end of the axis
-    assert ticks(root)[-1] == "8 s"
-
-
-@pytest.mark.parametrize("size", [1, 7, 999, 1000, 1001, 1023, 1.5e6, 1e6 * 2**20, 1000 * 2**30])
-def test_the_ticks_of_bars_of_any_size_lie_in_the_picture(size: float) -> None:
-    bars = [Bar("cpu", "all of it", (("weights", size),))]
-    text = bar_chart(bars, ["weights"], str, unit_of(size), title="t")
-    check_labels(ElementTree.fromstring(text))
-
-
-def test_bars_of_nothing_are_drawn() -> None:
-    text = bar_chart([Bar("cpu", "–", ())], ["weights"], str, (1.0, "B"), title="t")
-    check_labels(ElementTree.fromstring(text))
 
 
 def test_a_picture_of_its_own_carries_its_style_for_light_and_dark() -> None:
