@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import anydevice
-from anydevice import ops, testing
+from anydevice import _ops as ops
+from anydevice import testing
 from anydevice._bench.ceilings import WorkloadSizes, measure_ceilings
 from anydevice._bench.measure import bench, save
 from anydevice._bench.results import Ceiling, Results
