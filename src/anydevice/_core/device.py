@@ -127,7 +127,7 @@ class Device:
         """One of "cpu", "gpu" and "tpu"; for an OpenCL device, the driver decides."""
         if self._backend in BACKENDS and self._backend != "opencl":
             return BACKENDS[self._backend].kind
-        status = self._known()
+        status = self.status
         return status.kind if status else "gpu"
 
     @property
@@ -154,7 +154,7 @@ class Device:
     @property
     def status(self) -> DeviceStatus | None:
         """What discovery knows about it; `None` if this machine has no such device."""
-        return self._known()
+        return self._status if self._status is not None else hooks.status(self)
 
     @property
     def standing(self) -> DeviceStatus | None:
@@ -165,13 +165,13 @@ class Device:
     @property
     def usable(self) -> bool:
         """The driver answers, a library that can drive it is installed, and no check failed."""
-        status = self._known()
+        status = self.status
         return status is not None and status.usable
 
     @property
     def why_not(self) -> str | None:
         """Why it is not usable, in a sentence; `None` if it is."""
-        status = self._known()
+        status = self.status
         if status is None:
             return f"this machine has no {self}"
         return status.reason
@@ -182,7 +182,7 @@ class Device:
 
         Raises `DeviceNotFoundError` if this machine has no such device.
         """
-        status = self._known()
+        status = self.status
         if status is None:
             raise DeviceNotFoundError(
                 f"this machine has no {self}; anydevice.devices() lists what it has",
@@ -213,7 +213,7 @@ class Device:
 
     def to_dict(self) -> dict[str, object]:
         """The device as plain data, ready for JSON."""
-        status = self._known()
+        status = self.status
         return {
             "device": str(self),
             "backend": self._backend,
@@ -241,9 +241,6 @@ class Device:
         if location is not None and not isinstance(location, str):
             raise ConfigurationError("a device moves one tree; write device((x, y)) for several")
         return hooks.to_device(tree, self, **options)
-
-    def _known(self) -> DeviceStatus | None:
-        return self._status if self._status is not None else hooks.status(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):

@@ -197,8 +197,14 @@ def added_backends() -> frozenset[str]:
 
 
 def status_of(device: Device) -> DeviceStatus | None:
-    """The status of a device that was made by hand; `None` if the machine does not have it."""
-    return next((found.status for found in discover().devices if found == device), None)
+    """Return the status of a device that was made by hand; `None` if the machine lacks it."""
+    backend = device.backend
+    for finding in discover().findings:
+        if finding.backend == backend:
+            for one in finding.devices:
+                if one == device:
+                    return one.status
+    return None
 
 
 def free_memory(device: Device) -> int | None:

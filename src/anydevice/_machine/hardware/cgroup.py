@@ -13,8 +13,9 @@ v1 does not count: it matters only while others are short of memory. Swap is nev
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +57,7 @@ class CgroupLimits(Record):
 
 
 def read_limits(root: Path = Path("/")) -> CgroupLimits:
-    """The limits on this process, or on the one whose `/proc` and `/sys` lie under `root`.
+    """Return the limits on this process, or on the one whose `/proc` and `/sys` are under `root`.
 
     Never raises: a group that cannot be read sets no limit that could be known.
     """
@@ -64,7 +65,7 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
     memory = _memory_limits(trees)
     quotas = (_quota(folder, version) for folder, version in trees.levels("cpu"))
     return CgroupLimits(
-        memory=min(memory, key=lambda each: each.limit, default=None),
+        memory=min(memory, key=lambda limit: limit.limit, default=None),
         memory_free=_least_free(memory),
         cores=min((quota for quota in quotas if quota is not None), default=None),
         processors=_processors(trees),
@@ -72,12 +73,12 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that the groups leave now; `None` if none of them limits it."""
+    """Return the bytes of memory that the groups leave now; `None` if none of them limits it."""
     return _least_free(_memory_limits(_Trees.read(root)))
 
 
 def _least_free(limits: list[MemoryLimit]) -> int | None:
-    return min((each.free for each in limits if each.free is not None), default=None)
+    return min((limit.free for limit in limits if limit.free is not None), default=None)
 
 
 def _memory_limits(trees: _Trees) -> list[MemoryLimit]:
@@ -91,47 +92,52 @@ def _memory_limits(trees: _Trees) -> list[MemoryLimit]:
     return limits
 
 
-def _memory_of_v2(folder: Path) -> Iterator[MemoryLimit]:
-    found = {name: linux.read_number(folder / name) for name in ("memory.max", "memory.high")}
-    if not any(found.values()):
-        return
+def _memory_of_v2(folder: Path) -> list[MemoryLimit]:
+    hard, high = folder / "memory.max", folder / "memory.high"
+    sizes = {hard: linux.read_number(hard), high: linux.read_number(high)}
+    if not any(sizes.values()):
+        return []
     table = linux.read_table(folder / "memory.stat")
     reclaimable = _sum(table, "inactive_file", "active_file", "slab_reclaimable")
     used = linux.read_number(folder / "memory.current")
-    for name, limit in found.items():
-        # A zero in memory.high asks for reclaim once; it does not mean that nothing may be used.
-        if limit is not None and 0 < limit < _UNLIMITED:
-            yield MemoryLimit(limit, _left(limit, used, reclaimable), str(folder / name))
+    # A zero in memory.high asks for reclaim once; it does not mean that nothing may be used.
+    return [
+        MemoryLimit(limit, _free_below(limit, used, reclaimable), str(file))
+        for file, limit in sizes.items()
+        if limit is not None and 0 < limit < _UNLIMITED
+    ]
 
 
-def _memory_of_v1(folder: Path, *, own: bool) -> Iterator[MemoryLimit]:
-    limit = linux.read_number(folder / "memory.limit_in_bytes")
-    limited = limit is not None and 0 < limit < _UNLIMITED
-    if not (limited or own):
-        return
+def _memory_of_v1(folder: Path, *, own: bool) -> list[MemoryLimit]:
+    file = folder / "memory.limit_in_bytes"
+    limit = linux.read_number(file)
+    if limit is not None and not 0 < limit < _UNLIMITED:
+        limit = None
+    if limit is None and not own:
+        return []
     table = linux.read_table(folder / "memory.stat")
-    # The names with "total_" include the groups below, as the usage does.
-    reclaimable = _sum(table, "total_inactive_file", "total_active_file") or _sum(
-        table, "inactive_file", "active_file"
-    )
-    if limit is not None and limited:
+    limits = []
+    if limit is not None:
+        # The names with "total_" include the groups below, as the usage does.
+        reclaimable = _sum(table, "total_inactive_file", "total_active_file") or _sum(
+            table, "inactive_file", "active_file"
+        )
         used = linux.read_number(folder / "memory.usage_in_bytes")
-        source = str(folder / "memory.limit_in_bytes")
-        yield MemoryLimit(limit, _left(limit, used, reclaimable), source)
-    above = table.get("hierarchical_memory_limit")
-    # Of groups above what is mounted here, only this line of our own group tells.
-    if own and above is not None and 0 < above < min(limit or _UNLIMITED, _UNLIMITED):
-        yield MemoryLimit(above, None, f"{folder / 'memory.stat'}: hierarchical_memory_limit")
+        limits.append(MemoryLimit(limit, _free_below(limit, used, reclaimable), str(file)))
+    above = table.get("hierarchical_memory_limit", _UNLIMITED)
+    # Only this line of our own group tells of the groups above the mount.
+    if own and 0 < above < (limit or _UNLIMITED):
+        source = f"{folder / 'memory.stat'}: hierarchical_memory_limit"
+        limits.append(MemoryLimit(above, None, source))
+    return limits
 
 
 def _sum(table: dict[str, int], *names: str) -> int:
     return sum(table.get(name, 0) for name in names)
 
 
-def _left(limit: int, used: int | None, reclaimable: int) -> int | None:
-    if used is None:
-        return None
-    return max(0, limit - used + min(reclaimable, used))
+def _free_below(limit: int, used: int | None, reclaimable: int) -> int | None:
+    return None if used is None else max(0, limit - used + min(reclaimable, used))
 
 
 def _quota(folder: Path, version: int) -> float | None:
@@ -157,54 +163,46 @@ def _processors(trees: _Trees) -> frozenset[int] | None:
     return None
 
 
-class _Mount(Record):
-    version: int
-    controllers: frozenset[str]
-    subtree: str
-    """The path inside the tree of groups that is visible at `folder`."""
-    folder: Path
-
-    def shows(self, group: str) -> bool:
-        if ".." in group.split("/"):
-            return False
-        return f"{group}/".startswith(f"{self.subtree.rstrip('/')}/")
-
-    def upward(self, group: str) -> Iterator[Path]:
-        """The folders of a group and its parents, up to the mount."""
-        # Inside a container the group may be named as the host names it, and not exist here: what
-        # does exist is then the part that belongs to the container, at the mount itself.
-        below = group[len(self.subtree.rstrip("/")) :] if self.shows(group) else ""
-        parts = [part for part in below.split("/") if part]
-        for depth in range(len(parts), -1, -1):
-            folder = self.folder.joinpath(*parts[:depth])
-            if linux.exists(folder):
-                yield folder
-
-
 class _Trees(Record):
-    """Where this process stands in the trees of control groups."""
+    """The position of this process in the trees of control groups.
+
+    `groups` has its group by controller of v1, and its group of v2 under the empty name. A mount
+    is the version, the controllers, the part of the tree that it shows, and its folder.
+    """
 
     groups: dict[str, str]
-    """Our group by controller of v1; that of v2 under the empty name."""
-    mounts: tuple[_Mount, ...]
+    mounts: tuple[tuple[int, Collection[str], str, Path], ...]
 
     @classmethod
     def read(cls, root: Path) -> _Trees:
-        return cls(_own_groups(root), tuple(_mounts(root)))
+        """Read the files of `/proc` under `root`."""
+        text = linux.read_text(root / "proc/self/mountinfo")
+        mounts = _usual_mounts(root) if text is None else _parse_mounts(root, text)
+        return cls(_own_groups(root), tuple(mounts))
 
-    def levels(self, controller: Controller) -> Iterator[tuple[Path, int]]:
-        """The folders of our group and its parents, as far as they are mounted, and the version."""
+    def levels(self, controller: Controller) -> list[tuple[Path, int]]:
+        """Return the folders of our group and its parents up to the mount, with the version."""
+        levels = []
         for version, key in ((1, controller), (2, "")):
             group = self.groups.get(key, "/")
-            candidates = [
-                mount
-                for mount in self.mounts
-                if mount.version == version and (version == 2 or controller in mount.controllers)
-            ]
+            candidates = []
+            for mounted, controllers, subtree, folder in self.mounts:
+                if mounted == version and (version == 2 or controller in controllers):
+                    top = subtree.rstrip("/")
+                    shows = ".." not in group.split("/") and f"{group}/".startswith(f"{top}/")
+                    candidates.append((not shows, len(top), folder))
             if candidates:
-                # Of several mounts of one tree, the one that shows our group and most parents.
-                best = min(candidates, key=lambda each: (not each.shows(group), len(each.subtree)))
-                yield from ((folder, version) for folder in best.upward(group))
+                # Of several mounts of one tree, the one that shows our group and most parents. In
+                # a container our group may have the host's name and be shown by none: the
+                # container's own part is then at the mount itself.
+                hidden, top_length, folder = min(candidates)
+                parts = "" if hidden else group[top_length:].strip("/")
+                for place in (folder / parts, *(folder / parts).parents):
+                    if os.path.exists(place):
+                        levels.append((place, version))
+                    if place == folder:
+                        break
+        return levels
 
 
 def _own_groups(root: Path) -> dict[str, str]:
@@ -219,31 +217,26 @@ def _own_groups(root: Path) -> dict[str, str]:
     return groups
 
 
-def _mounts(root: Path) -> Iterator[_Mount]:
-    text = linux.read_text(root / "proc/self/mountinfo")
-    if text is None:
-        yield from _usual_mounts(root)
-    for line in (text or "").splitlines():
+def _parse_mounts(root: Path, text: str) -> list[tuple[int, Collection[str], str, Path]]:
+    mounts: list[tuple[int, Collection[str], str, Path]] = []
+    for line in text.splitlines():
         left, _, right = line.partition(" - ")
         place, kind = left.split(" "), right.split(" ")
         if len(place) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
             continue
-        yield _Mount(
-            version=2 if kind[0] == "cgroup2" else 1,
-            controllers=frozenset(kind[2].split(",")),
-            subtree=_unescape(place[3]),
-            folder=root / _unescape(place[4]).lstrip("/"),
-        )
+        if "\\" in left:
+            place = [_ESCAPED.sub(lambda match: chr(int(match[1], 8)), word) for word in place]
+        version = 2 if kind[0] == "cgroup2" else 1
+        mounts.append((version, kind[2].split(","), place[3], root / place[4].lstrip("/")))
+    return mounts
 
 
-def _usual_mounts(root: Path) -> Iterator[_Mount]:
+def _usual_mounts(root: Path) -> list[tuple[int, Collection[str], str, Path]]:
     folder = root / "sys/fs/cgroup"
-    if linux.exists(folder / "cgroup.controllers"):
-        yield _Mount(2, frozenset(), "/", folder)
-    for name in ("memory", "cpu", "cpuset"):
-        if linux.exists(folder / name):
-            yield _Mount(1, frozenset({name}), "/", folder / name)
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
+    names = [name for name in ("memory", "cpu", "cpuset") if os.path.exists(folder / name)]
+    mounts: list[tuple[int, Collection[str], str, Path]] = [
+        (1, (name,), "/", folder / name) for name in names
+    ]
+    if os.path.exists(folder / "cgroup.controllers"):
+        mounts.append((2, (), "/", folder))
+    return mounts

@@ -7,6 +7,7 @@ Any file may be missing or garbled. What cannot be read is `None`: a reader that
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,10 @@ _PROCESSING_ACCELERATOR = 0x12
 _CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
 _CONTAINER_GROUPS = ("docker", "kubepods", "containerd", "libpod", "lxc")
+
+# A limit has at most 20 digits; int() refuses very long texts with an error of its own.
+_INTEGER = re.compile(r"\s*(-?[0-9]{1,20})\s*")
+_ROW = re.compile(r"^[^\S\n]*(\S+)[^\S\n]+(-?[0-9]{1,20})(?!\S)(.*)$", re.MULTILINE)
 
 _LONGEST_COMMAND = 4096
 _INTERPRETERS = ("python", "pypy", "julia")
@@ -70,35 +75,33 @@ def psutil() -> Any:
 
 
 def read_number(path: Path | str) -> int | None:
-    """The integer that a file holds; `None` if it holds anything else ("max", nothing, …)."""
-    return as_number(read_text(path))
+    """Return the integer that a file holds; `None` if it holds anything else ("max", nothing)."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            match = _INTEGER.fullmatch((file.read(64) or b"").decode("utf-8", "replace"))
+    except (OSError, ValueError):
+        return None
+    return int(match[1]) if match else None
 
 
 def as_number(text: str | None) -> int | None:
-    """The integer that a text holds, or `None`.
+    """Return the integer that a text holds, or `None`.
 
     >>> as_number(" 4096 "), as_number("-1"), as_number("max"), as_number("1_000")
     (4096, -1, None, None)
     """
-    stripped = (text or "").strip()
-    digits = stripped[1:] if stripped.startswith("-") else stripped
-    # A limit has at most 20 digits; int() refuses very long texts with an error of its own.
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
-        return None
-    return int(stripped)
+    match = _INTEGER.fullmatch(text or "")
+    return int(match[1]) if match else None
 
 
 def read_table(path: Path | str) -> dict[str, int]:
-    """A file of lines "name number", such as `memory.stat` or `meminfo`; other lines are left out.
+    """Return a file of lines "name number", such as `memory.stat`; other lines are ignored.
 
     A colon after the name is dropped, and a unit "kB" after the number makes it bytes.
     """
     table: dict[str, int] = {}
-    for line in (read_text(path) or "").splitlines():
-        words = line.split()
-        number = as_number(words[1]) if len(words) > 1 else None
-        if number is not None:
-            table[words[0].rstrip(":")] = number * 1024 if words[2:] == ["kB"] else number
+    for name, number, rest in _ROW.findall(read_text(path) or ""):
+        table[name.rstrip(":")] = int(number) * 1024 if rest.strip() == "kB" else int(number)
     return table
 
 
@@ -119,15 +122,6 @@ def as_cpu_set(text: str | None) -> frozenset[int] | None:
     return frozenset(numbers)
 
 
-def exists(path: Path | str) -> bool:
-    """Whether there is such a file or folder; false also where that cannot be told."""
-    try:
-        os.stat(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def may_open(path: Path) -> bool:
     """Whether this process may read and write a device file."""
     return os.access(path, os.R_OK | os.W_OK)
@@ -135,7 +129,7 @@ def may_open(path: Path) -> bool:
 
 def in_container(root: Path, environment: Mapping[str, str]) -> bool:
     """Whether this process runs in a container, by the marks that the usual ones leave."""
-    if any(exists(root / file) for file in _CONTAINER_FILES):
+    if any(os.path.exists(root / file) for file in _CONTAINER_FILES):
         return True
     if any(environment.get(name) for name in _CONTAINER_VARIABLES):
         return True
@@ -255,7 +249,7 @@ def name_of(
     if not system.startswith("linux"):
         return _name_by_psutil(pid)
     folder = root / "proc" / str(pid)
-    if not exists(folder) or (opens and _has_open(folder, opens) is False):
+    if not os.path.exists(folder) or (opens and _has_open(folder, opens) is False):
         return ELSEWHERE if in_container(root, os.environ) else f"pid {pid}"
     words = (read_text(folder / "cmdline", most=_LONGEST_COMMAND) or "").split("\0")
     return command_name(words) or read_line(folder / "comm") or f"pid {pid}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +21,6 @@ from anydevice._core.finding import (
 from anydevice._core.locks import started
 from anydevice._core.record import Record, replace
 from anydevice._machine.hardware import linux
-from anydevice._machine.hardware.linux import exists
 from anydevice._machine.hardware.rocm import facts
 from anydevice._machine.hardware.rocm.facts import Gpu, Topology
 from anydevice._machine.hardware.rocm.visible import visible
@@ -81,7 +81,7 @@ def look_within(limit: float, machine: AmdMachine) -> BackendScan:
 
 def _look(machine: AmdMachine, deadline: float) -> BackendScan:
     root, environment = machine.root, machine.environment
-    if not exists(root / "dev/kfd"):
+    if not os.path.exists(root / "dev/kfd"):
         return _no_compute_driver(machine)
     seen = facts.topology(root)
     if not seen.gpus:
@@ -157,7 +157,7 @@ def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
     if gpu.render_minor is None:
         return None
     node = f"dev/dri/renderD{gpu.render_minor}"
-    if not exists(machine.root / node):
+    if not os.path.exists(machine.root / node):
         text = f"/{node} of this GPU is missing"
         return Reason("not_in_container", text, _PASS_DEVICES)
     if not machine.accessible(machine.root / node):
@@ -224,7 +224,7 @@ def _no_compute_driver(machine: AmdMachine) -> BackendScan:
     if holder not in (None, "amdgpu"):
         text = f"{which} is held by the driver {holder}, not by amdgpu"
         return _stopped("driver_not_loaded", text)
-    if exists(root / "sys/module/amdgpu"):
+    if os.path.exists(root / "sys/module/amdgpu"):
         text = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
         has_apt = linux.uses_apt(linux.distribution(root))
         fix = "sudo apt install amdgpu-dkms" if has_apt else None
@@ -254,7 +254,7 @@ def _give_access(machine: AmdMachine) -> str:
 
 def _under_wsl(machine: AmdMachine) -> BackendScan:
     folders = facts.folders(machine.root, machine.environment)
-    if not any(exists(folder / "lib/librocdxg.so") for folder in folders):
+    if not any(os.path.exists(folder / "lib/librocdxg.so") for folder in folders):
         text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
         return _stopped("driver_missing", text, present=False)
     text = (

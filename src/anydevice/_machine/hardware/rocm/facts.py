@@ -16,6 +16,7 @@ that figure and never more than `MemTotal`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter
@@ -209,7 +210,7 @@ def pci_address(location: int, domain: int) -> str:
 
 def _address_on_bus(properties: dict[str, int], root: Path) -> str:
     address = pci_address(properties.get("location_id", 0), properties.get("domain", 0))
-    if linux.exists(root / linux.DEVICES / address):
+    if os.path.exists(root / linux.DEVICES / address):
         return address
     # A divided card counts its partitions in the function, though all of them are function 0.
     return f"{address[:-1]}0"
@@ -271,7 +272,7 @@ def amdsmi_folder(root: Path, environment: Mapping[str, str]) -> Path | None:
     places = [folder / "share/amd_smi" for folder in folders(root, environment)]
     if root == Path("/"):
         places += [Path(entry) for entry in sys.path if entry]
-    return next((place for place in places if linux.exists(place / "amdsmi/__init__.py")), None)
+    return next((place for place in places if os.path.exists(place / "amdsmi/__init__.py")), None)
 
 
 Pool = Literal["carve-out", "gtt", "carve-out and gtt", "system memory"]

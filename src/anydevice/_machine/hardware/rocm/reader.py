@@ -9,7 +9,6 @@ from pathlib import Path
 
 from anydevice._core.finding import BackendScan, Facts, Reason
 from anydevice._machine.hardware import linux
-from anydevice._machine.hardware.linux import exists
 
 _ROOT = Path("/")
 _TRACES = ("dev/kfd", "dev/dxg")
@@ -32,7 +31,7 @@ def look(
         system = {"win32": "Windows", "darwin": "macOS"}.get(platform, platform)
         return _absent(Reason("wrong_system", f"ROCm needs Linux; this is {system}"))
     cards = linux.cards(linux.AMD, root)
-    if not cards and not any(exists(root / trace) for trace in _TRACES):
+    if not cards and not any(os.path.exists(root / trace) for trace in _TRACES):
         return _absent(Reason("no_hardware", "no AMD GPU on the PCI bus"))
     # Most machines have none, and need not wait for the rest to load.
     from anydevice._machine.hardware.rocm.diagnosis import AmdMachine, look_within

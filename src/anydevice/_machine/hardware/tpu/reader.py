@@ -18,7 +18,6 @@ from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Stage
 from anydevice._core.record import Record
 from anydevice._machine.hardware.linux import (
     DEVICES,
-    exists,
     may_open,
     names_in,
     read_line,
@@ -227,7 +226,7 @@ def _visible(
 def _nodes(chip: _Chip, root: Path) -> list[Path]:
     # A VFIO group is opened through the container file beside it.
     container = root / "dev/vfio/vfio"
-    shared = [container] if "vfio" in chip.node_name and exists(container) else []
+    shared = [container] if "vfio" in chip.node_name and os.path.exists(container) else []
     return [*([chip.node] if chip.node else []), *shared]
 
 
@@ -279,7 +278,7 @@ def _count(chips: int) -> str:
 
 def _if_there(root: Path, node: str) -> Path | None:
     path = root / node.lstrip("/")
-    return path if exists(path) else None
+    return path if os.path.exists(path) else None
 
 
 def _word(file: Path) -> str:
