@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
+from cupy import ndarray
 
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType
@@ -46,30 +47,35 @@ class CupyEngine(BaseEngine):
         return cupy.cuda.Device(device.index)
 
     def owns(self, x: object) -> bool:
-        return isinstance(x, cupy.ndarray)
+        return isinstance(x, ndarray)
 
-    def devices_of(self, x: Any) -> tuple[Device, ...]:
+    def devices_of(self, x: ndarray) -> tuple[Device, ...]:
         return (Device(_BACKEND, x.device.id),)
 
-    def storage(self, x: Any) -> Storage | None:
+    def storage(self, x: ndarray) -> Storage | None:
         whole = x.data.mem
         if not x.size or not whole.size:
             return None
         return Storage(whole.ptr, whole.size, x.data.ptr - whole.ptr, x.strides, x.shape)
 
-    def address(self, x: Any) -> int | None:
+    def address(self, x: ndarray) -> int | None:
         if not x.flags.c_contiguous:
             return None
         pointer: int = x.data.ptr
         return pointer
 
     def view(
-        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
-    ) -> Any:
+        self,
+        x: ndarray,
+        dtype: DType,
+        offset: int,
+        strides: tuple[int, ...],
+        shape: tuple[int, ...],
+    ) -> ndarray:
         start = cupy.cuda.MemoryPointer(x.data.mem, offset)
-        return cupy.ndarray(shape, dtype.numpy(), start, strides)
+        return ndarray(shape, dtype.numpy(), start, strides)
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> ndarray:
         target = self.native(device)
         _refuse_unknown(dtype)
         with target:
@@ -78,7 +84,7 @@ class CupyEngine(BaseEngine):
             cupy.cuda.get_current_stream().synchronize()
             return made
 
-    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> ndarray:
         host = plain(x)
         made = self.empty(host.shape, known_dtype(host.dtype), device)
         with made.device:
@@ -87,11 +93,11 @@ class CupyEngine(BaseEngine):
             cupy.cuda.get_current_stream().synchronize()
         return made
 
-    def to_host(self, x: Any) -> Any:
+    def to_host(self, x: ndarray) -> Any:
         with x.device:
             return cupy.asnumpy(x)
 
-    def adopt(self, x: Any) -> Any:
+    def adopt(self, x: Any) -> ndarray:
         try:
             if x.__dlpack_device__()[0] not in _ON_GPU:
                 raise BufferError("it does not lie on a GPU")
@@ -99,19 +105,19 @@ class CupyEngine(BaseEngine):
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise self.not_adopted(error) from error
 
-    def export(self, x: Any) -> Any:
+    def export(self, x: ndarray) -> ndarray:
         return x
 
-    def move(self, x: Any, device: Device) -> Any:
+    def move(self, x: ndarray, device: Device) -> ndarray:
         if self.devices_of(x) == (device,):
             return x
         with self.native(device):
             return cupy.array(x)
 
-    def separate(self, stacked: Any) -> list[Any]:
+    def separate(self, stacked: ndarray) -> list[ndarray]:
         return [row.copy() for row in stacked]
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: ndarray, b: ndarray) -> ndarray:
         with a.device:
             return cupy.matmul(a, b)
 
@@ -124,8 +130,8 @@ class CupyEngine(BaseEngine):
     def synchronize(self, device: Device) -> None:
         self.native(device).synchronize()
 
-    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
-        scope: AbstractContextManager[Any] = self.native(device)
+    def default_scope(self, device: Device) -> AbstractContextManager[object]:
+        scope: AbstractContextManager[object] = self.native(device)
         return scope
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cupy import ndarray
 
 from anydevice._engines.cupy.primitives import ordered
 
@@ -14,30 +15,30 @@ _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @cupy.fuse(kernel_name="anydevice_silu")  # type: ignore[untyped-decorator,unused-ignore]
-def _silu_at_once(x: Any) -> Any:
+def _silu_at_once(x: ndarray) -> ndarray:
     return x / (cupy.exp(-x) + 1)
 
 
 @cupy.fuse(kernel_name="anydevice_swiglu")  # type: ignore[untyped-decorator,unused-ignore]
-def _swiglu_at_once(gate: Any, up: Any) -> Any:
+def _swiglu_at_once(gate: ndarray, up: ndarray) -> ndarray:
     return gate / (cupy.exp(-gate) + 1) * up
 
 
-def _silu(x: Any) -> Any:
+def _silu(x: ndarray) -> ndarray:
     if x.dtype not in _FULL:  # of 16 bits, which the definition rounds only once
         return NotImplemented
     with x.device:
         return _silu_at_once(x)
 
 
-def _swiglu(gate: Any, up: Any) -> Any:
+def _swiglu(gate: ndarray, up: ndarray) -> ndarray:
     if gate.dtype not in _FULL or up.dtype != gate.dtype:
         return NotImplemented
     with gate.device:
         return _swiglu_at_once(gate, up)
 
 
-def _argsort(x: Any, axis: int, descending: bool) -> Any:
+def _argsort(x: ndarray, axis: int, descending: bool) -> ndarray:
     with x.device:
         if not x.size:
             return cupy.empty(x.shape, np.int32)
@@ -46,34 +47,34 @@ def _argsort(x: Any, axis: int, descending: bool) -> Any:
         return cupy.argsort(~keys if descending else keys, axis=axis).astype(np.int32)
 
 
-def _cumulative_sum(x: Any, axis: int) -> Any:
+def _cumulative_sum(x: ndarray, axis: int) -> ndarray:
     with x.device:
         kind = x.dtype if x.dtype in _FULL or x.dtype.kind in "iu" else np.dtype(np.float32)
         return cupy.cumsum(x.astype(kind, copy=False), axis, kind).astype(x.dtype, copy=False)
 
 
-def _prod(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _prod(x: ndarray, axes: tuple[int, ...], keepdims: bool) -> ndarray:
     if x.dtype not in _FULL and x.dtype.kind not in "iu":
         return NotImplemented
     with x.device:
         return cupy.prod(x, axes, x.dtype, keepdims=keepdims)
 
 
-def _any(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _any(x: ndarray, axes: tuple[int, ...], keepdims: bool) -> ndarray:
     if x.dtype != np.bool_ or not axes:
         return NotImplemented
     with x.device:
         return cupy.any(x, axes, keepdims=keepdims)
 
 
-def _all(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _all(x: ndarray, axes: tuple[int, ...], keepdims: bool) -> ndarray:
     if x.dtype != np.bool_ or not axes:
         return NotImplemented
     with x.device:
         return cupy.all(x, axes, keepdims=keepdims)
 
 
-def _round(x: Any) -> Any:
+def _round(x: ndarray) -> ndarray:
     if x.dtype not in _FULL:
         return NotImplemented
     with x.device:

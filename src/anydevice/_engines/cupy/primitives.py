@@ -15,6 +15,7 @@ from typing import Any
 import cupy
 import cupyx
 import numpy as np
+from cupy import ndarray
 from cupyx.scipy import special
 
 from anydevice._core.dtypes import DType
@@ -24,12 +25,12 @@ from anydevice._engines.host import known_dtype, lacking
 Axes = int | tuple[int, ...]
 
 
-def _there(function: Callable[..., Any]) -> Callable[..., Any]:
+def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
     """The method, run on the device of the first array among its arguments."""
 
     @wraps(function)
     def call(self: CupyPrimitives, *arguments: Any, **named: Any) -> Any:
-        index = next(a.data.device_id for a in _flat(arguments) if isinstance(a, cupy.ndarray))
+        index = next(a.data.device_id for a in _flat(arguments) if isinstance(a, ndarray))
         if index == cupy.cuda.runtime.getDevice():
             return function(self, *arguments, **named)
         with cupy.cuda.Device(index):
@@ -38,70 +39,70 @@ def _there(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _flat(arguments: tuple[Any, ...]) -> Sequence[Any]:
+def _flat(arguments: tuple[Any, ...]) -> Sequence[ndarray]:
     """The arguments, or those in the list that stands in the first place."""
     return arguments[0] if isinstance(arguments[0], list | tuple) else arguments
 
 
-def _one(function: Callable[[Any], Any]) -> Callable[..., Any]:
+def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
     """A function of one array that is computed in `float32` for 16-bit numbers."""
 
-    def call(_: CupyPrimitives, x: Any) -> Any:
+    def call(_: CupyPrimitives, x: ndarray) -> Any:
         return function(_wide(x)).astype(x.dtype, copy=False)
 
     return _there(call)
 
 
-def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
     """A function of two arrays, or of an array and a number that takes over its dtype."""
 
-    def call(_: CupyPrimitives, a: Any, b: Any) -> Any:
+    def call(_: CupyPrimitives, a: ndarray, b: ndarray) -> Any:
         return function(*_alike(a, b))
 
     return _there(call)
 
 
 class CupyPrimitives:
-    """The primitives over `cupy.ndarray`."""
+    """The primitives over `ndarray`."""
 
-    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+    def full(self, shape: Shape, value: float, dtype: DType, like: ndarray) -> ndarray:
         with like.device:
             return cupy.full(shape, value, _native(dtype))
 
-    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+    def arange(self, stop: int, dtype: DType, like: ndarray) -> ndarray:
         with like.device:
             return cupy.arange(stop).astype(_native(dtype), copy=False)
 
-    def asarray(self, values: Any, like: Any) -> Any:
+    def asarray(self, values: Any, like: ndarray) -> ndarray:
         made_of = np.ascontiguousarray(values).reshape(values.shape)
         with like.device:
             made = cupy.empty(values.shape, _native(known_dtype(values.dtype)))
             made.set(made_of)
             return made
 
-    def dtype(self, x: Any) -> DType:
+    def dtype(self, x: ndarray) -> DType:
         return known_dtype(x.dtype)
 
     @_there
-    def astype(self, x: Any, dtype: DType) -> Any:
+    def astype(self, x: ndarray, dtype: DType) -> ndarray:
         return x.astype(_native(dtype), copy=False)
 
     @_there
-    def reshape(self, x: Any, shape: Shape) -> Any:
+    def reshape(self, x: ndarray, shape: Shape) -> ndarray:
         return cupy.reshape(x, shape)
 
-    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+    def permute_dims(self, x: ndarray, axes: Sequence[int]) -> ndarray:
         return cupy.transpose(x, axes)
 
-    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+    def broadcast_to(self, x: ndarray, shape: Shape) -> ndarray:
         return cupy.broadcast_to(x, shape)
 
     @_there
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+    def concat(self, arrays: Sequence[ndarray], axis: int) -> ndarray:
         joined = cupy.concatenate([_bits(x) for x in arrays], axis)
         return joined.view(arrays[0].dtype)
 
-    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: ndarray, axis: int, start: int, stop: int, step: int = 1) -> ndarray:
         before: tuple[slice, ...] = (slice(None),) * (axis % x.ndim)
         return x[(*before, slice(start, stop, step))]
 
@@ -120,11 +121,11 @@ class CupyPrimitives:
     erf = _one(special.erf)
 
     @_there
-    def isnan(self, x: Any) -> Any:
+    def isnan(self, x: ndarray) -> ndarray:
         return cupy.isnan(x) if _is_floating(x) else cupy.zeros(x.shape, np.bool_)
 
     @_there
-    def logical_not(self, x: Any) -> Any:
+    def logical_not(self, x: ndarray) -> ndarray:
         return cupy.logical_not(x)
 
     add = _two(cupy.add)
@@ -140,35 +141,35 @@ class CupyPrimitives:
     logical_or = _two(cupy.logical_or)
 
     @_there
-    def pow(self, a: Any, b: Any) -> Any:
+    def pow(self, a: ndarray, b: ndarray) -> ndarray:
         a, b = _alike(a, b)
         dtype = _type_of(a, b)
         return cupy.power(_wide(a), _wide(b)).astype(dtype, copy=False)
 
     @_there
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
+    def where(self, condition: ndarray, a: ndarray, b: ndarray) -> ndarray:
         a, b = _alike(a, b)
         dtype = _type_of(a, b)
         chosen = cupy.where(condition, _bits(a), _bits(b))
         return chosen.view(dtype) if _is_bfloat16(dtype) else chosen.astype(dtype, copy=False)
 
     @_there
-    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def sum(self, x: ndarray, axis: Axes, keepdims: bool = False) -> ndarray:
         wide = _wide(x)
         dtype = np.int32 if x.dtype == np.bool_ else wide.dtype
         total = cupy.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims)
         return total if x.dtype == np.bool_ else total.astype(x.dtype, copy=False)
 
     @_there
-    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def max(self, x: ndarray, axis: Axes, keepdims: bool = False) -> ndarray:
         return _extreme(np.max, cupy.max, x, axis, keepdims)
 
     @_there
-    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def min(self, x: ndarray, axis: Axes, keepdims: bool = False) -> ndarray:
         return _extreme(np.min, cupy.min, x, axis, keepdims)
 
     @_there
-    def argmax(self, x: Any, axis: int) -> Any:
+    def argmax(self, x: ndarray, axis: int) -> ndarray:
         if not x.size:  # NumPy knows which shape is left, and what to refuse
             return cupy.asarray(np.argmax(np.empty(x.shape), axis)).astype(np.int32)
         largest = cupy.argmax(_wide(x), axis)
@@ -179,7 +180,7 @@ class CupyPrimitives:
         return largest.astype(np.int32)
 
     @_there
-    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+    def top_k(self, x: ndarray, k: int) -> tuple[ndarray, ndarray]:
         if not x.size:
             empty = cupy.empty((*x.shape[:-1], min(k, x.shape[-1])), x.dtype)
             return empty, empty.astype(np.int32)
@@ -188,7 +189,7 @@ class CupyPrimitives:
         return self.take_along_axis(x, places, -1), places.astype(np.int32)
 
     @_there
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: ndarray, b: ndarray) -> ndarray:
         shape = None
         if b.ndim == 2 and a.ndim > 2:
             # One large product: CuPy would make a batch of them, each with the same matrix.
@@ -203,7 +204,7 @@ class CupyPrimitives:
         return product if shape is None else product.reshape(shape)
 
     @_there
-    def take(self, x: Any, indices: Any, axis: int) -> Any:
+    def take(self, x: ndarray, indices: ndarray, axis: int) -> ndarray:
         axis %= x.ndim
         before, after = x.shape[:axis], x.shape[axis + 1 :]
         if not x.shape[axis]:
@@ -213,7 +214,7 @@ class CupyPrimitives:
         return self.where(inside.reshape(inside.shape + (1,) * len(after)), found, _nothing(x))
 
     @_there
-    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+    def take_along_axis(self, x: ndarray, indices: ndarray, axis: int) -> ndarray:
         axis %= x.ndim
         shape = (*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :])
         if not x.shape[axis]:
@@ -223,7 +224,7 @@ class CupyPrimitives:
         return self.where(inside, found, _nothing(x))
 
     @_there
-    def write(self, x: Any, new: Any, positions: Any) -> Any:
+    def write(self, x: ndarray, new: ndarray, positions: ndarray) -> ndarray:
         """`x` itself, written into.
 
         A row that goes nowhere writes again what the first row of its batch that goes somewhere
@@ -251,7 +252,7 @@ def _native(dtype: DType) -> Any:
     return dtype.numpy()
 
 
-def _is_floating(x: Any) -> bool:
+def _is_floating(x: ndarray) -> bool:
     return known_dtype(x.dtype).kind == "float"
 
 
@@ -259,23 +260,23 @@ def _is_bfloat16(dtype: Any) -> bool:
     return bool(dtype.name == "bfloat16")
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: ndarray) -> ndarray:
     """Floating numbers of 16 bits as `float32`, everything else as it is."""
-    if not isinstance(x, cupy.ndarray):
+    if not isinstance(x, ndarray):
         return x
     narrow = x.dtype.itemsize == 2 and _is_floating(x)
     return x.astype(np.float32) if narrow else x
 
 
-def _type_of(a: Any, b: Any) -> Any:
-    return a.dtype if isinstance(a, cupy.ndarray) else b.dtype
+def _type_of(a: ndarray, b: ndarray) -> Any:
+    return a.dtype if isinstance(a, ndarray) else b.dtype
 
 
-def _alike(a: Any, b: Any) -> tuple[Any, Any]:
+def _alike(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
     """The operands, a number among them so that it does not change the dtype of the result."""
-    if not isinstance(b, cupy.ndarray):
+    if not isinstance(b, ndarray):
         return a, _number(b, a)
-    if not isinstance(a, cupy.ndarray):
+    if not isinstance(a, ndarray):
         return _number(a, b), b
     return a, b
 
@@ -286,13 +287,13 @@ def _number(value: float, beside: Any) -> Any:
     return float(value) if _is_floating(beside) else beside.dtype.type(value)
 
 
-def _bits(x: Any) -> Any:
+def _bits(x: ndarray) -> ndarray:
     """What is to change places: `bfloat16` as `uint16`, all else as it is."""
-    is_array = isinstance(x, cupy.ndarray)
+    is_array = isinstance(x, ndarray)
     return x.view(np.uint16) if is_array and _is_bfloat16(x.dtype) else x
 
 
-def ordered(x: Any) -> Any:
+def ordered(x: ndarray) -> ndarray:
     """Integers in the order of the elements; NaN is the largest of all."""
     if not _is_floating(x):
         return x.view(np.uint8) if x.dtype == np.bool_ else x
@@ -304,20 +305,24 @@ def ordered(x: Any) -> Any:
     return cupy.where(cupy.isnan(wide), facts.max, keys)
 
 
-def _nothing(x: Any) -> float:
+def _nothing(x: ndarray) -> float:
     """The value that is read at an index out of range."""
     return math.nan if _is_floating(x) else 0
 
 
-def _safe(indices: Any, size: int) -> tuple[Any, Any]:
+def _safe(indices: ndarray, size: int) -> tuple[ndarray, ndarray]:
     """Indices that are in range, and which of them were so before."""
     wide = indices.astype(np.int64, copy=False)
     return cupy.clip(wide, 0, size - 1), (wide >= 0) & (wide < size)
 
 
 def _extreme(
-    on_host: Callable[..., Any], function: Callable[..., Any], x: Any, axis: Axes, keepdims: bool
-) -> Any:
+    on_host: Callable[..., ndarray],
+    function: Callable[..., ndarray],
+    x: ndarray,
+    axis: Axes,
+    keepdims: bool,
+) -> ndarray:
     if not x.size:  # NumPy knows which shape is left, and what to refuse
         left = on_host(np.empty(x.shape), axis=axis, keepdims=keepdims)
         return cupy.empty(left.shape, x.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType, as_dtype
@@ -54,19 +55,19 @@ class JaxEngine(BaseEngine):
         return seen[device.index]
 
     def owns(self, x: object) -> bool:
-        return isinstance(x, jax.Array)
+        return isinstance(x, Array)
 
-    def is_traced(self, x: Any) -> bool:
+    def is_traced(self, x: Array) -> bool:
         return isinstance(x, jax.core.Tracer)
 
-    def devices_of(self, x: Any) -> tuple[Device, ...]:
+    def devices_of(self, x: Array) -> tuple[Device, ...]:
         """Where the array lives, several where it is sharded; nowhere while it is traced."""
         if isinstance(x, jax.core.Tracer):
             return ()
         here = x.sharding.addressable_devices  # without those of other hosts
         return tuple(place for native, place in _places().items() if native in here)
 
-    def address(self, x: Any) -> int | None:
+    def address(self, x: Array) -> int | None:
         places = self.devices_of(x)
         if len(places) != 1 or places[0].backend not in _WITH_POINTERS or self.dtype_of(x).packed:
             return None
@@ -75,7 +76,7 @@ class JaxEngine(BaseEngine):
         pointer: int = x.unsafe_buffer_pointer()
         return pointer
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
         """An array of its own; JAX writes zeros into it, which is waited for."""
         target = self.native(device)
         if dtype.name in _lacking():
@@ -84,7 +85,7 @@ class JaxEngine(BaseEngine):
         _refuse_impossible(prod(shape) * dtype.itemsize, target)
         return _maker(shape, dtype.name, target)().block_until_ready()
 
-    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
         target = self.native(device)
         why, remedy = NO_64_BITS.what, NO_64_BITS.instead
         host = narrowed(x, _lacking(), why=why, remedy=remedy, narrow=narrow)
@@ -94,7 +95,7 @@ class JaxEngine(BaseEngine):
         _refuse_impossible(host.nbytes, target)
         return jax.device_put(host, target).block_until_ready()
 
-    def to_host(self, x: Any) -> Any:
+    def to_host(self, x: Array) -> Any:
         known_dtype(x.dtype)
         if self.is_traced(x):
             raise _TRACED.error()
@@ -104,7 +105,7 @@ class JaxEngine(BaseEngine):
         # goes with the part.
         return np.array(x.addressable_data(0) if x.is_fully_replicated else x)
 
-    def adopt(self, x: Any) -> Any:
+    def adopt(self, x: Any) -> Array:
         """The array's memory as JAX; on the CPU, only where it begins at a multiple of 64 bytes."""
         try:
             if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
@@ -113,10 +114,10 @@ class JaxEngine(BaseEngine):
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise self.not_adopted(error) from error
 
-    def export(self, x: Any) -> Any:
+    def export(self, x: Array) -> Array:
         return x
 
-    def move(self, x: Any, device: Device) -> Any:
+    def move(self, x: Array, device: Device) -> Array:
         target = self.native(device)
         if isinstance(x, jax.core.Tracer):
             return jax.device_put(x, target)
@@ -126,14 +127,14 @@ class JaxEngine(BaseEngine):
             x = x.addressable_data(0)
         return x if x.devices() == {target} else jax.device_put(x, target)
 
-    def separate(self, stacked: Any) -> list[Any]:
+    def separate(self, stacked: Array) -> list[Array]:
         if len(stacked) < _WORTH_COMPILING:
             return list(stacked)
         whole = len(stacked) - len(stacked) % _ROWS
         rows = [row for at in range(0, whole, _ROWS) for row in _separated(stacked, at)]
         return rows + list(stacked[whole:])
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: Array, b: Array) -> Array:
         return jnp.matmul(a, b)
 
     def finish(self, arrays: Any) -> None:
@@ -146,13 +147,13 @@ class JaxEngine(BaseEngine):
             if target in array.devices():
                 array.block_until_ready()
 
-    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
-        scope: AbstractContextManager[Any] = jax.default_device(self.native(device))
+    def default_scope(self, device: Device) -> AbstractContextManager[object]:
+        scope: AbstractContextManager[object] = jax.default_device(self.native(device))
         return scope
 
 
 @cache
-def _seen(backend: str) -> tuple[Any, ...]:
+def _seen(backend: str) -> tuple[Array, ...]:
     # JAX starts its backends once for a process, so the answer stays the same.
     if backend not in _BACKENDS:
         return ()
@@ -210,13 +211,13 @@ def _refuse_impossible(size: int, target: Any) -> None:
         raise MemoryError(f"tried to allocate {size} bytes on {target}: JAX may hold {most} there")
 
 
-def _in_c_order(x: Any) -> bool:
+def _in_c_order(x: Array) -> bool:
     # Where an older JAX does not say, the answer is the one that cannot be wrong.
     layout = getattr(getattr(x, "format", None), "layout", None)
     return layout is not None and layout.major_to_minor == tuple(range(x.ndim))
 
 
-def _rows_of(stacked: Any, at: int) -> list[Any]:
+def _rows_of(stacked: Array, at: int) -> list[Array]:
     some = jax.lax.dynamic_slice_in_dim(stacked, at, _ROWS)
     return [some[number] for number in range(_ROWS)]
 

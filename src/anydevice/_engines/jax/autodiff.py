@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from anydevice._core.engine import Absent
 from anydevice._core.primitives import Autodiff
@@ -22,19 +22,19 @@ class JaxAutodiff:
     compiles = True
 
     def value_and_grad(
-        self, function: Callable[..., Any], *, more: bool = False
+        self, function: Callable[..., Array], *, more: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def one_number(*arguments: Any, **named: Any) -> Any:
             result = function(*arguments, **named)
             value = result[0] if more else result
-            refuse_non_scalar(value, isinstance(value, jax.Array))
+            refuse_non_scalar(value, isinstance(value, Array))
             return result
 
         transformed = jax.value_and_grad(one_number, has_aux=more)
 
         @wraps(function)
-        def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+        def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Array, Array]:
             for path, leaf in jax.tree_util.tree_leaves_with_path(first):
                 _refuse_constant(path, leaf)
             result: tuple[Any, Any] = transformed(first, *others, **named)
@@ -42,10 +42,10 @@ class JaxAutodiff:
 
         return with_gradient
 
-    def stop_gradient(self, x: Any) -> Any:
+    def stop_gradient(self, x: Array) -> Array:
         return jax.lax.stop_gradient(x)
 
-    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpoint(self, function: Callable[..., Array]) -> Callable[..., Any]:
         """See the protocol.
 
         `jax.checkpoint` has no effect on the CPU: there XLA drops the barrier between the two
@@ -69,35 +69,37 @@ class JaxAutodiff:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _checkpointed(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+def _checkpointed(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
     return _run(jaxpr, inputs)
 
 
-def _run(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+def _run(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
     constants = len(jaxpr.constvars)
     found: list[Any] = jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
     return found
 
 
-def _forward(jaxpr: Any, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+def _forward(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> tuple[list[Array], list[Array]]:
     return _run(jaxpr, inputs), inputs
 
 
-def _backward(jaxpr: Any, inputs: list[Any], slopes: list[Any]) -> tuple[list[Any]]:
+def _backward(
+    jaxpr: jax.core.Jaxpr, inputs: list[Array], slopes: list[Array]
+) -> tuple[list[Array]]:
     floating = [at for at, each in enumerate(inputs) if jnp.issubdtype(each.dtype, jnp.inexact)]
 
-    def gradients(inputs: list[Any], slopes: list[Any]) -> list[Any]:
-        def of(floats: list[Any]) -> list[Any]:
+    def gradients(inputs: list[Array], slopes: list[Array]) -> list[Array]:
+        def of(floats: list[Array]) -> list[Array]:
             return _run(jaxpr, _with(inputs, floating, floats))
 
         found: list[Any] = jax.vjp(of, [inputs[at] for at in floating])[1](slopes)[0]
         return found
 
-    def behind_barrier(inputs: list[Any], slopes: list[Any]) -> Any:
+    def behind_barrier(inputs: list[Array], slopes: list[Array]) -> Array:
         return gradients(*lax.optimization_barrier((inputs, slopes)))
 
-    def in_branch(inputs: list[Any], slopes: list[Any]) -> Any:
-        def never(inputs: list[Any], slopes: list[Any]) -> list[Any]:
+    def in_branch(inputs: list[Array], slopes: list[Array]) -> Any:
+        def never(inputs: list[Array], slopes: list[Array]) -> list[Array]:
             return [jnp.zeros_like(inputs[at]) for at in floating]
 
         return lax.cond(_true(slopes), gradients, never, inputs, slopes)
@@ -113,7 +115,7 @@ def _backward(jaxpr: Any, inputs: list[Any], slopes: list[Any]) -> tuple[list[An
 _checkpointed.defvjp(_forward, _backward)
 
 
-def _with(values: list[Any], places: list[int], others: list[Any]) -> list[Any]:
+def _with(values: list[Array], places: list[int], others: list[Array]) -> list[Array]:
     """The values, with others in some places."""
     changed = list(values)
     for at, each in zip(places, others, strict=True):
@@ -121,7 +123,7 @@ def _with(values: list[Any], places: list[int], others: list[Any]) -> list[Any]:
     return changed
 
 
-def _true(slopes: list[Any]) -> Any:
+def _true(slopes: list[Array]) -> Any:
     """True, as the compiler cannot know: a number times 0 is never above 1, and nor is NaN."""
     numbers = [each for each in slopes if each.size and jnp.issubdtype(each.dtype, jnp.inexact)]
     return jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True

@@ -11,6 +11,7 @@ from stat import S_ISREG
 from typing import Any
 
 import jax
+from jax import Array
 from jax.experimental.compilation_cache import compilation_cache
 
 from anydevice._core.primitives import Compiler
@@ -45,7 +46,7 @@ class JaxCompiler:
 
     def compile(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Array],
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),

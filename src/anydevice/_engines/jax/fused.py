@@ -8,13 +8,14 @@ that they may change at each step; the other numbers are constants, and keep all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from anydevice._engines.host import known_dtype
 from anydevice._engines.jax.primitives import PRIMITIVES
@@ -36,19 +37,19 @@ def compiled(*static: int) -> Callable[[Function], Function]:
     return partial(jax.jit, static_argnums=static, inline=True)
 
 
-def wide(x: Any) -> Any:
+def wide(x: Array) -> Array:
     """The array in the dtype that it is computed in: 16 bits as float32."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
-def _product(x: Any, weight: Any, kind: Any) -> Any:
+def _product(x: Array, weight: Array, kind: Any) -> Array:
     contracted = ((x.ndim - 1,), (1,)), ((), ())
     precision = jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None
     return jax.lax.dot_general(x, weight, contracted, precision, preferred_element_type=kind)
 
 
 @compiled()
-def _linear(x: Any, weight: Any, bias: Any) -> Any:
+def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     if bias is not None:
         return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
     if x.size == x.shape[-1] or len(weight) == 1:  # on GPUs, XLA adds up a vector's in its dtype
@@ -57,67 +58,67 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 @compiled()
-def _silu(x: Any) -> Any:
+def _silu(x: Array) -> Array:
     return jax.nn.silu(wide(x)).astype(x.dtype)
 
 
 @compiled(1)
-def _leaky_relu(x: Any, slope: float) -> Any:
+def _leaky_relu(x: Array, slope: float) -> Array:
     return jax.nn.leaky_relu(wide(x), slope).astype(x.dtype)
 
 
 @compiled(1)
-def _gelu(x: Any, approximate: bool) -> Any:
+def _gelu(x: Array, approximate: bool) -> Array:
     return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
 
 
 @compiled()
-def _swiglu(gate: Any, up: Any) -> Any:
+def _swiglu(gate: Array, up: Array) -> Array:
     return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
 
 
 @compiled(1)
-def _softmax(x: Any, axis: int) -> Any:
+def _softmax(x: Array, axis: int) -> Array:
     return jax.nn.softmax(wide(x), axis).astype(x.dtype)
 
 
 @compiled(1)
-def _log_softmax(x: Any, axis: int) -> Any:
+def _log_softmax(x: Array, axis: int) -> Array:
     return jax.nn.log_softmax(wide(x), axis).astype(x.dtype)
 
 
-def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+def _mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return _averaged(x, axis, keepdims) if known_dtype(x.dtype).kind == "float" else NotImplemented
 
 
 @compiled(1, 2)
-def _averaged(x: Any, axis: Any, keepdims: bool) -> Any:
+def _averaged(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return jnp.mean(x, axis, keepdims=keepdims)
 
 
-def _var(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _var(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     if known_dtype(x.dtype).kind != "float":
         return NotImplemented
     return _spread(x, axis, keepdims, correction)
 
 
-def _std(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _std(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     if known_dtype(x.dtype).kind != "float":
         return NotImplemented
     return _root_of_spread(x, axis, keepdims, correction)
 
 
 @compiled(1, 2, 3)
-def _spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     return _squared_spread(wide(x), axis, keepdims, correction).astype(x.dtype)
 
 
 @compiled(1, 2, 3)
-def _root_of_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _root_of_spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     return jnp.sqrt(_squared_spread(wide(x), axis, keepdims, correction)).astype(x.dtype)
 
 
-def _squared_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _squared_spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     total = jnp.sum(jnp.square(x - jnp.mean(x, axis, keepdims=True)), axis, keepdims=keepdims)
     return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
 
@@ -126,7 +127,7 @@ def _both_ways(function: Function) -> Function:
     """A sort that can descend, with equal ones in the order in which they stand."""
 
     @compiled(1, 2)
-    def run(x: Any, axis: int, descending: bool) -> Any:
+    def run(x: Array, axis: int, descending: bool) -> Any:
         given = jnp.flip(x, axis) if descending else x
         found = function(given, axis=axis, stable=True)
         return jnp.flip(found, axis) if descending else found
@@ -138,55 +139,55 @@ _sort = _both_ways(jnp.sort)
 
 
 @compiled(1, 2)
-def _argsort(x: Any, axis: int, descending: bool) -> Any:
+def _argsort(x: Array, axis: int, descending: bool) -> Array:
     places = _both_ways(jnp.argsort)(x, axis, descending)
     return (x.shape[axis] - 1 - places if descending else places).astype(jnp.int32)
 
 
 @compiled(1)
-def _argmin(x: Any, axis: int) -> Any:
+def _argmin(x: Array, axis: int) -> Array:
     return jax.lax.argmin(x, axis, jnp.int32)
 
 
 @compiled(1, 2)
-def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+def _prod(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
 
 
 @compiled(1)
-def _cumulative_sum(x: Any, axis: int) -> Any:
+def _cumulative_sum(x: Array, axis: int) -> Array:
     return jnp.cumsum(x, axis, dtype=wide(x).dtype).astype(x.dtype)
 
 
-def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
+def _logsumexp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return _log_of_sum(x, axis, keepdims) if x.size else NotImplemented
 
 
 @compiled(1, 2)
-def _log_of_sum(x: Any, axis: Any, keepdims: bool) -> Any:
+def _log_of_sum(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return jax.nn.logsumexp(wide(x), axis, keepdims=keepdims).astype(x.dtype)
 
 
 @compiled(1)
-def _pad(x: Any, widths: Any, value: Any) -> Any:
+def _pad(x: Array, widths: Sequence[tuple[int, int]], value: Any) -> Array:
     sides = [(before, after, 0) for before, after in widths]
     return jax.lax.pad(x, jnp.asarray(value).astype(x.dtype), sides)
 
 
 @compiled(1)
-def _stacked(arrays: Any, axis: int) -> Any:
+def _stacked(arrays: Array, axis: int) -> Array:
     return jnp.stack(arrays, axis)
 
 
 @compiled(2)
-def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
     y = wide(x)
     squares = jnp.mean(y * y, -1, keepdims=True)
     return (y * jax.lax.rsqrt(squares + eps) * weight.astype(y.dtype)).astype(x.dtype)
 
 
 @compiled(3)
-def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
     y = wide(x)
     y = y - jnp.mean(y, -1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
@@ -195,13 +196,18 @@ def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
 
 
 def _rope(
-    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any, length: Any = None
-) -> Any:
+    x: Array,
+    positions: Array,
+    theta: float,
+    interleaved: bool,
+    scaling: Any,
+    length: Array | None = None,
+) -> Array:
     return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
 
 
 @compiled(2, 3)
-def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
+def _turned(x: Array, positions: Array, theta: float, interleaved: bool) -> Array:
     size = x.shape[-1]
     steps = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)], np.float32)
     angles = positions[..., None, :, None].astype(jnp.float32) * steps
@@ -218,10 +224,9 @@ def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
 
 
 def _attention(
-    q: Any, k: Any, v: Any,
-    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
-    soft_cap: float | None = None, sinks: Any = None,
-) -> Any:  # fmt: skip
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None, window:
+    int | None, lengths: Array | None, soft_cap: float | None = None, sinks: Array | None = None,
+) -> Array:  # fmt: skip
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not 0 < scores <= _LARGEST_SCORES:
         return NotImplemented
@@ -234,9 +239,9 @@ def _attention(
 
 @compiled(6, 7, 8, 9)
 def _attended(
-    q: Any, k: Any, v: Any, mask: Any, lengths: Any, sinks: Any,
+    q: Array, k: Array, v: Array, mask: Array | None, lengths: Array | None, sinks: Array | None,
     causal: bool, scale: float | None, window: int | None, soft_cap: float | None,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """The heads of one key head are rows of one product, so that no key is copied."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -261,13 +266,13 @@ def _attended(
     return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
 
 
-def _product_like(q: Any) -> Function:
+def _product_like(q: Array) -> Function:
     """Sums of products in 32 bits or more."""
     precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
     return partial(jnp.einsum, precision=precision, preferred_element_type=wide(q).dtype)
 
 
-def _scores(product: Function, q: Any, k: Any) -> Any:
+def _scores(product: Function, q: Array, k: Array) -> Array:
     """Each query with each key; for few queries with the keys first, as XLA would turn them."""
     if q.shape[2] * q.shape[3] > _FEW_ROWS:
         return product("bghqs,bgks->bghqk", q, k)
@@ -275,18 +280,32 @@ def _scores(product: Function, q: Any, k: Any) -> Any:
 
 
 @compiled(0)
-def _one_token(options: Any, *arrays: Any) -> Any:
+def _one_token(options: Any, *arrays: Array) -> Array:
     """One query with a long cache, given scale, window and soft cap."""
     ways = [partial(way, options) for way in (_by_block, _at_once)]
     return jax.lax.platform_dependent(*arrays, cpu=ways[0], default=ways[1])
 
 
-def _at_once(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) -> Any:
+def _at_once(
+    options: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    lengths: Array | None,
+    sinks: Array | None,
+) -> Array:
     return _attended(q, k, v, None, lengths, sinks, options[1] is not None, *options)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _by_block(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) -> Any:
+def _by_block(
+    options: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    lengths: Array | None,
+    sinks: Array | None,
+) -> Array:
     """Attention to the valid keys of a cache, some at a time: it takes as long as the text is."""
     scale, window, soft_cap = options
     (batch, heads, _, size), (_, kv_heads, keys, _) = q.shape, k.shape
@@ -296,7 +315,7 @@ def _by_block(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) ->
     first = jnp.zeros_like(valid) if window is None else jnp.maximum(valid - window, 0)
     factor = size**-0.5 if scale is None else scale
 
-    def step(state: Any) -> Any:
+    def step(state: Array) -> Any:
         at, largest, total, gathered = state
         begin = jnp.minimum(at, keys - _BLOCK)  # the last block may reach into the one before
         own, values = (jax.lax.dynamic_slice_in_dim(x, begin, _BLOCK, 2) for x in (k, v))
@@ -329,7 +348,7 @@ def _by_block(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) ->
 _by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_at_once, given), values, changes))
 
 
-def _softmax_beside(scores: Any, sinks: Any) -> Any:
+def _softmax_beside(scores: Array, sinks: Array | None) -> Array:
     """The softmax of the scores, (batch, kv heads, heads of each, queries, keys), and of sinks."""
     if sinks is None:
         return jax.nn.softmax(scores, -1)
@@ -340,7 +359,13 @@ def _softmax_beside(scores: Any, sinks: Any) -> Any:
 
 
 def _seen(
-    q: Any, kv_heads: int, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
+    q: Array,
+    kv_heads: int,
+    keys: int,
+    causal: bool,
+    mask: Array | None,
+    window: int | None,
+    lengths: Array | None,
 ) -> Any:
     """Which keys a query may see, with axes that broadcast to the scores; `None` for all."""
     queries, key = q.shape[2], jnp.arange(keys)
@@ -369,9 +394,9 @@ def _seen(
 
 
 def _experts(
-    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
-    activation: str, alpha: float, limit: float,
-) -> Any:  # fmt: skip
+    x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array, gate_up_bias: Array |
+    None, down_bias: Array | None, activation: str, alpha: float, limit: float,
+) -> Array:  # fmt: skip
     if not (x.size and chosen.size and down.size):
         return NotImplemented
     stacks = gate_up, down, gate_up_bias, down_bias
@@ -380,8 +405,14 @@ def _experts(
 
 @compiled(4, 5, 6)
 def _mixed(
-    x: Any, stacks: Any, chosen: Any, weights: Any, activation: str, alpha: float, limit: float
-) -> Any:
+    x: Array,
+    stacks: Array,
+    chosen: Array,
+    weights: Array,
+    activation: str,
+    alpha: float,
+    limit: float,
+) -> Array:
     (tokens, k), count = chosen.shape, len(stacks[0])
     between = partial(_gated, activation, alpha, limit)
     narrow = chosen.astype(jnp.int32) if chosen.dtype.itemsize < 4 else chosen
@@ -396,7 +427,7 @@ def _mixed(
     return (own * jnp.where(inside, weights, 0)[..., None]).sum(1).astype(x.dtype)
 
 
-def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
+def _in_blocks(x: Array, stacks: Array, numbers: Array, between: Function) -> Array:
     """What the expert of each choice makes of its token; the number of experts stands for none."""
     count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
     size = min(256, max(8, 1 << (length // count - 1).bit_length()))
@@ -418,10 +449,10 @@ def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
     return found.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
 
 
-def _each(stacks: Any, numbers: Any, blocks: Any, between: Function) -> Any:
+def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Array:
     """Blocks (n, rows, hidden), each through the expert of its number, one after the other."""
 
-    def step(_: None, block: Any) -> Any:
+    def step(_: None, block: Array) -> Any:
         at, rows = jnp.minimum(block[0], len(stacks[0]) - 1), block[1]
         matrices = [s if s is None else jax.lax.dynamic_slice_in_dim(s, at, 1) for s in stacks]
         return None, _through(matrices, rows[None], between)[0]
@@ -429,7 +460,7 @@ def _each(stacks: Any, numbers: Any, blocks: Any, between: Function) -> Any:
     return jax.lax.scan(step, None, (numbers, blocks))[1]
 
 
-def _through(matrices: Any, rows: Any, between: Function) -> Any:
+def _through(matrices: Array, rows: Array, between: Function) -> Array:
     """Rows (n, rows, hidden) through n experts."""
     gate_up, down, bias, last_bias = matrices
     precision = jax.lax.Precision.HIGHEST if rows.dtype.itemsize > 2 else None
@@ -442,7 +473,7 @@ def _through(matrices: Any, rows: Any, between: Function) -> Any:
     return found if last_bias is None else found + last_bias.astype(kind)[:, None]
 
 
-def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> Any:
+def _gated(activation: str, alpha: float, limit: float, gate: Array, up: Array) -> Array:
     if activation == "clipped_swiglu":
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
         return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
@@ -451,26 +482,26 @@ def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> A
     return jax.nn.gelu(gate, approximate=activation == "geglu_tanh") * up
 
 
-def _valid(lengths: Any, keys: int) -> Any:
+def _valid(lengths: Array, keys: int) -> Array:
     narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
     return jnp.clip(narrow, 0, keys).astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
 
 
 @compiled()
-def _cross_entropy(logits: Any, targets: Any) -> Any:
+def _cross_entropy(logits: Array, targets: Array) -> Array:
     logarithms = jax.nn.log_softmax(wide(logits), -1)
     return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
 
 
 @compiled()
-def _mean_squared_error(x: Any, y: Any) -> Any:
+def _mean_squared_error(x: Array, y: Array) -> Array:
     return jnp.mean(jnp.square(wide(x) - wide(y)))
 
 
 @compiled(3, 4, 5)
 def _conv_transpose2d(
-    x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair, more: Pair
-) -> Any:
+    x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
+) -> Array:
     kind = x.dtype
     x, turned = wide(x), wide(jnp.flip(weight, (2, 3)).swapaxes(0, 1))
     sides = [size - 1 - cut for size, cut in zip(weight.shape[2:], padding, strict=True)]
@@ -485,7 +516,7 @@ def _conv_transpose2d(
 
 
 @compiled(3, 4)
-def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair) -> Array:
     kind = x.dtype
     x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
     around = [(size, size) for size in padding]
@@ -496,10 +527,10 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     return (wide(result) + wide(bias)[:, None, None]).astype(kind)
 
 
-def _scan(given: Any, states: Any, step: Function, last: bool) -> Any:
+def _scan(given: Array, states: Array, step: Function, last: bool) -> Any:
     """The first state after each step over (batch, time, …), or after the last, as one loop."""
 
-    def both(states: Any, given: Any) -> Any:
+    def both(states: Array, given: Array) -> Any:
         states = step(states, given)
         return states, None if last else states[0]
 
@@ -507,20 +538,20 @@ def _scan(given: Any, states: Any, step: Function, last: bool) -> Any:
     return states[0] if last else jnp.swapaxes(outputs, 0, 1)
 
 
-def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+def _max_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return NotImplemented
     return largest_of_windows(x, size, size if stride is None else stride)
 
 
-def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return NotImplemented
     return _mean_of(x, size, size if stride is None else stride)
 
 
 @compiled(1, 2)
-def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
+def _mean_of(x: Array, size: Pair, stride: Pair) -> Array:
     window, step = (1, 1, *size), (1, 1, *stride)
     total = jax.lax.reduce_window(wide(x), 0.0, jax.lax.add, window, step, "VALID")
     return (total / (size[0] * size[1])).astype(x.dtype)
@@ -533,7 +564,7 @@ def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
 
 
 @compiled(1, 2)
-def largest_of_windows(x: Any, size: Pair, stride: Pair) -> Any:
+def largest_of_windows(x: Array, size: Pair, stride: Pair) -> Array:
     """The largest of each window of (batch, channels, height, width); NaN is larger than all.
 
     Of several that are the largest, the first one gets the gradient.
@@ -543,17 +574,17 @@ def largest_of_windows(x: Any, size: Pair, stride: Pair) -> Any:
     return _reduced(x, size, stride)
 
 
-def _reduced(x: Any, size: Pair, stride: Pair) -> Any:
+def _reduced(x: Array, size: Pair, stride: Pair) -> Array:
     window, step = (1, 1, *size), (1, 1, *stride)
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _largest_of_disjoint(x: Any, size: Pair) -> Any:
+def _largest_of_disjoint(x: Array, size: Pair) -> Array:
     return _reduced(x, size, size)
 
 
-def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Any, Any]:
+def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Array, Array]:
     windows, moving = (_channels_last(x, size) for (x,) in (values, changes))
     places = [windows[:, :, down, :, along] for down, along in np.ndindex(size)]
     largest = reduce(jnp.maximum, places)  # found again, as part of the loop that compares with it
@@ -571,7 +602,7 @@ def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> 
 _largest_of_disjoint.defjvp(_largest_and_change)
 
 
-def _channels_last(x: Any, size: Pair) -> Any:
+def _channels_last(x: Array, size: Pair) -> Array:
     """The windows as (batch, down, height of one, along, width of one, channels)."""
     batch, channels, height, width = x.shape
     down, along = height // size[0], width // size[1]
@@ -582,14 +613,14 @@ def _channels_last(x: Any, size: Pair) -> Any:
 def _of_lists(update: Function, count: int) -> Function:
     """The update, given its sequences as lists: JAX compiles for each kind of sequence again."""
 
-    def run(*given: Any) -> Any:
+    def run(*given: Array) -> Any:
         lists = (None if arrays is None else list(arrays) for arrays in given[:count])
         return update(*lists, *given[count:])
 
     return run
 
 
-def _in_full(like: Any) -> Callable[[Any], Any]:
+def _in_full(like: Array) -> Callable[[Array], Array]:
     """A function that brings arrays and numbers into the dtype in which `like` is computed."""
     kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
     return lambda x: jnp.asarray(x).astype(kind)
@@ -597,7 +628,7 @@ def _in_full(like: Any) -> Callable[[Any], Any]:
 
 @compiled(4, 5, 6)
 def _sgd(
-    parameters: Any, gradients: Any, velocities: Any,
+    parameters: Array, gradients: Array, velocities: Array,
     rate: Any, momentum: float, decay: float, nesterov: bool,
 ) -> Any:  # fmt: skip
     moved, kept = [], []
@@ -615,7 +646,7 @@ def _sgd(
 
 @compiled(6, 7, 8, 9, 10)
 def _adam(
-    parameters: Any, gradients: Any, means: Any, squares: Any, step: Any,
+    parameters: Array, gradients: Array, means: Array, squares: Array, step: Array,
     rate: Any, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
 ) -> Any:  # fmt: skip
     moved, new_means, new_squares = [], [], []
@@ -635,7 +666,7 @@ def _adam(
 
 @compiled(4, 5, 6)
 def _lion(
-    parameters: Any, gradients: Any, means: Any,
+    parameters: Array, gradients: Array, means: Array,
     rate: Any, beta1: float, beta2: float, decay: float,
 ) -> Any:  # fmt: skip
     moved, kept = [], []
@@ -648,7 +679,7 @@ def _lion(
     return moved, kept
 
 
-def _grown(beta: float, count: Any) -> Any:
+def _grown(beta: float, count: Any) -> Array:
     """`1 - beta**count`, without the digits that the difference would lose."""
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 

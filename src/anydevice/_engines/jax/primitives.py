@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import Primitives, Shape
@@ -20,7 +21,7 @@ _BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 _NUMBERS = (bool, int, float)
 
 
-def _one_program(function: Callable[..., Any], static: Sequence[int] = ()) -> Callable[..., Any]:
+def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
     """The function as one compiled program, of which the arguments at these places are constants.
 
     Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
@@ -30,10 +31,10 @@ def _one_program(function: Callable[..., Any], static: Sequence[int] = ()) -> Ca
     return program
 
 
-def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _two(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
     """The primitive of two arrays, or of an array and a number."""
 
-    def call(_: JaxPrimitives, a: Any, b: Any) -> Any:
+    def call(_: JaxPrimitives, a: Array, b: Array) -> Any:
         return function(*_pair(a, b))
 
     return call
@@ -46,7 +47,7 @@ _slice_axis = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
 
 
 @_one_program
-def _matmul(a: Any, b: Any) -> Any:
+def _matmul(a: Array, b: Array) -> Array:
     # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
     # for a float32 result would make the products of the gradient float32 ones, and slow.
     if _wide(a):
@@ -58,13 +59,13 @@ def _matmul(a: Any, b: Any) -> Any:
 
 
 @_one_program
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: Array) -> Array:
     # XLA writes it out as several operations, each of which would round.
     return jax.nn.sigmoid(x if _wide(x) else x.astype(jnp.float32)).astype(x.dtype)
 
 
 @partial(_one_program, static=(1, 2))
-def _sum(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+def _sum(x: Array, axis: Axes, keepdims: bool = False) -> Array:
     kind = x.dtype
     if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
         # Left to itself, XLA may add up parts of a long sum in 16 bits.
@@ -78,16 +79,16 @@ _PASSED_OVER = 1024
 
 
 @partial(_one_program, static=(1, 2))
-def _max(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+def _max(x: Array, axis: Axes, keepdims: bool = False) -> Array:
     return _with_nan(x, jnp.max(x, axis, keepdims=keepdims), axis, keepdims)
 
 
 @partial(_one_program, static=(1, 2))
-def _min(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+def _min(x: Array, axis: Axes, keepdims: bool = False) -> Array:
     return _with_nan(x, jnp.min(x, axis, keepdims=keepdims), axis, keepdims)
 
 
-def _with_nan(x: Any, found: Any, axis: Axes, keepdims: bool) -> Any:
+def _with_nan(x: Array, found: Array, axis: Axes, keepdims: bool) -> Array:
     """NaN where there is one: of many numbers, XLA on a CPU finds the largest of the others."""
     if x.size < _PASSED_OVER * found.size or not jnp.issubdtype(x.dtype, jnp.floating):
         return found
@@ -95,39 +96,39 @@ def _with_nan(x: Any, found: Any, axis: Axes, keepdims: bool) -> Any:
 
 
 class JaxPrimitives:
-    """Every primitive over `jax.Array`."""
+    """Every primitive over `Array`."""
 
     # Making
 
-    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+    def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
         return jnp.full(shape, value, _theirs(dtype), device=_device(like))
 
-    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+    def arange(self, stop: int, dtype: DType, like: Array) -> Array:
         return jnp.arange(stop, dtype=_theirs(dtype), device=_device(like))
 
-    def asarray(self, values: Any, like: Any) -> Any:
+    def asarray(self, values: Any, like: Array) -> Array:
         _theirs(known_dtype(values.dtype))
         return jnp.array(values, device=_device(like))
 
     # Types and shapes
 
-    def dtype(self, x: Any) -> DType:
+    def dtype(self, x: Array) -> DType:
         return known_dtype(x.dtype)
 
-    def astype(self, x: Any, dtype: DType) -> Any:
+    def astype(self, x: Array, dtype: DType) -> Array:
         kind = _theirs(dtype)
         return x.astype(kind) if x.dtype == kind else _astype(x, kind)
 
     reshape = staticmethod(_one_program(lambda x, shape: jnp.reshape(x, shape), [1]))
     broadcast_to = staticmethod(_one_program(lambda x, shape: jnp.broadcast_to(x, shape), [1]))
 
-    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+    def permute_dims(self, x: Array, axes: Sequence[int]) -> Array:
         return _transpose(x, tuple(axes))
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         return _concatenate(tuple(arrays), axis)
 
-    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
         return _slice_axis(x, start, stop, step, axis)
 
     # One array
@@ -163,7 +164,7 @@ class JaxPrimitives:
     logical_and = staticmethod(jnp.logical_and)
     logical_or = staticmethod(jnp.logical_or)
 
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
+    def where(self, condition: Array, a: Array, b: Array) -> Array:
         return jnp.where(condition, *_pair(a, b))
 
     # Along axes
@@ -172,10 +173,10 @@ class JaxPrimitives:
     max = staticmethod(_max)
     min = staticmethod(_min)
 
-    def argmax(self, x: Any, axis: int) -> Any:
+    def argmax(self, x: Array, axis: int) -> Array:
         return jax.lax.argmax(x, axis % x.ndim, jnp.int32)
 
-    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+    def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         if jnp.issubdtype(x.dtype, jnp.floating):
             # XLA's order puts NaN behind all others where its sign is set.
             x = jnp.where(jnp.isnan(x), jnp.nan, x)
@@ -186,7 +187,7 @@ class JaxPrimitives:
 
     matmul = staticmethod(_matmul)
 
-    def take(self, x: Any, indices: Any, axis: int) -> Any:
+    def take(self, x: Array, indices: Array, axis: int) -> Array:
         axis %= x.ndim
         if not x.shape[axis]:
             shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
@@ -194,7 +195,7 @@ class JaxPrimitives:
         places = _outside_is_size(indices, x.shape[axis])
         return jnp.take(x, places, axis, mode="fill", fill_value=_nothing(x))
 
-    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+    def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
         axis %= x.ndim
         if not x.shape[axis]:
             one = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
@@ -203,7 +204,7 @@ class JaxPrimitives:
         places = _outside_is_size(indices, x.shape[axis])
         return jnp.take_along_axis(x, places, axis, mode="fill", fill_value=_nothing(x))
 
-    def write(self, x: Any, new: Any, positions: Any) -> Any:
+    def write(self, x: Array, new: Array, positions: Array) -> Array:
         traced = any(isinstance(part, jax.core.Tracer) for part in (x, new, positions))
         return (_written if traced else _written_in_place)(x, new, positions)
 
@@ -217,7 +218,7 @@ def _theirs(dtype: DType) -> Any:
     return dtype.numpy()
 
 
-def _device(like: Any) -> Any:
+def _device(like: Array) -> Any:
     """The one device of an array; what is traced or on several takes any array beside it."""
     if isinstance(like, jax.core.Tracer):
         return None
@@ -225,7 +226,7 @@ def _device(like: Any) -> Any:
     return next(iter(devices)) if len(devices) == 1 else None
 
 
-def _pair(a: Any, b: Any) -> tuple[Any, Any]:
+def _pair(a: Array, b: Array) -> tuple[Array, Array]:
     """The operands; a Python number becomes one that does not change the other's dtype."""
     if isinstance(b, _NUMBERS):
         return a, _number(b, a)
@@ -240,18 +241,18 @@ def _number(value: float, beside: Any) -> Any:
     return bool(value) if beside.dtype == _BOOL else int(value)
 
 
-def _nothing(x: Any) -> float | bool:
+def _nothing(x: Array) -> float | bool:
     """The value that is read at an index out of range."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return float("nan")
     return False if x.dtype == _BOOL else 0
 
 
-def _wide(x: Any) -> bool:
+def _wide(x: Array) -> bool:
     return bool(x.dtype.itemsize > 2)
 
 
-def _outside_is_size(indices: Any, size: int) -> Any:
+def _outside_is_size(indices: Array, size: int) -> Array:
     """The indices, with the axis' size for each that is out of range: JAX counts negative ones."""
     if indices.dtype.itemsize < 4:
         indices = indices.astype(jnp.int32)  # so that the size is a number of its dtype
@@ -259,7 +260,7 @@ def _outside_is_size(indices: Any, size: int) -> Any:
     return jnp.where(inside, indices, size).astype(jnp.int32)
 
 
-def _rows_written(x: Any, new: Any, positions: Any) -> Any:
+def _rows_written(x: Array, new: Array, positions: Array) -> Array:
     places = _outside_is_size(positions, x.shape[2])
     one = jax.vmap(lambda cache, rows, at: cache.at[:, at].set(rows, mode="drop"))
     return one(x, new, places)

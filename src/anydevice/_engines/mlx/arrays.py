@@ -72,10 +72,10 @@ class MlxEngine(BaseEngine):
     def owns(self, x: object) -> bool:
         return isinstance(x, mx.array)
 
-    def devices_of(self, x: Any) -> tuple[Device, ...]:
+    def devices_of(self, x: mx.array) -> tuple[Device, ...]:
         return self.devices()
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> mx.array:
         """An array of its own, finished: MLX writes zeros into it."""
         target = self.native(device)
         if dtype.name in _missing(device):
@@ -87,7 +87,7 @@ class MlxEngine(BaseEngine):
         mx.eval(made)
         return made
 
-    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> mx.array:
         self.native(device)
         wide = known_dtype(x.dtype).name
         lacks = _missing(device)
@@ -106,36 +106,36 @@ class MlxEngine(BaseEngine):
         mx.eval(made)
         return made
 
-    def to_host(self, x: Any) -> Any:
+    def to_host(self, x: mx.array) -> Any:
         row = self.dtype_of(x)
         if row.module == "numpy":
             return np.array(x)
         return np.array(x.view(NATIVE[DTYPES[f"uint{row.bits}"]])).view(row.numpy())
 
-    def export(self, x: Any) -> Any:
+    def export(self, x: mx.array) -> mx.array:
         mx.eval(x)
         return x
 
-    def separate(self, stacked: Any) -> list[Any]:
+    def separate(self, stacked: mx.array) -> list[mx.array]:
         return [mx.contiguous(row) for row in stacked]
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: mx.array, b: mx.array) -> mx.array:
         """The product, on MLX's default device: `default_scope` sets another one."""
         return mx.matmul(a, b)
 
     def finish(self, arrays: Any) -> None:
         mx.eval(arrays)
 
-    def launch(self, arrays: Sequence[Any]) -> None:
+    def launch(self, arrays: Sequence[mx.array]) -> None:
         mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
 
     def synchronize(self, device: Device) -> None:
         mx.synchronize(mx.default_stream(self.native(device)))
 
-    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+    def default_scope(self, device: Device) -> AbstractContextManager[object]:
         return _default(self.native(device))
 
-    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
+    def inference_scope(self, device: Device) -> AbstractContextManager[object]:
         """On Linux, products of float32 are NumPy's: MLX comes with a BLAS that only defines."""
         return host_products()
 
@@ -146,7 +146,7 @@ def _missing(device: Device) -> tuple[str, ...]:
 
 
 @contextmanager
-def _default(native: Any) -> Iterator[Any]:
+def _default(native: mx.Device) -> Iterator[object]:
     before = mx.default_device()
     mx.set_default_device(native)
     try:

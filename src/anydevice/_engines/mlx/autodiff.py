@@ -25,12 +25,12 @@ class MlxAutodiff:
     stop_gradient = staticmethod(mx.stop_gradient)
 
     def value_and_grad(
-        self, function: Callable[..., Any], *, more: bool = False
+        self, function: Callable[..., mx.array], *, more: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
-        def run(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+        def run(first: Any, *others: Any, **named: Any) -> tuple[mx.array, mx.array]:
             # MLX takes no tree that holds anything but arrays.
-            def value_of(arrays: list[Any]) -> Any:
+            def value_of(arrays: list[mx.array]) -> Any:
                 result = function(refilled(first, arrays), *others, **named)
                 value = result[0] if more else result
                 refuse_non_scalar(value, isinstance(value, mx.array))
@@ -46,7 +46,7 @@ class MlxAutodiff:
 
         return run
 
-    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpoint(self, function: Callable[..., mx.array]) -> Callable[..., Any]:
         again = mx.checkpoint(function)
 
         @wraps(function)
@@ -70,12 +70,12 @@ class MlxAutodiff:
 
 
 @mx.custom_function
-def _together(*arrays: Any) -> Any:
+def _together(*arrays: mx.array) -> Any:
     return arrays
 
 
 @_together.vjp
-def _gradients_together(arrays: Any, gradients: Any, results: Any) -> Any:
+def _gradients_together(arrays: mx.array, gradients: mx.array, results: Any) -> Any:
     return mx.depends(gradients, gradients)
 
 

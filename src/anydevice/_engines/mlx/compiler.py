@@ -23,7 +23,7 @@ class MlxCompiler:
 
     def compile(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., mx.array],
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
@@ -41,7 +41,7 @@ class MlxCompiler:
         return None
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., mx.array]) -> Callable[..., Any]:
     state: Any = mx.random.state
     compiled = mx.compile(function, inputs=state, outputs=state)
 

@@ -40,7 +40,7 @@ def host_products() -> Iterator[None]:
         _allowed.now = before
 
 
-def linear(x: Any, weight: Any, bias: Any) -> Any:
+def linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
     """The op of that name; `NotImplemented` outside of such a block, or on another device."""
     if not (_allows(x) and x.size):
         return NotImplemented
@@ -50,7 +50,9 @@ def linear(x: Any, weight: Any, bias: Any) -> Any:
     return mx.array(result)
 
 
-def decoder_layer(x: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
+def decoder_layer(
+    x: mx.array, positions: mx.array, keys: mx.array, values: mx.array, *others: Any
+) -> Any:
     """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
     *weights, numbers = others
     assert isinstance(numbers, LayerConfig)
@@ -60,5 +62,5 @@ def decoder_layer(x: Any, positions: Any, keys: Any, values: Any, *others: Any) 
     return result if result is NotImplemented else (mx.array(result[0]), keys, values)
 
 
-def _allows(x: Any) -> bool:
+def _allows(x: mx.array) -> bool:
     return _allowed.now and x.dtype == mx.float32 and bool(mx.default_device() == _CPU)

@@ -9,7 +9,7 @@ position to begin at, while an op is given the position of each token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -26,20 +26,20 @@ _SCORES_AT_ONCE = 1 << 26
 """More of them than this are not to be in memory together, as they are on a CPU."""
 
 
-def _softmax(x: Any, axis: int) -> Any:
+def _softmax(x: mx.array, axis: int) -> mx.array:
     if not x.size or x.dtype == _FLOAT64:
         return NotImplemented
     return mx.softmax(x, axis=axis, precise=True)
 
 
-def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+def _rmsnorm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     kind = x.dtype
     if (kind == _FLOAT32 or _half_on_gpu(kind)) and x.size:
         return _rms_norm(x, weight, eps)
     return NotImplemented
 
 
-def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layernorm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
     kind = x.dtype
     if (kind == _FLOAT32 or _half_on_gpu(kind)) and x.size:
         return _layer_norm(x, weight, bias, eps)
@@ -50,9 +50,9 @@ _rmsnorm.of_one_dtype = _layernorm.of_one_dtype = True  # type: ignore[attr-defi
 
 
 def _attention(
-    q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any,
-    soft_cap: Any = None, sinks: Any = None,
-) -> Any:  # fmt: skip
+    q: mx.array, k: mx.array, v: mx.array, causal: bool, scale: Any, mask: mx.array | None, window:
+    Any, lengths: mx.array | None, soft_cap: Any = None, sinks: mx.array | None = None,
+) -> mx.array:  # fmt: skip
     if soft_cap is not None or not v.shape[3]:
         return NotImplemented
     batch, heads, queries, size = q.shape
@@ -92,7 +92,14 @@ def _attention(
     return result
 
 
-def _seen(queries: int, keys: int, causal: bool, mask: Any, window: Any, lengths: Any) -> Any:
+def _seen(
+    queries: int,
+    keys: int,
+    causal: bool,
+    mask: mx.array | None,
+    window: Any,
+    lengths: mx.array | None,
+) -> Any:
     """Which key each query may see, in a shape that broadcasts to that of the products."""
     key = mx.arange(keys)
     valid = keys if lengths is None else _within(lengths, keys)[:, None, None, None]
@@ -110,7 +117,7 @@ def _seen(queries: int, keys: int, causal: bool, mask: Any, window: Any, lengths
     return seen
 
 
-def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
+def _held(k: mx.array, v: mx.array, seen: mx.array) -> tuple[mx.array, mx.array]:
     """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
     shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
     split = (1, 1) if shape[1] == 1 else (k.shape[1], shape[1] // k.shape[1])
@@ -118,7 +125,7 @@ def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
     return mx.where(some, k, 0), mx.where(some, v, 0)
 
 
-def _within(lengths: Any, keys: int) -> Any:
+def _within(lengths: mx.array, keys: int) -> mx.array:
     return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
 
 
@@ -128,9 +135,10 @@ def _within(lengths: Any, keys: int) -> Any:
 
 
 def _experts(
-    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
-    activation: str, alpha: float, limit: float,
-) -> Any:  # fmt: skip
+    x: mx.array, gate_up: mx.array, down: mx.array, chosen: mx.array, weights: mx.array,
+    gate_up_bias: mx.array | None, down_bias: mx.array | None, activation: str, alpha: float,
+    limit: float,
+) -> mx.array:  # fmt: skip
     if not (x.size and chosen.size and down.size):
         return NotImplemented
     (tokens, k), count = chosen.shape, gate_up.shape[0]
@@ -138,7 +146,7 @@ def _experts(
     inside = mx.logical_and(wide >= 0, wide < count)
     numbers = mx.where(inside, wide, count).astype(mx.int32)
 
-    def through(rows: Any, experts: Any) -> Any:
+    def through(rows: mx.array, experts: mx.array) -> mx.array:
         """Rows (…, rows, hidden) through the experts of these numbers (…)."""
         both = _chosen_product(rows, gate_up, gate_up_bias, experts)
         between = _gated(activation, alpha, limit, *mx.split(both, 2, axis=-1))
@@ -154,7 +162,9 @@ def _experts(
     return mx.sum(own * shares[..., None], axis=1).astype(x.dtype)
 
 
-def _in_blocks(x: Any, numbers: Any, count: int, through: Callable[..., Any]) -> Any:
+def _in_blocks(
+    x: mx.array, numbers: mx.array, count: int, through: Callable[..., mx.array]
+) -> mx.array:
     """What the expert of each choice makes of its token; `count` stands for none."""
     length, (tokens, hidden) = numbers.size, x.shape
     size = 8
@@ -184,7 +194,9 @@ def _in_blocks(x: Any, numbers: Any, count: int, through: Callable[..., Any]) ->
     return found[mx.minimum(places, blocks * size - 1)]
 
 
-def _chosen_product(rows: Any, matrices: Any, bias: Any, numbers: Any) -> Any:
+def _chosen_product(
+    rows: mx.array, matrices: mx.array, bias: mx.array | None, numbers: mx.array
+) -> mx.array:
     """Rows (…, rows, inputs) times the matrices of these numbers (…), in 32 bits or more."""
     turned = matrices.swapaxes(-1, -2)
     if _gathers(rows):
@@ -196,12 +208,12 @@ def _chosen_product(rows: Any, matrices: Any, bias: Any, numbers: Any) -> Any:
     return product if bias is None else product + bias[numbers][..., None, :].astype(product.dtype)
 
 
-def _gathers(x: Any) -> bool:
+def _gathers(x: mx.array) -> bool:
     """Whether MLX multiplies such arrays with matrices where they are: on a CPU, only `float32`."""
     return bool(x.dtype == _FLOAT32 or mx.default_device() != _CPU)
 
 
-def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> Any:
+def _gated(activation: str, alpha: float, limit: float, gate: mx.array, up: mx.array) -> mx.array:
     if activation == "clipped_swiglu":
         gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
         return gate * PRIMITIVES.sigmoid(alpha * gate) * (up + 1)
@@ -213,7 +225,7 @@ def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> A
     return 0.5 * gate * (1 + mx.tanh(inner)) * up
 
 
-def _sort(x: Any, axis: int, descending: bool) -> Any:
+def _sort(x: mx.array, axis: int, descending: bool) -> mx.array:
     if not x.size:
         return x
     given = _flip(x, (axis,)) if descending else x
@@ -221,7 +233,7 @@ def _sort(x: Any, axis: int, descending: bool) -> Any:
     return _flip(found, (axis,)) if descending else found
 
 
-def _argsort(x: Any, axis: int, descending: bool) -> Any:
+def _argsort(x: mx.array, axis: int, descending: bool) -> mx.array:
     if not x.size:
         return mx.zeros(x.shape, dtype=mx.int32)
     if not descending:
@@ -230,36 +242,36 @@ def _argsort(x: Any, axis: int, descending: bool) -> Any:
     return (x.shape[axis] - 1) - order.astype(mx.int32)
 
 
-def _ordered(x: Any) -> Any:
+def _ordered(x: mx.array) -> mx.array:
     return x.astype(mx.uint8) if x.dtype == mx.bool_ else x
 
 
-def _cumulative_sum(x: Any, axis: int) -> Any:
+def _cumulative_sum(x: mx.array, axis: int) -> mx.array:
     if not x.size:
         return x
     return mx.cumsum(x.astype(_FLOAT32) if x.dtype in _HALF else x, axis=axis).astype(x.dtype)
 
 
-def _prod(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _prod(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     if not x.size:
         return NotImplemented
     wide = x.astype(_FLOAT32) if x.dtype in _HALF else x
     return mx.prod(wide, axis=axes, keepdims=keepdims).astype(x.dtype)
 
 
-def _any(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _any(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     return mx.any(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
 
 
-def _all(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _all(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     return mx.all(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
 
 
-def _pad(x: Any, widths: Any, value: float) -> Any:
+def _pad(x: mx.array, widths: Sequence[tuple[int, int]], value: float) -> mx.array:
     return mx.pad(x, list(widths), constant_values=mx.array(value, dtype=x.dtype))
 
 
-def _flip(x: Any, axes: tuple[int, ...]) -> Any:
+def _flip(x: mx.array, axes: tuple[int, ...]) -> mx.array:
     backwards = slice(None, None, -1)
     return x[tuple(backwards if at in axes else slice(None) for at in range(x.ndim))]
 

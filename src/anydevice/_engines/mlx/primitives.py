@@ -34,10 +34,12 @@ under_way = local()
 """`gradients`: how many are being taken, one inside the other, in this thread."""
 
 
-def _two(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _two(
+    function: Callable[..., mx.array],
+) -> Callable[..., mx.array]:
     """The function, in which a fraction beside integers becomes an integer."""
 
-    def call(a: Any, b: Any) -> Any:
+    def call(a: mx.array | float, b: mx.array | float) -> Any:
         if type(b) is float:
             return function(a, _number(b, a))
         return function(_number(a, b), b) if type(a) is float else function(a, b)
@@ -85,58 +87,58 @@ class MlxPrimitives:
 
     matmul = staticmethod(mx.matmul)
 
-    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+    def full(self, shape: Shape, value: float, dtype: DType, like: mx.array) -> mx.array:
         # MLX does not make `bool` of a number.
         return mx.full(shape, value, dtype=_native(dtype)).astype(_native(dtype))
 
-    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+    def arange(self, stop: int, dtype: DType, like: mx.array) -> mx.array:
         return mx.arange(stop, dtype=_native(dtype))
 
-    def asarray(self, values: Any, like: Any) -> Any:
+    def asarray(self, values: Any, like: mx.array) -> mx.array:
         row = known_dtype(values.dtype)
         if row.module == "numpy":
             return mx.array(values, dtype=_native(row))
         # MLX reads no dtype that NumPy itself does not have.
         return mx.array(values.view(f"uint{row.bits}")).view(_native(row))
 
-    def dtype(self, x: Any) -> DType:
+    def dtype(self, x: mx.array) -> DType:
         return known_dtype(x.dtype)
 
-    def astype(self, x: Any, dtype: DType) -> Any:
+    def astype(self, x: mx.array, dtype: DType) -> mx.array:
         target = _native(dtype)
         return x if x.dtype == target else x.astype(target)
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+    def concat(self, arrays: Sequence[mx.array], axis: int) -> mx.array:
         return mx.concatenate(list(arrays), axis=axis)
 
-    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: mx.array, axis: int, start: int, stop: int, step: int = 1) -> mx.array:
         before = axis if axis >= 0 else x.ndim + axis
         return x[(slice(None),) * before + (slice(start, stop, step),)]
 
-    def sign(self, x: Any) -> Any:
+    def sign(self, x: mx.array) -> mx.array:
         plain = mx.sign(x)
         # MLX gives 0 for NaN.
         return mx.where(mx.isnan(x), x, plain) if x.dtype in _FLOATING else plain
 
-    def exp(self, x: Any) -> Any:
+    def exp(self, x: mx.array) -> mx.array:
         return mx.power(math.e, x) if x.dtype == mx.float64 else mx.exp(x)
 
-    def sin(self, x: Any) -> Any:
+    def sin(self, x: mx.array) -> Any:
         return _sin_in_full(x) if x.dtype == mx.float64 else mx.sin(x)
 
-    def cos(self, x: Any) -> Any:
+    def cos(self, x: mx.array) -> Any:
         return _cos_in_full(x) if x.dtype == mx.float64 else mx.cos(x)
 
-    def sigmoid(self, x: Any) -> Any:
+    def sigmoid(self, x: mx.array) -> mx.array:
         if x.dtype == mx.float64:
             return 1 / (1 + self.exp(-x))
         # With float16, MLX takes small results for 0.
         return mx.sigmoid(x.astype(mx.float32)).astype(x.dtype) if x.itemsize < 4 else mx.sigmoid(x)
 
-    def erf(self, x: Any) -> Any:
+    def erf(self, x: mx.array) -> mx.array:
         return self._erf_in_full(x) if x.dtype == mx.float64 else mx.erf(x)
 
-    def _erf_in_full(self, x: Any) -> Any:
+    def _erf_in_full(self, x: mx.array) -> mx.array:
         """The series of erf with terms of one sign, which loses no digits to cancelling."""
         near = mx.clip(x, -_ERF_IS_ONE, _ERF_IS_ONE)
         square = near * near
@@ -146,12 +148,12 @@ class MlxPrimitives:
         share = 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
         return mx.clip(share, -1.0, 1.0)
 
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
+    def where(self, condition: mx.array, a: mx.array, b: mx.array) -> mx.array:
         if not isinstance(b, mx.array):
             return mx.where(condition, a, _number(b, a))
         return mx.where(condition, a if isinstance(a, mx.array) else _number(a, b), b)
 
-    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def sum(self, x: mx.array, axis: Axes, keepdims: bool = False) -> mx.array:
         dtype = mx.int32 if x.dtype == mx.bool_ else x.dtype
         if not x.size:
             return _of_nothing(np.sum, x, axis, keepdims).astype(dtype)
@@ -159,24 +161,24 @@ class MlxPrimitives:
         # MLX itself widens integers of few bits.
         return mx.sum(wide, axis=axis, keepdims=keepdims).astype(dtype)
 
-    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def max(self, x: mx.array, axis: Axes, keepdims: bool = False) -> mx.array:
         if not x.size:
             return _of_nothing(np.max, x, axis, keepdims)
         return mx.max(x, axis=axis, keepdims=keepdims)
 
-    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def min(self, x: mx.array, axis: Axes, keepdims: bool = False) -> mx.array:
         if not x.size:
             return _of_nothing(np.min, x, axis, keepdims)
         return mx.min(x, axis=axis, keepdims=keepdims)
 
-    def argmax(self, x: Any, axis: int) -> Any:
+    def argmax(self, x: mx.array, axis: int) -> mx.array:
         if not x.size:
             return _of_nothing(np.max, x, axis, False).astype(mx.int32)
         if x.dtype in _FLOATING and (mx.default_device() != _CPU or _cpu_passes_over_nan()):
             return _argmax_of_numbers_and_others(x, axis)
         return mx.argmax(x, axis=axis).astype(mx.int32)
 
-    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+    def top_k(self, x: mx.array, k: int) -> tuple[mx.array, mx.array]:
         size = x.shape[-1]
         if size > _LONG_ROW and 4 * k <= size and x.size:
             # The k largest in any order, NaN among them, and then only these in order.
@@ -186,7 +188,7 @@ class MlxPrimitives:
             return values, mx.take_along_axis(places, order, axis=-1)
         return self._in_order(x, k)
 
-    def _in_order(self, x: Any, k: int) -> tuple[Any, Any]:
+    def _in_order(self, x: mx.array, k: int) -> tuple[mx.array, mx.array]:
         # The sort is stable and puts NaN last; read backwards, the first of
         # equal ones would come last, so it is the array read backwards that is sorted.
         size = x.shape[-1]
@@ -194,7 +196,7 @@ class MlxPrimitives:
         places = (size - 1) - order[..., :k].astype(mx.int32)
         return mx.take_along_axis(x, places, axis=-1), places
 
-    def take(self, x: Any, indices: Any, axis: int) -> Any:
+    def take(self, x: mx.array, indices: mx.array, axis: int) -> mx.array:
         before = axis if axis >= 0 else x.ndim + axis
         size = x.shape[before]
         after = x.ndim - before - 1
@@ -205,7 +207,7 @@ class MlxPrimitives:
         inside = mx.reshape(inside, (*indices.shape, *(1,) * after))
         return mx.where(inside, mx.take(x, safe, axis=before), _nothing(x))
 
-    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+    def take_along_axis(self, x: mx.array, indices: mx.array, axis: int) -> mx.array:
         before = axis if axis >= 0 else x.ndim + axis
         shape = (*x.shape[:before], indices.shape[before], *x.shape[before + 1 :])
         if not x.shape[before]:
@@ -213,7 +215,7 @@ class MlxPrimitives:
         safe, inside = _safe(mx.broadcast_to(indices, shape), x.shape[before])
         return mx.where(inside, mx.take_along_axis(x, safe, axis=before), _nothing(x))
 
-    def write(self, x: Any, new: Any, positions: Any) -> Any:
+    def write(self, x: mx.array, new: mx.array, positions: mx.array) -> mx.array:
         """See the protocol. One row for each batch goes into the memory of `x`, unless a gradient
         of it may be asked for: `AUTODIFF` says so, and `mx.grad` itself then refuses it.
         """
@@ -228,7 +230,7 @@ class MlxPrimitives:
         return mx.put_along_axis(room, rows, new, axis=2)[:, :, :keys]
 
 
-def _written_in_place(x: Any, new: Any, positions: Any, inside: Any) -> Any:
+def _written_in_place(x: mx.array, new: mx.array, positions: mx.array, inside: Any) -> mx.array:
     """`x` with one row of each batch replaced, where it is inside.
 
     MLX copies an array that is read and written by turns. So the old row is not read and chosen,
@@ -248,24 +250,24 @@ def _written_in_place(x: Any, new: Any, positions: Any, inside: Any) -> Any:
 
 # Their gradients are given here: that of the tangent would be only as exact as in `float32`.
 @mx.custom_function
-def _sin_in_full(x: Any) -> Any:
+def _sin_in_full(x: mx.array) -> mx.array:
     half = mx.tan(x / 2)
     return 2 * half / (1 + half * half)
 
 
 @mx.custom_function
-def _cos_in_full(x: Any) -> Any:
+def _cos_in_full(x: mx.array) -> mx.array:
     square = mx.square(mx.tan(x / 2))
     return (1 - square) / (1 + square)
 
 
 @_sin_in_full.vjp
-def _slope_of_sin(x: Any, change: Any, _: Any) -> Any:
+def _slope_of_sin(x: mx.array, change: Any, _: Any) -> mx.array:
     return change * _cos_in_full(x)
 
 
 @_cos_in_full.vjp
-def _slope_of_cos(x: Any, change: Any, _: Any) -> Any:
+def _slope_of_cos(x: mx.array, change: Any, _: Any) -> mx.array:
     return -change * _sin_in_full(x)
 
 
@@ -276,7 +278,9 @@ def _native(dtype: DType) -> Any:
         raise lacking("MLX", dtype) from None
 
 
-def _of_nothing(function: Callable[..., Any], x: Any, axis: Axes, keepdims: bool) -> Any:
+def _of_nothing(
+    function: Callable[..., mx.array], x: mx.array, axis: Axes, keepdims: bool
+) -> mx.array:
     """The reduction of an array without elements, on which MLX may hang."""
     left = function(np.zeros(x.shape, np.int8), axis=axis, keepdims=keepdims)
     return mx.zeros(left.shape, dtype=x.dtype)
@@ -289,17 +293,17 @@ def _number(value: float, beside: Any) -> float:
     return bool(value) if beside.dtype == mx.bool_ else int(value)
 
 
-def _nothing(x: Any) -> float:
+def _nothing(x: mx.array) -> float:
     """The value that is read at an index out of range."""
     return math.nan if x.dtype in _FLOATING else _number(0, x)
 
 
-def _as_index(indices: Any) -> Any:
+def _as_index(indices: mx.array) -> mx.array:
     """The indices in a dtype that holds them, the size of any axis, and what is below both."""
     return indices if indices.dtype in _AS_INDEX else indices.astype(mx.int64)
 
 
-def _safe(indices: Any, size: int) -> tuple[Any, Any]:
+def _safe(indices: mx.array, size: int) -> tuple[mx.array, mx.array]:
     """Indices that are in range, and which of them were so before."""
     indices = _as_index(indices)
     inside = mx.logical_and(indices >= 0, indices < size)
@@ -312,7 +316,7 @@ def _cpu_passes_over_nan() -> bool:
     return bool(mx.argmax(mx.array([0.0, math.nan]), stream=_CPU).item() == 0)
 
 
-def _argmax_of_numbers_and_others(x: Any, axis: int) -> Any:
+def _argmax_of_numbers_and_others(x: mx.array, axis: int) -> mx.array:
     """The index of the first NaN, where there is any: MLX's GPU kernel passes it over."""
     others = mx.isnan(x)
     first = mx.argmax(others, axis=axis)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 import pyopencl.array as cl_array
+from pyopencl.array import Array
 
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType
@@ -35,30 +36,35 @@ class OpenclEngine(BaseEngine):
         return seen[device.index]
 
     def owns(self, x: object) -> bool:
-        return isinstance(x, cl_array.Array)
+        return isinstance(x, Array)
 
-    def devices_of(self, x: Any) -> tuple[Device, ...]:
+    def devices_of(self, x: Array) -> tuple[Device, ...]:
         return tuple(Device("opencl", _seen().index(native)) for native in x.context.devices)
 
-    def storage(self, x: Any) -> Storage | None:
+    def storage(self, x: Array) -> Storage | None:
         """The buffer, known by its handle: OpenCL gives out no pointers."""
         if not isinstance(x.base_data, cl.MemoryObjectHolder):
             return None
         return Storage(x.base_data.int_ptr, x.base_data.size, x.offset, x.strides, x.shape)
 
     def view(
-        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
-    ) -> Any:
+        self,
+        x: Array,
+        dtype: DType,
+        offset: int,
+        strides: tuple[int, ...],
+        shape: tuple[int, ...],
+    ) -> Array:
         queue, number = _queue_of(x), dtype.numpy()
-        return cl_array.Array(queue, shape, number, "C", x.allocator, x.base_data, offset, strides)
+        return Array(queue, shape, number, "C", x.allocator, x.base_data, offset, strides)
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
         queue = queue_of_device(self.native(device))
         made = cl_array.empty(queue, shape, dtype.numpy(), allocator=pool(queue.context))
         queue.finish()  # work on what lay there before may still be under way
         return made
 
-    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
         """A copy on the device, also of dtypes that OpenCL cannot compute with.
 
         With `narrow`, float64 is rounded where the device computes none.
@@ -69,7 +75,7 @@ class OpenclEngine(BaseEngine):
             x = narrowed(x, ("float64",), why=absent.what, remedy=absent.instead, narrow=True)
         return cl_array.to_device(queue, plain(x), allocator=pool(queue.context))
 
-    def to_host(self, x: Any) -> Any:
+    def to_host(self, x: Array) -> Any:
         if not x.size:
             return np.empty(x.shape, x.dtype)
         # PyOpenCL's own `get` reads no gaps and not every type, so the bytes are read here: those
@@ -81,10 +87,10 @@ class OpenclEngine(BaseEngine):
         array = np.ndarray(x.shape, x.dtype, read, x.offset - start, x.strides)
         return array if gapless else array.copy()
 
-    def separate(self, stacked: Any) -> list[Any]:
+    def separate(self, stacked: Array) -> list[Array]:
         return [row.copy(queue=_queue_of(stacked)) for row in stacked]
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: Array, b: Array) -> Array:
         if str(a.dtype) not in _MULTIPLIED or a.dtype != b.dtype:
             what = f"OpenCL multiplies no {a.dtype} by {b.dtype}"
             raise no_dtype(what, "convert both matrices to float32")
@@ -99,7 +105,7 @@ class OpenclEngine(BaseEngine):
         queue_of_device(self.native(device)).finish()
 
 
-def _seen() -> list[Any]:
+def _seen() -> list[Array]:
     """Every device of every platform, numbered through as the drivers list them."""
     try:
         return [device for platform in cl.get_platforms() for device in _devices_of(platform)]
@@ -107,14 +113,14 @@ def _seen() -> list[Any]:
         return []
 
 
-def _devices_of(platform: Any) -> list[Any]:
+def _devices_of(platform: cl.Platform) -> list[Any]:
     try:
         return list(platform.get_devices())
     except cl.Error:  # a driver whose hardware is not there
         return []
 
 
-def _queue_of(x: Any) -> Any:
+def _queue_of(x: Array) -> Any:
     return x.queue or queue_of_context(x.context)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
-import pyopencl.array as cl_array
 import pyopencl.tools as cl_tools
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DType
 from anydevice._core.locks import ForkSafeLock, made_once
@@ -38,26 +38,26 @@ _counting = ForkSafeLock()
 
 
 @made_once
-def queue_of_device(native: Any) -> Any:
+def queue_of_device(native: cl.Device) -> Any:
     """The queue of a `pyopencl.Device`, in a context of its own that is made on first use."""
     return queue_of_context(cl.Context([native]))
 
 
 @made_once
-def queue_of_context(context: Any) -> Any:
+def queue_of_context(context: cl.Context) -> Any:
     """The queue that all our work in a context goes through."""
     return cl.CommandQueue(context)
 
 
 @made_once
-def pool(context: Any) -> Pool:
+def pool(context: cl.Context) -> Pool:
     """The pool that arrays of a context take their memory from."""
     made = Pool(queue_of_context(context))
     _pools.append(made)
     return made
 
 
-def pools_of(native: Any) -> list[Pool]:
+def pools_of(native: cl.Device) -> list[Pool]:
     """Every pool that has been made on a `pyopencl.Device`; asking makes none."""
     return [made for made in _pools if native in made.devices]
 
@@ -78,7 +78,7 @@ class Pool:
     here and not in the middle of a computation.
     """
 
-    def __init__(self, queue: Any) -> None:
+    def __init__(self, queue: cl.CommandQueue) -> None:
         allocator = cl_tools.ImmediateAllocator(queue)
         self._pool: Any = cl_tools.MemoryPool(allocator, leading_bits_in_bin_id=_LEADING_BITS)
         self._lock = ForkSafeLock()
@@ -167,27 +167,27 @@ class Pool:
         return [each for each in _pools if set(each.devices) & set(self.devices)]
 
 
-def _left_of(native: Any) -> float:
+def _left_of(native: cl.Device) -> float:
     return limits.get(native, inf) - sum(each.held for each in pools_of(native))
 
 
-def new(shape: Ints, dtype: DType, context: Any) -> Any:
+def new(shape: Ints, dtype: DType, context: cl.Context) -> Array:
     """A new array in C order, not initialized."""
     kind = dtype.numpy()
     size = prod(shape) * kind.itemsize
     memory = pool(context)
     data = memory.allocate(size) if size else None
-    return cl_array.Array(queue_of_context(context), shape, kind, allocator=memory, data=data)
+    return Array(queue_of_context(context), shape, kind, allocator=memory, data=data)
 
 
-def from_host(values: Any, context: Any) -> Any:
+def from_host(values: Any, context: cl.Context) -> Array:
     """A NumPy array on the device; a small one without waiting for what is under way there.
 
     A small one is not counted among the memory in use.
     """
     queue, memory = queue_of_context(context), pool(context)
     if not values.size:
-        return cl_array.Array(queue, values.shape, values.dtype, allocator=memory)
+        return Array(queue, values.shape, values.dtype, allocator=memory)
     # A reference to the bytes: PyOpenCL asks for a buffer, which dtypes of ml_dtypes do not give.
     raw = values.reshape(-1).view(np.uint8)
     if values.nbytes <= _SMALL:
@@ -196,13 +196,13 @@ def from_host(values: Any, context: Any) -> Any:
     else:
         data = memory.allocate(values.nbytes)
         cl.enqueue_copy(queue, data, raw)
-    return cl_array.Array(queue, values.shape, values.dtype, allocator=memory, data=data)
+    return Array(queue, values.shape, values.dtype, allocator=memory, data=data)
 
 
-def view(x: Any, shape: Ints, strides: Ints, offset: int) -> Any:
+def view(x: Array, shape: Ints, strides: Ints, offset: int) -> Array:
     """The memory of an array as one of another shape, strides and offset."""
     itemsize = x.dtype.itemsize
-    seen = cl_array.Array(
+    seen = Array(
         queue_of_context(x.context),
         shape,
         x.dtype,
@@ -216,29 +216,29 @@ def view(x: Any, shape: Ints, strides: Ints, offset: int) -> Any:
     return seen
 
 
-def strides_of(x: Any) -> Ints:
+def strides_of(x: Array) -> Ints:
     """The strides of an array in elements."""
     itemsize = x.dtype.itemsize
     return tuple(stride // itemsize for stride in x.strides)
 
 
-def offset_of(x: Any) -> int:
+def offset_of(x: Array) -> int:
     """The offset of the first element in the buffer, in elements."""
     return int(x.offset // x.dtype.itemsize)
 
 
-def events_of(*arrays: Any) -> list[Any] | None:
+def events_of(*arrays: Array) -> list[Array] | None:
     """The events on other queues to wait for before arrays are read; `None` for none."""
     waiting = [event for x in arrays if x.events for event in x.events]
     return waiting or None
 
 
-def may_be_written(x: Any) -> bool:
+def may_be_written(x: Array) -> bool:
     """Whether the array is in C order and, as far as we know, nobody else's view of its memory."""
     return not x.offset and is_plain(x) and not hasattr(x, _SHARED)
 
 
-def is_plain(x: Any) -> bool:
+def is_plain(x: Array) -> bool:
     """Whether the elements follow each other in C order."""
     return not x.size or _collapsed(x.shape, (strides_of(x),))[1][0] in ((1,), ())
 
@@ -273,7 +273,7 @@ def _collapsed(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints
     return tuple(sizes), tuple(tuple(kept) for kept in steps)
 
 
-def broadcast_strides(x: Any, shape: Ints) -> Ints:
+def broadcast_strides(x: Array, shape: Ints) -> Ints:
     """The strides with which an array is read as if it had a larger shape.
 
     Raises `ValueError` if it cannot be repeated to that shape.
@@ -308,7 +308,7 @@ def plain_strides(shape: Sequence[int]) -> Ints:
     return tuple(reversed(strides))
 
 
-def reshaped_strides(x: Any, shape: Ints) -> Ints | None:
+def reshaped_strides(x: Array, shape: Ints) -> Ints | None:
     """The strides with which an array is read in another shape; `None` if none would do."""
     sizes, (steps,) = collapsed(x.shape, strides_of(x))
     strides: list[int] = []

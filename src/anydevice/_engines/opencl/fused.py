@@ -11,6 +11,8 @@ from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
+from pyopencl.array import Array
+
 from anydevice._engines import trust
 from anydevice._engines.opencl.arrays import ENGINE
 from anydevice._engines.opencl.kernels import reductions, rows
@@ -19,19 +21,19 @@ from anydevice._engines.opencl.kernels.programs import dtype_of
 from anydevice._engines.opencl.primitives import PRIMITIVES, computed
 
 
-def silu(x: Any) -> Any:
+def silu(x: Array) -> Array:
     """`x · sigmoid(x)`, rounded once; `NotImplemented` for integers."""
     return computed("silu", x) if dtype_of(x).kind == "float" else NotImplemented
 
 
-def swiglu(gate: Any, up: Any) -> Any:
+def swiglu(gate: Array, up: Array) -> Array:
     """`silu(gate) · up`, rounded once; `NotImplemented` for integers and several dtypes."""
     if dtype_of(gate).kind != "float" or gate.dtype != up.dtype:
         return NotImplemented
     return computed("swiglu", gate, up)
 
 
-def _sorted(x: Any, axis: int, descending: bool) -> tuple[Any, Any]:
+def _sorted(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
     """The elements in order along an axis, and where they were."""
     order = [at for at in range(x.ndim) if at != axis] + [axis]
     found = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
@@ -54,9 +56,9 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """The kernels by the names of their ops, called with all arguments of the op, in their order."""
 
 
-def _where_trusted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _where_trusted(name: str, kernel: Callable[..., Array]) -> Callable[..., Any]:
     @wraps(kernel)
-    def run(x: Any, *others: Any) -> Any:
+    def run(x: Array, *others: Any) -> Any:
         if not trust.is_trusted(name, dtype_of(x).name, _device(x)):
             return NotImplemented
         return kernel(x, *others)
@@ -67,7 +69,7 @@ def _where_trusted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 _names: dict[Any, str] = {}
 
 
-def _device(x: Any) -> str:
+def _device(x: Array) -> str:
     """The device of an array, as the table of trust names it."""
     name = _names.get(x.context)
     if name is None:

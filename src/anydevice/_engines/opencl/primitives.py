@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import pyopencl.array as cl_array
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import Primitives, Shape
@@ -39,14 +39,14 @@ def computed(operation: str, *operands: Any) -> Any:
     Raises `UnsupportedError` if the operation is not defined for the dtype of the arrays, or
     they have several.
     """
-    arrays = [x for x in operands if isinstance(x, cl_array.Array)]
+    arrays = [x for x in operands if isinstance(x, Array)]
     dtype, context = same_dtype(operation, *arrays), arrays[0].context
     number = number_of(dtype, context)
     text = expression(operation, number).replace("NUMBER", number.number)
     shape = buffers.broadcast_shape(*(x.shape for x in arrays))
     readings, extras = {}, []
     for name, x in zip("ab", operands, strict=False):
-        if isinstance(x, cl_array.Array):
+        if isinstance(x, Array):
             readings[name] = reading(x, number, shape)
         else:
             extras.append((name, number, scalar(x, dtype, number)))
@@ -56,7 +56,7 @@ def computed(operation: str, *operands: Any) -> Any:
     return run(f"STORE(pr, ir, ({text}));", readings, out, stored, extras=extras)
 
 
-def same_dtype(operation: str, *arrays: Any) -> DType:
+def same_dtype(operation: str, *arrays: Array) -> DType:
     """The dtype of arrays.
 
     Raises `UnsupportedError` if they have several.
@@ -72,7 +72,7 @@ def same_dtype(operation: str, *arrays: Any) -> DType:
 def _one(operation: str) -> Callable[..., Any]:
     """The primitive of one array."""
 
-    def call(_: OpenclPrimitives, x: Any) -> Any:
+    def call(_: OpenclPrimitives, x: Array) -> Any:
         return computed(operation, x)
 
     return call
@@ -81,7 +81,7 @@ def _one(operation: str) -> Callable[..., Any]:
 def _two(operation: str) -> Callable[..., Any]:
     """The primitive of two arrays, or of an array and a number."""
 
-    def call(_: OpenclPrimitives, a: Any, b: Any) -> Any:
+    def call(_: OpenclPrimitives, a: Array, b: Array) -> Any:
         return computed(operation, a, b)
 
     return call
@@ -90,22 +90,22 @@ def _two(operation: str) -> Callable[..., Any]:
 class OpenclPrimitives:
     """Computes on the device of its operands, and returns before the device has done so."""
 
-    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+    def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
         number = bits_of(dtype)
         return filled(tuple(shape), scalar_bits(value, dtype), dtype, number, like.context)
 
-    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+    def arange(self, stop: int, dtype: DType, like: Array) -> Array:
         number = number_of(dtype, like.context)
         out = buffers.new((max(0, stop),), dtype, like.context)
         return run(f"STORE(pr, ir, ({number.number})item);", {}, out, number)
 
-    def asarray(self, values: Any, like: Any) -> Any:
+    def asarray(self, values: Any, like: Array) -> Array:
         return buffers.from_host(plain_host(np.asarray(values)), like.context)
 
-    def dtype(self, x: Any) -> DType:
+    def dtype(self, x: Array) -> DType:
         return dtype_of(x)
 
-    def astype(self, x: Any, dtype: DType) -> Any:
+    def astype(self, x: Array, dtype: DType) -> Array:
         own = dtype_of(x)
         if own == dtype:
             return x
@@ -116,7 +116,7 @@ class OpenclPrimitives:
             value = "narrowed(a)"
         return run(f"STORE(pr, ir, {value});", {"a": reading(x, number, x.shape)}, out, result)
 
-    def reshape(self, x: Any, shape: Shape) -> Any:
+    def reshape(self, x: Array, shape: Shape) -> Array:
         shape = tuple(shape)
         if -1 in shape:
             known = prod(size for size in shape if size != -1)
@@ -126,18 +126,18 @@ class OpenclPrimitives:
             raise ValueError(f"an array {x.shape} cannot be given the shape {shape}")
         return indexing.reshaped(x, shape)
 
-    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+    def permute_dims(self, x: Array, axes: Sequence[int]) -> Array:
         order = tuple(axis % x.ndim for axis in axes)
         if sorted(order) != list(range(x.ndim)):
             raise ValueError(f"{tuple(axes)} is no order of the axes of an array {x.shape}")
         shape, own = tuple(x.shape[axis] for axis in order), buffers.strides_of(x)
         return buffers.view(x, shape, tuple(own[axis] for axis in order), buffers.offset_of(x))
 
-    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+    def broadcast_to(self, x: Array, shape: Shape) -> Array:
         shape = tuple(shape)
         return buffers.view(x, shape, buffers.broadcast_strides(x, shape), buffers.offset_of(x))
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         same_dtype("concat", *arrays)
         return indexing.concat(arrays, axis)
 
@@ -172,15 +172,15 @@ class OpenclPrimitives:
     logical_and = _two("logical_and")
     logical_or = _two("logical_or")
 
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
+    def where(self, condition: Array, a: Array, b: Array) -> Array:
         """The elements are copied as bits: any dtype will do."""
-        arrays = [x for x in (a, b) if isinstance(x, cl_array.Array)]
+        arrays = [x for x in (a, b) if isinstance(x, Array)]
         dtype, context = same_dtype("where", *arrays), arrays[0].context
         bits = bits_of(dtype)
         shape = buffers.broadcast_shape(condition.shape, *(x.shape for x in arrays))
         readings, extras = {}, []
         for name, x in zip("ab", (a, b), strict=True):
-            if isinstance(x, cl_array.Array):
+            if isinstance(x, Array):
                 readings[name] = reading(x, bits, shape)
             else:
                 extras.append((name, bits, scalar_bits(x, dtype)))
@@ -194,7 +194,7 @@ class OpenclPrimitives:
     argmax = staticmethod(reductions.argmax)
     top_k = staticmethod(reductions.top_k)
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: Array, b: Array) -> Array:
         same_dtype("matmul", a, b)
         return products.matmul(a, b)
 

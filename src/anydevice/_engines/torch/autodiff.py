@@ -8,6 +8,7 @@ from threading import local
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from anydevice._core.engine import Absent
@@ -24,10 +25,10 @@ class TorchAutodiff:
     compiles = False
 
     def value_and_grad(
-        self, function: Callable[..., Any], *, more: bool = False
+        self, function: Callable[..., Tensor], *, more: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
-        def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+        def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
             arrays = leaves(first)
             if not all(map(_has_gradient, arrays)):
                 raise _no_gradient(first)
@@ -49,10 +50,10 @@ class TorchAutodiff:
 
         return with_gradient
 
-    def stop_gradient(self, x: Any) -> Any:
+    def stop_gradient(self, x: Tensor) -> Tensor:
         return x.detach()
 
-    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpoint(self, function: Callable[..., Tensor]) -> Callable[..., Any]:
         @wraps(function)
         def run_again(*arguments: Any, **named: Any) -> Any:
             return checkpoint(function, *arguments, use_reentrant=False, **named)
@@ -64,26 +65,26 @@ class TorchAutodiff:
 
 
 def _has_gradient(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
+    return isinstance(leaf, Tensor) and leaf.dtype.is_floating_point
 
 
 def _no_gradient(tree: Any) -> Exception:
     pairs = zip(leaf_paths(tree), leaves(tree), strict=True)
     path, leaf = next(pair for pair in pairs if not _has_gradient(pair[1]))
-    kind = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    kind = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
     return Absent(
         f"{path or 'the first argument'} is of type {kind}, which has no gradient",
         instead="pass it as another argument",
     ).error()
 
 
-def _input(leaf: torch.Tensor, depth: int) -> torch.Tensor:
+def _input(leaf: Tensor, depth: int) -> Tensor:
     """A tensor of our own that gradients are taken by."""
     return leaf.view_as(leaf) if depth and leaf.requires_grad else leaf.detach().requires_grad_()
 
 
-def _gradients(value: Any, inputs: list[torch.Tensor], depth: int) -> list[torch.Tensor]:
-    refuse_non_scalar(value, isinstance(value, torch.Tensor))
+def _gradients(value: Any, inputs: list[Tensor], depth: int) -> list[Tensor]:
+    refuse_non_scalar(value, isinstance(value, Tensor))
     if not inputs:
         return []
     if not value.requires_grad:

@@ -14,9 +14,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
-State = dict[str, torch.Tensor]
-Step = Callable[[State], Mapping[str, torch.Tensor]]
+State = dict[str, Tensor]
+Step = Callable[[State], Mapping[str, Tensor]]
 
 WARM_UPS = 1
 """Calls before the capture: kernels are compiled and libraries take their memory ahead of it."""
@@ -46,7 +47,7 @@ class CapturedStep:
         if device.type == "cuda":
             self._capture(device)
 
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Begin again with this state, of the shapes of the first one."""
         for name, value in state.items():
             self.state[name].copy_(value)
@@ -90,7 +91,7 @@ class CapturedStep:
 class Reading:
     """Tensors on their way to the host."""
 
-    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
         self._host = {name: _on_its_way(value) for name, value in values.items()}
         self._there: torch.cuda.Event | None = None
         first = next(iter(values.values()), None)
@@ -105,7 +106,7 @@ class Reading:
         return {name: value.numpy() for name, value in self._host.items()}
 
 
-def _on_its_way(value: torch.Tensor) -> torch.Tensor:
+def _on_its_way(value: Tensor) -> Tensor:
     if not value.is_cuda:
         return value.clone()
     # PyTorch gives this memory to nobody else until the copy is done.
@@ -126,7 +127,7 @@ def without_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _own_counters() -> Iterator[Any]:
+def _own_counters() -> Iterator[object]:
     """What our kernels count in while they are captured, to be kept as long as the graph."""
     if find_spec("triton") is None:
         yield None

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anydevice._core.primitives import Compiler
 from anydevice._engines.base import compiled_for_each
@@ -59,7 +60,7 @@ class TorchCompiler:
 
     def compile(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Tensor],
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
@@ -168,7 +169,7 @@ def _checks() -> dict[str, Any]:
         return {}
 
     class Checks(CustomGraphPass):  # type: ignore[misc]
-        def __call__(self, graph: Any) -> None:
+        def __call__(self, graph: torch.fx.GraphModule) -> None:
             _check_indices(graph)
 
         def uuid(self) -> str:
@@ -177,7 +178,7 @@ def _checks() -> dict[str, Any]:
     return {"joint_custom_post_pass": Checks()}
 
 
-def _check_indices(graph: Any) -> None:
+def _check_indices(graph: torch.fx.GraphModule) -> None:
     """Put a check before each use of an index in the CPU's memory that could be out of range."""
     checked: dict[Any, Any] = {}
     for node in list(graph.nodes):
@@ -192,7 +193,7 @@ def _check_indices(graph: Any) -> None:
             node.replace_input_with(index, checked[key])
 
 
-def _indices_of(node: Any) -> Iterator[tuple[Any, int, int]]:
+def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
     """The arguments of a node that are indices, each with the range it must be in."""
     found: list[tuple[Any, Any, Any]] = []
     if any("val" not in x.meta for x in node.all_input_nodes):
@@ -212,7 +213,7 @@ def _indices_of(node: Any) -> Iterator[tuple[Any, int, int]]:
     yield from (each for each in found if isinstance(each[2], int))  # else a size may change
 
 
-def _range_of(node: Any) -> tuple[float, float]:
+def _range_of(node: torch.fx.Node) -> tuple[float, float]:
     """The least and the largest number that its elements can be, as far as that is easily seen."""
     if isinstance(node, int):
         return node, node
@@ -238,17 +239,17 @@ def _range_of(node: Any) -> tuple[float, float]:
     return -inf, inf
 
 
-def _has_integers(node: Any) -> bool:
+def _has_integers(node: torch.fx.Node) -> bool:
     value = getattr(node, "meta", {}).get("val")
     is_mask = getattr(value, "dtype", None) in (torch.bool, torch.uint8)
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not is_mask
+    return isinstance(value, Tensor) and not value.is_floating_point() and not is_mask
 
 
-def _shape(node: Any) -> tuple[Any, ...]:
+def _shape(node: torch.fx.Node) -> tuple[Tensor, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _with_check(graph: Any, index: Any, low: int, high: int) -> Any:
+def _with_check(graph: torch.fx.GraphModule, index: Any, low: int, high: int) -> Any:
     def call(target: Any, *arguments: Any) -> Any:
         node = graph.call_function(target, arguments)
         values = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in arguments]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
@@ -26,9 +27,10 @@ _silu = torch._C._nn.silu
 
 
 def decoder_layer(
-    x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
-    mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
-    key_norm: Any, numbers: LayerConfig,
+    x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attention_norm: Tensor, qkv:
+    Tensor, output: Tensor, mlp_norm: Tensor, gate_up: Tensor, down: Tensor, qkv_bias: Tensor |
+    None, output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None, numbers:
+    LayerConfig,
 ) -> Any:  # fmt: skip
     """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
     if not _serves(x, keys, values, qkv, numbers):
@@ -58,8 +60,13 @@ def decoder_layer(
 
 
 def _of_one_row(
-    x: Any, at: tuple[int], keys: Any, values: Any, weights: tuple[Any, ...], numbers: LayerConfig
-) -> torch.Tensor:
+    x: Tensor,
+    at: tuple[int],
+    keys: Tensor,
+    values: Tensor,
+    weights: tuple[Tensor, ...],
+    numbers: LayerConfig,
+) -> Tensor:
     """The same for one row without biases: vectors, which take the shortest ways to the BLAS."""
     attention_norm, qkv, output, mlp_norm, gate_up, down = weights
     heads, kv_heads, size, eps = numbers.heads, numbers.kv_heads, numbers.size, numbers.eps
@@ -82,18 +89,22 @@ def _of_one_row(
     return torch.addmv(stream, down, _silu(gate).mul_(up), alpha=factor).view(1, 1, -1)
 
 
-def _normed_product(
-    matrix: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def _normed_product(matrix: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The product with the RMS norm of a vector, whose one factor the BLAS multiplies with."""
     mean = torch.dot(x, x).item() / x.shape[0] + eps
     factor = mean**-0.5 if mean else math.inf
     return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
 
 
-def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerConfig) -> bool:
+def _serves(
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    qkv: Tensor,
+    numbers: LayerConfig,
+) -> bool:
     return (
-        type(x) is torch.Tensor
+        type(x) is Tensor
         and x.is_cpu
         and x.dtype is _FLOAT32
         and keys.dtype is _FLOAT32
@@ -106,11 +117,11 @@ def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerConfig) -> b
     )
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.rms_norm(x, weight.shape, weight, eps)
 
 
-def _turned(x: torch.Tensor, at: tuple[int, ...], numbers: LayerConfig) -> torch.Tensor:
+def _turned(x: Tensor, at: tuple[int, ...], numbers: LayerConfig) -> Tensor:
     """Queries and keys (rows, heads, size), rotated as their positions say."""
     size, rotated, interleaved = numbers.size, numbers.rotated, numbers.interleaved
     cosine, sine = _tables(at, rotated, numbers.theta, numbers.scaling, interleaved)
@@ -126,7 +137,7 @@ def _turned(x: torch.Tensor, at: tuple[int, ...], numbers: LayerConfig) -> torch
 @lru_cache(maxsize=16)
 def _tables(
     at: tuple[int, ...], size: int, theta: float, scaling: Scaling, interleaved: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines (rows, 1, size); those of the first of a pair are negative.
 
     All layers of a step have the same.
@@ -142,8 +153,13 @@ def _tables(
 
 
 def _written(
-    keys: Any, values: Any, k: Any, v: Any, at: tuple[int, ...], ring: bool
-) -> tuple[int, torch.Tensor | None]:
+    keys: Tensor,
+    values: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: tuple[int, ...],
+    ring: bool,
+) -> tuple[int, Tensor | None]:
     """How many slots hold what any row sees, and for unequal rows, which; k and v are in place."""
     slots = keys.shape[2]
     for row, position in enumerate(at):

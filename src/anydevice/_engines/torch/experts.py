@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
+from torch import Tensor
 
 from anydevice._engines.torch.primitives import is_eager
 
@@ -27,9 +28,9 @@ _MOST_BETWEEN = 2**26
 
 
 def experts(
-    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
-    activation: str, alpha: float, limit: float,
-) -> Any:  # fmt: skip
+    x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, gate_up_bias: Tensor
+    | None, down_bias: Tensor | None, activation: str, alpha: float, limit: float,
+) -> Tensor:  # fmt: skip
     """The op of that name, in bfloat16 on a card that has a kernel for grouped products."""
     if x.dtype is not torch.bfloat16 or not _has_kernel(x.device):
         return NotImplemented
@@ -56,9 +57,9 @@ def experts(
 
 
 def in_order_of_experts(
-    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
-    activation: str, alpha: float, limit: float,
-) -> Any:  # fmt: skip
+    x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, gate_up_bias: Tensor
+    | None, down_bias: Tensor | None, activation: str, alpha: float, limit: float,
+) -> Tensor:  # fmt: skip
     """The same, wherever PyTorch has the product."""
     assert _grouped_product is not None
     (tokens, k), count = chosen.shape, len(gate_up)
@@ -69,7 +70,7 @@ def in_order_of_experts(
     every = torch.arange(count, device=x.device)
     ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
 
-    def product(rows: Any, matrices: Any, bias: Any) -> Any:
+    def product(rows: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
         found = _grouped_product(rows, matrices.mT, offs=ends).float()
         return found if bias is None else found + bias[numbers].float()
 
@@ -83,7 +84,7 @@ def in_order_of_experts(
     return (own * shares[..., None]).sum(1).to(x.dtype)
 
 
-def _clipped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Any:
+def _clipped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
@@ -97,14 +98,14 @@ _GATED: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
 
 
 @lru_cache
-def _has_kernel(device: Any) -> bool:
+def _has_kernel(device: torch.device) -> bool:
     """Whether the product is one kernel there; elsewhere PyTorch waits, and goes by experts."""
     if device.type != "cuda" or _grouped_product is None or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-def _is_aligned(matrices: Any) -> bool:
+def _is_aligned(matrices: Tensor) -> bool:
     return bool(
         matrices.is_contiguous()
         and matrices.shape[-1] % _ALIGNED == 0

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -55,7 +56,7 @@ _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
 _WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
 
 
-def _linear(x: Any, weight: Any, bias: Any) -> Any:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not _FOR_GPUS or not x.is_cuda or x.dtype in _WIDE or not x.numel():
         return F.linear(x, weight, bias)
     count, width = weight.shape
@@ -74,7 +75,7 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
     return F.linear(x, weight, bias)
 
 
-def _gelu(x: Any, approximate: bool) -> Any:
+def _gelu(x: Tensor, approximate: bool) -> Tensor:
     if approximate:
         return F.gelu(x, approximate="tanh")
     if _GELU_OVERFLOWS and x.is_cpu:
@@ -89,40 +90,42 @@ _GELU_OVERFLOWS = not torch.equal(
 )
 
 
-def _swiglu(gate: Any, up: Any) -> Any:
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if gate.dtype in _WIDE:
         return F.silu(gate) * up
     return (F.silu(gate.float()) * up).to(gate.dtype)
 
 
-def _softmax(x: Any, axis: int) -> Any:
+def _softmax(x: Tensor, axis: int) -> Tensor:
     if x.dtype in _WIDE or x.is_cuda:
         return torch.softmax(x, axis)
     # On the CPU, PyTorch would round numbers of 16 bits on the way.
     return torch.softmax(x, axis, dtype=torch.float32).to(x.dtype)
 
 
-def _log_softmax(x: Any, axis: int) -> Any:
+def _log_softmax(x: Tensor, axis: int) -> Tensor:
     if x.dtype in _WIDE or x.is_cuda:
         return torch.log_softmax(x, axis)
     return torch.log_softmax(x, axis, dtype=torch.float32).to(x.dtype)
 
 
-def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+def _mean(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     if not x.dtype.is_floating_point or axis == ():  # to PyTorch, no axes are all of them
         return NotImplemented
     return torch.mean(x, axis[0] if len(axis) == 1 else axis, keepdims)
 
 
-def _var(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _var(x: Tensor, axis: tuple[int, ...], keepdims: bool, correction: float) -> Tensor:
     return _spread(torch.var, x, axis, keepdims, correction)
 
 
-def _std(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _std(x: Tensor, axis: tuple[int, ...], keepdims: bool, correction: float) -> Tensor:
     return _spread(torch.std, x, axis, keepdims, correction)
 
 
-def _spread(function: Function, x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+def _spread(
+    function: Function, x: Tensor, axis: tuple[int, ...], keepdims: bool, correction: float
+) -> Tensor:
     count = math.prod([x.shape[one] for one in axis])
     # PyTorch warns of what is left without a divisor.
     if not x.dtype.is_floating_point or axis == () or count <= correction:
@@ -130,46 +133,46 @@ def _spread(function: Function, x: Any, axis: Any, keepdims: bool, correction: f
     return function(x, axis, correction=correction, keepdim=keepdims)
 
 
-def _ordered(x: Any) -> Any:
+def _ordered(x: Tensor) -> Tensor:
     """The array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
-def _sort(x: Any, axis: int, descending: bool) -> Any:
+def _sort(x: Tensor, axis: int, descending: bool) -> Tensor:
     return torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
 
 
-def _argsort(x: Any, axis: int, descending: bool) -> Any:
+def _argsort(x: Tensor, axis: int, descending: bool) -> Tensor:
     found = torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)
     return found[1].to(torch.int32)
 
 
-def _argmin(x: Any, axis: int) -> Any:
+def _argmin(x: Tensor, axis: int) -> Tensor:
     return torch.argmin(_ordered(x), axis).to(torch.int32)
 
 
-def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+def _prod(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     if len(axis) != 1 or (x.dtype not in _WIDE and x.dtype.is_floating_point):
         return NotImplemented
     return torch.prod(x, axis[0], keepdims, dtype=x.dtype)
 
 
-def _cumulative_sum(x: Any, axis: int) -> Any:
+def _cumulative_sum(x: Tensor, axis: int) -> Tensor:
     kind = x.dtype
     if kind in _WIDE:
         return torch.cumsum(x, axis)
     return torch.cumsum(x, axis, dtype=torch.float32 if kind.is_floating_point else kind).to(kind)
 
 
-def _any(x: Any, axis: Any, keepdims: bool) -> Any:
+def _any(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     return torch.any(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
 
 
-def _all(x: Any, axis: Any, keepdims: bool) -> Any:
+def _all(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     return torch.all(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
 
 
-def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
+def _logsumexp(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     if not axis or not x.numel():
         return NotImplemented
     if x.dtype in _WIDE:
@@ -177,13 +180,13 @@ def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
     return torch.logsumexp(x.float(), axis, keepdims).to(x.dtype)
 
 
-def _clip(x: Any, low: Any, high: Any) -> Any:
-    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+def _clip(x: Tensor, low: Any, high: Any) -> Tensor:
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
         return NotImplemented
     return x if low is high is None else torch.clamp(x, low, high)
 
 
-def _pad(x: Any, widths: Any, value: float) -> Any:
+def _pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float) -> Tensor:
     return F.pad(x, [size for pair in widths[::-1] for size in pair], value=value)
 
 
@@ -203,7 +206,7 @@ def _checked_rmsnorm() -> Function | None:
 _straight_rmsnorm = _checked_rmsnorm()
 
 
-def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     # PyTorch warns of two dtypes; on a GPU, one infinite element makes a whole row NaN.
     if x.dtype != weight.dtype or (_FOR_GPUS and x.is_cuda):
         return NotImplemented
@@ -212,14 +215,14 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     return _straight_rmsnorm(x, weight.shape, weight, eps)[0]
 
 
-def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     kind = x.dtype
     if (weight is not None and weight.dtype != kind) or (bias is not None and bias.dtype != kind):
         return NotImplemented
     return torch.layer_norm(x, x.shape[-1:] if weight is None else weight.shape, weight, bias, eps)
 
 
-def _cross_entropy(logits: Any, targets: Any) -> Any:
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     if not logits.shape[-1]:
         return NotImplemented
     kind = logits.dtype if logits.dtype in _WIDE else torch.float32
@@ -228,19 +231,32 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
     return -picked.mean()
 
 
-def _mean_squared_error(x: Any, y: Any) -> Any:
+def _mean_squared_error(x: Tensor, y: Tensor) -> Tensor:
     if x.dtype in _WIDE:
         return _mse_loss(x, y, _MEAN)
     return _mse_loss(x.float(), y.float(), _MEAN)
 
 
-def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, eps: float) -> Any:
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+) -> Tensor:
     weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
     return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, _FOR_GPUS)
 
 
 def _batch_norm_training(
-    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, eps: float, momentum: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    momentum: float,
 ) -> Any:
     weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
     # PyTorch writes the new state into what it is given.
@@ -249,11 +265,11 @@ def _batch_norm_training(
     return y, mean, variance
 
 
-def _as_wide(*arrays: Any) -> list[Any]:
+def _as_wide(*arrays: Tensor) -> list[Tensor]:
     return [each if each.dtype in _WIDE else each.float() for each in arrays]
 
 
-def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     # cuDNN keeps only 10 bits of float32, unless told otherwise for the whole process, and rounds
     # numbers of 16 bits on the way.
     if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
@@ -264,18 +280,23 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
 
 
 def _conv_transpose2d(
-    x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair, more: Pair
-) -> Any:
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    more: Pair,
+) -> Tensor:
     if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented  # as for `conv2d`
     return torch.conv_transpose2d(x, weight, bias, stride, padding, more)
 
 
-def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+def _max_pool2d(x: Tensor, size: Pair, stride: Pair | None) -> Tensor:
     return F.max_pool2d(x, size, stride) if x.dtype.is_floating_point else NotImplemented
 
 
-def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+def _avg_pool2d(x: Tensor, size: Pair, stride: Pair | None) -> Tensor:
     if not x.dtype.is_floating_point:
         return NotImplemented
     if stride == size and size[0] == size[1]:  # one number is read sooner than two pairs
@@ -284,10 +305,10 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
 
 
 def attention(
-    q: Any, k: Any, v: Any,
-    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
-    soft_cap: float | None = None, sinks: Any = None,
-) -> Any:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, mask: Tensor | None,
+    window: int | None, lengths: Tensor | None, soft_cap: float | None = None, sinks: Tensor | None
+    = None,
+) -> Tensor:  # fmt: skip
     """The op of that name; `NotImplemented` where there is nothing to attend to or to compute.
 
     And for soft caps and sinks, which PyTorch's kernels do not have.
@@ -325,21 +346,20 @@ def attention(
 
 
 def _valid(
-    queries: int, k: Any, v: Any, window: int | None, lengths: Any
-) -> tuple[Any, Any, int | None, Any]:
-    """The keys and values that any query may see, without what says so, where it is clear then."""
+    queries: int, k: Tensor, v: Tensor, window: int | None, lengths: Tensor
+) -> tuple[Tensor, Tensor, int | None, Tensor | None]:
+    """Cut keys and values to those that any query may see; drop limits that then hold anyway."""
     keys = k.shape[2]
     valid = [min(max(length, 0), keys) for length in lengths.tolist()]
     first, most = 0, max(valid)
-    if min(valid) == most:
-        lengths = None
-        if window is not None:
-            first = max(0, most - queries + 1 - window)
-            window = None if queries == 1 else window
-    return k[:, :, first:most], v[:, :, first:most], window, lengths
+    unequal = None if min(valid) == most else lengths
+    if unequal is None and window is not None:
+        first = max(0, most - queries + 1 - window)
+        window = None if queries == 1 else window
+    return k[:, :, first:most], v[:, :, first:most], window, unequal
 
 
-def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
+def _held(k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
     some = seen.any(2)
     if some.shape[1] > 1:
@@ -348,8 +368,13 @@ def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
 
 
 def _rope(
-    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any, length: Any = None
-) -> Any:
+    x: Tensor,
+    positions: Tensor,
+    theta: float,
+    interleaved: bool,
+    scaling: Any,
+    length: Tensor | None = None,
+) -> Tensor:
     if torch.compiler.is_compiling() or depends_on_length(scaling) or not x.numel():
         return NotImplemented
     size = x.shape[3]
@@ -371,14 +396,14 @@ def _rope(
 
 
 @lru_cache(maxsize=64)
-def _steps(size: int, theta: float, scaling: Any, device: Any) -> tuple[torch.Tensor, float]:
+def _steps(size: int, theta: float, scaling: Any, device: torch.device) -> tuple[Tensor, float]:
     """The angle of each pair for one position, and the factor of cosine and sine."""
     found, factor = frequencies(size, theta, thaw(scaling))
     with torch.inference_mode(False):  # what is made in that mode has no part in gradients
         return torch.tensor(found, dtype=torch.float32, device=device), factor
 
 
-def causal_attention(q: Any, k: Any, v: Any, scale: float | None) -> Any:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     """As many queries as keys, each seeing those up to its own."""
     with _preferred(q):
         return scaled_dot_product_attention(
@@ -386,7 +411,7 @@ def causal_attention(q: Any, k: Any, v: Any, scale: float | None) -> Any:
         )
 
 
-def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
+def _of_groups(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> Tensor:
     """Without an order among the queries: the heads of one key head are rows of one matrix.
 
     So no key is copied, and kernels that know nothing of grouped heads serve too.
@@ -405,8 +430,13 @@ def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
 
 
 def _seen(
-    q: Any, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
-) -> torch.Tensor:
+    q: Tensor,
+    keys: int,
+    causal: bool,
+    mask: Tensor | None,
+    window: int | None,
+    lengths: Tensor | None,
+) -> Tensor:
     """Which keys a query may see: four axes, of which the first two may be 1."""
     queries = q.shape[2]
     key = torch.arange(keys, device=q.device)
@@ -425,7 +455,7 @@ def _seen(
     return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
 
 
-def _preferred(q: Any) -> AbstractContextManager[Any]:
+def _preferred(q: Tensor) -> AbstractContextManager[object]:
     """The order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
     if not q.is_cuda or q.shape[2] == 1:
         return nullcontext()
@@ -444,7 +474,7 @@ def update_sgd(
     idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
     # With numbers of 16 bits, PyTorch's kernel for the CPU takes a wrong step.
     wrong = parameters[0].element_size() < 4
-    if idle or wrong or not _alike(lists) or isinstance(rate, torch.Tensor):
+    if idle or wrong or not _alike(lists) or isinstance(rate, Tensor):
         return NotImplemented
     moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
     torch._fused_sgd_(
@@ -456,11 +486,11 @@ def update_sgd(
 
 
 def update_adam(
-    parameters: Arrays, gradients: Arrays, means: Arrays, squares: Arrays, step: Any,
+    parameters: Arrays, gradients: Arrays, means: Arrays, squares: Arrays, step: Tensor,
     rate: float, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
 ) -> Any:  # fmt: skip
     """The op of that name, for float tensors of one dtype that no gradient passes through."""
-    if not _alike([parameters, gradients, means, squares]) or isinstance(rate, torch.Tensor):
+    if not _alike([parameters, gradients, means, squares]) or isinstance(rate, Tensor):
         return NotImplemented
     count = torch.as_tensor(step, dtype=torch.float32, device=parameters[0].device)
     moved, new_means, new_squares = _copies(parameters), _copies(means), _copies(squares)
@@ -482,7 +512,7 @@ def total_size(arrays: Arrays) -> Any:
     return torch.stack([array.sum(dtype=torch.float32) for array in arrays]).sum()
 
 
-def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
+def _laid_out_like(moved: list[Tensor], gradients: Arrays) -> list[Tensor]:
     """The gradients with the strides of the copies: CUDA's kernels refuse others."""
     return [
         gradient
@@ -506,7 +536,7 @@ def _alike(lists: Sequence[Arrays]) -> bool:
     )
 
 
-def _copies(arrays: Arrays) -> list[torch.Tensor]:
+def _copies(arrays: Arrays) -> list[Tensor]:
     """Tensors that the kernels may write: copies, or the given ones where they are donated."""
     if donation.allowed and all(x.is_contiguous() for x in arrays):
         return list(arrays)
@@ -520,7 +550,14 @@ def _copies(arrays: Arrays) -> list[torch.Tensor]:
 def _recurrent(kind: str) -> Function:
     """The layer of that name over (batch, time, inputs): its outputs, or the last of them."""
 
-    def run(x: Any, weight: Any, recurrent: Any, bias: Any, own_bias: Any, last: bool) -> Any:
+    def run(
+        x: Tensor,
+        weight: Tensor,
+        recurrent: Tensor,
+        bias: Tensor | None,
+        own_bias: Tensor | None,
+        last: bool,
+    ) -> Any:
         own = _whole_sequence if torch.compiler.is_compiling() else _sequence
         y = own(kind, x, weight, recurrent, bias, own_bias)
         return y[:, -1] if last else y
@@ -528,7 +565,7 @@ def _recurrent(kind: str) -> Function:
     return run
 
 
-def _sequence(kind: str, x: Any, *weights: Any) -> Any:
+def _sequence(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
     if x.is_cuda and x.dtype != torch.float64:  # cuDNN keeps only 10 bits of float32
         return _step_by_step(kind, x, *weights)
     given, states = _started(x, *weights)
@@ -539,7 +576,7 @@ def _sequence(kind: str, x: Any, *weights: Any) -> Any:
     return y[0].to(x.dtype)
 
 
-def _step_by_step(kind: str, x: Any, *weights: Any) -> Any:
+def _step_by_step(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
     given, states = _started(x, *weights)
     states = [each[0] for each in states]
     outputs = []
@@ -552,7 +589,7 @@ def _step_by_step(kind: str, x: Any, *weights: Any) -> Any:
     return torch.stack(outputs, 1).to(x.dtype)
 
 
-def _started(x: Any, *weights: Any) -> tuple[list[Any], list[Any]]:
+def _started(x: Tensor, *weights: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The arrays that there are, of 32 bits or more, and two states that are 0."""
     given = [each for each in (x, *weights) if each is not None]
     if x.dtype not in _WIDE:
@@ -563,34 +600,40 @@ def _started(x: Any, *weights: Any) -> tuple[list[Any], list[Any]]:
 _ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? own_bias"
 
 
-def _contiguous_sequence(*arguments: Any) -> Any:
+def _contiguous_sequence(*arguments: Any) -> Tensor:
     return _sequence(*arguments).contiguous()
 
 
-def _sequence_gradients(slope: Any, kind: str, *arrays: Any) -> list[Any]:
+def _sequence_gradients(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tensor]:
     """The gradients by the arrays that there are."""
 
-    def outputs(*given: Any) -> Any:  # oneDNN's layer has no gradient below that of the op
+    def outputs(*given: Tensor) -> Any:  # oneDNN's layer has no gradient below that of the op
         return _step_by_step(kind, *given, *arrays[len(given) :])
 
     _, gradients = torch.func.vjp(outputs, *[each for each in arrays if each is not None])
     return [each.contiguous() for each in gradients(slope)]
 
 
-def _sequence_shape(kind: str, x: Any, weight: Any, recurrent: Any, *biases: Any) -> Any:
+def _sequence_shape(
+    kind: str,
+    x: Tensor,
+    weight: Tensor,
+    recurrent: Tensor,
+    *biases: Tensor | None,
+) -> Any:
     return x.new_empty(*x.shape[:2], recurrent.shape[1])
 
 
-def _gradient_shapes(slope: Any, kind: str, *arrays: Any) -> list[Any]:
+def _gradient_shapes(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tensor]:
     return [each.new_empty(each.shape) for each in arrays if each is not None]
 
 
-def _keep_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, output: Tensor) -> None:
     ctx.kind = inputs[0]
     ctx.save_for_backward(*inputs[1:])
 
 
-def _backward(ctx: Any, slope: Any) -> Any:
+def _backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Any:
     arrays = ctx.saved_tensors
     found = iter(_whole_gradients(slope, ctx.kind, *arrays))
     return None, *[each if each is None else next(found) for each in arrays]
@@ -672,9 +715,9 @@ def kernels_first(
 
 
 def _kernel_first(kernel: Function, own: Function | None) -> Function:
-    def either(*arguments: Any) -> Any:
+    def either(*arguments: Any) -> Tensor:
         first = arguments[0]
-        if (first if isinstance(first, torch.Tensor) else first[0]).is_cuda:
+        if (first if isinstance(first, Tensor) else first[0]).is_cuda:
             result = kernel(*arguments)
             if result is not NotImplemented:
                 return result

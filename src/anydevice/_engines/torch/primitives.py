@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from anydevice._core.dtypes import DType
 from anydevice._core.primitives import Primitives, Shape
@@ -16,43 +17,45 @@ from anydevice._engines.torch.arrays import KNOWN, NATIVE
 
 Axes = int | tuple[int, ...]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, torch.nn.Parameter)
 # By name and not by row: names are constants to the compiler.
 _THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
 
 
-def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     """The primitive of two arrays, or of an array and a number."""
 
-    def call(_: TorchPrimitives, a: Any, b: Any) -> Any:
+    def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
         return function(*_pair(a, b))
 
     return call
 
 
-def _two_arrays(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _two_arrays(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[..., Any]:
     """The same where PyTorch's function takes arrays only: a number becomes one."""
 
-    def call(_: TorchPrimitives, a: Any, b: Any) -> Any:
-        if not isinstance(b, torch.Tensor):
+    def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
+        if not isinstance(b, Tensor):
             return function(a, a.new_full((), b))
-        return function(a if isinstance(a, torch.Tensor) else b.new_full((), a), b)
+        return function(a if isinstance(a, Tensor) else b.new_full((), a), b)
 
     return call
 
 
 class TorchPrimitives:
-    """Every primitive over `torch.Tensor`."""
+    """Every primitive over `Tensor`."""
 
     # Making
 
-    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+    def full(self, shape: Shape, value: float, dtype: DType, like: Tensor) -> Tensor:
         return torch.full(shape, value, dtype=_theirs(dtype), device=like.device)
 
-    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+    def arange(self, stop: int, dtype: DType, like: Tensor) -> Tensor:
         return torch.arange(stop, dtype=_theirs(dtype), device=like.device)
 
-    def asarray(self, values: Any, like: Any) -> Any:
+    def asarray(self, values: Any, like: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # which cannot ask an array of NumPy for its dtype
             return torch.as_tensor(values, device=like.device)
         if values.dtype.kind == "V":  # of ml_dtypes, which PyTorch does not read; float32 holds it
@@ -62,26 +65,26 @@ class TorchPrimitives:
 
     # Types and shapes
 
-    def dtype(self, x: Any) -> DType:
+    def dtype(self, x: Tensor) -> DType:
         row = KNOWN.get(x.dtype)
         return known_dtype(x.dtype) if row is None else row
 
-    def astype(self, x: Any, dtype: DType) -> Any:
+    def astype(self, x: Tensor, dtype: DType) -> Tensor:
         return x.to(_theirs(dtype))
 
-    def reshape(self, x: Any, shape: Shape) -> Any:
+    def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         return torch.reshape(x, shape)
 
-    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+    def permute_dims(self, x: Tensor, axes: Sequence[int]) -> Tensor:
         return torch.permute(x, tuple(axes))
 
-    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+    def broadcast_to(self, x: Tensor, shape: Shape) -> Tensor:
         return torch.broadcast_to(x, shape)
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+    def concat(self, arrays: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(tuple(arrays), axis)
 
-    def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    def slice_axis(self, x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
         return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
 
     # One array
@@ -101,7 +104,7 @@ class TorchPrimitives:
     isnan = staticmethod(torch.isnan)
     logical_not = staticmethod(torch.logical_not)
 
-    def sign(self, x: Any) -> Any:
+    def sign(self, x: Tensor) -> Tensor:
         # PyTorch's sign of NaN is 0.
         signs = torch.sign(x)
         return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
@@ -121,12 +124,12 @@ class TorchPrimitives:
     logical_and = _two_arrays(torch.logical_and)
     logical_or = _two_arrays(torch.logical_or)
 
-    def where(self, condition: Any, a: Any, b: Any) -> Any:
+    def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(condition, *_pair(a, b))
 
     # Along axes
 
-    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def sum(self, x: Tensor, axis: Axes, keepdims: bool = False) -> Tensor:
         kind = x.dtype
         if axis == ():  # to PyTorch, no axes are all of them
             return x.to(torch.int32) if kind == torch.bool else x
@@ -136,16 +139,16 @@ class TorchPrimitives:
         kind = torch.int32 if kind == torch.bool else kind
         return torch.sum(x, axis, keepdims, dtype=kind)
 
-    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def max(self, x: Tensor, axis: Axes, keepdims: bool = False) -> Tensor:
         return x if axis == () else torch.amax(x, axis, keepdim=keepdims)
 
-    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    def min(self, x: Tensor, axis: Axes, keepdims: bool = False) -> Tensor:
         return x if axis == () else torch.amin(x, axis, keepdim=keepdims)
 
-    def argmax(self, x: Any, axis: int) -> Any:
+    def argmax(self, x: Tensor, axis: int) -> Tensor:
         return torch.argmax(_ordered(x), axis).to(torch.int32)
 
-    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+    def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         largest, places = torch.topk(_ordered(x), k)
         return largest.to(x.dtype), places.to(torch.int32)
 
@@ -153,7 +156,7 @@ class TorchPrimitives:
 
     matmul = staticmethod(torch.matmul)
 
-    def take(self, x: Any, indices: Any, axis: int) -> Any:
+    def take(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
         axis %= x.ndim
         shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
         if not x.shape[axis]:
@@ -163,7 +166,7 @@ class TorchPrimitives:
         over_slices = (*indices.shape, *(1 for _ in x.shape[axis + 1 :]))
         return torch.where(inside.reshape(over_slices), found, _nothing(x))
 
-    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+    def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
         axis %= x.ndim
         if not x.shape[axis]:
             shape = torch.broadcast_shapes(x.sum(axis, keepdim=True).shape, indices.shape)
@@ -171,7 +174,7 @@ class TorchPrimitives:
         inside, safe = _within(indices, x.shape[axis])
         return torch.where(inside, torch.take_along_dim(x, safe, axis), _nothing(x))
 
-    def write(self, x: Any, new: Any, positions: Any) -> Any:
+    def write(self, x: Tensor, new: Tensor, positions: Tensor) -> Tensor:
         if not (x.numel() and new.numel()):
             return x
         in_place = not (x.requires_grad or 0 in x.stride())
@@ -205,34 +208,34 @@ def _theirs(dtype: DType) -> torch.dtype:
     return found
 
 
-def _pair(a: Any, b: Any) -> tuple[Any, Any]:
+def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The operands; a Python number becomes one that does not change the other's dtype."""
-    if not isinstance(b, torch.Tensor):
+    if not isinstance(b, Tensor):
         return a, _number(b, a)
-    if not isinstance(a, torch.Tensor):
+    if not isinstance(a, Tensor):
         return _number(a, b), b
     return a, b
 
 
-def _number(value: Any, beside: torch.Tensor) -> Any:
+def _number(value: Any, beside: Tensor) -> Any:
     if beside.dtype.is_floating_point or beside.dtype.is_complex:
         return int(value) if type(value) is bool else value  # it subtracts no booleans
     return bool(value) if beside.dtype == torch.bool else int(value)
 
 
-def _ordered(x: torch.Tensor) -> torch.Tensor:
+def _ordered(x: Tensor) -> Tensor:
     """The array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
-def _nothing(x: torch.Tensor) -> float | bool:
+def _nothing(x: Tensor) -> float | bool:
     """The value that is read at an index out of range."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return float("nan")
     return False if x.dtype == torch.bool else 0
 
 
-def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _within(indices: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Which indices are in range, and indices that all are.
 
     An index out of range ends a process on CUDA, so that none may reach the library.
@@ -242,7 +245,7 @@ def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tenso
     return safe == places, safe
 
 
-def is_eager(*tensors: Any) -> bool:
+def is_eager(*tensors: Tensor) -> bool:
     """Whether nobody traces or wraps these: they have addresses."""
     return not torch.compiler.is_compiling() and all(
         type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
@@ -250,7 +253,7 @@ def is_eager(*tensors: Any) -> bool:
     )
 
 
-def is_eager_on_cpu(*tensors: Any) -> bool:
+def is_eager_on_cpu(*tensors: Tensor) -> bool:
     """Whether these can be looked at, at little cost: nobody traces or wraps them."""
     return all(x.is_cpu for x in tensors) and is_eager(*tensors)
 
@@ -263,7 +266,7 @@ def _starts(positions: list[list[int]], keys: int) -> list[int] | None:
     return starts if follow and min(starts) >= 0 and max(starts) + count <= keys else None
 
 
-def _over_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _over_rows(x: Tensor, rows: Tensor) -> Tensor:
     """A flag for each row, (batch, tokens), broadcast to each of its numbers."""
     return x[:, None, :, None].expand(rows.shape)
 

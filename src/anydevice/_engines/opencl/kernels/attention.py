@@ -6,6 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
@@ -41,10 +43,9 @@ class Variant(Record):
 
 
 def attention(
-    q: Any, k: Any, v: Any,
-    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
-    soft_cap: float | None = None, sinks: Any = None,
-) -> Any:  # fmt: skip
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None, window:
+    int | None, lengths: Array | None, soft_cap: float | None = None, sinks: Array | None = None,
+) -> Array:  # fmt: skip
     """The values, weighted by the softmax of the scores; zeros for a query that sees no key.
 
     `NotImplemented` for integers, several dtypes, heads of more than 512 numbers, values of another
@@ -68,14 +69,14 @@ def attention(
     return out
 
 
-def _with_rows(x: Any) -> Any:
+def _with_rows(x: Array) -> Array:
     """The array with the numbers of each head in one piece."""
     return x if buffers.strides_of(x)[-1] == 1 or x.shape[-1] == 1 else plain(x)
 
 
 def _run(
-    q: Any, k: Any, v: Any, causal: bool, scale: float, mask: Any, window: int | None,
-    lengths: Any, out: Any,
+    q: Array, k: Array, v: Array, causal: bool, scale: float, mask: Array | None, window: int |
+    None, lengths: Array | None, out: Array,
 ) -> None:  # fmt: skip
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
@@ -107,14 +108,20 @@ def _run(
     _start(variant, out, keys, arguments, arrays)
 
 
-def _mask_strides(mask: Any, shape: Ints) -> Ints:
+def _mask_strides(mask: Array, shape: Ints) -> Ints:
     if mask.ndim == 2:  # (batch, keys): all heads and queries alike
         batch, keys = buffers.broadcast_strides(mask, (shape[0], shape[3]))
         return batch, 0, 0, keys
     return buffers.broadcast_strides(mask, shape)
 
 
-def _start(variant: Variant, out: Any, keys: int, arguments: list[Any], reads: list[Any]) -> None:
+def _start(
+    variant: Variant,
+    out: Array,
+    keys: int,
+    arguments: list[Any],
+    reads: list[Array],
+) -> None:
     """Start the kernel that suits the device and the number of queries."""
     context, (batch, heads, queries, size) = out.context, out.shape
     about = programs.limits(context)
@@ -168,7 +175,7 @@ def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
 
 
 @lru_cache(maxsize=512)
-def _kernel(context: Any, variant: Variant, name: str) -> programs.Kernel:
+def _kernel(context: cl.Context, variant: Variant, name: str) -> programs.Kernel:
     defines, index, scalars = _defines(variant)
     arguments, group = {
         "attention_by_item": ([index, *scalars], 1),
@@ -179,7 +186,7 @@ def _kernel(context: Any, variant: Variant, name: str) -> programs.Kernel:
 
 
 @lru_cache(maxsize=256)
-def _tile_kernel(context: Any, variant: Variant) -> programs.Kernel | None:
+def _tile_kernel(context: cl.Context, variant: Variant) -> programs.Kernel | None:
     defines, _, scalars = _defines(variant)
     files = ("attention.cl", "attention_tiles.cl")
     return programs.exact_kernel(

@@ -13,6 +13,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DType
 from anydevice._core.record import Record
@@ -194,7 +196,7 @@ class Reading(Record):
     strides: Ints
 
 
-def reading(x: Any, number: Number, shape: Ints) -> Reading:
+def reading(x: Array, number: Number, shape: Ints) -> Reading:
     """An array that is repeated to the shape of the result."""
     return Reading(x, number, buffers.broadcast_strides(x, shape))
 
@@ -202,7 +204,7 @@ def reading(x: Any, number: Number, shape: Ints) -> Reading:
 def run(
     body: str,
     readings: Mapping[str, Reading],
-    out: Any,
+    out: Array,
     number: Number,
     *,
     shape: Ints | None = None,
@@ -240,7 +242,7 @@ def run(
 
 @lru_cache(maxsize=4096)
 def _kernel(
-    context: Any, body: str, names: tuple[str, ...], numbers: tuple[Number, ...],
+    context: cl.Context, body: str, names: tuple[str, ...], numbers: tuple[Number, ...],
     extras: tuple[tuple[str, Number | None], ...],
     sizes_text: str, strides_text: str, offsets_text: str, wide: bool,
 ) -> programs.Kernel:  # fmt: skip
@@ -266,20 +268,20 @@ def _kernel(
     return programs.kernel(context, "elementwise.cl", "elementwise", defines, scalars, _GROUP)
 
 
-def copy(x: Any, out: Any) -> Any:
+def copy(x: Array, out: Array) -> Array:
     """Copy the elements of an array, whatever they are, into another of the same shape."""
     number = bits_of(dtype_of(x))
     return run("pr[ir] = a;", {"a": Reading(x, number, buffers.strides_of(x))}, out, number)
 
 
-def plain(x: Any) -> Any:
+def plain(x: Array) -> Array:
     """The array with its elements in C order: itself where they are so already."""
     if buffers.is_plain(x):
         return x
     return copy(x, buffers.new(x.shape, dtype_of(x), x.context))
 
 
-def filled(shape: Ints, value: Any, dtype: DType, number: Number, context: Any) -> Any:
+def filled(shape: Ints, value: Any, dtype: DType, number: Number, context: cl.Context) -> Array:
     """A new array, every element `value`, a number of the type that `number` says."""
     out = buffers.new(shape, dtype, context)
     return run("STORE(pr, ir, value);", {}, out, number, extras=[("value", number, value)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from pyopencl.array import Array
 
 from anydevice._engines.host import no_dtype
 from anydevice._engines.opencl import buffers
@@ -20,7 +21,7 @@ def _with(values: Ints, at: int, value: int) -> Ints:
     return (*values[:at], value, *values[at + 1 :])
 
 
-def take(x: Any, indices: Any, axis: int) -> Any:
+def take(x: Array, indices: Array, axis: int) -> Array:
     """The slices of `x` at these indices; NaN or 0 for those out of range."""
     (at,) = axes_of(axis, x.ndim)
     before, after = x.shape[:at], x.shape[at + 1 :]
@@ -31,7 +32,7 @@ def take(x: Any, indices: Any, axis: int) -> Any:
     return _taken(x, indices, at, shape, from_x, from_indices)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
+def take_along_axis(x: Array, indices: Array, axis: int) -> Array:
     """One element for each index; NaN or 0 for those out of range.
 
     Raises `ValueError` if the shapes do not fit.
@@ -46,7 +47,14 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
     return _taken(x, indices, at, shape, from_x, buffers.broadcast_strides(indices, shape))
 
 
-def _taken(x: Any, indices: Any, axis: int, shape: Ints, from_x: Ints, from_indices: Ints) -> Any:
+def _taken(
+    x: Array,
+    indices: Array,
+    axis: int,
+    shape: Ints,
+    from_x: Ints,
+    from_indices: Ints,
+) -> Array:
     dtype = dtype_of(x)
     bits = bits_of(dtype)
     out = buffers.new(shape, dtype, x.context)
@@ -61,14 +69,14 @@ def _taken(x: Any, indices: Any, axis: int, shape: Ints, from_x: Ints, from_indi
     return run(_TAKE, readings, out, bits, extras=extras)
 
 
-def _reading_of_indices(indices: Any, strides: Ints) -> Reading:
+def _reading_of_indices(indices: Array, strides: Ints) -> Reading:
     dtype = dtype_of(indices)
     if dtype.kind not in ("int", "uint"):
         raise no_dtype(f"{dtype} is no dtype for indices", "convert the indices to int32")
     return Reading(indices, number_of(dtype, indices.context), strides)
 
 
-def write(x: Any, new: Any, positions: Any) -> Any:
+def write(x: Array, new: Array, positions: Array) -> Array:
     """`x` (batch, heads, keys, size) with rows replaced, in place where it is no view.
 
     A view of another array is copied first, so that the other one stays as it is. Raises
@@ -101,7 +109,7 @@ def write(x: Any, new: Any, positions: Any) -> Any:
     )  # fmt: skip
 
 
-def concat(arrays: Sequence[Any], axis: int) -> Any:
+def concat(arrays: Sequence[Array], axis: int) -> Array:
     """The arrays one behind the other along an axis.
 
     Raises `ValueError` if the shapes do not fit.
@@ -122,7 +130,7 @@ def concat(arrays: Sequence[Any], axis: int) -> Any:
     return out
 
 
-def slice_axis(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     """A view of the elements from `start` up to `stop` along an axis."""
     (at,) = axes_of(axis, x.ndim)
     count = max(0, -(-(stop - start) // step))
@@ -134,7 +142,7 @@ def slice_axis(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
     return buffers.view(x, shape, strides, buffers.offset_of(x) + start * own[at])
 
 
-def reshaped(x: Any, shape: Ints) -> Any:
+def reshaped(x: Array, shape: Ints) -> Array:
     """The elements in C order in another shape: a view, or a copy where none would do."""
     if shape == x.shape:
         return x

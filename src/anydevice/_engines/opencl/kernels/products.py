@@ -7,6 +7,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
@@ -93,7 +95,7 @@ class Product(Record):
         return is_wide(far_a, far_b, self.count * self.rows * self.columns)
 
 
-def matmul(a: Any, b: Any) -> Any:
+def matmul(a: Array, b: Array) -> Array:
     """The products of matrices (…, m, k) and (…, k, n); the axes before them broadcast.
 
     Raises `ValueError` if the shapes do not fit.
@@ -111,7 +113,7 @@ def matmul(a: Any, b: Any) -> Any:
     return out
 
 
-def _product(a: Any, b: Any, out: Any, number: Number, stack: Ints) -> Product:
+def _product(a: Array, b: Array, out: Array, number: Number, stack: Ints) -> Product:
     a = plain(a) if a.shape[-2] <= _FEW_ROWS else _with_neighbours(a)
     b = _with_neighbours(b)
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -128,7 +130,7 @@ def _product(a: Any, b: Any, out: Any, number: Number, stack: Ints) -> Product:
     )  # fmt: skip
 
 
-def _with_neighbours(x: Any) -> Any:
+def _with_neighbours(x: Array) -> Array:
     """The array with neighbours in memory along one of its last axes, so that reading is fast."""
     row, column = buffers.strides_of(x)[-2:]
     rows, columns = x.shape[-2:]
@@ -187,7 +189,7 @@ def _tiled(product: Product, tiles: Tiles) -> bool:
 
 @lru_cache(maxsize=256)
 def _tile_kernel(
-    context: Any, number: Number, tiles: Tiles, route: Walk,
+    context: cl.Context, number: Number, tiles: Tiles, route: Walk,
     edges: bool, a_by_k: bool, b_by_k: bool, wide: bool,
 ) -> programs.Kernel | None:  # fmt: skip
     types, index = index_types(wide)
@@ -215,7 +217,7 @@ def _panels(product: Product) -> None:
 
 
 @lru_cache(maxsize=64)
-def _panel_kernel(context: Any, number: Number, high: int, wide: bool) -> programs.Kernel:
+def _panel_kernel(context: cl.Context, number: Number, high: int, wide: bool) -> programs.Kernel:
     types, index = index_types(wide)
     nothing = {"BATCH_SIZES": "", "BATCH_STRIDES": "", "BATCH_OFFSETS": "INDEX batch_at_x = 0;"}
     defines = {**types, **number.defines(), **nothing, "PANEL_ROWS": high, "WIDTH": 1, "RUN": _RUN}
@@ -223,7 +225,7 @@ def _panel_kernel(context: Any, number: Number, high: int, wide: bool) -> progra
     return programs.kernel(context, "matmul_panels.cl", "matmul", defines, scalars, 1)
 
 
-def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, width: int) -> Any:
+def _packed(product: Product, x: Array, stack: Ints, steps: Ints, across: int, width: int) -> Array:
     context, number, inner = x.context, product.number, product.inner
     panels = -(-across // width)
     kept = accumulator_of(number)
@@ -241,7 +243,7 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
 
 @lru_cache(maxsize=256)
 def _pack_kernel(
-    context: Any, number: Number, route: Walk, width: int, wide: bool
+    context: cl.Context, number: Number, route: Walk, width: int, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **route.defines("BATCH_")}
@@ -276,14 +278,14 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
     )  # fmt: skip
 
 
-def _most_across(context: Any) -> int:
+def _most_across(context: cl.Context) -> int:
     """How many neighbouring columns the items of a group read; more items share the same ones."""
     return 64 if programs.limits(context).is_cpu else 32
 
 
 @lru_cache(maxsize=256)
 def _few_rows_kernel(
-    context: Any, number: Number, route: Walk,
+    context: cl.Context, number: Number, route: Walk,
     rows: int, along_k: bool, aligned: bool, lanes: int, wide: bool,
 ) -> programs.Kernel:  # fmt: skip
     types, index = index_types(wide)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.engine import Absent
@@ -53,7 +54,7 @@ class Limits(Record):
 
 
 @lru_cache(maxsize=64)
-def limits(context: Any) -> Limits:
+def limits(context: cl.Context) -> Limits:
     """The limits of the device of a context."""
     device = context.devices[0]
     is_cpu = bool(device.type & cl.device_type.CPU)
@@ -67,7 +68,7 @@ def limits(context: Any) -> Limits:
     )
 
 
-def _no_doubles(device: Any) -> Absent | None:
+def _no_doubles(device: cl.Device) -> Absent | None:
     defect = float64_defect(device.platform.name, device.driver_version)
     if defect is not None:
         return Absent(defect.text, defect.fix or "use float32", defect.code)
@@ -80,14 +81,16 @@ def _no_doubles(device: Any) -> Absent | None:
 class Kernel:
     """A kernel of a built program, ready to be started with groups of `group` work items."""
 
-    def __init__(self, kernel: Any, context: Any, scalars: Sequence[Any], group: int) -> None:
+    def __init__(
+        self, kernel: cl.Kernel, context: cl.Context, scalars: Sequence[Any], group: int
+    ) -> None:
         kernel.set_scalar_arg_dtypes(list(scalars))
         self._kernel, self._queue = kernel, buffers.queue_of_context(context)
         self._context = context
         self._lock = ForkSafeLock()  # the arguments of a kernel are set one after the other
         self.group = group
 
-    def __call__(self, groups: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
+    def __call__(self, groups: int, *arguments: Any, reads: Sequence[Array] = ()) -> None:
         """Start it and return at once; the device waits for work on the arrays that it reads."""
         # A driver need not notice: NVIDIA's waits for ever for memory of another context.
         if any(x.context != self._context for x in reads):
@@ -96,13 +99,13 @@ class Kernel:
         with self._lock.native:
             self._kernel(self._queue, (groups * size,), (size,), *arguments, wait_for=events)
 
-    def over(self, items: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
+    def over(self, items: int, *arguments: Any, reads: Sequence[Array] = ()) -> None:
         """Start at least this many items; the kernel itself leaves the surplus ones out."""
         self(-(-items // self.group), *arguments, reads=reads)
 
 
 def kernel(
-    context: Any,
+    context: cl.Context,
     files: str | tuple[str, ...],
     name: str,
     defines: Mapping[str, object],
@@ -122,7 +125,7 @@ def kernel(
 
 
 def exact_kernel(
-    context: Any,
+    context: cl.Context,
     files: str | tuple[str, ...],
     name: str,
     defines: Mapping[str, object],
@@ -149,7 +152,7 @@ def text(file: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def program(context: Any, source: str) -> Any:
+def program(context: cl.Context, source: str) -> Any:
     """A built program. Warnings of the compiler are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
@@ -205,7 +208,7 @@ _NUMBERS: dict[str, Number] = {
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
-def number_of(dtype: DType, context: Any) -> Number:
+def number_of(dtype: DType, context: cl.Context) -> Number:
     """How the device of a context computes with a dtype.
 
     Raises `UnsupportedError` for `float64` where the device has none or its driver is known to fail
@@ -243,7 +246,7 @@ def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
     return np.array(value).astype(dtype.numpy()).view(bits_of(dtype).scalar)[()]
 
 
-def dtype_of(x: Any) -> DType:
+def dtype_of(x: Array) -> DType:
     """The dtype of an array."""
     return known_dtype(x.dtype)
 

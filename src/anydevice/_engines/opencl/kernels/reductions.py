@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
+import pyopencl as cl
+from pyopencl.array import Array
 
 from anydevice._core.dtypes import DTYPES
 from anydevice._engines.opencl import buffers
@@ -55,7 +56,7 @@ def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
     return found
 
 
-def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
+def reduce(kind: str, x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
     """The `sum`, `prod`, `max` or `min` along axes.
 
     Raises `ValueError` for the largest or smallest of nothing.
@@ -81,7 +82,14 @@ def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool = Fals
 
 
 def _run(
-    kind: str, x: Any, kept: Ints, strides: Ints, gone: Ints, steps: Ints, number: Number, out: Any
+    kind: str,
+    x: Array,
+    kept: Ints,
+    strides: Ints,
+    gone: Ints,
+    steps: Ints,
+    number: Number,
+    out: Array,
 ) -> None:
     """One pass, or two where there are fewer results than the device can compute at once."""
     kept, (strides,) = buffers.collapsed(kept, strides)
@@ -115,7 +123,7 @@ def _run(
 
 @lru_cache(maxsize=1024)
 def _kernel(
-    kind: str, context: Any, number: Number, stored: Number,
+    kind: str, context: cl.Context, number: Number, stored: Number,
     kept: Ints, strides: Ints, gone: Ints, steps: Ints, together: bool, wide: bool,
 ) -> tuple[programs.Kernel, tuple[Walk, Walk]]:  # fmt: skip
     types, index = index_types(wide)
@@ -147,7 +155,7 @@ def _neutral(kind: str, number: Number) -> str:
     return f"(({number.number}){bits}UL)"
 
 
-def argmax(x: Any, axis: int) -> Any:
+def argmax(x: Array, axis: int) -> Array:
     """Where the largest is along an axis.
 
     Raises `ValueError` if there is none, because the axis has no elements.
@@ -174,7 +182,7 @@ def argmax(x: Any, axis: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _argmax(context: Any, number: Number, route: Walk, wide: bool) -> programs.Kernel:
+def _argmax(context: cl.Context, number: Number, route: Walk, wide: bool) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **route.defines("KEPT_")}
     defines |= {"FLOATING": int(number.floating)}
@@ -182,7 +190,7 @@ def _argmax(context: Any, number: Number, route: Walk, wide: bool) -> programs.K
     return programs.kernel(context, "largest.cl", "argmax", defines, scalars, 64)
 
 
-def top_k(x: Any, k: int) -> tuple[Any, Any]:
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """The `k` largest along the last axis, largest first, and where they are.
 
     Raises `ValueError` if there are not so many.
@@ -198,7 +206,7 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
     return values, places
 
 
-def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
+def _top(x: Array, k: int, number: Number, values: Array, places: Array) -> None:
     about = programs.limits(x.context)
     count, start = x.shape[-1], buffers.offset_of(x)
     wide = is_wide(start + x.size)
@@ -210,7 +218,7 @@ def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
 
 @lru_cache(maxsize=256)
 def _top_kernel(
-    context: Any, number: Number, lanes: int, values: bool, wide: bool
+    context: cl.Context, number: Number, lanes: int, values: bool, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
@@ -224,7 +232,7 @@ _RUN = 16
 """So many elements one work item puts in order."""
 
 
-def in_order(x: Any, descending: bool) -> tuple[Any, Any]:
+def in_order(x: Array, descending: bool) -> tuple[Array, Array]:
     """The elements of the last axis in order, and where they were; equal ones stay in their order.
 
     Runs of a few elements are merged to longer and longer ones, between two pairs of arrays.
@@ -257,7 +265,7 @@ def in_order(x: Any, descending: bool) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=256)
 def _sort_kernel(
-    context: Any, number: Number, name: str, descending: bool, wide: bool
+    context: cl.Context, number: Number, name: str, descending: bool, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), "FLOATING": int(number.floating)}

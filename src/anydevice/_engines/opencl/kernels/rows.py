@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
+from pyopencl.array import Array
 
 from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.kernels import programs
@@ -18,24 +20,29 @@ _PER_ITEM = 128
 just keep runs at 0.85 of the speed of a copy, and at 0.6 of it where the rows are read twice."""
 
 
-def softmax(x: Any, axis: int) -> Any:
+def softmax(x: Array, axis: int) -> Array:
     """The softmax along the last axis; `NotImplemented` for any other."""
     if not x.ndim or axis % x.ndim != x.ndim - 1:
         return NotImplemented
     return _rows("softmax", x)
 
 
-def rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+def rmsnorm(x: Array, weight: Array, eps: float) -> Array:
     """The rows scaled to a mean square of 1, times the weight."""
     return _rows("rmsnorm", x, [weight], eps)
 
 
-def layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
     """The rows moved to a mean of 0 and scaled to a variance of 1, times weight, plus bias."""
     return _rows("layernorm", x, [weight, bias], eps)
 
 
-def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None = None) -> Any:
+def _rows(
+    name: str,
+    x: Array,
+    factors: list[Array] | None = None,
+    eps: float | None = None,
+) -> Array:
     factors = factors or []
     given = [each for each in factors if each is not None]
     number = number_of(dtype_of(x), x.context)
@@ -63,7 +70,12 @@ def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None
 
 @lru_cache(maxsize=256)
 def _kernel(
-    name: str, number: Number, context: Any, columns: int, width: int, present: tuple[bool, ...]
+    name: str,
+    number: Number,
+    context: cl.Context,
+    columns: int,
+    width: int,
+    present: tuple[bool, ...],
 ) -> programs.Kernel:
     about = programs.limits(context)
     pieces = columns // width
@@ -84,9 +96,9 @@ def _kernel(
 
 
 def rope(
-    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
-    length: Any = None,
-) -> Any:  # fmt: skip
+    x: Array, positions: Array, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
+    length: Array | None = None,
+) -> Array:  # fmt: skip
     """Rotary positions: each pair of numbers turned by its angle.
 
     `NotImplemented` where the frequencies are scaled other than by one factor.
@@ -124,14 +136,14 @@ def _factor(scaling: Mapping[str, Any] | None) -> float | None:
 
 
 @lru_cache(maxsize=32)
-def _frequencies(context: Any, size: int, theta: float, factor: float) -> Any:
+def _frequencies(context: cl.Context, size: int, theta: float, factor: float) -> Array:
     exponents = np.arange(0, size, 2, dtype=np.float64) / size
     return buffers.from_host((theta**-exponents / factor).astype(np.float32), context)
 
 
 @lru_cache(maxsize=64)
 def _rope_kernel(
-    context: Any, number: Number, integer: Number, interleaved: bool, wide: bool
+    context: cl.Context, number: Number, integer: Number, interleaved: bool, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **integer.defines("PLACE_")}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton.launch import (
@@ -50,17 +51,17 @@ def decode_tile(pairs: int, keys: int, size: int, processors: int, shared: int) 
 
 
 def decode_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     scale: float,
     window: int | None = None,
-    lengths: torch.Tensor | None = None,
+    lengths: Tensor | None = None,
     soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: DecodeTile | None = None,
     overlap: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of `q` (batch, heads, 1, size) to `k` and `v` (batch, kv heads, keys, size).
 
     `lengths` (batch,) says how many keys are valid, `window` how many of those, from the last, are

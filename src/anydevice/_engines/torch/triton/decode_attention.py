@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton.decode_products import Release, begin, end, padded_rows, wait
@@ -100,16 +101,16 @@ def attention_parts(tile: AttentionTile, pairs: int, slots: int, processors: int
 
 
 def attend(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    qkv: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
     numbers: AttentionConfig,
-    frequencies: torch.Tensor | None = None,
-    query_norm: torch.Tensor | None = None,
-    key_norm: torch.Tensor | None = None,
+    frequencies: Tensor | None = None,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
     tile: AttentionTile | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of one new token of each row; its key and value are written into the cache.
 
     `qkv` (rows, (heads + 2 × key heads) × size) has the token's queries, keys and values,

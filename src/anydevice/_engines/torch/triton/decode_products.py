@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record, replace
 from anydevice._engines.torch.triton.launch import (
@@ -117,18 +118,18 @@ def fitting(
 
 def product(
     kind: str,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
     *,
-    norm: torch.Tensor | None = None,
+    norm: Tensor | None = None,
     eps: float = 0.0,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     gated: bool = False,
-    residual: torch.Tensor | None = None,
+    residual: Tensor | None = None,
     factor: float = 1.0,
     tiles: ProductTiles | None = None,
     in_order: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """`x` (rows, inputs), normed by `norm` (inputs,), times `weight` (outputs, inputs), and more.
 
     `bias` is added. `gated`: the weight has the rows of the gates first and then as many others,
@@ -168,7 +169,7 @@ def product(
     return out
 
 
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The root-mean-square norm of each row, in a launch of its own within the chain."""
     out = torch.empty_like(x)
     start(

@@ -8,9 +8,8 @@ launch of its own, as the tiles say.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
-import torch
+from torch import Tensor
 
 from anydevice._core.engine import LayerConfig
 from anydevice._engines.torch.triton.decode_attention import (
@@ -24,26 +23,26 @@ from anydevice._engines.torch.triton.decode_products import MOST_ROWS, ProductTi
 
 
 def decoder_layer(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    attention_norm: torch.Tensor,
-    qkv: torch.Tensor,
-    output: torch.Tensor,
-    mlp_norm: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    qkv_bias: torch.Tensor | None,
-    output_bias: torch.Tensor | None,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
+    x: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attention_norm: Tensor,
+    qkv: Tensor,
+    output: Tensor,
+    mlp_norm: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    qkv_bias: Tensor | None,
+    output_bias: Tensor | None,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
     numbers: LayerConfig,
-    frequencies: torch.Tensor | None,
+    frequencies: Tensor | None,
     rope_factor: float = 1.0,
     tiles: ProductTiles | None = None,
     attention_tile: AttentionTile | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """What the layer makes of `x` (rows, 1, hidden); its cache is changed in place.
 
     `positions` (rows,) says where the tokens stand; `keys` and `values` are (rows, kv heads, slots,
@@ -84,7 +83,12 @@ def _attention_config(numbers: LayerConfig, rope_factor: float) -> AttentionConf
 
 
 def fits(
-    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: LayerConfig
+    x: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weights: list[Tensor],
+    numbers: LayerConfig,
 ) -> bool:
     """Whether the kernels serve these: contiguous, of one dtype, of sizes that they have."""
     group = numbers.heads // numbers.kv_heads

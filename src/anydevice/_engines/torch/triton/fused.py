@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
@@ -35,7 +36,7 @@ _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 _HALF = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 32, 64, 128, 256)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, torch.nn.Parameter)
 # Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _GPU = "rocm" if torch.version.hip else "cuda"
@@ -43,7 +44,7 @@ _READY = find_spec("triton") is not None
 
 
 @cache
-def _kernel(name: str) -> Callable[..., torch.Tensor]:
+def _kernel(name: str) -> Callable[..., Tensor]:
     """The function that starts a kernel; Triton is imported with the first one."""
     from anydevice._engines.torch.triton import (
         attention,
@@ -54,7 +55,7 @@ def _kernel(name: str) -> Callable[..., torch.Tensor]:
         tokens,
     )
 
-    started: dict[str, Callable[..., torch.Tensor]] = {
+    started: dict[str, Callable[..., Tensor]] = {
         "attention": attention.decode_attention,
         "cache_write": tokens.cache_write,
         "draw_token": tokens.draw_token,
@@ -72,8 +73,8 @@ def _kernel(name: str) -> Callable[..., torch.Tensor]:
 # The operators: a schema, and what a compiler is told of the result before there is one.
 
 
-def _operator(name: str, schema: str, result: Callable[..., torch.Tensor]) -> Any:
-    def run(*arguments: Any) -> torch.Tensor:
+def _operator(name: str, schema: str, result: Callable[..., Tensor]) -> Any:
+    def run(*arguments: Any) -> Tensor:
         return _kernel(name)(*arguments)
 
     made = torch.library.custom_op(f"anydevice_triton::{name}", run, mutates_args=(), schema=schema)
@@ -81,11 +82,11 @@ def _operator(name: str, schema: str, result: Callable[..., torch.Tensor]) -> An
     return made
 
 
-def _like_the_first(x: Any, *rest: Any) -> torch.Tensor:
+def _like_the_first(x: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(x)
 
 
-def _contiguous(x: Any, *rest: Any) -> torch.Tensor:
+def _contiguous(x: Tensor, *rest: Any) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -119,12 +120,12 @@ _OPERATORS = {
 # Gradients, in PyTorch's own functions: float32 in between, rounded once.
 
 
-def _keep_rmsnorm(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_rmsnorm(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, output: Tensor) -> None:
     x, weight, ctx.eps = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _rmsnorm_backward(ctx: Any, gradient: Any) -> Any:
+def _rmsnorm_backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Any:
     x, weight = ctx.saved_tensors
     wide, slope = x.float(), gradient.float()
     factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
@@ -135,13 +136,13 @@ def _rmsnorm_backward(ctx: Any, gradient: Any) -> Any:
     return by_x.to(x.dtype), by_weight.to(weight.dtype), None
 
 
-def _softmax_backward(ctx: Any, gradient: Any) -> Any:
+def _softmax_backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Any:
     (result,) = ctx.saved_tensors
     weighted = gradient.float() * result.float()
     return (weighted - result.float() * weighted.sum(-1, keepdim=True)).to(result.dtype)
 
 
-def _swiglu_backward(ctx: Any, gradient: Any) -> Any:
+def _swiglu_backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Any:
     gate, up = (one.float() for one in ctx.saved_tensors)
     slope, opened = gradient.float(), torch.sigmoid(gate)
     by_gate = slope * up * opened * (1 + gate * (1 - opened))
@@ -149,25 +150,25 @@ def _swiglu_backward(ctx: Any, gradient: Any) -> Any:
     return by_gate.to(gradient.dtype), by_up.to(gradient.dtype)
 
 
-def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_rope(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, output: Tensor) -> None:
     _, positions, frequencies, ctx.factor, ctx.interleaved, ctx.backward = inputs
     ctx.save_for_backward(positions, frequencies)
 
 
-def _rope_backward(ctx: Any, gradient: Any) -> Any:
+def _rope_backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Any:
     straight = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
     options = (ctx.factor, ctx.interleaved, not ctx.backward)
     turned_back = _OPERATORS["rope"](straight, *ctx.saved_tensors, *options)
     return turned_back, None, None, None, None, None
 
 
-def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_linear(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, output: Tensor) -> None:
     x, weight, bias = inputs
     ctx.biased = bias is not None
     ctx.save_for_backward(x, weight)
 
 
-def _linear_backward(ctx: Any, gradient: Any) -> Any:
+def _linear_backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Any:
     x, weight = ctx.saved_tensors
     by_bias = gradient.sum(0) if ctx.biased else None
     return gradient @ weight, gradient.T @ x, by_bias
@@ -186,12 +187,12 @@ for _name, _backward, _keep in (
 # The versions of ops.
 
 
-def _run(name: str, as_operator: bool, *arguments: Any) -> torch.Tensor:
+def _run(name: str, as_operator: bool, *arguments: Any) -> Tensor:
     """Through PyTorch's operator where a gradient or its compiler is to see it, or directly."""
     return (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
 
 
-def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if (
         torch.compiler.is_compiling()
         or not _serves(x, weight)
@@ -202,13 +203,13 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     return _run("rmsnorm", _differentiated(x, weight), x, weight, eps)
 
 
-def _softmax(x: Any, axis: int) -> Any:
+def _softmax(x: Tensor, axis: int) -> Tensor:
     if not _serves(x) or not x.ndim or axis not in (-1, x.ndim - 1) or not x.is_contiguous():
         return NotImplemented
     return _run("softmax", torch.compiler.is_compiling() or _differentiated(x), x)
 
 
-def _swiglu(gate: Any, up: Any) -> Any:
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if (
         torch.compiler.is_compiling()
         or not _serves(gate, up)
@@ -221,9 +222,9 @@ def _swiglu(gate: Any, up: Any) -> Any:
 
 
 def _rope(
-    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
-    length: Any = None,
-) -> Any:  # fmt: skip
+    x: Tensor, positions: Tensor, theta: float, interleaved: bool, scaling: Mapping[str, Any] |
+    None, length: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     if (
         torch.compiler.is_compiling()
         or depends_on_length(scaling)
@@ -237,7 +238,7 @@ def _rope(
     return _run("rope", _differentiated(x), x, positions, steps, factor, interleaved, False)
 
 
-def _linear(x: Any, weight: Any, bias: Any) -> Any:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     inputs = weight.shape[-1]
     if (
         x.dtype not in _HALF
@@ -255,10 +256,10 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def _attention(
-    q: Any, k: Any, v: Any,
-    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
-    soft_cap: float | None = None, sinks: Any = None,
-) -> Any:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, mask: Tensor | None,
+    window: int | None, lengths: Tensor | None, soft_cap: float | None = None, sinks: Tensor | None
+    = None,
+) -> Tensor:  # fmt: skip
     size = q.shape[-1]
     if (
         q.shape[2] != 1
@@ -279,7 +280,7 @@ def _attention(
     return _run("attention", as_operator, q, k, v, factor, window, lengths, soft_cap, sinks)
 
 
-def _cache_write(cache: Any, new: Any, positions: Any) -> Any:
+def _cache_write(cache: Tensor, new: Tensor, positions: Tensor) -> Tensor:
     if (
         torch.compiler.is_compiling()
         or not _serves(cache, new, positions)
@@ -292,7 +293,7 @@ def _cache_write(cache: Any, new: Any, positions: Any) -> Any:
     return _kernel("cache_write")(cache, new, positions)
 
 
-def _embedding(weight: Any, ids: Any) -> Any:
+def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     if (
         torch.compiler.is_compiling()
         or not _serves(weight, ids)
@@ -306,9 +307,9 @@ def _embedding(weight: Any, ids: Any) -> Any:
 
 
 def _draw_token(
-    logits: Any, numbers: Any, seeds: Any, place: Any, greedy: bool, top_p: bool, min_p: bool,
-    constants: tuple[Any, ...],
-) -> Any:  # fmt: skip
+    logits: Tensor, numbers: Tensor, seeds: Tensor, place: Any, greedy: bool, top_p: bool, min_p:
+    bool, constants: tuple[Any, ...],
+) -> Tensor:  # fmt: skip
     if (
         torch.compiler.is_compiling()
         or not _serves(logits, numbers, seeds, place)
@@ -329,7 +330,7 @@ def _decoder_layer(*arguments: Any) -> Any:
     return _whole_layer(decoder_layer, fits, *arguments)
 
 
-def _prompt_layer(x: Any, *others: Any) -> Any:
+def _prompt_layer(x: Tensor, *others: Any) -> Any:
     from anydevice._engines.torch.triton.prompt_layer import fits, prompt_layer
 
     *given, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
@@ -340,10 +341,10 @@ def _prompt_layer(x: Any, *others: Any) -> Any:
 
 
 def _whole_layer(
-    layer: Callable[..., Any], fits: Callable[..., bool],
-    x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
-    mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
-    key_norm: Any, numbers: LayerConfig,
+    layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor, keys:
+    Tensor, values: Tensor, attention_norm: Tensor, qkv: Tensor, output: Tensor, mlp_norm: Tensor,
+    gate_up: Tensor, down: Tensor, qkv_bias: Tensor | None, output_bias: Tensor | None, query_norm:
+    Tensor | None, key_norm: Tensor | None, numbers: LayerConfig,
 ) -> Any:  # fmt: skip
     weights = attention_norm, qkv, output, mlp_norm, gate_up, down
     others = qkv_bias, output_bias, query_norm, key_norm
@@ -365,7 +366,7 @@ def _whole_layer(
     return after, keys, values
 
 
-def _final_logits(x: Any, norm: Any, head: Any, eps: float) -> Any:
+def _final_logits(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
     if (
         x.dtype not in _HALF
         or torch.compiler.is_compiling()
@@ -379,7 +380,7 @@ def _final_logits(x: Any, norm: Any, head: Any, eps: float) -> Any:
     return _kernel("final_logits")("head", x, head, norm=norm, eps=eps)
 
 
-def _serves(x: Any, *others: Any) -> bool:
+def _serves(x: Tensor, *others: Any) -> bool:
     """Whether these are plain tensors on one GPU, and the first of a dtype that kernels take."""
     if not _READY or x.device.type != _PLACE or x.dtype not in _NAMES:
         return False
@@ -388,7 +389,7 @@ def _serves(x: Any, *others: Any) -> bool:
     return torch.compiler.is_compiling() or all(_is_plain(one) for one in (x, *others))
 
 
-def _is_plain(x: Any) -> bool:
+def _is_plain(x: Tensor) -> bool:
     """Whether a tensor has its memory to itself: no subclass, no transformation under way."""
     return (
         type(x) in _PLAIN
@@ -397,7 +398,7 @@ def _is_plain(x: Any) -> bool:
     )
 
 
-def _has_rows(x: Any) -> bool:
+def _has_rows(x: Tensor) -> bool:
     """Whether a tensor is a matrix of contiguous rows when all axes but the last are one."""
     if x.is_contiguous():
         return True
@@ -407,14 +408,14 @@ def _has_rows(x: Any) -> bool:
         return False
 
 
-def _differentiated(*tensors: Any) -> bool:
+def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 @cache
 def _frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
-) -> tuple[torch.Tensor, float]:
+) -> tuple[Tensor, float]:
     """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
     found, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
     with torch.inference_mode(False):  # it is kept, and a gradient may need it later
@@ -438,7 +439,7 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
 """The kernels whether or not they are trusted: for whoever is to find that out."""
 
 
-def _trusted(name: str, x: Any, *arguments: Any) -> Any:
+def _trusted(name: str, x: Tensor, *arguments: Any) -> Any:
     device = f"{_GPU}:{x.device.index or 0}"  # as anydevice names it; PyTorch calls both CUDA
     if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), device):
         return NotImplemented
@@ -472,7 +473,7 @@ def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ..
     return tuple(made)
 
 
-def _usual(new: Callable[..., Any], one: Any) -> Iterable[tuple[str, tuple[Any, ...]]]:
+def _usual(new: Callable[..., Tensor], one: Any) -> Iterable[tuple[str, tuple[Any, ...]]]:
     """Small calls that need the same machine code as those of usual models."""
     for width in (2048, 4096, 8192):
         yield "rmsnorm", (new(1, width), new(width), 1e-6)

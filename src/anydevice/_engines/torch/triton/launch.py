@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
@@ -83,7 +84,7 @@ def shared_memory(device: torch.device) -> int:
     return size
 
 
-def counters(device: torch.device, count: int) -> torch.Tensor:
+def counters(device: torch.device, count: int) -> Tensor:
     """So many int32 counters on a device, all 0, which a kernel must leave at 0.
 
     Launches of one stream share them, for they come one after the other. A CUDA graph has its own,
@@ -101,7 +102,7 @@ def counters(device: torch.device, count: int) -> torch.Tensor:
 
 
 @contextmanager
-def own_counters() -> Iterator[dict[torch.device, torch.Tensor]]:
+def own_counters() -> Iterator[dict[torch.device, Tensor]]:
     """A block in which this thread's launches count in tensors of their own, which it is given.
 
     They must be there before a CUDA graph is captured: run what it is to do once, in the block.
@@ -114,11 +115,11 @@ def own_counters() -> Iterator[dict[torch.device, torch.Tensor]]:
 
 
 class _CountersOfThread(threading.local):
-    counters: dict[torch.device, torch.Tensor] | None = None
+    counters: dict[torch.device, Tensor] | None = None
 
 
 _own = _CountersOfThread()
-_counters: dict[int, dict[torch.device, torch.Tensor]] = {}
+_counters: dict[int, dict[torch.device, Tensor]] = {}
 MOST_COUNTERS = 4096
 
 

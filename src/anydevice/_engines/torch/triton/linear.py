@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton.launch import overlapping, start
@@ -36,12 +37,12 @@ def matvec_tile(rows: int, outputs: int, inputs: int) -> MatvecTile:
 
 
 def matvec(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     tile: MatvecTile | None = None,
     overlap: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """`x` (rows, inputs) times the transposed `weight` (outputs, inputs), plus `bias` (outputs,).
 
     At most eight rows. The rows of `x` and `weight` must be contiguous, one by one. Sums are

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from anydevice._core.engine import LayerConfig
@@ -38,25 +39,25 @@ TOKENS, HEADS, WARPS = 16, 8, 4
 
 
 def prompt_layer(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    attention_norm: torch.Tensor,
-    qkv: torch.Tensor,
-    output: torch.Tensor,
-    mlp_norm: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    qkv_bias: torch.Tensor | None,
-    output_bias: torch.Tensor | None,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
+    x: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attention_norm: Tensor,
+    qkv: Tensor,
+    output: Tensor,
+    mlp_norm: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    qkv_bias: Tensor | None,
+    output_bias: Tensor | None,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
     numbers: LayerConfig,
-    frequencies: torch.Tensor | None,
+    frequencies: Tensor | None,
     rope_factor: float,
-    only: torch.Tensor | None,
-) -> torch.Tensor:
+    only: Tensor | None,
+) -> Tensor:
     """What the layer makes of `x` (rows, tokens, hidden); `x` and the cache are overwritten.
 
     `positions` (rows,) says where the first token of each row stands; tokens see those of their row
@@ -95,7 +96,7 @@ def prompt_layer(
     return x
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attention of tokens (rows, heads, tokens, size) to each other, up to themselves.
 
     Choosing among PyTorch's kernels takes longer on the host than some of them on the device.
@@ -115,7 +116,13 @@ def _prefers_cudnn(device: torch.device) -> bool:
     return order[:1] == (SDPBackend.CUDNN_ATTENTION,) and torch.backends.cudnn.is_available()
 
 
-def _add_product(stream: Any, x: Any, weight: Any, bias: Any, factor: float) -> None:
+def _add_product(
+    stream: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    factor: float,
+) -> None:
     """Add to the residual stream, rounding once where there is no bias."""
     if bias is None:
         stream.addmm_(x, weight.t(), alpha=factor)
@@ -124,16 +131,16 @@ def _add_product(stream: Any, x: Any, weight: Any, bias: Any, factor: float) -> 
 
 
 def turned(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    qkv: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
     numbers: LayerConfig,
-    frequencies: torch.Tensor | None,
+    frequencies: Tensor | None,
     factor: float,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (rows, heads, tokens, size), normed and turned, and in the cache.
 
     All lie token by token. Without heads, `qkv` has keys and values alone.
@@ -208,7 +215,13 @@ def _turn(
 
 
 def fits(
-    x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: Any, only: Any
+    x: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weights: list[Tensor],
+    numbers: Tensor,
+    only: Any,
 ) -> bool:
     """Whether these are contiguous, of one dtype, and of sizes that kernels have."""
     if only is not None and not (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton.launch import start
@@ -33,14 +34,14 @@ def rope_tile(heads: int, tokens: int, size: int, by_token: bool) -> RopeTile:
 
 
 def rope(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    frequencies: torch.Tensor,
+    x: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
     factor: float,
     interleaved: bool,
     backward: bool = False,
     tile: RopeTile | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`x` (batch, heads, tokens, size) turned by `positions` × `frequencies`, times `factor`.
 
     `positions` is (tokens,) or (batch, tokens), `frequencies` float32 (size / 2,). The last axis of

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton import launch
@@ -41,9 +42,7 @@ def rmsnorm_tile(columns: int, itemsize: int) -> RowTile:
     return RowTile(rows, width, min(16, max(4, rows * width // 512)))
 
 
-def rmsnorm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, tile: RowTile | None = None
-) -> torch.Tensor:
+def rmsnorm(x: Tensor, weight: Tensor, eps: float, tile: RowTile | None = None) -> Tensor:
     """`x` over the root of the mean of its squares, times `weight`; `x` must be contiguous.
 
     The numbers are float32 in between and are rounded once.
@@ -110,7 +109,7 @@ def softmax_tile(columns: int, itemsize: int, shared: int, warps: int = 32) -> R
     return RowTile(rows, width, min(16, max(4, rows * width // 512)))
 
 
-def softmax(x: torch.Tensor, tile: RowTile | None = None) -> torch.Tensor:
+def softmax(x: Tensor, tile: RowTile | None = None) -> Tensor:
     """Softmax along the last axis of a contiguous tensor, in float32, rounded once."""
     out = torch.empty_like(x)
     if not x.numel():
@@ -210,7 +209,7 @@ SWIGLU_TILE = RowTile(1, 1024, 4)
 """The fastest measured: small programs, so that memory is read and written in its order."""
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, tile: RowTile = SWIGLU_TILE) -> torch.Tensor:
+def swiglu(gate: Tensor, up: Tensor, tile: RowTile = SWIGLU_TILE) -> Tensor:
     """`silu(gate) * up` in float32, rounded once, as a contiguous tensor.
 
     Each operand is a matrix, or looks like one when all axes but the last are taken as one, whose

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton.launch import counters, overlapping, start
@@ -32,8 +33,8 @@ WRITE_TILE = WriteTile(32, 4)
 
 
 def cache_write(
-    cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, tile: WriteTile = WRITE_TILE
-) -> torch.Tensor:
+    cache: Tensor, new: Tensor, positions: Tensor, tile: WriteTile = WRITE_TILE
+) -> Tensor:
     """`cache` (batch, heads, slots, size) itself, with `new` (batch, heads, tokens, size) in it.
 
     `positions`, (tokens,) or (batch, tokens), says in which slot; what is outside is left out. The
@@ -56,7 +57,7 @@ def cache_write(
 EMBEDDING_COLUMNS, EMBEDDING_WARPS = 1024, 4
 
 
-def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     """The rows of `weight` (rows, size) for contiguous ids, (…, size); NaN where there is none."""
     count, size = weight.shape
     out = weight.new_empty((*ids.shape, size))
@@ -107,15 +108,15 @@ NO_TOKEN = tl.constexpr(-1)
 
 
 def draw_token(
-    logits: torch.Tensor,
-    numbers: torch.Tensor,
-    seeds: torch.Tensor,
-    place: torch.Tensor,
+    logits: Tensor,
+    numbers: Tensor,
+    seeds: Tensor,
+    place: Tensor,
     greedy: bool,
     top_p: bool,
     min_p: bool,
     constants: tuple[int, ...],
-) -> torch.Tensor:
+) -> Tensor:
     """The token (rows,) int32 that is drawn from logits (rows, vocabulary), whose rows are whole.
 
     `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`; with `greedy`
