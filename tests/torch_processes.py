@@ -13,7 +13,7 @@ import numpy as np, torch, torch._dynamo, torch.distributed, torch.distributed.f
 import anydevice
 from anydevice import nn, parallel
 from anydevice._core.trees import leaves
-from anydevice._train import data_parallel as by_rows, sharding, strategy as spreading
+from anydevice._train import data_parallel, sharding, strategy as strategies
 
 nn.train, nn.AdamW, nn.Dense, nn.Batches  # loaded once, for all that fork from here
 
@@ -72,24 +72,24 @@ def failing(function, *given, processes=2, **options):
         return str(error)
     raise SystemExit("nothing was raised")
 
-def unweighted(self, batch, own=by_rows.ProcessSpread._own):
+def unweighted(self, batch, own=data_parallel.ProcessStrategy._own):
     part, rows, share = own(self, batch)
     return part, rows, (1 / self._group.size if share else 0.0)
 
-def mask_per_shard(self, batch, own=by_rows.ProcessSpread._own):
+def mask_per_shard(self, batch, own=data_parallel.ProcessStrategy._own):
     part, (first, count, every), share = own(self, batch)
     return part, (0, count, count), share
 
 def mutants(**options):
     # What the bar of 1e-6 is for: these would be taken for right by a weaker test.
-    found, rounding = {}, spreading.ROUNDING
-    spreading.ROUNDING = 1.0
+    found, rounding = {}, strategies.ROUNDING
+    strategies.ROUNDING = 1.0
     for mutant in (unweighted, mask_per_shard):
-        whole, by_rows.ProcessSpread._own = by_rows.ProcessSpread._own, mutant
+        whole, data_parallel.ProcessStrategy._own = data_parallel.ProcessStrategy._own, mutant
         for make in (ours, users):
             found[make.__name__, mutant.__name__] = trained(make, 1, **options)
-        by_rows.ProcessSpread._own = whole
-    spreading.ROUNDING = rounding
+        data_parallel.ProcessStrategy._own = whole
+    strategies.ROUNDING = rounding
     return found
 
 def together(processes, **functions):

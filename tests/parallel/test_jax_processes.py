@@ -43,7 +43,7 @@ def apart(a, b):
 
 TOGETHER = """
 from program import *
-from anydevice._parallel.jax_mesh import bytes_a_device
+from anydevice._libraries.jax.mesh import bytes_a_device
 
 STRATEGIES = ("replicate", "shard") if EPOCHS > 1 else ("shard",)  # the long form has both
 

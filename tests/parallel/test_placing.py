@@ -81,7 +81,7 @@ def test_the_module_imports_no_array_library() -> None:
 SHARDED = """
 import numpy as np, anydevice
 from anydevice import nn, parallel
-from anydevice._parallel.jax_mesh import bytes_a_device
+from anydevice._libraries.jax.mesh import bytes_a_device
 
 mesh = parallel.Mesh("cpu", shard=8)
 assert (mesh.size, mesh.rank, mesh.replicate, mesh.shard) == (8, 0, 1, 8)

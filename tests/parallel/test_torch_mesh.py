@@ -19,7 +19,7 @@ pytestmark = [
 GATHERED = """
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from anydevice._parallel import torch_mesh
+from anydevice._libraries.torch import mesh as torch_mesh
 
 SHAPES = ((), (1,), (3,), (0,), (0, 5), (7, 3), (2, 2, 9), (4, 4), (3, 1, 5))  # uneven, and few
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 SAME = """
-from anydevice._parallel import torch_mesh
+from anydevice._libraries.torch import mesh as torch_mesh
 
 shard, MAKES = {"strategy": "shard"}, (ours, users)
 
@@ -175,33 +175,35 @@ def test_sharded_over_processes_a_training_has_the_losses_of_one(
     assert held(SAVED + SAME, tmp_path, JAX=has_jax, LONG=long) == "held"
 
 
-def test_what_every_process_holds_as_a_whole_counts_once_in_each_group() -> None:
+def test_what_every_process_holds_as_a_whole_counts_once_in_each_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch = pytest.importorskip("torch")
+    from anydevice._libraries.torch import mesh as torch_mesh
+    from anydevice._libraries.torch.mesh import Group, Layout
     from anydevice._parallel.mesh import Mesh
-    from anydevice._parallel.processes import Group
-    from anydevice._parallel.torch_mesh import Layout
-    from anydevice._train.sharding import ShardSpread
+    from anydevice._train.sharding import ShardStrategy
 
     squares: list[float] = []
 
-    def noted(number: Any) -> Any:
+    def noted(number: Any, mesh: Mesh) -> Any:
         squares.append(float(number))
         return number
 
+    monkeypatch.setattr(torch_mesh, "summed", noted)
     for rank in range(4):  # two groups of two
         group = Group(rank, 4)
         mesh = Mesh(["cpu"], replicate=2, shard=2, group=group)
-        spread = object.__new__(ShardSpread)
-        spread._group, spread._mesh = group, mesh
-        spread._layouts = {"total": [Layout(mesh, 0, (4,)), Layout(mesh, None, ())]}
-        cast(Any, spread).over_shards = noted
-        spread.clip_gradients({"a": torch.full((2,), 2.0), "b": torch.tensor(3.0)}, 1.0)
+        strategy = object.__new__(ShardStrategy)
+        strategy._group, strategy._mesh, strategy._torch = group, mesh, torch_mesh
+        strategy._layouts = {"total": [Layout(mesh, 0, (4,)), Layout(mesh, None, ())]}
+        strategy.clip_gradients({"a": torch.full((2,), 2.0), "b": torch.tensor(3.0)}, 1.0)
     assert squares[0] + squares[1] == squares[2] + squares[3] == 2 * (2 * 4.0) + 9.0
 
 
 def test_a_mesh_that_shards_is_kept_and_not_replicated() -> None:
+    from anydevice._libraries.torch.mesh import Group
     from anydevice._parallel.mesh import Mesh
-    from anydevice._parallel.processes import Group
     from anydevice._train.strategy import _chosen
     from anydevice.errors import ConfigurationError
 

@@ -18,7 +18,7 @@ import warnings
 import numpy as np, anydevice
 from anydevice import nn, parallel
 from anydevice._core.trees import leaves
-from anydevice._parallel.jax_mesh import bytes_a_device
+from anydevice._libraries.jax.mesh import bytes_a_device
 
 numbers = np.random.default_rng(0)
 X = numbers.standard_normal((180, 64)).astype(np.float32)

@@ -1,18 +1,32 @@
-"""Protocols between the folders of libraries and the rooms above them, which they do not import."""
+"""Interfaces that libraries implement, and through which other rooms reach them."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from anydevice._core.record import Record
+from anydevice._core.trees import Tree
 from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from anydevice._core.device import Device
+    from anydevice._core.engine import Engine
+
     Numbers = npt.NDArray[np.generic]
     Cells = npt.NDArray[np.int64]
+
+Array = Any
+Function = Callable[..., Any]
+
+
+# Tracers of proofs
 
 
 class FixedTensor(NamedTuple):
@@ -133,3 +147,188 @@ class Trace(Protocol):
         eps: float,
     ) -> TracedTensor:
         """Normalize over the last `axes` axes."""
+
+
+# Trainings
+
+
+class StepState(Record):
+    """All that changes from step to step, and that another run needs to go on.
+
+    `started` counts all steps, `steps` those that changed something: a scaled loss may overflow.
+    `total` are the gradients that wait for those of further batches, of the weight `added`. `own`
+    is what a stepper keeps beside that.
+    """
+
+    parameters: Tree
+    optimizer: Tree
+    batches: int = 0
+    started: int = 0
+    steps: int = 0
+    scale: dict[str, Array] | None = None
+    total: Tree = None
+    added: float = 0.0
+    own: Tree = None
+
+
+class StepCompiler(Protocol):
+    """Compiles the functions of a step; `how` describes it, a `quiet` one does not warn."""
+
+    how: str
+    quiet: bool
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the first step of each shape is compiled."""
+
+    def compiled(self, function: Function, *donate: str) -> Function:
+        """Return the function, compiled if the engine can and the config asks for it."""
+
+
+class Stepper(ABC):
+    """Takes steps. `parameters` and `state` are valid until the next one.
+
+    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean,
+    weighted by their rows; `step` is both for a single batch. `step` and `add` return the loss
+    before the step, as an array without axes. After the first loss or gradient that is NaN or
+    infinite, no step changes the parameters; where a scaled loss overflows, that step alone changes
+    nothing. `started` and `batches` count.
+    """
+
+    engine: Engine
+    device: Device
+    config: Any
+    compiler: StepCompiler
+    started: int
+    batches: int
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Tree:
+        """The present parameters, trained or not."""
+
+    @property
+    @abstractmethod
+    def state(self) -> StepState:
+        """The present state."""
+
+    @property
+    def rate(self) -> float:
+        """The rate of the next step by the optimizer; NaN if it keeps that to itself."""
+        return math.nan
+
+    def step(self, batch: Any, rate: float) -> Array:
+        """Take one step by one batch."""
+        value = self.add(batch)
+        self.move(rate)
+        return value
+
+    @abstractmethod
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        """Add the gradients of one batch to those of the next `move`."""
+
+    @abstractmethod
+    def move(self, rate: float) -> None:
+        """Take one step by the weighted mean of the added gradients."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the added gradients."""
+
+    @abstractmethod
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        """Return the loss of a batch that is not trained on, and the output, if it is wanted."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> bool:
+        """Whether a loss, a gradient or a parameter is NaN or infinite; waits for all steps."""
+
+    @property
+    @abstractmethod
+    def failed_since(self) -> int:
+        """The first step with a loss or gradient that is NaN or infinite; else the next one."""
+
+    @property
+    @abstractmethod
+    def skipped_steps(self) -> int:
+        """The steps that changed nothing, because a scaled loss overflowed; waits for all steps."""
+
+    def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """Return the block in which a step of this batch runs."""
+        return nullcontext
+
+
+class ModuleStrategy(Protocol):
+    """The part of a training strategy that the stepper of a library's own modules uses."""
+
+    device: Device
+    is_several: bool
+
+    def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
+        """Return the state of an optimizer of modules, read from a file, as it takes it."""
+
+    def module_loss(self, loss: Function, batch: Any) -> Any:
+        """Return the loss that gradients are taken of: its sum over processes is that of the batch.
+
+        `None` in a process without rows.
+        """
+
+    def module_total(self, value: Any, like: Any) -> Any:
+        """Return the loss of a whole batch, given the result of `module_loss`."""
+
+    def sum_gradients(self, weights: Sequence[Any]) -> None:
+        """Make the gradients of weights those of whole batches."""
+
+    def over_shards(self, number: Any) -> Any:
+        """Return the sum of a number over the processes that hold parts of the parameters."""
+
+
+class Processes(Record):
+    """Processes that compute together: the rank of this one, from 0 on, and their number."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until every process has come here."""
+
+
+class MeshLike(Protocol):
+    """Devices that compute together, as `parallel.Mesh` describes them."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those of this process."""
+
+    @property
+    def replicate(self) -> int:
+        """The number of groups that hold everything once."""
+
+    @property
+    def shard(self) -> int:
+        """The number of devices in a group."""
+
+    @property
+    def size(self) -> int:
+        """The number of devices, those of other processes included."""
+
+    @property
+    def group(self) -> Processes | None:
+        """The processes; `None` if there is one."""
+
+
+class Launched(Record):
+    """What a launcher says in the environment: the rank of this process, and the number of all.
+
+    `local` is the rank on this machine. `here` is the number of processes on it, `None` if it does
+    not say.
+    """
+
+    rank: int
+    size: int
+    local: int
+    here: int | None
+    address: str
+    port: int

@@ -198,6 +198,23 @@ def float64_scope(engine: str) -> AbstractContextManager[None]:
     return scope
 
 
+@contextmanager
+def in_mode(module: Any, *, training: bool, attribute: str = "training") -> Iterator[None]:
+    """Let a module of PyTorch or MLX train inside the block, or not.
+
+    In training, parts that are in inference mode stay in it, unless the whole module is. Afterwards
+    all parts are in their own modes again. `attribute` is the name under which they keep it.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    if training != module.training or not training:
+        module.train(training)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            setattr(part, attribute, mode)
+
+
 _changing_classes = ForkSafeLock(reentrant=True, leaves="the classes of a model")
 
 

@@ -25,7 +25,9 @@ from shutil import rmtree
 from typing import Any, Self, TextIO
 
 from anydevice._core import checks
+from anydevice._core.loaded import is_loaded
 from anydevice._core.record import Record
+from anydevice._libraries.registry import part
 from anydevice._machine.engines.registry import require
 from anydevice._parallel.__main__ import end_with_launcher
 from anydevice._parallel.processes import TOGETHER
@@ -122,8 +124,7 @@ def unsafe_to_fork() -> str | None:
         return "only Linux tells how many threads there are"
     if threading.active_count() > 1:
         return "another thread of Python is running"
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if is_loaded("torch") and part("torch", "mesh").has_started_cuda():
         return "PyTorch has started CUDA"
     _stop_openblas()
     others = len(list(tasks.iterdir())) - 1
@@ -337,9 +338,8 @@ def _called(
     """What a process of `launch` does."""
     os.environ.update(variables)
     end_with_launcher()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:  # which has read its variable already
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if is_loaded("torch"):  # which has read its variable already
+        part("torch", "mesh").set_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         found = _Ended(rank, 0.0, function(*arguments))
         _leave_group()
@@ -366,13 +366,9 @@ def _pickled(found: _Ended) -> Any:
 
 
 def _leave_group() -> None:
-    if "torch.distributed" in sys.modules:
-        from anydevice._parallel.processes import leave
-
-        leave()
-    jax: Any = sys.modules.get("jax")
-    if jax is not None:
-        jax.distributed.shutdown()  # once all have come here
+    for library, module in (("torch", "torch.distributed"), ("jax", "jax")):
+        if is_loaded(module):
+            part(library, "mesh").leave()
 
 
 def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:

@@ -40,6 +40,7 @@ from anydevice._core.record import Record
 from anydevice._engines.cuda_driver import CudaDriver, driver_of
 from anydevice._formats.files import PlainFile
 from anydevice._formats.safetensors import header_of, open_safetensors
+from anydevice._libraries.registry import part as library_part
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 _ALIGNED = 256
@@ -355,10 +356,7 @@ class _Written:
         place = self._engine.native(self._device)
         if place.type == "cpu":  # where whatever was computed is there
             return None
-        cuda: Any = sys.modules["torch"].cuda
-        computed = cuda.Event()
-        computed.record(cuda.current_stream(place))
-        wait: Callable[[], None] = computed.synchronize
+        wait: Callable[[], None] = library_part("torch", "pipeline").wait_for_computed(place)
         return wait
 
 
@@ -372,8 +370,7 @@ class _Direct:
 
     def __init__(self, index: int, place: Any, parts: Sequence[Sequence[KeptArray]]) -> None:
         self._driver = driver_of(index)
-        self._cuda: Any = sys.modules["torch"].cuda
-        self._stream = self._cuda.Stream(place)
+        self._stream = library_part("torch", "pipeline").CopyStream(place)
         self._parts, self._spans = parts, _spans(parts)
         self._pinned: dict[int, Any] = {}
         self._refused: set[int] = set()
@@ -389,7 +386,7 @@ class _Direct:
         self._driver.enter()  # which is cheap, and needed in each thread
         if not all(map(self._is_readable, part)):
             return None
-        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        stream = ctypes.c_void_p(self._stream.handle)
         try:
             for each, source, target in zip(part, self._sources(part, slot), targets, strict=True):
                 if each.nbytes:
@@ -397,9 +394,7 @@ class _Direct:
         except BaseException:
             self._stream.synchronize()  # the memory may go to others now
             raise
-        copied = self._cuda.Event()
-        copied.record(self._stream)
-        wait: Callable[[], None] = copied.synchronize
+        wait: Callable[[], None] = self._stream.mark()
         return wait
 
     def _sources(self, part: Sequence[KeptArray], slot: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -27,6 +26,7 @@ from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import warn
 from anydevice._core.trees import first_leaf, leaf_names, leaves, refilled
+from anydevice._libraries.registry import is_torch_module, part
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
@@ -86,7 +86,7 @@ def pipeline(
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
     >>> held = pipeline(model, ["cpu", "disk"])
     >>> x = numpy.ones((3, 4), numpy.float32)
-    >>> bool((held(x) == model(x)).all()), [stage.place.held for stage in held.layer.stages]
+    >>> numpy.allclose(held(x), model(x)), [stage.place.held for stage in held.layer.stages]
     (True, ['', 'disk'])
 
     Beside a place on an accelerator, "cpu" is host memory, and "disk" a file in `folder` (by
@@ -112,8 +112,7 @@ def pipeline(
         )
     if folder is not None and not isinstance(folder, str | os.PathLike):
         raise ConfigurationError(f"folder is a path, not {folder!r}", source="folder")
-    torch: Any = sys.modules.get("torch.nn")
-    if torch is not None and isinstance(model, torch.Module):
+    if is_torch_module(model):
         from anydevice._parallel.pipeline_modules import pipelined_module
 
         return pipelined_module(model, devices, microbatches, folder)
@@ -447,15 +446,15 @@ class Staged(Wrapper):
         fetcher, parts = self._fetcher(stage.place.device, parameters)
         with fetcher.turn.native:
             for at, step in enumerate(stage.steps):
-                given, part = step.parameters_in(parameters), parts.get((number, at))
-                if part is None:
+                given, unit = step.parameters_in(parameters), parts.get((number, at))
+                if unit is None:
                     x = run.through(step.path, step.layer, given, x)
                     continue
-                here = refilled(given, fetcher.acquire(part))
+                here = refilled(given, fetcher.acquire(unit))
                 try:
                     x = run.through(step.path, step.layer, here, x)
                 finally:
-                    fetcher.release(part, x)
+                    fetcher.release(unit, x)
         return x
 
     def _fetcher(self, device: Device, parameters: Parameters) -> tuple[Fetcher, dict[Any, int]]:
@@ -597,9 +596,7 @@ def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
     own_arrays = [] if owner is None else [each for each in arrays if owner.owns(each)]
     if owner is not None and any(map(owner.is_traced, own_arrays)):
         return True
-    torch: Any = sys.modules.get("torch")
-    wanted = any(getattr(each, "requires_grad", False) for each in arrays)
-    return wanted and torch is not None and torch.is_grad_enabled()
+    return registry.loaded("torch") and bool(part("torch", "pipeline").takes_gradients(arrays))
 
 
 def _run_on(device: Device, run: Run) -> Run:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from anydevice._arrays.move import is_array, to_device
 from anydevice._arrays.trees.tree import flatten
 from anydevice._core.engine import Absent
+from anydevice._libraries.registry import is_torch_module, part
 from anydevice._machine.engines.registry import owner_of
 from anydevice._parallel.mesh import Devices, Mesh, devices_of
 from anydevice.errors import ConfigurationError
@@ -27,11 +28,6 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
     each, more = divmod(rows, parts)
     ends = [number * each + min(number, more) for number in range(parts + 1)]
     return list(pairwise(ends))
-
-
-def part_of(x: Any) -> Any:
-    """What this process has of a tensor: all of it, but a part of a `DTensor`."""
-    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
@@ -71,8 +67,7 @@ def replicate(model: Any, devices: Devices | Mesh) -> list[Any]:
     A module of PyTorch is copied before it is moved: the given one stays where it is.
     """
     here = devices.devices if isinstance(devices, Mesh) else _each_of(devices)
-    torch: Any = sys.modules.get("torch.nn")
-    in_place = torch is not None and isinstance(model, torch.Module)
+    in_place = is_torch_module(model)
     return [to_device(copy.deepcopy(model) if in_place else model, device) for device in here]
 
 
@@ -118,15 +113,9 @@ def _placed(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
 def _sharder(mesh: Mesh) -> Callable[[Any], Any]:
     if mesh.size == 1:
         return lambda x: x
-    if mesh.engine == "jax":
-        from anydevice._parallel import jax_mesh
-
-        return lambda x: jax_mesh.sharded(x, mesh)
-    if mesh.engine != "torch":
+    if mesh.engine not in ("jax", "torch"):
         raise _no_processes(mesh)
-    from anydevice._parallel import torch_mesh
-
-    return lambda x: torch_mesh.sharded(x, mesh)
+    return partial(part(mesh.engine, "mesh").sharded, mesh=mesh)
 
 
 def _no_processes(mesh: Mesh) -> Exception:
@@ -146,13 +135,9 @@ def _is_spread(x: Any) -> bool:
 
 def _gathered(x: Any) -> Any:
     if hasattr(x, "full_tensor"):  # a DTensor of PyTorch
-        from anydevice._parallel import torch_mesh
-
-        return torch_mesh.whole_of(x)
+        return part("torch", "mesh").whole_of(x)
     if getattr(x, "is_fully_addressable", True) is False:  # of JAX, in several processes
-        from anydevice._parallel import jax_mesh
-
-        return jax_mesh.gathered(x)
+        return part("jax", "mesh").gathered(x)
     owner = owner_of(x)
     places = () if owner is None else owner.devices_of(x)
     if owner is None or len(places) < 2 or owner.shares_memory:

@@ -1,182 +1,30 @@
-"""Processes that compute together: joining them, and what they exchange.
-
-Those of PyTorch by `torch.distributed`, those of MLX by its ring; `jax_mesh` has those of JAX.
-"""
+"""Joining the processes that a launcher started. Each library joins them in its own `mesh.py`."""
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import re
-import socket
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
+from anydevice._core.loaded import is_loaded
+from anydevice._core.protocols import Launched, Processes
 from anydevice._core.record import Record
+from anydevice._libraries.registry import part
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import devices as devices_of_backend
 from anydevice._machine.engines import registry
-from anydevice._parallel.mesh import HostExchange, Mesh, Processes
+from anydevice._parallel.mesh import Mesh
 from anydevice.errors import ConfigurationError
 
 _PORT = 29500
-_LAST_WAIT = 10.0
-"""Seconds that a process which has ended waits for the others."""
-_FIRST_WAIT = 60.0
-"""Seconds until it is left to PyTorch to find the first process, or to say that it is not there."""
 _RING = "MLX_HOSTFILE"
 TOGETHER = ("torch", "jax", "mlx")
 """Engines whose processes compute together; the first of them where all are free to be taken."""
-
-
-class Launched(Record):
-    """What a launcher says in the environment: the number of this process, and of how many.
-
-    `here` is how many of them are on this machine, `None` if it does not say.
-    """
-
-    rank: int
-    size: int
-    local: int
-    here: int | None
-    address: str
-    port: int
-
-
-class Group(Processes):
-    """The processes of a `torch.distributed` group: the number of this one, and how many."""
-
-    def sum(self, tensors: Sequence[Any], share: float = 1.0) -> list[Any]:
-        """The sums over all processes of tensors, each times the share of its process."""
-        import torch
-        import torch.distributed as distributed
-
-        flat = torch.cat([x.detach().reshape(-1).to(torch.float32) for x in tensors])
-        if share != 1.0:
-            flat *= share
-        distributed.all_reduce(flat)
-        parts = flat.split([x.numel() for x in tensors])
-        return [part.view(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
-
-    def largest(self, number: float, like: Any) -> float:
-        """The largest of a number that each process has."""
-        import torch
-        import torch.distributed as distributed
-
-        held = torch.tensor([number], dtype=torch.float64, device=like.device)
-        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
-        return float(held[0])
-
-    def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
-        """Tell the others some numbers; what waits for those of each, a tensor of rows."""
-        import torch
-        import torch.distributed as distributed
-
-        rows = [[0.0] * len(numbers)] * self.size
-        rows[self.rank] = list(numbers)
-        found = torch.tensor(rows, device=registry.load("torch").native(device))
-        work = distributed.all_reduce(found, async_op=True)  # which every backend has everywhere
-
-        def waited() -> Any:
-            work.wait()
-            return found
-
-        return waited
-
-    def of_first(self, value: Any, root: int = 0) -> Any:
-        """A small value of the first process, or of another one, in each of them."""
-        import torch.distributed as distributed
-
-        held = [value]
-        distributed.broadcast_object_list(held, src=root)
-        return held[0]
-
-    def copy_from_first(self, tensors: Sequence[Any]) -> None:
-        """Write the first process's numbers into the tensors of all others."""
-        import torch.distributed as distributed
-
-        for x in tensors:
-            distributed.broadcast(x, 0)
-
-    def wait(self) -> None:
-        """Wait until every process has come here."""
-        import torch.distributed as distributed
-
-        distributed.barrier()
-
-
-class RingProcesses(HostExchange):
-    """The processes of a ring of MLX."""
-
-    def every(self, numbers: Any) -> Any:
-        import mlx.core as mx
-
-        flat = mx.array(np.ascontiguousarray(numbers).reshape(-1))
-        found = np.array(mx.distributed.all_gather(flat, group=_ring()))
-        return found.reshape(self.size, *numbers.shape)
-
-    def sum(self, arrays: Sequence[Any], share: float = 1.0) -> list[Any]:
-        """The sums over all processes of arrays, each times the share of its process.
-
-        A function that compilers can trace. An array of a process without a share does not count,
-        whatever its numbers.
-        """
-        import mlx.core as mx
-
-        flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
-        flat = flat * share if share else mx.zeros_like(flat)
-        total = mx.distributed.all_sum(flat, group=_ring())
-        ends = np.cumsum([x.size for x in arrays])[:-1].tolist()
-        parts = mx.split(total, ends)
-        return [
-            part.reshape(x.shape).astype(x.dtype) for part, x in zip(parts, arrays, strict=True)
-        ]
-
-    def from_first(self, x: Any) -> Any:
-        """An array of the first process, in each of them."""
-        import mlx.core as mx
-
-        own = x if self.rank == 0 else mx.zeros_like(x)
-        return mx.distributed.all_sum(own, group=_ring())
-
-    def of_processes(self, numbers: Sequence[int]) -> Any:
-        """The numbers of each process, one row each: an array that is there once all have asked."""
-        import mlx.core as mx
-
-        own = mx.array(list(numbers), mx.int32)
-        return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
-
-    def largest(self, number: float, like: Any = None) -> float:
-        """The largest of a number that each process has."""
-        return float(self.every(np.asarray([number], np.float32)).max())
-
-
-_rings: list[Any] = []
-
-
-def _ring() -> Any:
-    """The ring that a launcher told MLX about; `UnsupportedError` without one."""
-    import mlx.core as mx
-
-    if not _rings:
-        if _RING not in os.environ:
-            raise Absent(
-                "MLX does not know where its processes are",
-                instead="start them with `anydevice launch --engine mlx` on one machine, or with "
-                "`mlx.launch` on several",
-                code="no_collectives",
-            ).error()
-        _rings.append(mx.distributed.init(strict=True, backend="ring"))
-    return _rings[0]
 
 
 def initialize(device: Device | str | None = None, *, engine: str | None = None) -> Mesh:
@@ -200,7 +48,7 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     Raises `ConfigurationError` if variables contradict each other, or do not say where the first
     process is, and `UnsupportedError` for an engine whose processes cannot compute together.
     """
-    chosen, existing = one_device(device, engine=engine), _existing()
+    chosen, existing = one_device(device, engine=engine), _existing_group()
     is_there = existing is not None or _is_jax_joined()
     found = None if is_there else launched(os.environ)
     if not is_there and (found is None or found.size == 1):
@@ -211,8 +59,8 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     if engine == "jax":
         return _over_jax(device, place, found)
     if engine == "mlx":
-        return Mesh([place], group=RingProcesses(_ring().rank(), _ring().size()))
-    group = existing or _joined(cast(Launched, found), place)
+        return Mesh([place], group=part("mlx", "mesh").join())
+    group = existing or part("torch", "mesh").join(found, place)
     return Mesh([place], group=group if group.size > 1 else None)
 
 
@@ -242,14 +90,12 @@ def _engine_for(device: Device, has_group: bool) -> str:
 
 
 def _over_jax(device: Any, place: Device, found: Launched | None) -> Mesh:
-    from anydevice._parallel import jax_mesh
-
     if not _is_jax_joined():  # whatever group of PyTorch is there
         found = found or launched(os.environ)
         if found is None:
             return Mesh(_of_jax(device, place))
         _take_own_cards(place, found)
-    group = jax_mesh.joined(found)
+    group = part("jax", "mesh").join(found)
     return Mesh(_of_jax(device, place), group=group if group.size > 1 else None)
 
 
@@ -276,8 +122,7 @@ def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
 
 
 def _is_jax_joined() -> bool:
-    jax: Any = sys.modules.get("jax")
-    return jax is not None and bool(jax.distributed.is_initialized())
+    return is_loaded("jax") and bool(part("jax", "mesh").is_joined())
 
 
 def launched(variables: Mapping[str, str]) -> Launched | None:
@@ -376,96 +221,9 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     return int(digits[0])
 
 
-def _existing() -> Group | None:
-    """The group that this process is in already: a user's own, or one of Ray or Lightning."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+def _existing_group() -> Processes | None:
+    """Return the group of `torch.distributed` that this process is in already, if any."""
+    if not is_loaded("torch.distributed"):
         return None
-    return Group(distributed.get_rank(), distributed.get_world_size())
-
-
-def _joined(found: Launched, device: Device) -> Group:
-    import torch
-    import torch.distributed as distributed
-
-    backend = "gloo"
-    if device.backend in ("cuda", "rocm") and distributed.is_nccl_available():
-        torch.cuda.set_device(device.index)
-        # NCCL refuses two processes on one card.
-        backend = "nccl" if (found.here or found.size) <= torch.cuda.device_count() else "gloo"
-    place = "env://"
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        place = f"tcp://{found.address}:{found.port}"
-        _await_first(found)
-    try:
-        distributed.init_process_group(
-            backend, init_method=place, rank=found.rank, world_size=found.size
-        )
-    except distributed.DistNetworkError as error:
-        if found.rank or not _is_taken(found.port):
-            raise
-        raise ConfigurationError(
-            f"another program has port {found.port} of this machine, at which the first process is "
-            "to be found; set MASTER_PORT to another one in all processes",
-            source="MASTER_PORT",
-        ) from error
-    atexit.register(leave)
-    return Group(found.rank, found.size)
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as own:
-        try:
-            own.bind(("", port))
-        except OSError:
-            return True
-    return False
-
-
-def _await_first(found: Launched) -> None:
-    """Wait until the first process listens: PyTorch looks for it less and less often."""
-    until = time.monotonic() + _FIRST_WAIT
-    while found.rank and time.monotonic() < until:
-        try:
-            socket.create_connection((found.address, found.port), timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(0.01)
-
-
-def leave() -> None:
-    """End the group when the program ends: one that leaves early would take others with it.
-
-    A program that failed does not wait for the others, which may wait for it: they see its end.
-    """
-    import torch.distributed as distributed
-
-    if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
-        return
-    if distributed.get_backend() == "gloo":
-        with suppress(Exception):  # such as that the first process is gone
-            _await_others(distributed.distributed_c10d._get_default_store())
-    with suppress(Exception):
-        distributed.destroy_process_group()
-
-
-def _await_others(store: Any) -> None:
-    """Wait until all have come here, but not for ever: one may have ended in the middle.
-
-    A barrier of PyTorch would wait for half an hour, and a group does not end during one. The first
-    process, which has the store, waits until the others have seen it: they would ask one that is
-    gone, and PyTorch writes pages about that.
-    """
-    import torch.distributed as distributed
-
-    until, size = time.monotonic() + _LAST_WAIT, distributed.get_world_size()
-
-    def count(name: str, own: int, wanted: int) -> None:
-        found = store.add(name, own)
-        while found < wanted and time.monotonic() < until:
-            time.sleep(0.01)
-            found = store.add(name, 0)
-
-    count("anydevice/left", 1, size)
-    is_first = distributed.get_rank() == 0
-    count("anydevice/seen", int(not is_first), size - 1 if is_first else 0)
+    group: Processes | None = part("torch", "mesh").existing()
+    return group

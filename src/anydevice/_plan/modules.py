@@ -1,80 +1,18 @@
-"""What a module of PyTorch can be cut between, and where a plan has each part of it.
-
-The layers are those of the list of modules with most parameters; what comes before it goes with
-the first of them, what comes after with the last. Nothing here imports PyTorch: who has a module
-has imported it already.
-"""
+"""Where a plan places each unit of a model, and of a module of PyTorch."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from anydevice._libraries.registry import part
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anydevice._plan.plan import Placement, Plan
 
-Units = Mapping[str, tuple[Any, bool]]
-"""Modules by name, in their order, and whether each is a layer."""
-
 _NAMES = {"rocm": "cuda", "metal": "mps"}
 """What PyTorch calls a backend where it has a name of its own."""
-
-
-def module_units(module: Any) -> Units:
-    """The modules that a module can be cut between.
-
-    Raises `ConfigurationError` for one without a list of layers.
-    """
-    blocks = _blocks(module)
-    if blocks is None:
-        raise ConfigurationError(
-            f"{type(module).__name__} has no list of layers (a torch.nn.ModuleList or Sequential) "
-            "between which it could be cut",
-            source="model",
-        )
-    return dict(_walked(module, "", blocks))
-
-
-def _walked(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
-    for name, part in module.named_children():
-        here = f"{path}{name}"
-        if path.rstrip(".") == blocks:
-            yield here, (part, True)
-        elif blocks == here or blocks.startswith(f"{here}."):
-            yield from _walked(part, f"{here}.", blocks)
-        else:
-            yield here, (part, False)
-
-
-def _blocks(module: Any) -> str | None:
-    """The name of the list of layers with most parameters; of two, that of the outer one."""
-    nn: Any = sys.modules["torch.nn"]
-    lists = [
-        (bytes_of(part), -len(name), name)
-        for name, part in module.named_modules()
-        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1
-    ]
-    return max(lists)[2] if lists else None
-
-
-def bytes_of(module: Any) -> int:
-    """The bytes of all parameters."""
-    return sum(x.numel() * x.element_size() for x in module.parameters())
-
-
-def tied_units(units: Units) -> dict[str, str]:
-    """The units that share a parameter with an earlier one, by name, and the name of that one."""
-    seen: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for name, (part, _) in units.items():
-        for x in part.parameters():
-            first = seen.setdefault(id(x), name)
-            if first != name:
-                found[name] = first
-    return found
 
 
 def planned_units(
@@ -110,15 +48,16 @@ def planned_units(
 
 def device_map(plan: Plan, module: Any) -> dict[str, str]:
     """The device of each unit of a module, as transformers and accelerate name both."""
-    units = module_units(module)
+    torch = part("torch", "pipeline")
+    units = torch.module_units(module)
     count = sum(x.numel() for x in module.parameters())
     places = planned_units(plan, [is_layer for _, is_layer in units.values()], count)
     found = {name: _torch_name(each) for name, each in zip(units, places, strict=True)}
     first = next(iter(found.values()))
-    for name, (part, is_layer) in units.items():
-        if not is_layer and not bytes_of(part):  # such as rotations, made once for all layers
+    for name, (unit, is_layer) in units.items():
+        if not is_layer and not torch.bytes_of(unit):  # such as rotations, made once for all layers
             found[name] = first
-    return found | {name: found[other] for name, other in tied_units(units).items()}
+    return found | {name: found[other] for name, other in torch.tied_units(units).items()}
 
 
 def _torch_name(placement: Placement) -> str:

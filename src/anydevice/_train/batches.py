@@ -17,6 +17,7 @@ from anydevice._arrays.trees.containers import without_tables
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.device import Device
 from anydevice._core.trees import leaves
+from anydevice._libraries.layers import TARGETS
 from anydevice._libraries.precision import cast
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of, place_of
@@ -35,7 +36,6 @@ INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 _HOST = Device("cpu", 0, engine="numpy")
 _SHOWN = 6
 _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
-TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
 _NEITHER = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "idx")
 """Keys that batches in dicts have in the libraries that give such."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import math
 import re
 import sys
@@ -23,18 +22,19 @@ from anydevice._arrays.move import to_numpy
 from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core.checks import is_number
 from anydevice._core.device import Device
-from anydevice._core.files import parse_json
 from anydevice._core.locks import FileLock
+from anydevice._core.protocols import StepState
 from anydevice._core.record import NOTHING, Record, as_dict, replace
 from anydevice._core.trees import difference, leaves, mapped, partition, refilled
 from anydevice._formats import model as tensor_files
+from anydevice._formats.packed import Packed
+from anydevice._libraries.layers import ModuleLayer
 from anydevice._nn.layer import Layer
 from anydevice._nn.optimizers import Optimizer
 from anydevice._nn.recompute import Recomputed
 from anydevice._train.batches import INPUT_ERRORS, Batches, module_batch, sizes_of
 from anydevice._train.history import History
-from anydevice._train.modules import ModuleLayer
-from anydevice._train.steps import StepConfig, StepState
+from anydevice._train.steps import StepConfig
 from anydevice.errors import ConfigurationError, TransferError
 
 _KIND = "training"
@@ -493,54 +493,3 @@ def _short(value: Any) -> str:
     name = value.get("kind") or value.get("function") if isinstance(value, dict) else None
     shown = name or repr(value)
     return shown if len(shown) <= 120 else f"{shown[:119]}…"
-
-
-class Packed(dict[str, Any]):
-    """Tensors by name; `text` is JSON of all else, in which the names stand for the tensors."""
-
-    text: str = "null"
-
-
-def packed(value: Any) -> Packed:
-    """A nested value of dicts, lists, tuples, numbers, text and tensors, ready for a file.
-
-    >>> import numpy
-    >>> found = packed({"state": {0: {"step": numpy.ones(())}}, "betas": (0.9, 0.99)})
-    >>> list(found), unpacked(found)["betas"]
-    (['0'], (0.9, 0.99))
-    """
-    found = Packed()
-    found.text = json.dumps(_described(value, found))
-    return found
-
-
-def unpacked(found: Packed) -> Any:
-    """The value that `packed` took; raises `ValueError` or `LookupError` for a damaged one."""
-    return _filled(parse_json(found.text.encode(), finite=False), found)
-
-
-def _described(value: Any, found: dict[str, Any]) -> Any:
-    if isinstance(value, _PLAIN):
-        return {"is": value}
-    if isinstance(value, Mapping):
-        return {"dict": [[_described(k, found), _described(x, found)] for k, x in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_described(each, found) for each in value]}
-    if hasattr(value, "shape"):
-        name = str(len(found))
-        found[name] = value
-        return {"tensor": name}
-    raise TypeError(f"{type(value).__name__} cannot be saved")
-
-
-def _filled(described: Any, found: Mapping[str, Any]) -> Any:
-    ((kind, inside),) = described.items()
-    if kind == "is":
-        return inside
-    if kind == "tensor":
-        return found[inside]
-    if kind == "dict":
-        return {_filled(key, found): _filled(x, found) for key, x in inside}
-    parts = [_filled(each, found) for each in inside]
-    return parts if kind == "list" else tuple(parts)

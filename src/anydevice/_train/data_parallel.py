@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anydevice._arrays.move import to_numpy
 from anydevice._core.device import Device
+from anydevice._core.protocols import Function
 from anydevice._core.record import replace
 from anydevice._core.text import warn
 from anydevice._core.trees import Tree, leaves, mapped, refilled
+from anydevice._libraries.exchange import digest_of
+from anydevice._libraries.layers import takes_model
 from anydevice._libraries.precision import Policy
+from anydevice._libraries.registry import part
 from anydevice._nn.losses import LOSSES
 from anydevice._nn.optimizers import Optimizer
-from anydevice._parallel.mesh import Mesh, digest_of
+from anydevice._parallel.mesh import Mesh
 from anydevice._parallel.placing import row_ranges
-from anydevice._train import strategy as spreading
+from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_of
-from anydevice._train.modules import takes_model
 from anydevice._train.randomness import (
     device_state,
-    dropping_as_whole,
     host_state,
     set_device_state,
     set_host_state,
@@ -30,22 +31,24 @@ from anydevice._train.randomness import (
 from anydevice._train.steps import StepConfig, copied
 from anydevice._train.strategy import (
     CHECKED,
-    Function,
-    Spread,
+    Strategy,
     check_rows,
     is_compared,
-    not_by_rows,
+    not_divisible,
     other_batches,
 )
 
 if TYPE_CHECKING:
-    from anydevice._parallel.processes import Group, RingProcesses
-    from anydevice._train.sharding import JoinedLoss
+    from anydevice._libraries.mlx.mesh import RingProcesses
+    from anydevice._libraries.torch.mesh import Group, JoinedLoss
+
+Rows = tuple[int, int, int]
+"""The first row of a part of a batch, its number of rows, and that of the batch."""
 
 _INSTEAD = "train in one process, or on several devices of JAX, which compute whole batches"
 
 
-class ProcessSpread(Spread):
+class ProcessStrategy(Strategy):
     """A training in several processes of PyTorch, each with its rows of the same batches.
 
     Gradients are summed, weighted by rows, before anything looks at them: so all processes clip,
@@ -59,7 +62,7 @@ class ProcessSpread(Spread):
         self.text = text
         self._group: Group = group
         self._number = 0
-        self._rounding = spreading.ROUNDING
+        self._rounding = strategies.ROUNDING
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
         # Read at once it would wait for the device in each step. So a process that has a batch more
@@ -92,7 +95,7 @@ class ProcessSpread(Spread):
     def check(
         self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
-        self._rounding = spreading.ROUNDING_16 if policy.is_narrow else spreading.ROUNDING
+        self._rounding = strategies.ROUNDING_16 if policy.is_narrow else strategies.ROUNDING
         check_rows(layer, frozen, _INSTEAD)
 
     def config(self, config: StepConfig) -> StepConfig:
@@ -102,9 +105,8 @@ class ProcessSpread(Spread):
             return config
         if config.optimize != "none":  # compiled, it tells other processes nothing
             return config
-        from anydevice._train.sharding import JoinedLoss
-
-        self._joint = JoinedLoss(loss, Mesh([self.device], group=self._group))
+        mesh = Mesh([self.device], shard=self._group.size, group=self._group)
+        self._joint = part("torch", "mesh").JoinedLoss(loss, mesh)
         return replace(config, loss=self._joint)
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
@@ -114,9 +116,9 @@ class ProcessSpread(Spread):
             trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
         ) -> tuple[tuple[Any, list[Any]], Tree]:
             self._check_first(batch, lambda: loss(trained, held, batch, seed, number, scale)[0])
-            part, rows, share = self._own(batch)
+            own, rows, share = self._own(batch)
             with self._part(rows, share) as weight:
-                (value, state), found = function(trained, held, part, seed, number, scale, rows)
+                (value, state), found = function(trained, held, own, seed, number, scale, rows)
             sums = self._sum([self._own_value(value), *leaves(found)], weight)
             if sums is None:  # found to be no mean over rows: once more, with all of them
                 self._number -= 1
@@ -127,35 +129,35 @@ class ProcessSpread(Spread):
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
         self._check_first(batch, lambda: self._as_whole(loss, batch))
-        part, rows, share = self._own(batch)
+        own, rows, share = self._own(batch)
         before = host_state(), device_state(self.device)
-        value = self._module_part(loss, part, rows, share)
+        value = self._module_part(loss, own, rows, share)
         if self._joint is not None and not self._joint.is_on and self._expected is not None:
-            own = self._expected.new_zeros(()) if value is None else value.detach()
-            if self._is_other(self._expected, self._group.sum([own])[0]):
+            share_of_loss = self._expected.new_zeros(()) if value is None else value.detach()
+            if self._is_other(self._expected, self._group.sum([share_of_loss])[0]):
                 self._join(self._joint)
                 set_host_state(before[0])
                 set_device_state(self.device, before[1])
-                value = self._module_part(loss, part, rows, share)
+                value = self._module_part(loss, own, rows, share)
         return value
 
-    def _module_part(self, loss: Function, part: Any, rows: Any, share: float) -> Any:
-        torch: Any = sys.modules["torch"]
-        with self._part(rows, share) as weight, dropping_as_whole(rows):
+    def _module_part(self, loss: Function, batch: Any, rows: Rows, share: float) -> Any:
+        drops = part("torch", "random").dropping_as_whole(rows)
+        with self._part(rows, share) as weight, drops:
             if weight:
-                return loss(part) * weight
-            with torch.no_grad():  # random numbers go on as in the others
-                loss(part)
+                return loss(batch) * weight
+            with self._group.without_gradients():  # random numbers go on as in the others
+                loss(batch)
         return None
 
     @contextmanager
-    def _part(self, rows: tuple[int, int, int], share: float) -> Iterator[float]:
+    def _part(self, rows: Rows, share: float) -> Iterator[float]:
         """A block in which a part of a batch is computed, with the weight of its gradients."""
         if self._joint is None or not self._joint.is_on:
             yield share
             return
         self._read_answers(self.late)
-        self._joint.rows = rows, share
+        self._joint.rows = rows, share, row_ranges(rows[2], self._group.size)
         try:
             yield 1.0
         finally:
@@ -181,13 +183,7 @@ class ProcessSpread(Spread):
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
         self._read_answers(self.late)
-        torch: Any = sys.modules["torch"]
-        like = weights[0]
-        known = torch.tensor([float(x.grad is not None) for x in weights], device=like.device)
-        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
-        known, *sums = self._group.sum([known, *found])
-        for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
-            x.grad = gradient if is_known else None
+        self._group.sum_gradients(weights)
 
     def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
         """The sums over processes, of which the first is the loss.
@@ -215,7 +211,7 @@ class ProcessSpread(Spread):
                 "checked before; from now on it is computed from the outputs of all processes"
             )
 
-    def _own(self, batch: Any) -> tuple[Any, tuple[int, int, int], float]:
+    def _own(self, batch: Any) -> tuple[Any, Rows, float]:
         """The rows of this process, where they lie in the batch, and their share of it.
 
         A process without rows computes the first one, with a share of 0.
@@ -244,7 +240,7 @@ class ProcessSpread(Spread):
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
             raise other_batches()
-        with sys.modules["torch"].no_grad():
+        with self._group.without_gradients():
             self._expected = whole()
 
     def _is_other(self, expected: Any, value: Any) -> bool:
@@ -253,7 +249,7 @@ class ProcessSpread(Spread):
         return self._group.largest(difference, value) > self._rounding
 
     def _wrong_parts(self, expected: float, value: float) -> Exception:
-        return not_by_rows(
+        return not_divisible(
             f"the loss of batch {self._number} is {expected:.6g}, and {value:.6g} as the mean "
             f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
             "tokens are masked or random numbers are drawn in another way",
@@ -261,7 +257,7 @@ class ProcessSpread(Spread):
         )
 
 
-class RingSpread(ProcessSpread):
+class RingStrategy(ProcessStrategy):
     """A training in several processes of MLX, each with its rows of the same batches.
 
     The sums of gradients are a part of the compiled step.
@@ -280,7 +276,7 @@ class RingSpread(ProcessSpread):
         return lambda: told
 
     def parameters(self, tree: Tree) -> Tree:
-        placed = Spread.parameters(self, tree)
+        placed = Strategy.parameters(self, tree)
         return placed if self._ring.is_same(placed) else mapped(self._ring.from_first, placed)
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
@@ -289,8 +285,8 @@ class RingSpread(ProcessSpread):
         def summed(
             trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
         ) -> tuple[tuple[Any, list[Any]], Tree]:
-            part, rows, share = self._own(batch)
-            (value, state), found = function(trained, held, part, seed, number, scale, rows)
+            own, rows, share = self._own(batch)
+            (value, state), found = function(trained, held, own, seed, number, scale, rows)
             value, *sums = self._ring.sum([value, *leaves(found)], share)
             return (value, state), refilled(found, sums)
 
@@ -303,8 +299,8 @@ class RingSpread(ProcessSpread):
         if not self._ring.is_same(batch):
             raise other_batches()
         whole = float(to_numpy(loss(batch, None)))
-        part, rows, share = self._own(batch)
-        (value,) = self._ring.sum([loss(part, rows)], share)
+        own, rows, share = self._own(batch)
+        (value,) = self._ring.sum([loss(own, rows)], share)
         found = float(to_numpy(value))
         if self._is_other(whole, found):
             raise self._wrong_parts(whole, found)

@@ -7,7 +7,6 @@ its precision; afterwards it is in the mode that it was in.
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,8 +25,16 @@ from anydevice._core.record import NOTHING, Record
 from anydevice._core.table import Table
 from anydevice._core.trees import leaves, refilled
 from anydevice._libraries.detect import adapter_of, compile_device
-from anydevice._libraries.jax.module import EquinoxAdapter, in_inference
+from anydevice._libraries.layers import (
+    logits_of,
+    loss_and_output,
+    loss_of_output,
+    own_loss,
+    takes_model,
+    target_of,
+)
 from anydevice._libraries.precision import cast_parameters
+from anydevice._libraries.registry import part, row_of
 from anydevice._nn.layers import ACTIVATIONS
 from anydevice._nn.losses import (
     Loss,
@@ -49,15 +56,6 @@ from anydevice._train.batches import (
     rows_of,
 )
 from anydevice._train.metrics import Metric, Specs, metrics_of
-from anydevice._train.modules import (
-    in_mode,
-    logits_of,
-    loss_and_output,
-    loss_of_output,
-    own_loss,
-    takes_model,
-    target_of,
-)
 from anydevice.errors import ConfigurationError
 
 _IN_FLIGHT = 2
@@ -320,20 +318,13 @@ def _dtype_of(adapter: Any) -> str | None:
 
 @contextmanager
 def _in_inference(model: Any) -> Iterator[Any]:
-    """A block with the model in inference mode; a module is in its own mode again afterwards."""
-    for library in ("torch.nn", "mlx.nn"):
-        module = sys.modules.get(library)
-        if module is not None and isinstance(model, module.Module):
-            with in_mode(model, training=False):
-                yield model
-            return
-    nnx: Any = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(model, nnx.Module):
-        model = nnx.clone(model)
-        model.eval()
-    elif isinstance(adapter_of(model), EquinoxAdapter):
-        model = in_inference(model)
-    yield model
+    """Give the model in inference mode; a module is in its own mode again after the block."""
+    row = row_of(model)
+    if row is None:
+        yield model
+    else:
+        with part(row.library, "module").in_inference(model) as module:
+            yield module
 
 
 def _placed(data: Any, size: int, device: Device, *, targets: bool = False) -> Iterator[_Batch]:

@@ -16,16 +16,17 @@ import numpy as np
 from anydevice import _ops as ops
 from anydevice._arrays.move import to_numpy
 from anydevice._core.engine import Absent
+from anydevice._core.protocols import Stepper
 from anydevice._core.trees import leaves
 from anydevice._libraries.detect import adapter_of
+from anydevice._libraries.layers import ModuleLayer, takes_model
 from anydevice._libraries.native import paths_of
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer, MisfitError, Run
 from anydevice._nn.losses import cross_entropy
 from anydevice._train.batches import INPUT_ERRORS, prefix_error
-from anydevice._train.modules import ModuleLayer, takes_model
-from anydevice._train.steps import StepConfig, Stepper, copied
+from anydevice._train.steps import StepConfig, copied
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
 
 _ADVICE = "try a smaller rate, clip=1.0, or look at the data"

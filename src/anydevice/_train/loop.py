@@ -16,6 +16,7 @@ from typing import Any, Self
 from anydevice._arrays.move import to_numpy
 from anydevice._core.record import Record, replace
 from anydevice._core.trees import Tree
+from anydevice._libraries.layers import target_of
 from anydevice._nn.layers import ACTIVATIONS
 from anydevice._train.batches import (
     INPUT_ERRORS,
@@ -30,7 +31,6 @@ from anydevice._train.checkpoint import LoopState
 from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History
 from anydevice._train.metrics import Metric
-from anydevice._train.modules import target_of
 from anydevice._train.progress import TrainingProgress
 from anydevice._train.steps import copied
 from anydevice._train.training import Training
@@ -92,7 +92,7 @@ class TrainLoop:
         for epoch in training.epochs(self.options.epochs):
             if self._is_patience_over():
                 break
-            if training.spread.is_asked(interrupts.asked):  # before the first step
+            if training.strategy.is_asked(interrupts.asked):  # before the first step
                 self._stop = "Ctrl-C"
                 self._save()
                 break
@@ -116,7 +116,7 @@ class TrainLoop:
         self._progress.learned(count)
         self._read()
         self._end_epoch(epoch)
-        if self._training.spread.is_asked(interrupts.asked):
+        if self._training.strategy.is_asked(interrupts.asked):
             self._stop = "Ctrl-C"
         return self._stop is not None
 
@@ -178,7 +178,7 @@ class TrainLoop:
             self._save()
         for callback in self._step_callbacks:  # after the save: one that raises loses nothing
             callback.step(self._event(epoch, None))
-        if training.spread.is_asked(interrupts.asked):
+        if training.strategy.is_asked(interrupts.asked):
             self._stop = "Ctrl-C"
         return self._stop is not None
 
@@ -213,7 +213,7 @@ class TrainLoop:
             raise
         seconds = state.seconds + time.monotonic() - self._began
         stepper = training.stepper
-        steps, left_out = stepper.started, stepper.left_out
+        steps, left_out = stepper.started, stepper.skipped_steps
         ended = Epoch(epoch, loss, validation, training.rate, steps, seconds, left_out, metrics)
         judged = loss if validation is None else validation
         patient = self.options.patience is not None
@@ -308,17 +308,17 @@ class Validation:
             training.device,
             name=_VALIDATION,
             form=training.form,
-            ahead=training.spread.is_ahead,
-            place=training.spread.place,
+            ahead=training.strategy.is_ahead,
+            place=training.strategy.place,
         )
-        batches = training.spread.together(batches, _VALIDATION, training.epoch)
+        batches = training.strategy.together(batches, _VALIDATION, training.epoch)
         for number, batch in enumerate(batches, 1):
             where = batch_name(_VALIDATION, training.epoch, number)
             value, output = self._value(batch, where)
             if self._metrics:
                 states = self._added(states, output, batch, where)
             pending.append((value, batch, where))
-            if len(pending) > training.spread.in_flight:
+            if len(pending) > training.strategy.in_flight:
                 lost.append(self._waited(*pending.popleft()))
         lost += [self._waited(*each) for each in pending]
         examples = sum(count for _, count in lost)
@@ -338,7 +338,7 @@ class Validation:
         name = self._training.fused_activation
         if name is not None:  # by the loss, which does it itself
             output = ACTIVATIONS[name](output)
-        output, target = self._training.spread.readable((output, target))
+        output, target = self._training.strategy.readable((output, target))
         try:
             pairs = zip(self._metrics, states, strict=True)
             return [metric.add(state, output, target) for metric, state in pairs]
@@ -363,7 +363,7 @@ class Validation:
         return loss, rows_of(batch)
 
     def _check_batch(self, batch: Any, where: str) -> None:
-        batch = self._training.spread.readable(batch)
+        batch = self._training.strategy.readable(batch)
         wrong = wrong_batch(self._training.config, batch, where)
         if wrong is not None:
             raise wrong

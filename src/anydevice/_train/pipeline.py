@@ -7,20 +7,21 @@ it holds. The losses are those of one device.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from anydevice import _ops as ops
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._arrays.move import to_device
-from anydevice._compile.versions import AS_WRITTEN
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
+from anydevice._core.protocols import StepState
 from anydevice._core.record import replace
 from anydevice._core.text import format_size
-from anydevice._core.trees import Tree, combined, leaves, mapped, partition, refilled
+from anydevice._core.trees import Tree, leaves, mapped, partition, refilled
 from anydevice._libraries.precision import Policy
+from anydevice._libraries.registry import part
+from anydevice._libraries.updates import device_masks, home_of, update_by_device
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import devices as devices_of_backend
 from anydevice._machine.engines import registry
@@ -35,21 +36,20 @@ from anydevice._parallel.placing import row_ranges
 from anydevice._train.batches import rows_of
 from anydevice._train.randomness import (
     device_state,
-    dropping_as_whole,
     host_state,
     set_device_state,
     set_host_state,
 )
 from anydevice._train.stepper import FunctionStepper
-from anydevice._train.steps import StepConfig, StepState, total
+from anydevice._train.steps import CompiledSteps, StepConfig, total
 from anydevice._train.strategy import (
     HELD,
     ROUNDING,
     ROUNDING_16,
-    Spread,
+    Strategy,
     check_rows,
     is_compared,
-    not_by_rows,
+    not_divisible,
 )
 from anydevice.errors import ConfigurationError, UnsupportedError
 
@@ -123,7 +123,7 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
     return None
 
 
-class PipelineSpread(Spread):
+class PipelineStrategy(Strategy):
     """A training of a model that `parallel.pipeline` made."""
 
     def __init__(self, model: Any, why: str) -> None:
@@ -136,7 +136,7 @@ class PipelineSpread(Spread):
             self.devices = tuple(dict.fromkeys(layer.devices))
             self.last, self.microbatches = layer.devices[-1], layer.microbatches
             places = list(layer.places)
-            self._homes = [_home(x) for x in leaves(model.parameters)]
+            self._homes = [home_of(x) for x in leaves(model.parameters)]
         if any(place.held == DISK for place in places):
             raise Absent(
                 "layers on disk cannot be trained",
@@ -217,15 +217,15 @@ class PipelineSpread(Spread):
         before = host_state(), [device_state(each) for each in self.devices]
         whole = None
         if self.compares():
-            with sys.modules["torch"].no_grad():
+            with part("torch", "module").no_gradients():
                 whole = float(loss(batch))
         value: Any = None
-        for rows, share, part in parts_of(batch, self.microbatches):
+        for rows, share, microbatch in parts_of(batch, self.microbatches):
             set_host_state(before[0])
             for device, state in zip(self.devices, before[1], strict=True):
                 set_device_state(device, state)
-            with dropping_as_whole(rows):
-                own = loss(part) * share
+            with part("torch", "random").dropping_as_whole(rows):
+                own = loss(microbatch) * share
             value = own if value is None else value + own
         if whole is not None:
             self.compare(whole, float(value.detach()))
@@ -239,7 +239,7 @@ class PipelineSpread(Spread):
     def compare(self, whole: float, parts: float) -> None:
         """Raise `UnsupportedError` for a loss that is not the mean of those of microbatches."""
         if abs(whole - parts) > self.rounding * max(1.0, abs(whole)):
-            raise not_by_rows(
+            raise not_divisible(
                 f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
                 f"mean of {self.microbatches} microbatches",
                 _INSTEAD,
@@ -252,12 +252,6 @@ class PipelineSpread(Spread):
         return owner.move(found, owner.devices_of(like)[0])
 
 
-def _home(x: Any) -> Device:
-    owner = owner_of(x)
-    assert owner is not None
-    return owner.devices_of(x)[0].served_by(owner.name)
-
-
 def _to_home(x: Any, home: Device) -> Any:
     engine = registry.load(str(home.engine))
     if owner_of(x) is engine:
@@ -268,33 +262,6 @@ def _to_home(x: Any, home: Device) -> Any:
 def _all_to_homes(tree: Tree, homes: Sequence[Device]) -> Tree:
     pairs = zip(leaves(tree), homes, strict=True)
     return refilled(tree, [_to_home(x, home) for x, home in pairs])
-
-
-def device_masks(tree: Tree) -> list[list[bool]]:
-    """For each device, which leaves of a tree are on it."""
-    homes = [_home(x) for x in leaves(tree)]
-    return [[home == device for home in homes] for device in dict.fromkeys(homes)]
-
-
-def updated_by_device(
-    update: Callable[..., Any],
-    masks: Sequence[Sequence[bool]],
-    trees: tuple[Tree, Tree, Tree],
-    step: int,
-    rate: float,
-) -> tuple[Tree, Tree]:
-    """What an optimizer makes of parameters, gradients and its state, one device after another."""
-    parameters, gradients, state = trees
-    if len(masks) == 1:
-        new: tuple[Tree, Tree] = update(parameters, gradients, state, step, rate)
-        return new
-    found: list[Any] = [None, None]
-    for mask in masks:
-        own, slopes = (partition(tree, mask)[0] for tree in (parameters, gradients))
-        kept = {name: partition(tree, mask)[0] for name, tree in state.items()}
-        moved = update(own, slopes, kept, step, rate)
-        found = [combined(before, after) for before, after in zip(found, moved, strict=True)]
-    return found[0], found[1]
 
 
 def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], float, Any]]:
@@ -311,60 +278,59 @@ def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], flo
 
 
 def pipeline_stepper(
-    spread: Spread, config: StepConfig, state: StepState, seed: int
+    strategy: Strategy, config: StepConfig, state: StepState, seed: int
 ) -> PipelineStepper:
     """The stepper of a model of stages; raises `UnsupportedError` for engines without gradients."""
-    engine = registry.load(str(spread.device.engine))
+    engine = registry.load(str(strategy.device.engine))
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):
         raise autodiff.error()
-    return PipelineStepper(engine, autodiff, spread, config, state, seed)
+    return PipelineStepper(engine, autodiff, strategy, config, state, seed)
 
 
 class PipelineStepper(FunctionStepper):
     """Steps of a model of stages: a device updates what it holds, and the host sees each loss."""
 
-    _spread: PipelineSpread
+    _strategy: PipelineStrategy
 
     def _start(self, steps: int) -> None:
-        if self._compilers:
-            self.how = f"each stage alone: {self.how}"
-        layer = self.config.layer
-        assert isinstance(layer, Staged)
-        if not self._compilers:
+        if self.compiler.compiles:
+            self.compiler.how = f"each stage alone: {self.compiler.how}"
+        else:
+            layer = self.config.layer
+            assert isinstance(layer, Staged)
             self.config = replace(self.config, layer=replace(layer, compiles=False))
         self._seed = int(self.engine.to_host(self._seed))  # which every stage takes
         self._gradients = self._autodiff.value_and_grad(self._batch_loss, more=True)
         self._is_failing, self._steps_failed = False, 0
         self._masks = device_masks(self._trained)
         update = self.config.optimizer.update
-        self._update = self.compiled(update, "parameters", "state")
+        self._update = self.compiler.compiled(update, "parameters", "state")
 
-    def _use_compilers(self, optimize: str | None = None) -> None:
+    def _make_compiler(self) -> CompiledSteps:
         if self._autodiff.compiles:
-            super()._use_compilers(optimize)
-        else:  # whose compiler does not span devices
-            self.how = AS_WRITTEN
+            return super()._make_compiler()
+        return CompiledSteps(self.engine, "none", fixed=False)  # its compiler spans no devices
 
     def _batch_loss(self, trained: Tree, *rest: Any) -> tuple[Array, list[Array]]:
         """The loss of a batch: of its microbatches, weighted by their rows."""
-        count = self._spread.microbatches
+        count = self._strategy.microbatches
         if count == 1:
             return self._loss(trained, *rest)
         held, batch, seed, number, scale = rest
         value: Any = None
-        for rows, share, part in parts_of(batch, count):
-            own, _ = self._loss(trained, held, part, seed, number, scale, rows)
+        for rows, share, microbatch in parts_of(batch, count):
+            own, _ = self._loss(trained, held, microbatch, seed, number, scale, rows)
             own = ops.multiply(own, share)
             value = own if value is None else ops.add(value, own)
         return value, []
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         given = self._held, batch, self._seed, self.batches + 1, None
-        if self._spread.compares():
+        if self._strategy.compares():
             whole = float(self.engine.to_host(self._loss(self._trained, *given)[0]))
             parts = float(self.engine.to_host(self._batch_loss(self._trained, *given)[0]))
-            self._spread.compare(whole, parts)
+            self._strategy.compare(whole, parts)
         (value, state), gradients = self._gradients(self._trained, *given)
         if not math.isfinite(self.engine.to_host(value)):
             self._is_failing = True
@@ -393,7 +359,7 @@ class PipelineStepper(FunctionStepper):
         if scale != 1.0:
             gradients = mapped(lambda x: ops.multiply(x, scale), gradients)
         with consuming():
-            self._trained, self._optimizer_state = updated_by_device(
+            self._trained, self._optimizer_state = update_by_device(
                 self._update,
                 self._masks,
                 (self._trained, gradients, self._optimizer_state),
@@ -424,7 +390,7 @@ class PipelineStepper(FunctionStepper):
         return self.started + 1 - self._steps_failed
 
     @property
-    def left_out(self) -> int:
+    def skipped_steps(self) -> int:
         return 0
 
     def _failed_steps(self) -> Array:

@@ -9,7 +9,6 @@ failures stay on the device, so that the next step can start at once.
 from __future__ import annotations
 
 import math
-import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from anydevice._core.device import not_driven
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine, consuming
 from anydevice._core.primitives import Autodiff
-from anydevice._core.record import Record
+from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
 from anydevice._libraries.precision import LossScale, ScaleState
 from anydevice._machine.engines import registry
@@ -33,31 +32,23 @@ from anydevice._nn.layer import Array, Run, state_leaves
 from anydevice._nn.optimizers import BuiltIn
 from anydevice._nn.random_choice import folded_seed
 from anydevice._ops.dispatch import primitives
-from anydevice._train.steps import StepConfig, Stepper, StepState, copied, nonfinite, total
-from anydevice._train.strategy import Spread
+from anydevice._train.steps import CompiledSteps, StepConfig, nonfinite, total
+from anydevice._train.strategy import Strategy
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
+_NOT_TRAINING = Run()
 _CONSUMED = ("trained", "state", "counts", "scale")
 _SERIAL = 2_000_000
 """Uses of parameters in a step that a second thread does not make shorter."""
 
-_COPY_EVERY = 2.0
-"""Seconds from one copy of parameters to go back to, to the next."""
 
-_COPIED = 16 * 2**20
-"""Bytes of parameters that are copied so."""
-
-_MOST_KEPT = 256 * 2**20
-"""Bytes of batches since a copy."""
-
-
-def stepper_for(spread: Spread, config: StepConfig, state: StepState, seed: int) -> Stepper:
+def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: int) -> Stepper:
     """The stepper for the engine of the devices that hold the arrays of `state`.
 
     The stepper consumes them: nobody else may use them afterwards. Raises `UnsupportedError`, with
     the engines that can, where the engine has no gradients.
     """
-    device = spread.device
+    device = strategy.device
     if device.engine is None:
         raise not_driven(device)
     engine = registry.load(device.engine)
@@ -66,30 +57,32 @@ def stepper_for(spread: Spread, config: StepConfig, state: StepState, seed: int)
         raise autodiff.error()
     waits = device.kind != "cpu" or config.policy.needs_loss_scale
     kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
-    return kind(engine, autodiff, spread, config, state, seed)
+    return kind(engine, autodiff, strategy, config, state, seed)
 
 
 class FunctionStepper(Stepper):
-    """Steps by a loss that is a function of parameters.
+    """Takes steps by a loss that is a function of parameters.
 
     They are in two trees, one of which gradients change. Of the others, a layer may change some in
     training itself, such as the statistics of a `BatchNorm`: its state.
     """
 
+    config: StepConfig
+
     def __init__(
         self,
         engine: Engine,
         autodiff: Autodiff,
-        spread: Spread,
+        strategy: Strategy,
         config: StepConfig,
         state: StepState,
         seed: int,
     ) -> None:
         self.engine = engine
-        self.device = spread.device
-        self._spread = spread
-        state = spread.state(state, config.trained)
-        self.config = spread.config(config)
+        self.device = strategy.device
+        self._strategy = strategy
+        state = strategy.state(state, config.trained)
+        self.config = strategy.config(config)
         self._autodiff = autodiff
         self._trained, self._held = state.parameters, None
         self._is_state: list[bool] = []
@@ -109,12 +102,21 @@ class FunctionStepper(Stepper):
         self._xp = primitives(self._like)
         self._seed = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
-        must = spread.must_compile and config.optimize == "none"
-        self._use_compilers("default" if must else None)
+        self.compiler = self._make_compiler()
         if config.policy.needs_loss_scale and self._scale is None:
-            self._scale = spread.numbers(self._scaling.start(self._like))
+            self._scale = strategy.numbers(self._scaling.start(self._like))
         self._evaluate: dict[bool, Callable[..., Any]] = {}
         self._start(state.steps)
+
+    def _make_compiler(self) -> CompiledSteps:
+        optimize = self.config.optimize
+        if optimize == "none" and self._strategy.must_compile:
+            optimize = "default"
+        return CompiledSteps(self.engine, optimize, fixed=self.config.is_ours)
+
+    def _evaluated(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
+        value, output = self.config.value_and_output(parameters, batch, _NOT_TRAINING)
+        return value, output if with_output else None
 
     @abstractmethod
     def _start(self, steps: int) -> None:
@@ -123,11 +125,11 @@ class FunctionStepper(Stepper):
     @property
     def parameters(self) -> Tree:
         own = self._trained if self._held is None else combined(self._trained, self._held)
-        return self._spread.joined(own, "parameters")
+        return self._strategy.joined(own, "parameters")
 
     @property
     def state(self) -> StepState:
-        joined = self._spread.joined
+        joined = self._strategy.joined
         return StepState(
             self.parameters,
             joined(self._optimizer_state, "optimizer"),
@@ -145,9 +147,9 @@ class FunctionStepper(Stepper):
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
         if with_output not in self._evaluate:
             whole = partial(self._evaluated, with_output=with_output)
-            self._evaluate[with_output] = self.compiled(whole)
+            self._evaluate[with_output] = self.compiler.compiled(whole)
         own = self.parameters
-        own = self._spread.readable(own) if self._spread.is_sharded else own
+        own = self._strategy.readable(own) if self._strategy.is_sharded else own
         value: tuple[Array, Any] = self._evaluate[with_output](own, batch)
         return value
 
@@ -160,7 +162,7 @@ class FunctionStepper(Stepper):
         return self.started + 1 - self._count(self._failed_steps())
 
     @property
-    def left_out(self) -> int:
+    def skipped_steps(self) -> int:
         return self.started - self._steps_taken()
 
     @abstractmethod
@@ -178,7 +180,7 @@ class FunctionStepper(Stepper):
     def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
         """One thread for a small step on the CPU."""
         shape = tuple(getattr(batch[0], "shape", ())) if isinstance(batch, tuple) else ()
-        if self.compiles or not shape or self.device.kind != "cpu":
+        if self.compiler.compiles or not shape or self.device.kind != "cpu":
             return nullcontext
         outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
         uses = outputs * sum(math.prod(each.shape) for each in leaves(self._trained))
@@ -189,7 +191,7 @@ class FunctionStepper(Stepper):
 
     def _number(self, value: float, kind: Any) -> Array:
         """A number as an array without axes on the device."""
-        return self._spread.numbers(self.engine.place(np.asarray(value, kind), self.device))
+        return self._strategy.numbers(self.engine.place(np.asarray(value, kind), self.device))
 
     def _loss(
         self,
@@ -243,32 +245,32 @@ class FunctionStepper(Stepper):
         skip = None
         if scale is not None:
             skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
-            skip = ops.minimum(self._spread.over_shards(skip), 1.0)
+            skip = ops.minimum(self._strategy.over_shards(skip), 1.0)
             gradients = self._scaling.unscaled(gradients, scale)
         if share != 1.0:
             gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
         if self.config.clip is not None:
-            gradients, norm = self._spread.clip_gradients(gradients, self.config.clip)
+            gradients, norm = self._strategy.clip_gradients(gradients, self.config.clip)
             skip = nonfinite(norm) if skip is None else skip
         return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
 
     def _total_of(self, tree: Tree) -> Array:
         """A float32 that is finite where all numbers of a tree are, those of all processes."""
-        return self._spread.over_shards(total(tree))
+        return self._strategy.over_shards(total(tree))
 
 
 class SplitStepper(FunctionStepper):
     """Takes gradients of the compiled loss; the engine's kernels update in place."""
 
     def _start(self, steps: int) -> None:
-        loss = self.compiled(self._loss)
+        loss = self.compiler.compiled(self._loss)
         differentiate = partial(self._autodiff.value_and_grad, more=True)
-        self._loss_and_gradients = self._spread.gradients(differentiate, loss)
+        self._loss_and_gradients = self._strategy.gradients(differentiate, loss)
         self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
         self._taken = self._number(steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
-        self._plus = self.compiled(_added)
+        self._plus = self.compiler.compiled(_added)
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
@@ -337,28 +339,17 @@ class SplitStepper(FunctionStepper):
             def ready(gradients: Tree, scale: Any) -> Any:
                 return self._ready(gradients, share, scale)
 
-            self._readies[share] = ready if self._spread.is_sharded else self.compiled(ready)
+            self._readies[share] = (
+                ready if self._strategy.is_sharded else self.compiler.compiled(ready)
+            )
         found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
         return found
-
-
-class _Copy(Record):
-    """All that steps change, at one time."""
-
-    arrays: list[Array]
-    lists: dict[str, list[Array]]
-    held: Tree
-    batches: int
-    started: int
 
 
 class HostStepper(SplitStepper):
     """Steps on a CPU: looking at a number waits for nothing there, so a failed step is not begun.
 
-    The lists of arrays are kept, since updates write into them. Looking at all gradients takes a
-    noticeable part of a small step. So a long training has a copy of its parameters now and then,
-    and looks at the loss alone: NaN in a gradient is in the next loss too, and then the steps since
-    the copy are taken again, this time looking at gradients.
+    The lists of arrays are kept, since updates write into them.
     """
 
     def _start(self, steps: int) -> None:
@@ -366,45 +357,19 @@ class HostStepper(SplitStepper):
         self._steps_failed = 0
         self._is_failing = False
         self._arrays = leaves(self._trained)
-        optimizer, config = self.config.optimizer, self.config
+        optimizer = self.config.optimizer
         self._lists = (
             {name: leaves(tree) for name, tree in self._optimizer_state.items()}
             if isinstance(optimizer, BuiltIn) and optimizer.is_uniform
             else None
         )
-        self._copies = (
-            self._lists is not None
-            and config.accumulate == 1
-            and config.clip is None
-            and not self._spread.is_several  # whose copies would be of different steps
-            and sum(_bytes_of(x) for x in self._arrays) <= _COPIED
-        )
-        self._copy: _Copy | None = None
-        self._copied_at = time.monotonic()
-        self._since_copy: list[tuple[Any, float]] = []
-        self._batch_bytes = 0
-
-    def step(self, batch: Any, rate: float) -> Array:
-        value = self.add(batch)
-        if self._copy is not None and not self._is_failing:
-            if not self._since_copy:  # the others are of about the same size
-                self._batch_bytes = sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
-            self._since_copy.append((batch, rate))
-        self.move(rate)
-        if self._copies and not self._is_failing:
-            passed = time.monotonic() - self._copied_at
-            if passed >= _COPY_EVERY or len(self._since_copy) * self._batch_bytes >= _MOST_KEPT:
-                self._make_copy()
-        return value
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
         (value, state), gradients = self._loss_and_gradients(
             self._trained, self._held, batch, self._seed, number, None
         )
-        if not math.isfinite(value):
-            self._go_back()
-            self._is_failing = True
+        self._is_failing = self._is_failing or not math.isfinite(value)
         if not self._is_failing:
             self._keep_state(state)
         self._add_up(gradients, weight)
@@ -431,40 +396,6 @@ class HostStepper(SplitStepper):
         if not all(map(is_, arrays, self._arrays)):
             self._arrays, self._trained = arrays, refilled(self._trained, arrays)
 
-    def _made_ready(self, share: float) -> tuple[Tree, Any]:
-        if share == 1.0 and self.config.clip is None:
-            seen = self._copy is None and not math.isfinite(self._total_of(self._total))
-            return self._total, seen
-        return super()._made_ready(share)
-
-    def _make_copy(self) -> None:
-        """Copy what steps change, if that is finite."""
-        if not self._is_finite():
-            self._go_back()
-            return
-        assert self._lists is not None, "there is a copy of lists alone"
-        arrays, lists = copied([self._arrays, self._lists])
-        self._copy = _Copy(arrays, lists, self._held, self.batches, self.started)
-        self._copied_at = time.monotonic()
-        self._since_copy = []
-
-    def _go_back(self) -> None:
-        """Take the steps since the copy again, and stop where a gradient is not finite."""
-        kept, steps = self._copy, self._since_copy
-        self._copy, self._copies, self._since_copy = None, False, []
-        if kept is None or self._is_finite():
-            return
-        self._arrays, self._lists, self._held = kept.arrays, kept.lists, kept.held
-        self._trained = refilled(self._trained, kept.arrays)
-        self.batches, self.started = kept.batches, kept.started
-        for batch, rate in steps:
-            self.step(batch, rate)
-
-    def _is_finite(self) -> bool:
-        """Whether what steps change is: Lion keeps an infinite gradient in its state alone."""
-        lists = (self._lists or {}).values()
-        return all(math.isfinite(total(arrays)) for arrays in (self._arrays, *lists))
-
     @property
     def state(self) -> StepState:
         if self._lists is not None:
@@ -475,8 +406,6 @@ class HostStepper(SplitStepper):
 
     @property
     def failed(self) -> bool:
-        if self._copy is not None and not self._is_failing and not self._is_finite():
-            self._go_back()
         return self._is_failing or not math.isfinite(self._total_of(self._trained))
 
     @property
@@ -494,10 +423,10 @@ class FusedStepper(FunctionStepper):
             "failed": self._number(0, np.float32),
             "since": self._number(0, np.float32),
         }
-        self._whole = self.compiled(self._whole_step, *_CONSUMED)
-        self._first = self.compiled(self._gradients, "counts")
-        self._more = self.compiled(self._gradients, "total", "counts")
-        self._check_weights = self.compiled(_nonfinite_tree)
+        self._whole = self.compiler.compiled(self._whole_step, *_CONSUMED)
+        self._first = self.compiler.compiled(self._gradients, "counts")
+        self._more = self.compiler.compiled(self._gradients, "total", "counts")
+        self._check_weights = self.compiler.compiled(_nonfinite_tree)
         self._updates: dict[float, Callable[..., Any]] = {}
         self._last_rate: tuple[float, Array] = (0.0, self._number(0, np.float32))
         self._in_flight: deque[Array] = deque()
@@ -535,18 +464,18 @@ class FusedStepper(FunctionStepper):
             ) -> Any:
                 return self._updated(trained, state, counts, scale, total, rate, share)
 
-            self._updates[share] = self.compiled(update, *_CONSUMED)
+            self._updates[share] = self.compiler.compiled(update, *_CONSUMED)
         self._trained, self._optimizer_state, self._counts, self._scale = self._updates[share](
             self._trained, self._optimizer_state, self._counts, self._scale, self._total,
             self._rate(rate),
         )  # fmt: skip
         self.drop()
         self.started += 1
-        if not self._spread.in_flight:
+        if not self._strategy.in_flight:
             self.engine.finish(self._counts)
 
     def _check_batch(self, batch: Any) -> None:
-        if not self._spread.checks_batches:
+        if not self._strategy.checks_batches:
             return
         number = self._number(self.batches + 1, np.int32)
 
@@ -554,7 +483,7 @@ class FusedStepper(FunctionStepper):
             given = self._trained, self._held, part, self._seed, number, None
             return self._loss(*given, rows)[0]
 
-        self._spread.check_batch(batch, loss)
+        self._strategy.check_batch(batch, loss)
 
     def _failed_steps(self) -> Array:
         return self._counts["since"]
@@ -574,7 +503,7 @@ class FusedStepper(FunctionStepper):
     def _waited(self, value: Array) -> Array:
         """Wait until few steps are in flight, so that neither memory nor a lazy graph grows."""
         self._in_flight.append(value)
-        if len(self._in_flight) > self._spread.in_flight:
+        if len(self._in_flight) > self._strategy.in_flight:
             self.engine.finish(self._in_flight.popleft())
         return value
 
@@ -608,7 +537,7 @@ class FusedStepper(FunctionStepper):
         number = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
         differentiate = partial(self._autodiff.value_and_grad, more=True)
-        loss_and_gradients = self._spread.gradients(differentiate, self._loss)
+        loss_and_gradients = self._strategy.gradients(differentiate, self._loss)
         (value, state), gradients = loss_and_gradients(trained, held, batch, seed, number, factor)
         if factor is not None:
             value = ops.divide(value, factor)
@@ -657,10 +586,6 @@ def _nonfinite_tree(parameters: Tree) -> Array:
 def _at_minimum(scale: ScaleState) -> Array:
     """1.0 where the scale of a loss cannot become smaller, else 0.0."""
     return _as_float(ops.less_equal(scale["scale"], 1.0))
-
-
-def _bytes_of(x: Array) -> int:
-    return int(math.prod(x.shape) * primitives(x).dtype(x).itemsize)
 
 
 def _as_dtype_of(x: Array, other: Array) -> Array:

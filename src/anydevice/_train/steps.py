@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,26 +12,25 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
+from anydevice._core.protocols import Function
 from anydevice._core.record import Record
 from anydevice._core.text import warn
 from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._libraries.layers import ModuleLayer
 from anydevice._libraries.native import cast_weights
-from anydevice._libraries.precision import Policy, ScaleState, cast_parameters
+from anydevice._libraries.precision import Policy, cast_parameters
 from anydevice._machine.settings.files import compiled_folder
 from anydevice._nn.layer import Array, Layer, Run
 from anydevice._nn.losses import LayerLoss, Loss, computes_in_float32
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import Optimizer
 from anydevice._ops.dispatch import own_version, primitives
-from anydevice._train.modules import ModuleLayer
 
 _WORTH_COMPILING = 5e10
 """Uses of parameters, once an output, in a training of some minutes on two cores."""
 
 _STEP_OVERHEAD = 250_000
 """Uses of parameters in the time that PyTorch takes to start the kernels of a small step."""
-
-_NOT_TRAINING = Run()
 
 _USUAL_LENGTH = 1000
 """Batches of an epoch where data does not say how many it has."""
@@ -94,25 +90,6 @@ def _is_ours(layer: Layer) -> bool:
     return own and all(_is_ours(part) for _, part in layer.parts)
 
 
-class StepState(Record):
-    """All that changes from step to step, and that another run needs to go on.
-
-    `started` counts all steps, `steps` those that changed something: a scaled loss may overflow.
-    `total` are the gradients that wait for those of further batches, of the weight `added`. `own`
-    is what a stepper keeps beside that.
-    """
-
-    parameters: Tree
-    optimizer: Tree
-    batches: int = 0
-    started: int = 0
-    steps: int = 0
-    scale: ScaleState | None = None
-    total: Tree = None
-    added: float = 0.0
-    own: Tree = None
-
-
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
     """How to compile where nobody says so; `batches` is the length of an epoch, if it is known.
 
@@ -132,112 +109,39 @@ def default_optimize(device: Device, model: Model, epochs: int, batches: int | N
     return "default" if used * epochs * (batches or _USUAL_LENGTH) >= _WORTH_COMPILING else "none"
 
 
-class Stepper(ABC):
-    """Takes steps. `parameters` and `state` are valid until the next one.
+class CompiledSteps:
+    """Compiles the functions of a step; `how` describes it, a `quiet` one does not warn.
 
-    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean,
-    weighted by their rows; `step` is both for a single batch. `step` and `add` return the loss
-    before the step, as an array without axes. After the first loss or gradient that is NaN or
-    infinite, no step changes the parameters; where a scaled loss overflows, that step alone changes
-    nothing. `started` and `batches` count, `how` describes the compiler. A `quiet` stepper does not
-    warn where compiling fails.
+    `fixed` says that nothing which the functions close over ever changes.
     """
 
-    quiet = False
-    engine: Engine
-    device: Device
-    config: StepConfig
-    how: str
-    started: int
-    batches: int
-    _compilers: Sequence[Any] = ()
-    _warned = False
-
-    @property
-    @abstractmethod
-    def parameters(self) -> Tree:
-        """The parameters of now, trained or not."""
-
-    @property
-    @abstractmethod
-    def state(self) -> StepState:
-        """The state of now."""
-
-    @property
-    def rate(self) -> float:
-        """The rate of the next step by the optimizer; NaN if it keeps that to itself."""
-        return math.nan
-
-    def step(self, batch: Any, rate: float) -> Array:
-        """One step by one batch."""
-        value = self.add(batch)
-        self.move(rate)
-        return value
-
-    @abstractmethod
-    def add(self, batch: Any, weight: float = 1.0) -> Array:
-        """Add the gradients of one batch to those of the next `move`."""
-
-    @abstractmethod
-    def move(self, rate: float) -> None:
-        """One step by the weighted mean of the added gradients."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Forget the added gradients."""
-
-    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
-        """The loss of a batch that is not trained on, and the output, if it is wanted."""
-        return self._evaluated(self.parameters, batch, with_output)
-
-    def _evaluated(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
-        value, output = self.config.value_and_output(parameters, batch, _NOT_TRAINING)
-        return value, output if with_output else None
-
-    @property
-    @abstractmethod
-    def failed(self) -> bool:
-        """Whether a loss, a gradient or a parameter is NaN or infinite; waits for all steps."""
-
-    @property
-    @abstractmethod
-    def failed_since(self) -> int:
-        """The first step with a loss or gradient that is NaN or infinite; else the next one."""
-
-    @property
-    @abstractmethod
-    def left_out(self) -> int:
-        """The steps that changed nothing, because a scaled loss overflowed; waits for all steps."""
-
-    def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
-        """The block in which a step of this batch runs."""
-        return nullcontext
+    def __init__(self, engine: Engine, optimize: str, *, fixed: bool) -> None:
+        compilers = compilers_for(engine, optimize)
+        self.how, self.quiet = compilers.how, False
+        self._compilers, self._fixed = compilers.compilers, fixed
+        self._warned = False
+        if self._compilers and not isinstance(engine.compiler, Absent):
+            folder = compiled_folder(engine.name)
+            if folder is not None:
+                engine.compiler.keep(str(folder))
 
     @property
     def compiles(self) -> bool:
         """Whether the first step of each shape is compiled."""
         return bool(self._compilers)
 
-    def compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
-        """The function, compiled where the engine can and the config asks for it.
+    def compiled(self, function: Function, *donate: str) -> Function:
+        """Return the function, compiled if the engine can and the config asks for it.
 
         Where compiling fails, it runs as written, with one warning.
         """
         if not self._compilers:
             return function
-        fixed = self.config.is_ours
         compilers = [
-            (name, partial(make, donate=donate, fixed=fixed)) for name, make in self._compilers
+            (name, partial(make, donate=donate, fixed=self._fixed))
+            for name, make in self._compilers
         ]
         return FallbackFunction(function, compilers, self._warn)
-
-    def _use_compilers(self, optimize: str | None = None) -> None:
-        found = compilers_for(self.engine, optimize or self.config.optimize)
-        self._compilers, self.how = found.compilers, found.how
-        if self._compilers and not isinstance(self.engine.compiler, Absent):
-            folder = compiled_folder(self.engine.name)
-            if folder is not None:
-                self.engine.compiler.keep(str(folder))
 
     def _warn(self, text: str) -> None:
         if not self._warned and not self.quiet:

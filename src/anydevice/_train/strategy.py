@@ -18,24 +18,24 @@ from anydevice._arrays.memory.stats import memory_stats
 from anydevice._arrays.move import to_device, to_numpy
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
+from anydevice._core.protocols import Function, StepState
 from anydevice._core.record import replace
 from anydevice._core.text import format_size, warn
 from anydevice._core.trees import Tree, leaves, mapped
 from anydevice._libraries.precision import Policy
+from anydevice._libraries.registry import part
 from anydevice._nn.layer import state_places
 from anydevice._nn.optimizers import Optimizer, clip_gradients
 from anydevice._parallel.mesh import Mesh, devices_of
 from anydevice._parallel.placing import gather
 from anydevice._train.batches import batch_name, placer, rows_of
 from anydevice._train.randomness import host_state, set_host_state
-from anydevice._train.steps import StepConfig, StepState
+from anydevice._train.steps import StepConfig
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from anydevice._parallel.jax_mesh import JaxProcesses
-    from anydevice._parallel.processes import Group
-
-Function = Callable[..., Any]
+    from anydevice._libraries.jax.mesh import JaxProcesses
+    from anydevice._libraries.torch.mesh import Group
 
 STRATEGIES = ("auto", "replicate", "shard", "pipeline")
 ROUNDING, ROUNDING_16 = 1e-5, 1e-3
@@ -57,7 +57,7 @@ def is_compared(number: int) -> bool:
     return number <= CHECKED or not number & (number - 1)
 
 
-class Spread:
+class Strategy:
     """A training on one device. `text` says how it lies on several."""
 
     text: str | None = None
@@ -240,18 +240,16 @@ class Spread:
         """Wait until every process has come here."""
 
 
-class MeshSpread(Spread):
+class MeshStrategy(Strategy):
     """A training on several devices, which JAX drives: those of one process, or of several.
 
     Processes compute the same step together, each on its parts of the same arrays.
     """
 
     def __init__(self, mesh: Mesh, text: str) -> None:
-        from anydevice._parallel import jax_mesh
-
         super().__init__(mesh.devices[0])
         self.text = text
-        self._mesh, self._jax = mesh, jax_mesh
+        self._mesh, self._jax = mesh, part("jax", "mesh")
         self._group = cast("JaxProcesses | None", mesh.group)
         self.is_several = self._group is not None
         self._to_first = self.place
@@ -295,7 +293,7 @@ class MeshSpread(Spread):
         if self._group is not None and not self._group.is_same(tree):
             tree = mapped(self._group.from_first, mapped(to_numpy, tree))
         # One after the other: no device ever holds all of them.
-        return mapped(lambda x: self._sharded(super(MeshSpread, self).parameters(x)), tree)
+        return mapped(lambda x: self._sharded(super(MeshStrategy, self).parameters(x)), tree)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
         parameters, optimizer, total = (
@@ -373,10 +371,10 @@ def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:
         parts = module.named_modules()
         names = [name for name, part in parts if getattr(part, "track_running_stats", False)]
     if names:
-        raise not_by_rows(f"{names[0]} computes with statistics of whole batches", instead)
+        raise not_divisible(f"{names[0]} computes with statistics of whole batches", instead)
 
 
-def not_by_rows(what: str, instead: str) -> Exception:
+def not_divisible(what: str, instead: str) -> Exception:
     """The error for what cannot be computed of rows of a batch apart."""
     more = "take a loss that is a mean over rows, and LayerNorm in place of BatchNorm"
     return Absent(what, instead=f"{instead}, or {more}", code="no_collectives").error()
@@ -408,10 +406,10 @@ def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]
     return mesh.devices[0], mesh if mesh.size > 1 else None
 
 
-def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Spread:
+def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Strategy:
     """How a training of these parameters lies on a mesh; raises `UnsupportedError` if it cannot."""
     if mesh is None:
-        return Spread(device)
+        return Strategy(device)
     if mesh.group is not None and device.engine != mesh.engine:
         raise Absent(
             f"{device.engine} trains this model, and the processes are joined by {mesh.engine}",
@@ -432,10 +430,10 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
     if mesh.group is not None:  # the memory of one process decides for all of them
         shard, text = cast("JaxProcesses", mesh.group).of_first((mesh.shard, text))
         mesh = Mesh(mesh.devices, shard=shard, group=mesh.group)
-    return MeshSpread(mesh, text)
+    return MeshStrategy(mesh, text)
 
 
-def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Spread:
+def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Strategy:
     if strategy == "shard" or mesh.shard > 1:
         raise Absent(
             "processes of MLX hold all parameters each",
@@ -443,24 +441,24 @@ def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Spread:
             code="no_collectives",
         ).error()
     why = "as asked" if strategy == "replicate" else "what processes of MLX do"
-    from anydevice._train.data_parallel import RingSpread
+    from anydevice._train.data_parallel import RingStrategy
 
-    return RingSpread(cast(Any, mesh.group), device, f"{mesh.size} processes, replicate: {why}")
+    return RingStrategy(cast(Any, mesh.group), device, f"{mesh.size} processes, replicate: {why}")
 
 
 def _over_processes(
     mesh: Mesh, group: Group, strategy: str, device: Device, parameters: Tree
-) -> Spread:
+) -> Strategy:
     chosen, text = _chosen(mesh, strategy, parameters)
     # The memory of one process decides for all of them.
     shard, text = group.of_first((chosen.shard, text))
     if shard == 1:
-        from anydevice._train.data_parallel import ProcessSpread
+        from anydevice._train.data_parallel import ProcessStrategy
 
-        return ProcessSpread(group, device, text)
-    from anydevice._train.sharding import ShardSpread
+        return ProcessStrategy(group, device, text)
+    from anydevice._train.sharding import ShardStrategy
 
-    return ShardSpread(group, Mesh(mesh.devices, shard=shard, group=group), device, text)
+    return ShardStrategy(group, Mesh(mesh.devices, shard=shard, group=group), device, text)
 
 
 def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:

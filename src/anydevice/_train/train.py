@@ -14,6 +14,7 @@ from anydevice._compile.compile import Compiled
 from anydevice._core import checks, hooks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
+from anydevice._core.protocols import Stepper
 from anydevice._core.record import Record, replace
 from anydevice._core.table import Table
 from anydevice._core.text import format_size
@@ -32,7 +33,7 @@ from anydevice._train.loop import Interrupts, TrainLoop, TrainOptions
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.progress import TrainingProgress
-from anydevice._train.steps import Stepper, default_optimize
+from anydevice._train.steps import default_optimize
 from anydevice._train.strategy import mesh_of
 from anydevice._train.training import PathLike, Training
 from anydevice.errors import ConfigurationError
@@ -262,7 +263,7 @@ def train(
         if stopped == "Ctrl-C":
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
             print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
-        elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
+        elif policy.needs_loss_scale and 0 < stepper.started == stepper.skipped_steps:
             _print_all_left_out(stepper.started, policy)
         best = loop.best if patience is not None else None
         final = stepper.parameters if best is None else best
@@ -272,8 +273,8 @@ def train(
             stepper.engine.name,
             policy,
             how,
-            stepper.how,
-            training.spread.text,
+            stepper.compiler.how,
+            training.strategy.text,
             memory_stats(chosen).peak,
         )
         return Trained(training.model_with(final), loop.state.history, stopped, report)
@@ -281,7 +282,7 @@ def train(
 
 def _acknowledge(loop: TrainLoop, stepper: Stepper, shown: TrainingProgress) -> None:
     """Show at once that Ctrl-C was seen, and when the training will end."""
-    stepper.quiet = True  # a terminal interrupts compilers too, which needs no warning
+    stepper.compiler.quiet = True  # a terminal interrupts compilers too, which needs no warning
     when = "once compiled" if loop.is_compiling else "after this step"
     shown.ends(f"stopping {when}; Ctrl-C again: now")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -22,13 +21,17 @@ from anydevice._compile.compile import OPTIMIZATIONS
 from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
+from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.record import NOTHING, replace
 from anydevice._core.text import shortened, warn
 from anydevice._core.trees import Tree, leaves, partition
 from anydevice._formats.model import checked_path
 from anydevice._libraries.detect import adapter_of, compile_device, training_device
+from anydevice._libraries.layers import ModuleLayer, layer_of, optimizer_of
 from anydevice._libraries.native import NativeAdapter, cast_weights
 from anydevice._libraries.precision import policy_of
+from anydevice._libraries.registry import part
+from anydevice._machine.engines import registry
 from anydevice._nn.layer import state_leaves
 from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on
 from anydevice._nn.model import Model, frozen_layers, trained_leaves
@@ -58,8 +61,7 @@ from anydevice._train.failures import (
     failure,
     wrong_target,
 )
-from anydevice._train.modules import ModuleLayer, layer_of, optimizer_of
-from anydevice._train.pipeline import PipelineSpread, pipeline_stepper, pipelined
+from anydevice._train.pipeline import PipelineStrategy, pipeline_stepper, pipelined
 from anydevice._train.randomness import (
     device_state,
     host_state,
@@ -69,14 +71,12 @@ from anydevice._train.randomness import (
 )
 from anydevice._train.stepper import stepper_for
 from anydevice._train.steps import (
+    CompiledSteps,
     StepConfig,
-    Stepper,
-    StepState,
     checked_clip,
     copied,
 )
-from anydevice._train.strategy import mesh_of, spread_of
-from anydevice._train.torch_modules import TorchLayer, TorchStepper, check_all_held, check_parts
+from anydevice._train.strategy import mesh_of, strategy_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
 PathLike = str | os.PathLike[str]
@@ -93,7 +93,7 @@ _MOST_BYTES = 256 * 2**20
 _MOST_BATCHES = 512
 """Batches between two readings."""
 
-_SPREAD = ("parameters", "optimizer", "scale", "total", "own")
+_ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
 """What a step changes, and may lie on several devices."""
 
 _warned: set[str] = set()
@@ -172,7 +172,7 @@ class Training:
         model, why = pipelined(model, device, devices, strategy)
         if why is not None:
             device, devices, strategy = None, None, "auto"
-        line = None if why is None else PipelineSpread(model, why)
+        line = None if why is None else PipelineStrategy(model, why)
         self._given, self._data, self._optimizer = model, loader, optimizer
         device, mesh = mesh_of(device, devices, strategy)
         self._schedule = schedule
@@ -193,17 +193,17 @@ class Training:
                 _warn_once(remark)
             parameters = model.parameters
         else:
-            layer = _layer_of(model)
+            layer = layer_of(model)
             adapter = adapter_of(model)
             self.device = line.device if line else compile_device(adapter, device, compiled=False)
             loss = None if loss is None else loss_of(loss)
             parameters = layer.parameters
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
-        self.spread = line or spread_of(mesh, strategy, self.device, parameters)
+        self.strategy = line or strategy_for(mesh, strategy, self.device, parameters)
         policy = policy_of(precision, self.device)
-        self.spread.check(layer, frozen, policy, own)
-        of_torch = isinstance(layer, TorchLayer)
+        self.strategy.check(layer, frozen, policy, own)
+        has_stepper = isinstance(layer, ModuleLayer) and layer.has_stepper
         self.config = StepConfig(
             layer,
             loss,
@@ -211,24 +211,25 @@ class Training:
             policy,
             clip,
             accumulate,
-            optimize or ("none" if of_torch else "default"),
-            None if of_torch or all(trained) else tuple(trained),
+            optimize or ("none" if has_stepper else "default"),
+            None if has_stepper or all(trained) else tuple(trained),
             frozen,
         )
         if not any(trained):
             why = ""
-            if of_torch and leaves(parameters):
+            if has_stepper and leaves(parameters):
                 why = "; model.requires_grad_() unfreezes those that it has"
             elif leaves(parameters) and hasattr(model, "unfreeze"):
                 why = "; model.unfreeze() changes that"
             raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
         self._like = parameters
         self._rate_at = self._rates(own)
-        if isinstance(layer, TorchLayer):
+        if has_stepper:
             if own is None:
-                check_parts(model, optimizer, schedule if self._rate_at is None else None)
+                own_schedule = schedule if self._rate_at is None else None
+                part("torch", "step").check_parts(model, optimizer, own_schedule)
             given = optimizer if own is None else None
-            layer = self.spread.module(layer, policy.parameters, given)
+            layer = self.strategy.module(layer, policy.parameters, given)
             self.config = replace(self.config, layer=layer)
             self._like = layer.parameters
         if isinstance(layer, ModuleLayer) and seed is not None:
@@ -290,10 +291,10 @@ class Training:
         and the layer, if a value became NaN or infinite: at once or within a second.
         """
         if batch is not self._placed:
-            batch = self.spread.place(self.form(batch))
-            if self.spread.is_several:
+            batch = self.strategy.place(self.form(batch))
+            if self.strategy.is_several:
                 where = batch_name("data", self.epoch, self.position + 1)
-                self.spread.meet(rows_of(batch), where)
+                self.strategy.meet(rows_of(batch), where)
         self._placed = None
         try:
             value = self.advance(batch)
@@ -310,7 +311,9 @@ class Training:
         A `nn.Model` is a copy, which later steps do not change.
         """
         layer = self.config.layer
-        in_place = isinstance(layer, TorchLayer) and layer.given is self._given
+        in_place = (
+            isinstance(layer, ModuleLayer) and layer.has_stepper and layer.given is self._given
+        )
         return self._given if in_place else self.model_with(copied(self.parameters))
 
     @property
@@ -359,7 +362,7 @@ class Training:
 
     def model_with(self, parameters: Tree) -> Any:
         """The model with these parameters."""
-        layer, parameters = self.config.layer, self.spread.whole(parameters)
+        layer, parameters = self.config.layer, self.strategy.whole(parameters)
         if isinstance(layer, ModuleLayer):
             return layer.finished(parameters)
         return self._given.with_parameters(parameters)
@@ -378,10 +381,10 @@ class Training:
             skip=self.position,
             form=self.form,
             skipped=self._after_skipping,
-            ahead=self.spread.is_ahead,
-            place=self.spread.place,
+            ahead=self.strategy.is_ahead,
+            place=self.strategy.place,
         )
-        return self.spread.together(batches, "data", self.epoch, self.position)
+        return self.strategy.together(batches, "data", self.epoch, self.position)
 
     def _after_skipping(self) -> None:
         """The numbers drawn since the start of the epoch were those of the data and the steps.
@@ -454,7 +457,7 @@ class Training:
     def is_due(self) -> bool:
         """Whether it is time to read the losses."""
         passed = time.monotonic() - self._last_reading >= _READ_EVERY
-        if self.spread.is_several:  # where all must read after the same step
+        if self.strategy.is_several:  # where all must read after the same step
             passed = len(self._unread) >= _READ_TOGETHER
         return passed or self._kept_bytes >= _MOST_BYTES or len(self._unread) >= _MOST_BATCHES
 
@@ -483,7 +486,7 @@ class Training:
         """What must be the same when the training is resumed, as JSON."""
         found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if self._own_optimizer is None:
-            check_all_held(self.config.layer, self._optimizer)
+            part("torch", "step").check_all_held(self.config.layer, self._optimizer)
             found["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
                 found["schedule"] = {"kind": type(self._schedule).__name__}
@@ -500,13 +503,13 @@ class Training:
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
         how = self.config.optimize
-        state, saved = self.stepper.state, self.spread.saved
-        parts = {name: saved(getattr(state, name)) for name in _SPREAD}
+        state, saved = self.stepper.state, self.strategy.saved
+        parts = {name: saved(getattr(state, name)) for name in _ARRAYS}
         state, best = replace(state, **parts), saved(best)
         checkpoint = Checkpoint(state, loop, how, best, random, self._first_rows)
-        if self.spread.leads:
+        if self.strategy.leads:
             write_checkpoint(path, checkpoint, settings)
-        self.spread.wait()
+        self.strategy.wait()
 
     def resume(
         self,
@@ -517,13 +520,12 @@ class Training:
         optimize: str | None = None,
     ) -> Checkpoint:
         """Go on from a checkpoint, compiled as it was unless `optimize` says how; returns it."""
-        of_torch = isinstance(self.config.layer, TorchLayer)
         found = read_checkpoint(
             path,
             settings,
             self._like,
-            None if of_torch else self._own_optimizer,
-            self.spread.reads_to,
+            None if self._has_stepper else self._own_optimizer,
+            self.strategy.reads_to,
             patient=patient,
             trained=self.config.trained,
         )
@@ -549,7 +551,7 @@ class Training:
         self._waiting = self.position % self.config.accumulate if found.step.added else 0
         self._first_rows = found.rows
         self._random, self._unread, self._kept_bytes = found.random, [], 0
-        best = None if found.best is None else self.spread.parameters(found.best)
+        best = None if found.best is None else self.strategy.parameters(found.best)
         return replace(found, best=best)
 
     def end_epoch(self) -> None:
@@ -561,7 +563,7 @@ class Training:
     def _begin(self, batch: Any) -> None:
         """Check the first batch of a shape, and show that its step takes longer."""
         check_shape(self.config, batch, batch_name("data", self.epoch, self.position + 1))
-        if self.stepper.compiles and self.on_compile is not None:
+        if self.stepper.compiler.compiles and self.on_compile is not None:
             self.on_compile(True)
 
     def _next_rate(self) -> float:
@@ -573,7 +575,7 @@ class Training:
         stepper = self.stepper
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        readable = self.spread.readable
+        readable = self.strategy.readable
         own = [each._replace(batch=readable(each.batch)) for each in own]
         parameters = readable(stepper.parameters)
         wrong = wrong_target(self.config, parameters, own)
@@ -611,34 +613,39 @@ class Training:
 
     def _first_state(self) -> StepState:
         config = self.config
-        if isinstance(config.layer, TorchLayer):
+        if self._has_stepper:
             return StepState(self._like, {})
-        parameters = self.spread.parameters(self._like)
+        parameters = self.strategy.parameters(self._like)
         parameters = copied(cast_weights(config.layer, parameters, config.policy.parameters))
         trained = parameters
         if config.trained is not None:
             trained, _ = partition(parameters, config.trained)
         return StepState(parameters, config.optimizer.init(trained))
 
+    @property
+    def _has_stepper(self) -> bool:
+        """Whether the library of the module has a stepper of its own."""
+        layer = self.config.layer
+        return isinstance(layer, ModuleLayer) and layer.has_stepper
+
     def _stepper_for(self, state: StepState) -> Stepper:
-        if isinstance(self.config.layer, TorchLayer):
+        if self._has_stepper:
             given = self._optimizer if self._own_optimizer is None else None
             schedule = self._schedule if self._rate_at is None else None
-            return TorchStepper(self.spread, self.config, state, given, schedule)
-        made = pipeline_stepper if isinstance(self.spread, PipelineSpread) else stepper_for
-        return made(self.spread, self.config, state, self.seed)
+            config = self.strategy.config(self.config)
+            compiler = CompiledSteps(registry.load("torch"), config.optimize, fixed=config.is_ours)
+            stepper: Stepper = part("torch", "step").TorchStepper(
+                self.strategy, config, state, compiler, given, schedule
+            )
+            return stepper
+        made = pipeline_stepper if isinstance(self.strategy, PipelineStrategy) else stepper_for
+        return made(self.strategy, self.config, state, self.seed)
 
 
 def _with_library(value: Any) -> str:
     """The name of the class of a value, with its library: torch's AdamW."""
     kind = type(value)
     return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
-
-
-def _layer_of(model: Any) -> ModuleLayer:
-    torch: Any = sys.modules.get("torch.nn")
-    is_torch = torch is not None and isinstance(model, torch.Module)
-    return TorchLayer(model) if is_torch else layer_of(model)
 
 
 def _check_library(layer: Any, optimizer: Any) -> None:

@@ -13,6 +13,7 @@ from jax import tree_util as trees
 
 from anydevice._arrays.move import device_of, is_array, to_device
 from anydevice._core.device import Device
+from anydevice._core.loaded import is_of
 from anydevice._libraries.base import (
     After,
     Arguments,
@@ -249,11 +250,19 @@ def mapped_module(function: Any) -> Any:
     return inside if found else None
 
 
-def in_inference(model: Any) -> Any:
-    """A module of Equinox, or a function that `jax.vmap` made of one, in inference mode."""
-    module = mapped_module(model)
-    module = model if module is None else module
-    return _with_module(model, module, equinox().nn.inference_mode(module))
+@contextmanager
+def in_inference(model: Any) -> Iterator[Any]:
+    """Give a copy of a module, or of a function that `jax.vmap` made of one, in inference mode."""
+    if is_of(model, "flax.nnx", "Module"):
+        from flax import nnx
+
+        model = nnx.clone(model)
+        model.eval()
+        yield model
+    else:
+        module = mapped_module(model)
+        module = model if module is None else module
+        yield _with_module(model, module, equinox().nn.inference_mode(module))
 
 
 def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:

@@ -20,6 +20,7 @@ from anydevice._libraries.base import (
     ModelAdapter,
     cpu_placer,
     host_array,
+    in_mode,
     parameter_names,
     recording,
     training_mode_note,
@@ -140,3 +141,10 @@ def float64_scope() -> Iterator[None]:
     """Compute on the CPU inside the block, where MLX has float64."""
     with mx.stream(mx.cpu):
         yield
+
+
+@contextmanager
+def in_inference(model: Any) -> Iterator[Any]:
+    """Hold the module in inference mode inside the block."""
+    with in_mode(model, training=False, attribute="_training"):
+        yield model

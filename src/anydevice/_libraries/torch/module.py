@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache, partial
 from itertools import chain
@@ -26,6 +26,7 @@ from anydevice._libraries.base import (
     State,
     cpu_placer,
     host_array,
+    in_mode,
     parameter_names,
     training_mode_error,
     training_mode_note,
@@ -219,10 +220,13 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def float64_scope() -> AbstractContextManager[None]:
-    """Return a block in which a reference is computed: without gradients."""
+def no_gradients() -> AbstractContextManager[None]:
+    """Return a block whose results carry no gradients."""
     scope: AbstractContextManager[None] = torch.no_grad()
     return scope
+
+
+float64_scope = no_gradients
 
 
 def allows_tf32(*, convolutions: bool) -> bool:
@@ -408,3 +412,10 @@ def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
 
 def _notes(module: Any) -> tuple[str, ...]:
     return (training_mode_note(),) * bool(module.training)
+
+
+@contextmanager
+def in_inference(model: Any) -> Iterator[Any]:
+    """Hold the module in inference mode inside the block."""
+    with in_mode(model, training=False):
+        yield model

@@ -10,20 +10,18 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from anydevice._core.device import Device
+from anydevice._core.protocols import Launched, MeshLike
+from anydevice._libraries.exchange import HostExchange
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.library_settings import jax_started
-from anydevice._parallel.mesh import HostExchange, Mesh
 from anydevice.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from anydevice._parallel.processes import Launched
 
 _AXES = ("replicate", "shard")
 _HEARTBEAT = 20
@@ -55,13 +53,18 @@ class JaxProcesses(HostExchange):
         return multihost_utils.broadcast_one_to_all(x)
 
 
-def joined(found: Launched | None) -> JaxProcesses:
-    """The processes of `jax.distributed`, which this one joins unless it has already.
+def is_joined() -> bool:
+    """Whether this process is one of several of `jax.distributed` already."""
+    return bool(jax.distributed.is_initialized())
+
+
+def join(found: Launched | None) -> JaxProcesses:
+    """Return the processes of `jax.distributed`, after joining them if need be.
 
     Raises `ConfigurationError` if JAX has started its devices before.
     """
-    if not jax.distributed.is_initialized():
-        assert found is not None, "a process alone joins nobody"
+    if not is_joined():
+        assert found is not None, "a process alone joins none"
         if jax_started():
             raise ConfigurationError(
                 "JAX has already started its devices, and can join other processes only before; "
@@ -96,7 +99,7 @@ def _end_failed() -> None:
         os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
-def sharded(x: Any, mesh: Mesh) -> Any:
+def sharded(x: Any, mesh: MeshLike) -> Any:
     """An array cut along its longest axis that divides evenly; a copy everywhere without one."""
     spec: list[str | None] = [None] * x.ndim
     axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
@@ -106,12 +109,12 @@ def sharded(x: Any, mesh: Mesh) -> Any:
     return _put(x, mesh, PartitionSpec(*spec))
 
 
-def replicated(x: Any, mesh: Mesh) -> Any:
+def replicated(x: Any, mesh: MeshLike) -> Any:
     """A copy of an array on every device."""
     return _put(x, mesh, PartitionSpec())
 
 
-def divided(x: Any, mesh: Mesh) -> Any:
+def divided(x: Any, mesh: MeshLike) -> Any:
     """The rows of an array, divided over all devices; a copy everywhere where that is uneven."""
     if not x.ndim or x.shape[0] % mesh.size:
         return replicated(x, mesh)
@@ -137,7 +140,7 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
     return found
 
 
-def of_processes(numbers: Sequence[int], mesh: Mesh) -> Any:
+def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:
     """The numbers of each process, one row each: an array that is there once all have asked."""
     mine = np.asarray([numbers], np.int32)
     place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
@@ -151,7 +154,7 @@ def _one_each(devices: int, place: NamedSharding) -> Any:
     return jax.jit(lambda rows: rows[::devices], out_shardings=place)
 
 
-def _put(x: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+def _put(x: Any, mesh: MeshLike, spec: PartitionSpec) -> Any:
     place = NamedSharding(_native(mesh), spec)
     if mesh.group is None:
         return jax.device_put(x, place)
@@ -172,7 +175,7 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _native(mesh: Mesh) -> Any:
+def _native(mesh: MeshLike) -> Any:
     return _made(mesh.devices, mesh.replicate, mesh.shard, mesh.group is not None)
 
 

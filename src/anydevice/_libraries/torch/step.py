@@ -1,40 +1,44 @@
 """Steps of PyTorch's own modules, as a loop by hand takes them: its autograd, autocast, optimizers.
 
-The module is trained in place, and the given optimizer keeps its state. Nothing here imports
-PyTorch: who has a module has imported it already.
+The module is trained in place, and the given optimizer keeps its state.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
+from anydevice._core.protocols import MeshLike, ModuleStrategy, StepCompiler, Stepper, StepState
 from anydevice._core.trees import Tree, mapped
+from anydevice._formats.packed import packed, unpacked
+from anydevice._libraries.base import in_mode
+from anydevice._libraries.layers import ModuleLayer, StepSettings, loss_and_output
 from anydevice._libraries.precision import cast_parameters
+from anydevice._libraries.torch.mesh import Group, cut_as, fully_sharded, joined_as, part_of, whole
+from anydevice._libraries.torch.pipeline import move_tensor
+from anydevice._libraries.updates import device_masks, update_by_device
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import Array, Run
 from anydevice._nn.optimizers import Optimizer
-from anydevice._parallel.pipeline import moved
-from anydevice._parallel.placing import part_of
-from anydevice._train.checkpoint import packed, unpacked
-from anydevice._train.modules import ModuleLayer, in_mode, loss_and_output
-from anydevice._train.pipeline import device_masks, updated_by_device
-from anydevice._train.steps import StepConfig, Stepper, StepState
-from anydevice._train.strategy import Spread
 from anydevice.errors import ConfigurationError
+
+_CPU = Device("cpu", engine="torch")
 
 
 class TorchLayer(ModuleLayer):
     """A `torch.nn.Module`: it is its own parameters, which a step changes in place."""
 
     library = "torch"
+    has_stepper = True
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -55,7 +59,7 @@ class TorchLayer(ModuleLayer):
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         now = self.parameters
-        with sys.modules["torch"].no_grad():
+        with torch.no_grad():
             for name, x in parameters.items():
                 if now[name].data_ptr() != x.data_ptr():
                     now[name].copy_(x)
@@ -67,7 +71,7 @@ class TorchLayer(ModuleLayer):
 
     def placed(self, device: Device, dtype: str) -> None:
         """Move the module to a device, and its weights to a dtype of 16 bits."""
-        module, torch = self.given, sys.modules["torch"]
+        module = self.given
         if "float16" in (dtype, narrow_dtype(module)):
             raise ConfigurationError(
                 "gradients of float16 weights underflow in PyTorch; take model.float() and "
@@ -95,14 +99,19 @@ class TorchStepper(Stepper):
     """
 
     def __init__(
-        self, spread: Spread, config: StepConfig, state: StepState, optimizer: Any, schedule: Any
+        self,
+        strategy: ModuleStrategy,
+        config: StepSettings,
+        state: StepState,
+        compiler: StepCompiler,
+        optimizer: Any,
+        schedule: Any,
     ) -> None:
         assert isinstance(config.layer, TorchLayer)
-        torch: Any = sys.modules["torch"]
         self.engine = registry.load("torch")
-        self.device = device = spread.device
-        self._spread = spread
-        self.config = spread.config(config)
+        self.device = device = strategy.device
+        self._strategy = strategy
+        self.config = config
         self._layer = config.layer
         self._module = config.layer.given
         self._weights = [x for x in self._module.parameters() if x.requires_grad]
@@ -114,13 +123,13 @@ class TorchStepper(Stepper):
         self._others = [x for x in self._weights if id(x) not in held]
         self._schedule = schedule
         self.started, self.batches = state.started, state.batches
-        self._added, self._left_out = state.added, 0
+        self._added, self._skipped = state.added, 0
         self._kind = self.engine.native(device).type
         policy = config.policy
         self._autocast = policy.casts_parameters and getattr(torch, policy.compute)
         self._scaler = torch.amp.GradScaler(self._kind) if policy.needs_loss_scale else None
-        self._use_compilers()
-        self._value = self.compiled(self._loss)
+        self.compiler = compiler
+        self._value = compiler.compiled(self._loss)
         self._narrow = None if self._autocast else narrow_dtype(self._module)
         self._finite = device.kind == "cpu"
         self._failed = torch.zeros((), device=self._weights[0].device)
@@ -139,7 +148,7 @@ class TorchStepper(Stepper):
 
     @property
     def state(self) -> StepState:
-        if self._added and self._spread.is_several:
+        if self._added and self._strategy.is_several:
             raise Absent(
                 "gradients that wait for those of further batches are in several processes",
                 instead="save after a step, once per accumulate batches",
@@ -149,9 +158,9 @@ class TorchStepper(Stepper):
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "gradients": self._gradients() if self._added else None,
-            "left_out": self._left_out,
+            "left_out": self._skipped,
         }
-        taken = self.started - self._left_out
+        taken = self.started - self._skipped
         return StepState(
             self.parameters,
             {},
@@ -165,9 +174,9 @@ class TorchStepper(Stepper):
     def _restore(self, state: StepState) -> None:
         own = unpacked(state.own)
         self._optimizer.load_state_dict(
-            self._spread.optimizer_state(own["optimizer"], self._optimizer)
+            self._strategy.optimizer_state(own["optimizer"], self._optimizer)
         )
-        self._left_out = own["left_out"]
+        self._skipped = own["left_out"]
         for part, saved in ((self._schedule, own["schedule"]), (self._scaler, own["scaler"])):
             if part is not None and saved is not None:
                 part.load_state_dict(saved)
@@ -186,7 +195,7 @@ class TorchStepper(Stepper):
             self._module.train()
         before = [x.clone() for x in self._statistics] if self._finite else []
         with self._scope():
-            value = self._spread.module_loss(self._value, batch)
+            value = self._strategy.module_loss(self._value, batch)
         share = weight / self.config.accumulate
         if value is not None:
             scaled = value if share == 1.0 else value * share
@@ -195,7 +204,7 @@ class TorchStepper(Stepper):
             scaled.backward()
         self._added += weight
         self.batches += 1
-        value = self._spread.module_total(value, self._failed)
+        value = self._strategy.module_total(value, self._failed)
         self._see(value)
         if before and bool(self._failed):
             for x, kept in zip(self._statistics, before, strict=True):
@@ -204,17 +213,15 @@ class TorchStepper(Stepper):
 
     def _see(self, value: Any) -> None:
         """Look whether a loss is finite: at once where that waits for nothing."""
-        torch: Any = sys.modules["torch"]
         if not self._finite:
             self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
         elif not math.isfinite(value.item()):
             self._failed = torch.ones_like(self._failed)
 
     def move(self, rate: float) -> None:
-        torch: Any = sys.modules["torch"]
         optimizer, scaler = self._optimizer, self._scaler
         self.started += 1
-        self._spread.sum_gradients(self._weights)
+        self._strategy.sum_gradients(self._weights)
         if scaler is not None:
             scaler.unscale_(optimizer)
         if self._added != self.config.accumulate:
@@ -230,7 +237,7 @@ class TorchStepper(Stepper):
             scaler.step(optimizer)
             scaler.update()
             skipped = scaler.get_scale() < before
-            self._left_out += skipped
+            self._skipped += skipped
         else:
             skipped = self._finite and bool(self._failed)
             if not skipped:
@@ -250,16 +257,14 @@ class TorchStepper(Stepper):
             x.grad = None
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
-        torch: Any = sys.modules["torch"]
         with in_mode(self._module, training=False), torch.no_grad(), self._scope():
             return loss_and_output(self.config.loss, self._module, self._computed(batch))
 
     @property
     def failed(self) -> bool:
-        torch: Any = sys.modules["torch"]
         norm = torch.linalg.vector_norm
-        sizes = [moved(norm(part_of(x.detach())), self.device) for x in self._weights]
-        size = self._spread.over_shards(torch.stack(sizes).sum())
+        sizes = [move_tensor(norm(part_of(x.detach())), self.device) for x in self._weights]
+        size = self._strategy.over_shards(torch.stack(sizes).sum())
         return bool(self._failed) or not bool(size.isfinite())
 
     @property
@@ -267,8 +272,8 @@ class TorchStepper(Stepper):
         return self.started + 1 - int(self._since)
 
     @property
-    def left_out(self) -> int:
-        return self._left_out
+    def skipped_steps(self) -> int:
+        return self._skipped
 
     def _loss(self, batch: Any) -> Any:
         return loss_and_output(self.config.loss, self._module, self._computed(batch))[0]
@@ -278,7 +283,6 @@ class TorchStepper(Stepper):
         return batch if self._narrow is None else cast_parameters(batch, self._narrow)
 
     def _scope(self) -> AbstractContextManager[Any]:
-        torch: Any = sys.modules["torch"]
         if not self._autocast:
             return nullcontext()
         scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
@@ -375,7 +379,6 @@ class OwnUpdate:
         ]
 
     def step(self) -> None:
-        torch: Any = sys.modules["torch"]
         self._steps += 1
         with torch.no_grad(), consuming():
             weights = {name: part_of(x.detach()) for name, x in self._weights.items()}
@@ -385,7 +388,7 @@ class OwnUpdate:
             }
             rate = self.param_groups[0]["lr"]
             trees = weights, gradients, self._state
-            new, self._state = updated_by_device(
+            new, self._state = update_by_device(
                 self._own.update, self._devices, trees, self._steps, rate
             )
             for name, x in new.items():
@@ -406,9 +409,66 @@ class OwnUpdate:
         """The trees of the state, over processes as the weights are."""
         if not any(hasattr(x, "to_local") for x in self._weights.values()):
             return dict(state)
-        from anydevice._parallel.torch_mesh import joined_as
-
         return {
             tree: {name: joined_as(self._weights[name], x) for name, x in parts.items()}
             for tree, parts in state.items()
         }
+
+
+class ShardedLayer(TorchLayer):
+    """A copy of a user's module that FSDP2 has sharded; `original` is the user's own."""
+
+    original: Any = None
+
+    @property
+    def label(self) -> str:
+        return type(self.original).__name__
+
+    @property
+    def root(self) -> str:
+        return self.label
+
+    def finished(self, parameters: Mapping[str, Any]) -> Any:
+        return TorchLayer(self.original).finished(mapped(whole, dict(parameters)))
+
+    def load(self, parameters: Mapping[str, Any]) -> None:
+        now = self.parameters
+        with torch.no_grad():
+            for name, x in parameters.items():
+                part = part_of(cut_as(now[name], x))
+                part_of(now[name]).copy_(part)
+
+
+def shard_layer(
+    layer: TorchLayer, dtype: str, mesh: MeshLike, group: Group, optimizer: Any
+) -> ShardedLayer:
+    """Return a copy of a module that FSDP2 shards over a mesh; `optimizer` then trains the copy.
+
+    The numbers are those of the first process.
+    """
+    layer.placed(_CPU, dtype)
+    native = registry.load("torch").native(mesh.devices[0])
+    for x in layer.parameters.values():
+        there = x.to(native)
+        group.copy_from_first([there])
+        x.copy_(there)
+    copied = copy.deepcopy(layer.given)
+    sharded = ShardedLayer(fully_sharded(copied, mesh), original=layer.given)
+    if optimizer is not None:
+        pairs = zip(layer.given.parameters(), sharded.given.parameters(), strict=True)
+        _point_to(optimizer, {id(old): new for old, new in pairs})
+    return sharded
+
+
+def _point_to(optimizer: Any, new: Mapping[int, Any]) -> None:
+    """Let an optimizer of PyTorch train other weights, with the state that it has."""
+    state = {new.get(id(x), x): own for x, own in optimizer.state.items()}
+    for group in optimizer.param_groups:
+        group["params"] = [new.get(id(x), x) for x in group["params"]]
+    optimizer.state.clear()
+    optimizer.state.update({x: cut_state(own, x) for x, own in state.items()})
+
+
+def cut_state(state: Mapping[str, Any], weight: Any) -> dict[str, Any]:
+    """Return the state of a weight, with tensors of its shape cut as the weight is."""
+    return {name: cut_as(weight, x) for name, x in state.items()}

@@ -1,0 +1,171 @@
+"""Training of modules of Equinox and Flax NNX, and of optimizers of optax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from anydevice._core.trees import Tree
+from anydevice._libraries.jax.module import EquinoxAdapter, equinox, mapped_module
+from anydevice._libraries.layers import (
+    LibraryOptimizer,
+    Loss,
+    ModuleLayer,
+    loss_and_output,
+    takes_model,
+)
+from anydevice._nn.layer import Array, Run
+
+
+class EquinoxLayer(ModuleLayer):
+    """A module of Equinox, also in `jax.vmap`. It cannot change, so a new one is the result."""
+
+    adapter: Any = None
+
+    library = "jax"
+
+    def settings_fit(self) -> None:
+        object.__setattr__(self, "adapter", EquinoxAdapter(self.given))
+        inexact = equinox().is_inexact_array
+        held = [name for name, x in self.parameters.items() if not inexact(x)]
+        object.__setattr__(self, "held", tuple(held))
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        return dict(self.adapter.weights())
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        yield self.adapter.over(self._module(parameters, training=run.training))
+
+    def loss_and_output(
+        self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
+    ) -> tuple[Array, Any]:
+        if loss is None or takes_model(loss):
+            return super().loss_and_output(loss, parameters, batch, run)
+        module = self._module(parameters, training=run.training)
+
+        def called(*inputs: Any, **named: Any) -> Any:
+            return self.adapter.run(module, *inputs, **named)
+
+        return loss_and_output(loss, called, batch, run)
+
+    def watched(self, model: Any, inputs: Any) -> tuple[Any, Any]:
+        inside = mapped_module(model)
+        return (model, [inputs]) if inside is None or inside is model else (inside, inputs)
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        return self.adapter.with_weights([parameters[name] for name in self.adapter.weights()])
+
+    def _module(self, parameters: Mapping[str, Array], *, training: bool) -> Any:
+        module = self.adapter.bound([parameters[name] for name in self.adapter.weights()])
+        return equinox().nn.inference_mode(module, value=not training)
+
+
+class NnxLayer(ModuleLayer):
+    """A module of Flax NNX. The given one keeps its mode, and gets the trained values."""
+
+    graphs: Any = None
+    structures: Any = None
+    names: Any = None
+    keys: Any = None
+
+    library = "jax"
+
+    def settings_fit(self) -> None:
+        from flax import nnx
+
+        copied = nnx.clone(self.given)
+        graphs = []
+        for mode in (copied.eval, copied.train):
+            mode()
+            graphs.append(nnx.split(copied, nnx.Param, ...)[0])
+        object.__setattr__(self, "graphs", graphs)
+        parts = _nnx_parts(self.given)
+        names = [[name for name, _ in pairs] for pairs, _ in parts]
+        object.__setattr__(self, "structures", [structure for _, structure in parts])
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "held", tuple(names[1]))
+        keys = {name: _key_kind(x) for pairs, _ in parts for name, x in pairs}
+        object.__setattr__(self, "keys", {n: kind for n, kind in keys.items() if kind is not None})
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        return {name: _as_numbers(x) for pairs, _ in _nnx_parts(self.given) for name, x in pairs}
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        from flax import nnx
+
+        module = nnx.merge(self.graphs[run.training], *self._states(parameters))
+        yield module
+        for name, x in _nnx_parts(module)[1][0]:
+            run.update(name, _as_numbers(x))
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        from flax import nnx
+
+        for state in self._states(parameters):
+            nnx.update(self.given, state)
+        return self.given
+
+    def _states(self, parameters: Mapping[str, Array]) -> list[Any]:
+        def value(name: str) -> Any:
+            kind = self.keys.get(name)
+            x = parameters[name]
+            return x if kind is None else jax.random.wrap_key_data(x, impl=kind)
+
+        pairs = zip(self.structures, self.names, strict=True)
+        return [structure.unflatten([value(name) for name in names]) for structure, names in pairs]
+
+
+def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
+    """The parameters of a module, and all else: each array with its path, and their structure."""
+    from flax import nnx
+
+    _, *states = nnx.split(module, nnx.Param, ...)
+    found = []
+    for state in states:
+        pairs, structure = jax.tree_util.tree_flatten_with_path(state)
+        named = [(_dotted(path), x) for path, x in pairs]
+        found.append((named, structure))
+    return found
+
+
+def _dotted(path: Any) -> str:
+    """The path of a value in a state of Flax NNX, whose last step leads into its variable."""
+    return ".".join(str(getattr(step, "key", getattr(step, "idx", step))) for step in path[:-1])
+
+
+def _key_kind(x: Any) -> Any:
+    """How a key of random numbers is made; `None` of other arrays."""
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return str(jax.random.key_impl(x)) if is_key else None
+
+
+def _as_numbers(x: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+class OptaxOptimizer(LibraryOptimizer):
+    """A `GradientTransformation` of optax."""
+
+    def init(self, parameters: Tree) -> Any:
+        return self.given.init(parameters)
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: Any,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, Any]:
+        import optax
+
+        changes, state = self.given.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, changes), state

@@ -1,0 +1,75 @@
+"""The processes of a ring of MLX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from anydevice._core.engine import Absent
+from anydevice._libraries.exchange import HostExchange
+
+_RING = "MLX_HOSTFILE"
+
+
+class RingProcesses(HostExchange):
+    """The processes of a ring of MLX."""
+
+    def every(self, numbers: Any) -> Any:
+        flat = mx.array(np.ascontiguousarray(numbers).reshape(-1))
+        found = np.array(mx.distributed.all_gather(flat, group=_ring()))
+        return found.reshape(self.size, *numbers.shape)
+
+    def sum(self, arrays: Sequence[Any], share: float = 1.0) -> list[Any]:
+        """The sums over all processes of arrays, each times the share of its process.
+
+        A function that compilers can trace. An array of a process without a share does not count,
+        whatever its numbers.
+        """
+        flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
+        flat = flat * share if share else mx.zeros_like(flat)
+        total = mx.distributed.all_sum(flat, group=_ring())
+        ends = np.cumsum([x.size for x in arrays])[:-1].tolist()
+        parts = mx.split(total, ends)
+        return [
+            part.reshape(x.shape).astype(x.dtype) for part, x in zip(parts, arrays, strict=True)
+        ]
+
+    def from_first(self, x: Any) -> Any:
+        """An array of the first process, in each of them."""
+        own = x if self.rank == 0 else mx.zeros_like(x)
+        return mx.distributed.all_sum(own, group=_ring())
+
+    def of_processes(self, numbers: Sequence[int]) -> Any:
+        """The numbers of each process, one row each: an array that is there once all have asked."""
+        own = mx.array(list(numbers), mx.int32)
+        return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
+
+    def largest(self, number: float, like: Any = None) -> float:
+        """The largest of a number that each process has."""
+        return float(self.every(np.asarray([number], np.float32)).max())
+
+
+_rings: list[Any] = []
+
+
+def _ring() -> Any:
+    """The ring that a launcher told MLX about; `UnsupportedError` without one."""
+    if not _rings:
+        if _RING not in os.environ:
+            raise Absent(
+                "MLX does not know where its processes are",
+                instead="start them with `anydevice launch --engine mlx` on one machine, or with "
+                "`mlx.launch` on several",
+                code="no_collectives",
+            ).error()
+        _rings.append(mx.distributed.init(strict=True, backend="ring"))
+    return _rings[0]
+
+
+def join() -> RingProcesses:
+    """Join the processes of the ring."""
+    return RingProcesses(_ring().rank(), _ring().size())

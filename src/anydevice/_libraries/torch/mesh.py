@@ -1,0 +1,477 @@
+"""Processes of PyTorch: joining them by `torch.distributed`, and tensors over them (`DTensor`)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from anydevice._core.device import Device
+from anydevice._core.engine import Absent
+from anydevice._core.protocols import Launched, MeshLike, Processes
+from anydevice._core.record import Record
+from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._machine.engines import registry
+from anydevice.errors import ConfigurationError
+
+# Their names before PyTorch 2.13 are deprecated.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter = (
+    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+)
+
+
+Rows = tuple[int, int, int]
+"""The first row of a part of a batch, its number of rows, and that of the batch."""
+
+_LAST_WAIT = 10.0
+"""Seconds that a process which has ended waits for the others."""
+
+_FIRST_WAIT = 60.0
+"""Seconds until it is left to PyTorch to find the first process, or to say that it is not there."""
+
+
+class Group(Processes):
+    """The processes of a `torch.distributed` group: the number of this one, and how many."""
+
+    def sum(self, tensors: Sequence[Any], share: float = 1.0) -> list[Any]:
+        """The sums over all processes of tensors, each times the share of its process."""
+        flat = torch.cat([x.detach().reshape(-1).to(torch.float32) for x in tensors])
+        if share != 1.0:
+            flat *= share
+        distributed.all_reduce(flat)
+        parts = flat.split([x.numel() for x in tensors])
+        return [part.view(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
+
+    def largest(self, number: float, like: Any) -> float:
+        """The largest of a number that each process has."""
+        held = torch.tensor([number], dtype=torch.float64, device=like.device)
+        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
+        return float(held[0])
+
+    def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
+        """Tell the others some numbers; what waits for those of each, a tensor of rows."""
+        rows = [[0.0] * len(numbers)] * self.size
+        rows[self.rank] = list(numbers)
+        found = torch.tensor(rows, device=registry.load("torch").native(device))
+        work = distributed.all_reduce(found, async_op=True)  # which every backend has everywhere
+
+        def waited() -> Any:
+            work.wait()
+            return found
+
+        return waited
+
+    def of_first(self, value: Any, root: int = 0) -> Any:
+        """A small value of the first process, or of another one, in each of them."""
+        held = [value]
+        distributed.broadcast_object_list(held, src=root)
+        return held[0]
+
+    def copy_from_first(self, tensors: Sequence[Any]) -> None:
+        """Write the first process's numbers into the tensors of all others."""
+        for x in tensors:
+            distributed.broadcast(x, 0)
+
+    def wait(self) -> None:
+        """Wait until every process has come here."""
+        distributed.barrier()
+
+    def sum_gradients(self, weights: Sequence[Any]) -> None:
+        """Replace gradients by their sums; a weight that none of the processes used has none."""
+        is_used = [float(x.grad is not None) for x in weights]
+        known = torch.tensor(is_used, device=weights[0].device)
+        gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
+        known, *sums = self.sum([known, *gradients])
+        for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
+            x.grad = gradient if is_known else None
+
+    def without_gradients(self) -> AbstractContextManager[None]:
+        """Return a block whose results carry no gradients."""
+        block: AbstractContextManager[None] = torch.no_grad()
+        return block
+
+
+def existing() -> Group | None:
+    """Return the group that this process is in already, as one of Ray or Lightning is."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Group(distributed.get_rank(), distributed.get_world_size())
+
+
+def join(found: Launched, device: Device) -> Group:
+    """Join the processes that a launcher started, as a `torch.distributed` group."""
+    backend = "gloo"
+    if device.backend in ("cuda", "rocm") and distributed.is_nccl_available():
+        torch.cuda.set_device(device.index)
+        # NCCL refuses two processes on one card.
+        backend = "nccl" if (found.here or found.size) <= torch.cuda.device_count() else "gloo"
+    place = "env://"
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        place = f"tcp://{found.address}:{found.port}"
+        _await_first(found)
+    try:
+        distributed.init_process_group(
+            backend, init_method=place, rank=found.rank, world_size=found.size
+        )
+    except distributed.DistNetworkError as error:
+        if found.rank or not _is_taken(found.port):
+            raise
+        raise ConfigurationError(
+            f"another program has port {found.port} of this machine, at which the first process is "
+            "to be found; set MASTER_PORT to another one in all processes",
+            source="MASTER_PORT",
+        ) from error
+    atexit.register(leave)
+    return Group(found.rank, found.size)
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as own:
+        try:
+            own.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+def _await_first(found: Launched) -> None:
+    """Wait until the first process listens: PyTorch looks for it less and less often."""
+    until = time.monotonic() + _FIRST_WAIT
+    while found.rank and time.monotonic() < until:
+        try:
+            socket.create_connection((found.address, found.port), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.01)
+
+
+def leave() -> None:
+    """End the group when the program ends: one that leaves early would take others with it.
+
+    A program that failed does not wait for the others, which may wait for it: they see its end.
+    """
+    if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
+        return
+    if distributed.get_backend() == "gloo":
+        with suppress(Exception):  # such as that the first process is gone
+            _await_others(distributed.distributed_c10d._get_default_store())
+    with suppress(Exception):
+        distributed.destroy_process_group()
+
+
+def _await_others(store: Any) -> None:
+    """Wait until all have come here, but not for ever: one may have ended in the middle.
+
+    A barrier of PyTorch would wait for half an hour, and a group does not end during one. The first
+    process, which has the store, waits until the others have seen it: they would ask one that is
+    gone, and PyTorch writes pages about that.
+    """
+    until, size = time.monotonic() + _LAST_WAIT, distributed.get_world_size()
+
+    def count(name: str, own: int, wanted: int) -> None:
+        found = store.add(name, own)
+        while found < wanted and time.monotonic() < until:
+            time.sleep(0.01)
+            found = store.add(name, 0)
+
+    count("anydevice/left", 1, size)
+    is_first = distributed.get_rank() == 0
+    count("anydevice/seen", int(not is_first), size - 1 if is_first else 0)
+
+
+def part_of(x: Any) -> Any:
+    """Return what this process holds of a tensor: all of it, but a part of a `DTensor`."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+class Layout(Record):
+    """How a tensor lies over the processes of a mesh: along which axis it is cut, and its shape."""
+
+    mesh: MeshLike
+    axis: int | None
+    shape: tuple[int, ...]
+
+    @property
+    def placements(self) -> list[Any]:
+        return [Replicate(), Replicate() if self.axis is None else Shard(self.axis)]
+
+    def joined(self, part: Any) -> Any:
+        """The tensor of which each process has this part."""
+        stride = torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(
+            part, grid_of(self.mesh), self.placements, run_check=False, shape=self.shape,
+            stride=stride,
+        )  # fmt: skip
+
+    def gathered(self, part: Any) -> Any:
+        """All numbers, of which this process has a part; gradients are sums over processes."""
+        return self._whole(part, sums=True)
+
+    def whole(self, part: Any) -> Any:
+        """All numbers; the gradient of a part is that of its numbers here alone."""
+        return self._whole(part, sums=False)
+
+    def _whole(self, part: Any, sums: bool) -> Any:
+        copies, parts = (grid_of(self.mesh).get_group(axis) for axis in (0, 1))
+        size = 1 if self.axis is None else self.shape[self.axis]
+        return _Gathered.apply(part, self.axis, size, parts, copies if sums else None)
+
+
+class _Gathered(torch.autograd.Function):  # type: ignore[misc]
+    """The parts of a group, joined along an axis, `None` where each process has all numbers.
+
+    Gradients are sums over that group and over `copies`, or else those of this process.
+    """
+
+    @staticmethod
+    def forward(part: Any, axis: int | None, size: int, parts: Any, copies: Any) -> Any:
+        return part.clone() if axis is None else _all_gathered(part, axis, size, parts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.axis, _, ctx.parts, ctx.copies = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None, None, None, None]:
+        [gradient], parts, copies = gradients, ctx.parts, ctx.copies
+        if ctx.axis is None:
+            found = gradient.clone()
+            if copies is not None:
+                distributed.all_reduce(found, group=parts)
+        else:
+            rows = gradient.movedim(ctx.axis, 0)
+            each = -(-len(rows) // parts.size())
+            start = min(each * parts.rank(), len(rows))
+            stop = min(start + each, len(rows))
+            found = rows[start:stop]
+            if copies is not None:
+                found = rows.new_empty((each, *rows.shape[1:]))
+                padded = _padded(rows, each * parts.size())
+                _reduce_scatter(found, padded, group=parts)
+            found = found[: stop - start].movedim(0, ctx.axis).contiguous()
+        if copies is not None and copies.size() > 1:
+            distributed.all_reduce(found, group=copies)
+        return found, None, None, None, None
+
+
+def whole_of(x: Any) -> Any:
+    """All numbers of a `DTensor`; none in a process that has no part in it."""
+    *others, last = x.placements
+    is_plain = type(last) is Shard and all(type(each) is Replicate for each in others)
+    if not is_plain or x.device_mesh.get_coordinate() is None:
+        return x.full_tensor()
+    group = x.device_mesh.get_group(len(others))
+    return _Gathered.apply(x.to_local(), last.dim, x.shape[last.dim], group, None)
+
+
+def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
+    """The parts of all processes one after the other, `size` rows along an axis.
+
+    By the plain call: what a `DTensor` calls ends a process whose group is one of gloo and whose
+    tensors are on a card, as where several processes share one.
+    """
+    rows = part.movedim(axis, 0)
+    each = -(-size // group.size())
+    every = rows.new_empty((each * group.size(), *rows.shape[1:]))
+    _all_gather(every, _padded(rows, each), group=group)
+    return every[:size].movedim(0, axis).contiguous()
+
+
+def _padded(rows: Any, count: int) -> Any:
+    """So many rows, the last ones zeros: those of all processes have one size."""
+    missing = count - len(rows)
+    if not missing:
+        return rows.contiguous()
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+
+
+def layout_of(x: Any, mesh: MeshLike) -> Layout:
+    """How a tensor is cut: along its longest axis that divides evenly, else along its longest."""
+    shape = tuple(x.shape)
+    axes = [axis for axis, size in enumerate(shape) if size]
+    even = [axis for axis in axes if shape[axis] % mesh.shard == 0]
+    longest = max(even or axes, key=lambda axis: shape[axis], default=None)
+    return Layout(mesh, longest, shape)
+
+
+def sharded(x: Any, mesh: MeshLike) -> Any:
+    """A tensor that all processes have, cut into a `DTensor`: the numbers are those of the first.
+
+    One that is cut already stays as it is.
+    """
+    if isinstance(x, DTensor):
+        return x
+    return distribute_tensor(x.detach(), grid_of(mesh), layout_of(x, mesh).placements)
+
+
+def is_cut(x: Any) -> bool:
+    """Whether it is a tensor of which each process has a part."""
+    return isinstance(x, DTensor)
+
+
+def cut_as(other: Any, x: Any) -> Any:
+    """A tensor that all processes have, cut as another one of its shape is; others as they are."""
+    if not isinstance(other, DTensor) or isinstance(x, DTensor):
+        return x
+    if getattr(x, "shape", None) != other.shape:
+        return x
+    there = x.to(other.device, other.dtype)
+    return distribute_tensor(there, other.device_mesh, other.placements)
+
+
+def joined_as(other: Any, part: Any) -> Any:
+    """A tensor that is cut as another one is, of which each process has this part."""
+    if not isinstance(other, DTensor) or part.shape != other.to_local().shape:
+        return part
+    return DTensor.from_local(
+        part, other.device_mesh, other.placements, run_check=False, shape=other.shape,
+        stride=other.stride(),
+    )  # fmt: skip
+
+
+def fully_sharded(module: Any, mesh: MeshLike) -> Any:
+    """The module, sharded in place by FSDP2: its blocks one by one, so that each is gathered alone.
+
+    Gradients become sums over all processes.
+    """
+    try:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        force_sums = FSDPModule.set_force_sum_reduction_for_comms
+    except (ImportError, AttributeError):
+        raise Absent(
+            f"PyTorch {torch.__version__} cannot sum the gradients of sharded modules",
+            instead="run: pip install --upgrade torch",
+            code="no_collectives",
+        ).error() from None
+
+    def placed(x: Any) -> Any:
+        axis = layout_of(x, mesh).axis or 0
+        return Shard(axis if x.ndim and x.shape[axis] % mesh.shard == 0 else 0)
+
+    for part in (*_blocks(module), module):
+        fully_shard(part, mesh=grid_of(mesh), reshard_after_forward=True, shard_placement_fn=placed)
+        part.set_gradient_divide_factor(1.0)
+        force_sums(part, True)
+    return module
+
+
+def _blocks(module: Any) -> list[Any]:
+    """The parts of its lists and chains, unless they share weights with others."""
+    chains = [
+        x for x in module.modules() if isinstance(x, torch.nn.ModuleList | torch.nn.Sequential)
+    ]
+    inner = {id(part) for chain in chains for part in chain}
+    users: dict[int, int] = {}
+    for part in module.modules():
+        for x in part.parameters(recurse=False):
+            users[id(x)] = users.get(id(x), 0) + 1
+    found = [part for chain in chains for part in chain if list(part.parameters())]
+    found = [
+        part for part in found if not any(id(x) in inner for x in part.modules() if x is not part)
+    ]
+    return [part for part in found if all(users[id(x)] == 1 for x in part.parameters())]
+
+
+class JoinedLoss:
+    """A loss of (output, y) that is no mean over rows, such as one of masked tokens.
+
+    Once it `is_on`, each process computes the loss of the outputs of all, joined by a DTensor, and
+    takes gradients by its own. `rows` describe the part that is computed: its first row, its number
+    of rows and that of the batch; its share of the batch; and the ranges of all processes.
+    """
+
+    def __init__(self, loss: Any, mesh: MeshLike) -> None:
+        self.loss, self.is_on = loss, False
+        self.rows: tuple[Rows, float, Sequence[tuple[int, int]]] | None = None
+        self._mesh = mesh
+        self.__name__ = getattr(loss, "__name__", type(loss).__name__)
+
+    def __call__(self, output: Any, y: Any) -> Any:
+        if self.rows is None:
+            return self.loss(output, y)
+        return self.loss(mapped(self._joined, output), mapped(self._joined, y))
+
+    def _joined(self, x: Any) -> Any:
+        """The rows of all processes, of which this one has some."""
+        assert self.rows is not None, "rows are joined while a part is computed"
+        (_, count, _), share, ranges = self.rows
+        if not getattr(x, "ndim", 0) or x.shape[0] % count:
+            return x
+        times = x.shape[0] // count
+        most = (ranges[0][1] - ranges[0][0]) * times
+        own = x if share else x[:0]
+        # Of equal size in all of them, as a DTensor has it.
+        part = torch.cat([own, own.new_zeros((most - own.shape[0], *x.shape[1:]))])
+        at = Layout(self._mesh, 0, (most * self._mesh.size, *x.shape[1:]))
+        every_row = at.whole(part)
+        kept = [
+            every_row[rank * most : rank * most + (stop - start) * times]
+            for rank, (start, stop) in enumerate(ranges)
+        ]
+        return torch.cat(kept)
+
+
+def whole(x: Any) -> Any:
+    """Return all numbers of a tensor, be it cut or not."""
+    return whole_of(x) if isinstance(x, DTensor) else x
+
+
+def clip_parts(
+    parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: MeshLike
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Clip gradients of which each process has parts to a global norm; return both.
+
+    `counts` says whether a part counts here: one that each process has as a whole counts once.
+    """
+    squares = [x.float().square().sum() for x, own in zip(parts, counts, strict=True) if own]
+    square = torch.stack(squares).sum() if squares else parts[0].new_zeros((), dtype=torch.float32)
+    norm = summed(square, mesh).sqrt()
+    factor = limit / torch.clamp(norm, min=limit)
+    return [(x * factor).to(x.dtype) for x in parts], norm
+
+
+def summed(x: Any, mesh: MeshLike) -> Any:
+    """The sum of a tensor over the processes that hold one copy of everything together."""
+    total = x.detach().clone()
+    distributed.all_reduce(total, group=grid_of(mesh).get_group(1))
+    return total
+
+
+def bytes_here(tree: Tree) -> int:
+    """The bytes of the tensors of a tree in this process."""
+    return sum(part_of(x).nbytes for x in leaves(tree))
+
+
+def grid_of(mesh: MeshLike) -> Any:
+    """The mesh as PyTorch has it, with two axes."""
+    sizes = mesh.replicate, mesh.shard
+    kind = "cuda" if mesh.devices[0].backend in ("cuda", "rocm") else mesh.devices[0].backend
+    return _made(kind, sizes, distributed.group.WORLD)
+
+
+@lru_cache(maxsize=16)
+def _made(kind: str, sizes: tuple[int, int], world: Any) -> Any:
+    return init_device_mesh(kind, sizes, mesh_dim_names=("replicate", "shard"))
+
+
+def has_started_cuda() -> bool:
+    """Whether PyTorch has started CUDA in this process."""
+    return bool(torch.cuda.is_initialized())
+
+
+def set_threads(count: int) -> None:
+    """Compute with `count` threads."""
+    torch.set_num_threads(count)

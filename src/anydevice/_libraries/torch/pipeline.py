@@ -1,0 +1,264 @@
+"""Modules of PyTorch whose layers lie in several places: their units, and forwards that bring them.
+
+The layers are those of the list of modules with most parameters; what comes before it goes with
+the first of them, what comes after with the last. Each gets its inputs where it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from anydevice._arrays.move import refuse_mismatch
+from anydevice._core.device import Device
+from anydevice._core.locks import ForkSafeLock
+from anydevice._machine.engines import registry
+from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
+
+Units = Mapping[str, tuple[Any, bool]]
+"""Modules by name, in their order, and whether each is a layer."""
+
+
+class WeightFetcher(Protocol):
+    """Brings the weights of parts to a device, one part ahead; a call holds `turn` meanwhile."""
+
+    turn: ForkSafeLock
+
+    def acquire(self, number: int) -> list[Any]:
+        """Return the arrays of a part on the device."""
+
+    def release(self, number: int, result: Any) -> None:
+        """Let the memory of a part go to another."""
+
+    def close(self) -> None:
+        """Forget the parts that were brought ahead."""
+
+
+def module_units(module: Any) -> Units:
+    """The modules that a module can be cut between.
+
+    Raises `ConfigurationError` for one without a list of layers.
+    """
+    blocks = _blocks(module)
+    if blocks is None:
+        raise ConfigurationError(
+            f"{type(module).__name__} has no list of layers (a torch.nn.ModuleList or Sequential) "
+            "between which it could be cut",
+            source="model",
+        )
+    return dict(_walked(module, "", blocks))
+
+
+def _walked(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
+    for name, part in module.named_children():
+        here = f"{path}{name}"
+        if path.rstrip(".") == blocks:
+            yield here, (part, True)
+        elif blocks == here or blocks.startswith(f"{here}."):
+            yield from _walked(part, f"{here}.", blocks)
+        else:
+            yield here, (part, False)
+
+
+def _blocks(module: Any) -> str | None:
+    """The name of the list of layers with most parameters; of two, that of the outer one."""
+    lists = [
+        (bytes_of(part), -len(name), name)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1
+    ]
+    return max(lists)[2] if lists else None
+
+
+def bytes_of(module: Any) -> int:
+    """The bytes of all parameters."""
+    return sum(x.numel() * x.element_size() for x in module.parameters())
+
+
+def tied_units(units: Units) -> dict[str, str]:
+    """The units that share a parameter with an earlier one, by name, and the name of that one."""
+    seen: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, (part, _) in units.items():
+        for x in part.parameters():
+            first = seen.setdefault(id(x), name)
+            if first != name:
+                found[name] = first
+    return found
+
+
+def outside(module: Any, parts: Sequence[Any]) -> list[Any]:
+    """Parameters and buffers of the modules around the units."""
+    inside = {id(x) for part in parts for x in tensors_of(part)}
+    return [x for x in tensors_of(module) if id(x) not in inside]
+
+
+def tensors_of(module: Any) -> list[Any]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def move_tensors(tensors: Sequence[Any], device: Device) -> None:
+    for x in tensors:
+        x.data = move_tensor(x.data, device)
+
+
+def _moved_tree(tree: Any, device: Device) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return move_tensor(tree, device)
+    if type(tree) is dict:
+        return {name: _moved_tree(x, device) for name, x in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(_moved_tree(x, device) for x in tree)
+    return tree  # such as a cache, which keeps what each layer gives it where that is
+
+
+def on_device(forward: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """A forward function that gets its tensors on a device."""
+
+    def here(*arguments: Any, **named: Any) -> Any:
+        return forward(*_moved_tree(arguments, device), **_moved_tree(named, device))
+
+    return here
+
+
+def check_inputs(forward: Callable[..., Any], first: Device) -> Callable[..., Any]:
+    """The forward function of a whole module, which takes its inputs on the first device."""
+    owner = registry.load("torch")
+
+    def checked(*arguments: Any, **named: Any) -> Any:
+        given = {**{f"input {n}": x for n, x in enumerate(arguments)}, **named}
+        for name, x in given.items():
+            if isinstance(x, torch.Tensor) and owner.devices_of(x) != (first,):
+                here = ", ".join(map(str, owner.devices_of(x)))
+                raise DeviceMismatchError(
+                    f"{name} is on {here}, and the pipeline begins on {first}; move it with "
+                    f'to_device(…, "{first}")',
+                    (name, "model"),
+                )
+        try:
+            return forward(*arguments, **named)
+        except AnyDeviceError:
+            raise
+        except RuntimeError as error:
+            refuse_mismatch(error, **given)
+            raise
+
+    return checked
+
+
+def move_tensor(x: torch.Tensor, device: Device) -> torch.Tensor:
+    """Return a tensor on a device, directly from where it is."""
+    owner = registry.load("torch")
+    moved: torch.Tensor = x if owner.devices_of(x) == (device,) else owner.move(x, device)
+    return moved
+
+
+def to_host(x: torch.Tensor) -> torch.Tensor:
+    """Move the data of a parameter to host memory, one number after the other; return the data."""
+    x.data = move_tensor(x.data, Device("cpu", engine="torch")).contiguous()
+    return x.data
+
+
+def read_from(array: np.ndarray, x: torch.Tensor) -> None:
+    """Let a parameter read its numbers from a map of a file; it is not trained any more."""
+    x.requires_grad_(False)
+    x.data = from_map(array, x)
+
+
+def from_map(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over a map of a file, of the dtype and shape of `like`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written: it is not
+        raw = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return raw.view(like.dtype).view(like.shape)
+
+
+def stream_weights(
+    part: Any, number: int, weights: Sequence[Any], fetcher: WeightFetcher, device: Device
+) -> Callable[..., Any]:
+    """A forward function whose weights are brought to the device before it runs."""
+    forward = part.forward
+    homes = [x.data for x in weights]
+
+    def streamed(*arguments: Any, **named: Any) -> Any:
+        arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
+        if _takes_gradients(weights, arguments, named):
+            return again(*arguments, **named)
+        with fetcher.turn.native:  # the weights are those of one call at a time
+            for x, here in zip(weights, fetcher.acquire(number), strict=True):
+                x.data = here
+            try:
+                return forward(*arguments, **named)
+            finally:
+                for x, home in zip(weights, homes, strict=True):
+                    x.data = home
+                fetcher.release(number, None)
+
+    def again(*arguments: Any, **named: Any) -> Any:
+        """Weights are copied for this call, and once more for its gradients."""
+        fetcher.close()  # what was brought ahead may be written to
+
+        def called(*inputs: Any, **more: Any) -> Any:
+            own = {name: move_tensor(x, device) for name, x in part.named_parameters()}
+            part.forward = forward
+            try:
+                return torch.func.functional_call(part, own, inputs, more)
+            finally:
+                part.forward = streamed
+
+        return checkpoint(called, *arguments, use_reentrant=False, **named)
+
+    return streamed
+
+
+def _takes_gradients(weights: Sequence[Any], arguments: Any, named: Any) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return any(x.requires_grad for x in (*weights, *_tensors_in((arguments, named))))
+
+
+def _tensors_in(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict | tuple | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors_in(part)
+
+
+def takes_gradients(arrays: Sequence[Any]) -> bool:
+    """Whether gradients are taken by any of these arrays."""
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in arrays)
+
+
+def wait_for_computed(place: torch.device) -> Callable[[], None]:
+    """Return a function that waits for all that was started on a card until now."""
+    return _record(torch.cuda.current_stream(place))
+
+
+class CopyStream:
+    """A stream of its own for copies to a card."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._stream = torch.cuda.Stream(place)
+        self.handle: int = self._stream.cuda_stream
+
+    def synchronize(self) -> None:
+        """Wait for all copies."""
+        self._stream.synchronize()
+
+    def mark(self) -> Callable[[], None]:
+        """Return a function that waits for the copies until now."""
+        return _record(self._stream)
+
+
+def _record(stream: Any) -> Callable[[], None]:
+    event = torch.cuda.Event()
+    event.record(stream)
+    wait: Callable[[], None] = event.synchronize
+    return wait

@@ -1,0 +1,47 @@
+"""Updates of parameters that lie on several devices, one device after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anydevice._core.device import Device
+from anydevice._core.trees import Tree, combined, leaves, partition
+from anydevice._machine.engines.registry import owner_of
+
+
+def home_of(x: Any) -> Device:
+    """Return the device of an array, served by its engine."""
+    owner = owner_of(x)
+    assert owner is not None
+    return owner.devices_of(x)[0].served_by(owner.name)
+
+
+def device_masks(tree: Tree) -> list[list[bool]]:
+    """Return, for each device, whether each leaf of a tree is on it."""
+    homes = [home_of(x) for x in leaves(tree)]
+    return [[home == device for home in homes] for device in dict.fromkeys(homes)]
+
+
+def update_by_device(
+    update: Callable[..., Any],
+    masks: Sequence[Sequence[bool]],
+    trees: tuple[Tree, Tree, Tree],
+    step: int,
+    rate: float,
+) -> tuple[Tree, Tree]:
+    """Update parameters and the optimizer's state, given gradients, one device after another.
+
+    `trees` are the parameters, the gradients and the state.
+    """
+    parameters, gradients, state = trees
+    if len(masks) == 1:
+        new: tuple[Tree, Tree] = update(parameters, gradients, state, step, rate)
+        return new
+    found: list[Any] = [None, None]
+    for mask in masks:
+        own, slopes = (partition(tree, mask)[0] for tree in (parameters, gradients))
+        kept = {name: partition(tree, mask)[0] for name, tree in state.items()}
+        moved = update(own, slopes, kept, step, rate)
+        found = [combined(before, after) for before, after in zip(found, moved, strict=True)]
+    return found[0], found[1]
