@@ -25,7 +25,7 @@ def test_nothing_else_is_an_integer(value: object) -> None:
 
 @pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.int8(1), np.array([1.0])])
 def test_a_number_of_any_library_becomes_a_float(value: object) -> None:
-    assert type(checks.number("n", value, above=0, most=1)) is float
+    assert type(checks.number("n", value, above=0, at_most=1)) is float
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,15 @@ def test_an_error_names_the_argument_the_bounds_and_the_value() -> None:
         (lambda: checks.integer("n", 0, 1), "n must be an integer of 1 or more, not 0"),
         (lambda: checks.integer("n", 9, 1, 8, note="a note"), "n must be at most 8, not 9; a note"),
         (lambda: checks.integer("n", 10**9000, 1, 8), "n must be at most 8, not a int"),
-        (lambda: checks.number("n", -1, least=0), "n must be a finite number of 0 or more, not -1"),
+        (
+            lambda: checks.number("n", -1, at_least=0),
+            "n must be a finite number of 0 or more, not -1",
+        ),
         (lambda: checks.number("n", 0, above=0, owner="f"), "f: n must be a finite number above 0"),
-        (lambda: checks.number("n", 1, least=0, below=1), "n must be a number of 0 or more and b"),
+        (
+            lambda: checks.number("n", 1, at_least=0, below=1),
+            "n must be a number of 0 or more and b",
+        ),
         (lambda: checks.one_of("n", 1, (True, "x")), "n must be True or 'x', not 1"),
         (lambda: checks.one_of("n", [], ("x",)), r"n must be 'x', not \[\]"),
     ]

@@ -163,8 +163,8 @@ def test_only_ordinary_files_are_read_and_nothing_is_waited_for(tmp_path: Path) 
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
-    assert files.read_small(path, most=5) == b"12345"
-    assert refused(path, most=4) == "it has more than 4 bytes"
+    assert files.read_small(path, limit=5) == b"12345"
+    assert refused(path, limit=4) == "it has more than 4 bytes"
     os.truncate(path, 2**40)  # takes no room on the disk
     assert "more than 1048576 bytes" in refused(path)
 

@@ -177,7 +177,7 @@ def read_results(path: str) -> Results:
     Raises `ConfigurationError` if there is no such file or it is something else.
     """
     try:
-        return from_dict(parse_json(read_small(path, most=LARGEST_FILE), finite=False))
+        return from_dict(parse_json(read_small(path, limit=LARGEST_FILE), finite=False))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}", path) from error
     except ValueError as error:

@@ -43,11 +43,13 @@ def compilers_for(engine: Engine, optimize: str) -> Compilers:
     compiler = engine.compiler
     if isinstance(compiler, Absent):
         return Compilers((), AS_WRITTEN, (f"{compiler}. It is {AS_WRITTEN}",))
-    most = optimize == "aggressive"
-    found = [("compiled as a whole", partial(compiler.compile, most=most))]
+    max_effort = optimize == "aggressive"
+    found = [("compiled as a whole", partial(compiler.compile, max_effort=max_effort))]
     if engine.name == "torch":
-        found.append(("compiled in pieces", partial(compiler.compile, most=most, whole=False)))
-    return Compilers(tuple(found), compiler.efforts(most))
+        found.append(
+            ("compiled in pieces", partial(compiler.compile, max_effort=max_effort, whole=False))
+        )
+    return Compilers(tuple(found), compiler.efforts(max_effort))
 
 
 class FallbackFunction:

@@ -21,16 +21,16 @@ Value = TypeVar("Value")
 def integer(
     name: str,
     value: object,
-    least: int | None = None,
-    most: int | None = None,
+    at_least: int | None = None,
+    at_most: int | None = None,
     *,
     owner: str = "",
     note: str = "",
 ) -> int:
     """Return `value` as an `int`; integers of array libraries count, booleans do not.
 
-    `least` and `most` are bounds that are allowed. `owner`, a function or a class, stands before
-    `name` in the error, and `note` ends its sentence.
+    `at_least` and `at_most` are allowed. `owner`, a function or a class, stands before `name`
+    in the error, and `note` ends its sentence.
 
     >>> integer("depth", 2, 1)
     2
@@ -42,10 +42,10 @@ def integer(
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:  # also of an array with several numbers
         number = None
-    if number is None or (least is not None and number < least):
-        wanted = "an integer" if least is None else f"an integer of {least} or more"
-    elif most is not None and number > most:
-        wanted = f"at most {most}"
+    if number is None or (at_least is not None and number < at_least):
+        wanted = "an integer" if at_least is None else f"an integer of {at_least} or more"
+    elif at_most is not None and number > at_most:
+        wanted = f"at most {at_most}"
     else:
         return number
     raise error(name, wanted, value, owner=owner, note=note)
@@ -55,21 +55,21 @@ def number(
     name: str,
     value: object,
     *,
-    least: float = -math.inf,
+    at_least: float = -math.inf,
     above: float = -math.inf,
-    most: float = math.inf,
+    at_most: float = math.inf,
     below: float = math.inf,
     owner: str = "",
     note: str = "",
 ) -> float:
     """Return `value` as a finite `float`; numbers of array libraries count, booleans do not.
 
-    `least` and `most` are bounds that are allowed, `above` and `below` bounds that are not. An
-    array of one number counts as that number.
+    `at_least` and `at_most` are allowed values, `above` and `below` are not. An array of one number
+    counts as that number.
 
-    >>> number("share", 1, above=0, most=1)
+    >>> number("share", 1, above=0, at_most=1)
     1.0
-    >>> number("share", 1.5, above=0, most=1)
+    >>> number("share", 1.5, above=0, at_most=1)
     Traceback (most recent call last):
     anydevice.errors.ConfigurationError: share must be a number above 0 and at most 1, not 1.5
     """
@@ -80,11 +80,11 @@ def number(
             result = float(scalar)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several, traced, or too large
         pass
-    if math.isfinite(result) and least <= result <= most and above < result < below:
+    if math.isfinite(result) and at_least <= result <= at_most and above < result < below:
         return result
-    low = "" if least == -math.inf else f"of {least:g} or more"
+    low = "" if at_least == -math.inf else f"of {at_least:g} or more"
     low = low if above == -math.inf else f"above {above:g}"
-    high = "" if most == math.inf else f"at most {most:g}"
+    high = "" if at_most == math.inf else f"at most {at_most:g}"
     high = high if below == math.inf else f"below {below:g}"
     bounds = " and ".join(bound for bound in (low, high) if bound)
     kind = "a number" if high else "a finite number"

@@ -19,8 +19,8 @@ MEASUREMENTS = "saved measurements"
 class Wish(Record):
     """Device names from one source, first choice first.
 
-    A `binding` wish is met or it is an error; any other is passed over where it cannot be met.
-    The name "auto" ends it: from there on the order of backends decides.
+    A `binding` wish that cannot be met is an error; any other is passed over. The name "auto" ends
+    it: then the order of backends decides.
     """
 
     source: str
@@ -57,12 +57,11 @@ class Measured(Record):
 
 
 class Request(Record):
-    """Everything a choice rests on besides the findings.
+    """The input of a choice, besides the findings.
 
-    An engine that is not `engine_binding` is given up where it drives nothing that is usable; one
-    that is `engine_picked` came along with a device, and nobody asked for it by its name.
-    `measured` is what `anydevice bench --save` found: it decides between engines where none is
-    asked for.
+    An engine that is not `engine_binding` is given up if it drives no usable device; one that is
+    `engine_picked` came with a device, without being requested. `measured` has the results of
+    `anydevice bench --save`, which decide between engines if none is requested.
     """
 
     wishes: tuple[Wish, ...] = ()
@@ -80,19 +79,19 @@ class Request(Record):
 class Step(Record):
     """One step of a choice: who asked for what, and what came of it.
 
-    `reasons` say why it was not taken. A step is `left_out` where nobody misses what was asked:
-    it is the processor seen once more, or "auto" was the next name.
+    `reasons` say why it was not taken. An `ignored` step needs no warning: it is the processor seen
+    through another driver, or "auto" was the next name.
     """
 
     source: str
     asked: str
     outcome: str
     taken: bool = False
-    left_out: bool = False
+    ignored: bool = False
     reasons: tuple[Reason, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {
             "source": self.source,
             "asked": self.asked,
@@ -103,26 +102,26 @@ class Step(Record):
 
 
 class Choice(Record):
-    """The device, or `None` if a binding wish could not be met, and how it came about."""
+    """The device, or `None` if a binding wish could not be met, and the steps of the choice."""
 
     device: Device | None
     steps: tuple[Step, ...]
 
     @property
     def passed_over(self) -> tuple[Step, ...]:
-        """The steps that asked for something and did not get it."""
-        return tuple(step for step in self.steps if not step.taken and not step.left_out)
+        """The steps whose wish was not met."""
+        return tuple(step for step in self.steps if not step.taken and not step.ignored)
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why each of those did not get it."""
+        """The reasons of the steps that were passed over."""
         return tuple(reason for step in self.passed_over for reason in step.reasons)
 
 
 def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
-    """The device for a request, from findings alone: reads nothing and changes nothing itself.
+    """Choose the device for a request, from findings alone; a pure function.
 
-    `free_memory` tells the free bytes of a device; it is asked only where they decide.
+    `free_memory` returns the free bytes of a device; it is called only if they decide.
     """
     choice = _follow(request, findings, free_memory)
     if choice.device or request.engine is None or request.engine_binding:
@@ -144,15 +143,15 @@ def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemo
             if name == AUTO:
                 outcome = "; ".join((*_in_words(reasons), "left to the order of backends"))
                 steps.append(
-                    Step(wish.source, str(wish), outcome, left_out=True, reasons=tuple(reasons))
+                    Step(wish.source, str(wish), outcome, ignored=True, reasons=tuple(reasons))
                 )
                 return _automatically(request, findings, free_memory, steps)
-            named = _named(name, findings, request.order)
+            named = _find_devices(name, findings, request.order)
             picked, why = _pick(named, name, findings, request, free_memory)
             if picked:
                 steps += _by_measurement(picked, request)
                 steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
-                return Choice(_served(picked, request, wish.source), tuple(steps))
+                return Choice(_assign_engine(picked, request, wish.source), tuple(steps))
             reasons += why
         steps.append(_not_taken(wish.source, str(wish), reasons))
         if wish.binding:
@@ -161,7 +160,7 @@ def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemo
 
 
 def recommend(findings: Sequence[Finding]) -> str:
-    """The backend that the order of backends gives, with the free memory of the report."""
+    """Return the backend that the order of backends gives, with the free memory of the report."""
 
     def as_reported(device: Device) -> int | None:
         return device.status.facts.free_memory if device.status else None
@@ -189,12 +188,12 @@ def _automatically(
         if held_back:
             steps.append(held_back)
             continue
-        candidates = (d for d in finding.devices if asked or not _is_a_cpu_again(d))
+        candidates = (d for d in finding.devices if asked or not _is_cpu_twice(d))
         picked, why = _pick(candidates, name, findings, request, free_memory)
         if picked:
             steps += _by_measurement(picked, request)
             steps.append(Step(source, name, f"{picked} is usable", taken=True))
-            return Choice(_served(picked, request, source), tuple(steps))
+            return Choice(_assign_engine(picked, request, source), tuple(steps))
         steps.append(_not_taken(source, name, why))
     return Choice(None, tuple(steps))
 
@@ -208,14 +207,14 @@ def _in_words(reasons: Sequence[Reason]) -> list[str]:
 
 
 def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
-    """The step of a backend that is not chosen unasked although its devices may be usable."""
+    """Return the step of a backend that is only chosen by name, although it may be usable."""
     if finding.backend != "opencl" or not finding.usable:
         return None
-    cards = [d for d in finding.devices if d.usable and not _is_a_cpu_again(d)]
+    cards = [d for d in finding.devices if d.usable and not _is_cpu_twice(d)]
     if not cards:
         text = "an OpenCL device that is the CPU is only chosen by name"
         reasons = (Reason("only_by_name", text),)
-        return Step("order of backends", "opencl", text, left_out=True, reasons=reasons)
+        return Step("order of backends", "opencl", text, ignored=True, reasons=reasons)
     others = (d for other in findings if other.backend != "opencl" for d in other.devices)
     engines = {name for d in others if d.usable and d.status for name in d.status.engines}
     if not engines - {"numpy"}:
@@ -226,18 +225,20 @@ def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
     return _not_taken("order of backends", "opencl", [reason])
 
 
-def _is_a_cpu_again(device: Device) -> bool:
-    """Whether it is the machine's processor, seen once more through a driver such as PoCL."""
+def _is_cpu_twice(device: Device) -> bool:
+    """Whether it is the machine's processor, seen through a driver such as PoCL."""
     return device.kind == "cpu" and device.backend != "cpu"
 
 
-def _named(name: str, findings: Sequence[Finding], order: Sequence[str]) -> tuple[Device, ...]:
+def _find_devices(
+    name: str, findings: Sequence[Finding], order: Sequence[str]
+) -> tuple[Device, ...]:
     every = tuple(device for finding in findings for device in finding.devices)
     if name in KINDS:
         rank = {backend: place for place, backend in enumerate(order)}
-        kin = (d for d in every if d.kind == name and not _is_a_cpu_again(d))
+        kin = (d for d in every if d.kind == name and not _is_cpu_twice(d))
         return tuple(sorted(kin, key=lambda device: rank.get(device.backend, len(rank))))
-    # Not parse_place(): whoever made the wish has checked it, and that one looks at the machine.
+    # Not parse_place(), which looks at the machine: the wish was checked when it was made.
     backend, _, index = name.partition(":")
     return tuple(
         device
@@ -256,7 +257,7 @@ def _pick(
     fit: list[Device] = []
     reasons: list[Reason] = []
     for device in _of_this_rank(list(candidates), request.local_rank):
-        why = _unfit(device, request, free_memory)
+        why = _why_unfit(device, request, free_memory)
         if why is None:
             fit.append(device)
         else:
@@ -267,10 +268,10 @@ def _pick(
 
 
 def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
-    """Of several cards the one of this process, where a launcher started one for each.
+    """Return the card of this process, if a launcher started one process for each card.
 
-    It goes by the cards that are usable at all, and by nothing that differs from one moment to
-    the next: two processes must not end at one card.
+    It depends only on which cards are usable, not on free memory: two processes must not choose
+    one card.
     """
     cards = [device for device in candidates if device.usable and device.kind != "cpu"]
     cards = [device for device in cards if device.backend == cards[0].backend]
@@ -280,14 +281,14 @@ def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Devi
 
 
 def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
-    """Why no device has that name: the backend stopped before it could show one, or is not here."""
+    """Return why no device has that name: the backend stopped early, or is not here."""
     if name in KINDS:
         concerned = [
             f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == name
         ]
     else:
         concerned = [f for f in findings if f.backend == name.partition(":")[0]]
-    stopped = [_stopped(f) for f in concerned if f.present and not f.devices]
+    stopped = [_stop_reason(f) for f in concerned if f.present and not f.devices]
     if stopped:
         return stopped
     absent = [f for f in concerned if f.reason and not f.present]
@@ -298,31 +299,31 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
 
 
 def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
-    """A sentence for every accelerator here that is not chosen, or not usable by this engine.
+    """Return a sentence for every accelerator that is not chosen, or not usable by `engine`.
 
-    With an engine, the reason and the fix are those of its library, where that is the obstacle.
+    With `engine`, reason and fix are those of its library, if that is the obstacle.
     """
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     seen = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {
-        device: f"{device}: {_refusal(status, engine).with_fix}"
+        device: f"{device}: {_refusal_of(status, engine).with_fix}"
         for device, status in seen
         if engine and status and engine not in status.engines
         if status.usable or _refuses(status, engine)
     }
     told = {device.backend for device in refused}
-    stopped = [_stopped(f).with_fix for f in here if not f.usable and f.backend not in told]
+    stopped = [_stop_reason(f).with_fix for f in here if not f.usable and f.backend not in told]
     held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
-    outcomes = [s.outcome for s in held_back if s and not s.left_out]
+    outcomes = [s.outcome for s in held_back if s and not s.ignored]
     return [*stopped, *refused.values(), *outcomes]
 
 
-def _stopped(finding: Finding) -> Reason:
+def _stop_reason(finding: Finding) -> Reason:
     text = f"{finding.backend} stopped at {finding.stage}: {finding.reason}"
     return Reason(finding.code or "driver_failed", text, finding.fix)
 
 
-def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason | None:
+def _why_unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason | None:
     status = device.status
     if status is None:
         return Reason("no_such_device", f"this machine has no {device}")
@@ -330,7 +331,7 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason 
         return Reason(status.code or "card_unsupported", status.reason or "", status.fix)
     if request.engine and request.engine not in status.engines:
         asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
-        refused = _refusal(status, request.engine)
+        refused = _refusal_of(status, request.engine)
         return replace(refused, text=f"{refused.text}{asked_by}")
     if request.min_free:
         free, total = free_memory(device), status.facts.total_memory
@@ -349,19 +350,19 @@ def _refuses(status: DeviceStatus, engine: str | None) -> bool:
     return any(refused.engine == engine for refused in status.refusals)
 
 
-def _refusal(status: DeviceStatus, engine: str) -> Reason:
+def _refusal_of(status: DeviceStatus, engine: str) -> Reason:
     refused = (each.reason for each in status.refusals if each.engine == engine)
     return next(refused, Reason("not_driven", f"{engine} does not drive it"))
 
 
 def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
-    """Of the first backend, the one with the most free memory.
+    """Return the device of the first backend with the most free memory.
 
-    A card with memory of its own goes before graphics that share the machine's: those may well
-    show more of it free. The processor seen through OpenCL comes last.
+    A card with memory of its own goes before graphics that share the machine's, which may show
+    more of it free. The processor seen through OpenCL comes last.
     """
     same = [device for device in fit if device.backend == fit[0].backend]
-    same = [device for device in same if not _is_a_cpu_again(device)] or same
+    same = [device for device in same if not _is_cpu_twice(device)] or same
     if len(same) == 1 or same[0].kind == "cpu":
         return same[0]
     same = [d for d in same if d.status and d.status.facts.memory_kind == "dedicated"] or same
@@ -372,18 +373,18 @@ def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
 
 
 def _by_measurement(device: Device, request: Request) -> list[Step]:
-    """The step in which past measurements choose the engine, where they were taken."""
-    measured = _measured(device, request)
+    """Return the step in which past measurements choose the engine, if there are any."""
+    measured = _find_measurement(device, request)
     if measured is None:
         return []
     if request.engine is None:
         return [Step(MEASUREMENTS, str(device), str(measured), taken=True)]
     asked_by = f" by {request.engine_source}" if request.engine_source else ""
     outcome = f"{measured}; {request.engine} is asked for{asked_by}"
-    return [Step(MEASUREMENTS, str(device), outcome, left_out=True)]
+    return [Step(MEASUREMENTS, str(device), outcome, ignored=True)]
 
 
-def _measured(device: Device, request: Request) -> Measured | None:
+def _find_measurement(device: Device, request: Request) -> Measured | None:
     status = device.status
     usable = status.engines if status else ()
     return next(
@@ -392,10 +393,10 @@ def _measured(device: Device, request: Request) -> Measured | None:
     )
 
 
-def _served(device: Device, request: Request, source: str) -> Device:
+def _assign_engine(device: Device, request: Request, source: str) -> Device:
     status = device.status
     assert status is not None
-    measured = _measured(device, request)
+    measured = _find_measurement(device, request)
     engine = request.engine or pick_engine(
         device, status.engines, request.loaded, measured.engine if measured else None
     )
@@ -405,10 +406,10 @@ def _served(device: Device, request: Request, source: str) -> Device:
 def pick_engine(
     device: Device, engines: Sequence[str], loaded: Collection[str], measured: str | None = None
 ) -> str | None:
-    """Who serves a device: the engine that was measured to be fastest, where several were.
+    """Return the engine for a device: the fastest one, if several were measured.
 
-    Else one that is imported already goes before one only installed. On the CPU it is NumPy, the
-    neutral form, unless something else is asked for.
+    Otherwise an imported engine goes before an installed one. On the CPU it is NumPy, the neutral
+    form, unless the user asks for another.
     """
     if measured in engines:
         return measured

@@ -86,7 +86,7 @@ class Device:
 
     @classmethod
     def seen(cls, backend: str, index: int, status: DeviceStatus) -> Self:
-        """A device that discovery found, with its facts."""
+        """Return a device that discovery found, with its facts."""
         device = cls.__new__(cls)
         device._set(backend, index, None, None, status)
         return device
@@ -94,9 +94,9 @@ class Device:
     def served_by(
         self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
     ) -> Device:
-        """The same device with another engine.
+        """Return the same device with another engine.
 
-        `picked` means that nobody asked for this engine: see `engine_is_free`.
+        `picked` means that this engine was not requested: see `engine_is_free`.
         """
         if not chosen_by and (known := self._served.get((engine, picked))):
             return known
@@ -114,7 +114,7 @@ class Device:
 
     @property
     def index(self) -> int:
-        """Its number among the devices of its backend that this process sees."""
+        """The device's number among those of its backend that this process sees."""
         return self._index
 
     @property
@@ -144,7 +144,7 @@ class Device:
 
     @property
     def engine_is_free(self) -> bool:
-        """Whether a more capable engine may replace its engine, because nobody asked for it.
+        """Whether a more capable engine may replace its engine, which was not requested.
 
         >>> Device("cpu").engine_is_free, Device("cpu", engine="torch").engine_is_free
         (True, False)
@@ -153,7 +153,7 @@ class Device:
 
     @property
     def status(self) -> DeviceStatus | None:
-        """What discovery knows about it; `None` if this machine has no such device."""
+        """The result of discovery for it; `None` if this machine has no such device."""
         return self._status if self._status is not None else hooks.status(self)
 
     @property
@@ -178,7 +178,7 @@ class Device:
 
     @property
     def facts(self) -> Facts:
-        """Its name, memory and versions, with the free memory of this moment.
+        """The device's name, memory and versions, with the free memory of this moment.
 
         Raises `DeviceNotFoundError` if this machine has no such device.
         """
@@ -212,7 +212,7 @@ class Device:
         return hooks.check(self, engine, limit)
 
     def to_dict(self) -> dict[str, object]:
-        """The device as plain data, ready for JSON."""
+        """Return the device as plain data, ready for JSON."""
         status = self.status
         return {
             "device": str(self),
@@ -282,7 +282,7 @@ def _rebuild(
 
 
 def not_driven(device: Device) -> DeviceNotFoundError:
-    """The error for a device whose engine is needed, and that has none."""
+    """Return the error for a device whose engine is needed, and that has none."""
     status = device.status
     fix = f"; to fix it: {status.fix}" if status and status.fix else ""
     return DeviceNotFoundError(
@@ -293,7 +293,7 @@ def not_driven(device: Device) -> DeviceNotFoundError:
 
 
 def parse_place(place: str) -> tuple[str, int | None]:
-    """Backend and index from `"cuda:1"`; the index is `None` if none is written.
+    """Return backend and index of `"cuda:1"`; the index is `None` if none is written.
 
     >>> parse_place("cuda:1"), parse_place("cpu")
     (('cuda', 1), ('cpu', None))
@@ -311,7 +311,7 @@ def parse_place(place: str) -> tuple[str, int | None]:
 
 
 def unknown_backend(name: str) -> str:
-    """The sentence for a name that no backend has, with the valid ones."""
+    """Return the sentence for a name that no backend has, with the valid ones."""
     served = [row.name for row in BACKENDS.values() if name in row.engines]
     if served:
         place = "cpu" if "cpu" in served else served[0]

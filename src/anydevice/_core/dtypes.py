@@ -41,7 +41,7 @@ class DType(Record):
         return (self.bits + 7) // 8
 
     def numpy(self) -> Any:
-        """The `numpy.dtype` of this dtype.
+        """Return the `numpy.dtype` of this dtype.
 
         Raises `UnsupportedError` if the installed ml_dtypes is too old to have it.
 
@@ -119,7 +119,7 @@ _SAID_ELSEWHERE = {
 
 
 def as_dtype(spec: object) -> DType:
-    """The row of a name, or of any library's own dtype.
+    """Return the row of a name, or of any library's own dtype.
 
     Raises `ConfigurationError` if there is none, with the name that was meant, or all names.
 

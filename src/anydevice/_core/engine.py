@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Absent(Record):
-    """Something an engine cannot do, as data: the sentence, what to use instead, and a code.
+    """A feature that an engine lacks, as data: a sentence, the alternative, and a code.
 
     >>> str(Absent("OpenCL has no autodiff", instead="train on torch or jax", code="no_autodiff"))
     'OpenCL has no autodiff; train on torch or jax'
@@ -35,33 +35,33 @@ class Absent(Record):
 
     @property
     def reason(self) -> Reason:
-        """The same as a reason, whose fix is what to use instead."""
+        """The same as a reason; its fix is the alternative."""
         return Reason(self.code, self.what, self.instead)
 
     def error(self) -> UnsupportedError:
-        """The error for whoever needs what is absent."""
+        """Return the error for the absent feature."""
         return UnsupportedError(str(self), self)
 
     if not TYPE_CHECKING:  # a type checker must see that there is nothing to use
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Refuse every use as the thing that is absent."""
+            """Raise `AbsentError` for every use of the feature."""
             if name.startswith("_") or name in self._fields:
                 raise AttributeError(name)
             raise AbsentError(str(self), self)
 
 
 class AbsentError(UnsupportedError, AttributeError):
-    """Something that an engine lacks was used; an `AttributeError`, so that `hasattr` says no."""
+    """A feature that an engine lacks was used; an `AttributeError`, so `hasattr` is false."""
 
 
 class Storage(Record):
     """The memory of an array: the whole allocation, and the array's place in it.
 
-    `address` and `size` (bytes) are those of the allocation; where the library gives out no
-    pointers, `address` is its handle, good only for telling one allocation from another. `offset`
-    is the way in bytes from there to the array's first element, `strides` are bytes. Two arrays
-    with the same `allocation` on one device are views of one memory.
+    `address` and `size` (bytes) are those of the allocation; if the library has no pointers,
+    `address` is a handle, only good for comparisons. `offset` is the distance in bytes to the
+    array's first element, `strides` are bytes. Two arrays with the same `allocation` on one device
+    are views of one memory.
 
     >>> whole, row = Storage(64, 32, 0, (16, 4), (2, 4)), Storage(64, 32, 16, (4,), (4,))
     >>> whole.allocation == row.allocation
@@ -83,10 +83,10 @@ class Storage(Record):
 class MemoryUse(Record):
     """The memory of a device that one library holds in this process: bytes, `None` if unknown.
 
-    `in_use` is the memory of arrays, `reserved` what the library holds in all, for arrays and for
-    later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the most
-    that the library may hold, where it was given one. `preallocated` marks memory that was taken at
-    the start, before any array needed it: `reserved` then does not show what is needed.
+    `in_use` is the memory of arrays, `reserved` all that the library holds, with its cache. `peak`
+    is the largest `in_use` since the start or `reset_peak`, `limit` the library's limit, if it has
+    one. `preallocated` marks memory that was taken at the start, before any array needed it:
+    `reserved` then does not show the need.
 
     >>> MemoryUse(in_use=10, reserved=30).reserved
     30
@@ -106,16 +106,16 @@ class Memory(Protocol):
     """
 
     def use(self, device: Device) -> MemoryUse | None:
-        """The memory that the library holds there now; `None` if it does not count."""
+        """Return the memory that the library holds there now; `None` if it does not count."""
 
     def reset_peak(self, device: Device) -> None:
-        """Begin to look for the peak again, where the library has one."""
+        """Reset the peak, if the library has one."""
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
         """Limit the bytes that the library may hold there from now on; `None` removes the limit.
 
-        An allocation beyond it fails as if the device were full. The sentence says why it has no
-        effect, and what to do, where it has none.
+        An allocation beyond it fails as if the device were full. If the limit has no effect, the
+        result is a sentence that says why, and what to do.
         """
 
     def release(self, device: Device) -> None:
@@ -125,7 +125,7 @@ class Memory(Protocol):
         """Whether the error is the library's way of saying that there is no memory left."""
 
     def asked(self, error: BaseException) -> int | None:
-        """The bytes that were asked for when it ran out, as far as the error tells."""
+        """Return the bytes of the failed allocation; `None` if the error does not tell."""
 
 
 class LayerConfig(Record):
@@ -157,10 +157,9 @@ class LayerConfig(Record):
 class Engine(Protocol):
     """One array library, the same few methods for each. Importing the file imports the library.
 
-    The properties are what it computes with; where it cannot, there is an `Absent` that says so.
-    The methods find devices and place data. One that is given a device which the library does not
-    see raises `DeviceNotFoundError`; one that is given a dtype which it does not have raises
-    `UnsupportedError`.
+    The properties are its features; a missing one is an `Absent` that says so. The methods find
+    devices and place data. They raise `DeviceNotFoundError` for a device that the library does not
+    see, and `UnsupportedError` for a dtype that it does not have.
     """
 
     name: str
@@ -202,10 +201,10 @@ class Engine(Protocol):
         """Why `adopt` does not work; `None` if it does."""
 
     def devices(self) -> Sequence[Device]:
-        """Every device that this library itself sees now. Never raises."""
+        """Return every device that this library itself sees now. Never raises."""
 
     def native(self, device: Device) -> Any:
-        """The library's own object for the device: `torch.device`, `jax.Device`, …"""
+        """Return the library's own object for the device: `torch.device`, `jax.Device`, …"""
 
     def owns(self, x: object) -> bool:
         """Whether `x` is an array of this library."""
@@ -217,16 +216,16 @@ class Engine(Protocol):
         """Whether the array has a shape and a dtype and no data, and is no part of a trace."""
 
     def devices_of(self, x: Any) -> tuple[Device, ...]:
-        """Where the array lives; several where it is sharded, none where it is traced."""
+        """Return the devices of the array: several if it is sharded, none if it is traced."""
 
     def dtype_of(self, x: Any) -> DType:
-        """The dtype of the array."""
+        """Return the dtype of the array."""
 
     def storage(self, x: Any) -> Storage | None:
-        """Its memory; `None` if the library cannot say, or it has no elements."""
+        """Return the memory of the array; `None` if it is unknown or has no elements."""
 
     def address(self, x: Any) -> int | None:
-        """The pointer to the first element, in the memory of the array's device.
+        """Return the pointer to the first element, in the memory of the array's device.
 
         `None` if the elements do not follow each other in C order and native byte order, or
         the library gives out no pointers.
@@ -235,20 +234,20 @@ class Engine(Protocol):
     def view(
         self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
     ) -> Any:
-        """Another array in the memory of `x`; `offset` and `strides` are bytes, as in `Storage`.
+        """Return an array in the memory of `x`; `offset` and `strides` are bytes, as in `Storage`.
 
         Raises `UnsupportedError` if the library has no views.
         """
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
-        """A new array in C order on the device; what its elements are is not said.
+        """Return a new array in C order on the device, with any elements.
 
-        Its memory may be written at once, from any stream: nothing that was started before uses
-        it, and what the calling thread starts next waits for nothing of this.
+        Its memory may be written from any stream at once: no earlier work uses it, and later work
+        of the calling thread need not wait.
         """
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
-        """A copy of a NumPy array on the device, bit for bit.
+        """Return a copy of a NumPy array on the device, bit for bit.
 
         Where the library has no 64-bit dtypes, integers that fit are narrowed to 32 bits, with
         one warning for the process; anything else that would change is refused with
@@ -257,26 +256,26 @@ class Engine(Protocol):
         """
 
     def to_host(self, x: Any) -> Any:
-        """A copy of the array as NumPy, bit for bit, that belongs to the caller."""
+        """Return a copy of the array as NumPy, bit for bit, that belongs to the caller."""
 
     def adopt(self, x: Any) -> Any:
-        """The memory of another library's array as one of this library, without a copy.
+        """Return the memory of another library's array as one of this library, without a copy.
 
         `x` has `__dlpack__` and is on a device that this library sees. Both see what either
         writes. Raises `UnsupportedError` if it cannot be had without a copy.
         """
 
     def export(self, x: Any) -> Any:
-        """The array as something that another library's `adopt` takes."""
+        """Return the array as something that another library's `adopt` takes."""
 
     def move(self, x: Any, device: Device) -> Any:
-        """The array on another device of the same library."""
+        """Return the array on another device of the same library."""
 
     def separate(self, stacked: Any) -> list[Any]:
-        """The rows of an array along its first axis, bit for bit, each with memory of its own."""
+        """Return the rows along the first axis, bit for bit, each with memory of its own."""
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """The product of two matrices, where they are."""
+        """Return the product of two matrices, where they are."""
 
     def finish(self, arrays: Any) -> None:
         """Wait until the array, or each of a list of them, is complete.
@@ -285,32 +284,32 @@ class Engine(Protocol):
         """
 
     def launch(self, arrays: Sequence[Any]) -> None:
-        """Begin to compute arrays that a library has only noted down so far; do not wait."""
+        """Start computing arrays of a lazy library; do not wait."""
 
     def receive(self, arrays: Sequence[Any]) -> None:
-        """Take arrays over that another thread made: this one's stream uses them from now on.
+        """Record that this thread's stream uses arrays that another thread made.
 
-        Without it, a library that reuses memory stream by stream could do so too early.
+        Otherwise a library that reuses memory stream by stream could do so too early.
         """
 
     def synchronize(self, device: Device) -> None:
         """Wait until everything that was started on the device has ended."""
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
-        """A block in which the library's own default device is this one."""
+        """Return a block in which the library's own default device is this one."""
 
     def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
-        """A block of work on the device that nobody differentiates, traces or compiles.
+        """Return a block of work on the device without gradients, traces and compilation.
 
-        A library may take ways there that can only compute. What is made there may be changed only
-        in such a block.
+        A library may use faster code there. Arrays that are made there may be changed only in such
+        a block.
         """
 
     def serial_scope(self) -> AbstractContextManager[Any]:
-        """A block in which the library computes on the CPU in this thread alone.
+        """Return a block in which the library computes on the CPU in this thread alone.
 
-        Small operations take longer where threads wait for each other, and much longer where other
-        programs keep the processor busy. A library that does not wait so changes nothing.
+        Small operations take longer if threads wait for each other, and much longer if other
+        programs keep the processor busy.
         """
 
 

@@ -37,7 +37,7 @@ SMALL = 2**20
 
 _DEEPEST = 64
 _MOST_DIGITS = 300
-"""Of an integer in a file: `float` takes every integer that is no longer."""
+"""Limit on the digits of an integer in a file: `float` takes every shorter one."""
 
 _MOST_MEMORY = 160 * 2**20
 """Bytes that a JSON text may take once it is parsed."""
@@ -50,7 +50,7 @@ _UNMARKED = bytes(set(range(256)) - set(b"[]{}:,"))
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path that may begin with `~`; `ConfigurationError` if that stands for no folder.
+    """Return a path that may begin with `~`; `ConfigurationError` if that stands for no folder.
 
     >>> expanded("model").name
     'model'
@@ -63,8 +63,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         ) from None
 
 
-def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) -> bytes:
-    """The bytes of an ordinary file of at most `most` bytes.
+def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -> bytes:
+    """Return the bytes of an ordinary file of at most `limit` bytes.
 
     Pipes, devices and folders are refused, not waited for. With `trusted`, so is a file that
     somebody else could have written: see `distrust`. Raises `OSError`, whose `strerror` says why.
@@ -78,19 +78,19 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
         status = os.fstat(descriptor)
         if trusted and (why := _distrust(status, "it") or _distrust_link(path)):
             raise PermissionError(errno.EPERM, why, str(path))
-        pieces, left = [], most + 1
+        pieces, left = [], limit + 1
         while left and (piece := os.read(descriptor, min(left, 2**16))):
             pieces.append(piece)
             left -= len(piece)
     finally:
         os.close(descriptor)
     if not left:
-        raise _error(f"it has more than {most} bytes", path)
+        raise _error(f"it has more than {limit} bytes", path)
     return b"".join(pieces)
 
 
 def open_ordinary(path: str | Path) -> int:
-    """The descriptor of an ordinary file, opened for reading; the caller closes it.
+    """Return the descriptor of an ordinary file, opened for reading; the caller closes it.
 
     Pipes, devices and folders are refused, not waited for. Raises `OSError`, whose `strerror` says
     why.
@@ -110,7 +110,7 @@ def open_ordinary(path: str | Path) -> int:
 
 
 def distrust(path: str | Path, name: str = "it") -> str | None:
-    """Why a file or folder may be somebody else's work; `None` if not, or if there is none.
+    """Return why a file or folder may be another user's work; `None` if it is ours or missing.
 
     It is ours if it belongs to this user or to root, and not everyone may write it. A link counts
     with what it leads to. The sentence calls it by the `name`.
@@ -124,7 +124,7 @@ def distrust(path: str | Path, name: str = "it") -> str | None:
 
 
 def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _DEEPEST) -> Any:
-    """The value of a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
+    """Return the value of a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
 
     Raises `ValueError` for whatever is wrong with it, nesting deeper than 64 levels, integers of
     more than 300 digits and what would take far too much memory included.
@@ -152,7 +152,7 @@ def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _
 
 
 def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int, int]:
-    """The lists and objects of a JSON text, and the keys, counted before it is parsed.
+    """Return the lists and objects of a JSON text, and the keys, counted before it is parsed.
 
     Raises `ValueError` for one that is nested too deep, or that would take far too much memory.
     The text need not be valid.
@@ -181,7 +181,7 @@ def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int
 
 
 def _still_open(brackets: bytes, deepest: int) -> bytes:
-    """Of brackets, those that have no partner; each round takes the innermost pairs away."""
+    """Return the brackets without a partner; each round removes the innermost pairs."""
     for _ in range(deepest + 1):
         before, brackets = brackets, brackets.replace(b"[]", b"")
         if brackets == before:
@@ -194,7 +194,7 @@ def _still_open(brackets: bytes, deepest: int) -> bytes:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """The table of a TOML text in UTF-8.
+    """Return the table of a TOML text in UTF-8.
 
     Raises `ValueError` for whatever is wrong with it, as `parse_json` does. The message of one that
     is no TOML names the line.
@@ -236,7 +236,7 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
 def writing(
     path: Path, *, private: bool = False, wait: float = 10.0
 ) -> Iterator[Callable[[str], None]]:
-    """A block that reads a text file, changes it, and writes it with the function it is given.
+    """Lock a text file in a block that reads and changes it; yields the function to write it.
 
     Only one thread of one process is in it, for each folder. Where the folder cannot be locked
     (Windows, NFS) the block runs all the same, and of two writers the later one wins. The file is
@@ -362,7 +362,7 @@ def _unused_name(target: Path) -> Path:
 
 def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o666) -> None:
     kept = _mode(target) if target.exists() else None
-    descriptor = _created(new, rights if kept is None else kept)
+    descriptor = _create_file(new, rights if kept is None else kept)
     try:
         try:
             with open(descriptor, "wb", closefd=False) as file:
@@ -371,7 +371,7 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
                 file.flush()
                 os.fsync(descriptor)
         finally:
-            os.close(descriptor)  # by us: whether `open` has done it, when it fails, nobody can say
+            os.close(descriptor)  # `open` may or may not have done it when it fails
         if kept is not None and kept != _mode(new):
             os.chmod(new, kept)
         os.replace(new, target)
@@ -382,8 +382,8 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
     _sync_folder(target.parent)
 
 
-def _created(new: Path, rights: int) -> int:
-    """A new file, locked as long as it is open, so that nobody takes it for an abandoned one."""
+def _create_file(new: Path, rights: int) -> int:
+    """Create a file, locked while it is open, so that no process takes it for an abandoned one."""
     # Not through a link or into a file that somebody put there; and on Windows no translation of
     # line ends.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)

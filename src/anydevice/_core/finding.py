@@ -21,7 +21,7 @@ MemoryKind = Literal["dedicated", "unified", "host"]
 Detail = str | int | float | bool | None
 
 Stage = Literal["driver", "device", "library", "compute"]
-"""Where a backend stopped, in the order in which they are looked at."""
+"""The stages of a backend, in the order in which they are read; it stops at one of them."""
 
 
 class Reason(Record):
@@ -90,7 +90,7 @@ class Facts(Record):
 
 
 def compare_versions(left: str, right: str) -> int:
-    """-1, 0 or 1 as dotted version `left` is before, the same as, or after `right`.
+    """Return -1, 0 or 1 as dotted version `left` is before, the same as, or after `right`.
 
     Missing parts count as zero; a part ends at the first character that is not a digit.
 
@@ -104,7 +104,7 @@ def compare_versions(left: str, right: str) -> int:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version.
+    """Return the leading numbers of a version.
 
     >>> version_numbers("2.13.0+cpu"), version_numbers("6.4.0-150")
     ((2, 13, 0), (6, 4, 0))
@@ -173,7 +173,7 @@ class Verdict(Record):
         return self.right
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {
             **super().to_dict(),
             "code": self.reason.code if self.reason else None,
@@ -245,7 +245,7 @@ class Finding(Record):
         return iter(self.devices)
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {
             "backend": self.backend,
             "present": self.present,

@@ -59,7 +59,7 @@ render: Hook[[object, str], str] = Hook("anydevice._report.render")
 
 
 def load(target: str) -> Any:
-    """The object at `"package.module:name"`, as an entry point names it.
+    """Return the object at `"package.module:name"`, as an entry point names it.
 
     >>> load("anydevice.errors:AnyDeviceError").__name__
     'AnyDeviceError'

@@ -19,7 +19,7 @@ def lazy_names(
     packages: Sequence[str] = (),
     deprecated: Mapping[str, str] | None = None,
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package.
+    """Return `__all__`, `__getattr__` and `__dir__` of a package.
 
     Args:
         package: its `__name__`.

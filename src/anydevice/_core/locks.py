@@ -29,11 +29,11 @@ Made = TypeVar("Made")
 
 
 class ForkSafeLock:
-    """A lock that is free in a forked child, whoever held it in the parent.
+    """A lock that is free in a forked child, even if a thread of the parent held it.
 
     It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
-    names what its holder has in a state that nobody else may see: in a child that was forked
-    meanwhile by another thread, taking the lock is an error.
+    names a resource that its holder may leave half changed: in a child that another thread forked
+    meanwhile, taking the lock is an error.
 
     >>> lock = ForkSafeLock()
     >>> with lock.native:
@@ -59,7 +59,7 @@ class ForkSafeLock:
         return self._native
 
     def _renew(self) -> None:
-        # Who forked in a block of a reentrant lock can take it, and still leaves that one.
+        # A thread that forked in its block of a reentrant lock can take it again, and leave both.
         self._is_broken = self._leaves is not None and not self._native.acquire(blocking=False)
         self._native = self._make()
 
@@ -157,8 +157,8 @@ class FolderLock(_SystemLock):
 class FileLock(_SystemLock):
     """A block that one process, and one thread of it, is in at a time, for each file.
 
-    Nobody waits: `BlockingIOError`, whose `strerror` names the process that is in it, is raised at
-    once. The block is given whether the file could be locked, as `FolderLock` does. The lock is
+    It does not wait: `BlockingIOError`, whose `strerror` names the process that is in it, is raised
+    at once. The block is given whether the file could be locked, as `FolderLock` does. The lock is
     that of a hidden file beside it, since the file itself may be replaced; it holds the name of its
     process and is deleted at the end. One that a killed process left is free.
     """
@@ -174,7 +174,7 @@ class FileLock(_SystemLock):
         try:
             return self._take()
         except BlockingIOError:
-            by = self._named()
+            by = self._name_holder()
             super().__exit__()
             raise BlockingIOError(errno.EAGAIN, by) from None
         except OSError:  # no right to lock it, or a drive without locks
@@ -200,7 +200,7 @@ class FileLock(_SystemLock):
     def _give_up(self) -> None:
         with suppress(OSError):
             if self._descriptor is not None and not os.fstat(self._descriptor).st_size:
-                self._path.unlink()  # nobody has locked it
+                self._path.unlink()  # no process has locked it
         super().__exit__()
 
     def __exit__(self, *_: object) -> None:
@@ -209,8 +209,8 @@ class FileLock(_SystemLock):
                 self._path.unlink()  # before it is free: another one is not to be deleted
         super().__exit__()
 
-    def _named(self) -> str:
-        """The process that holds the lock, in words; it may not have told its name yet."""
+    def _name_holder(self) -> str:
+        """Return the process that holds the lock, in words, if it has written its name."""
         with suppress(OSError):
             name = os.pread(self._descriptor or -1, 300, 0).decode("ascii", "replace")
             if re.fullmatch(r"process \d+ on [\w.-]+", name, re.ASCII):
@@ -219,7 +219,7 @@ class FileLock(_SystemLock):
 
 
 def _holder(folder: Path) -> str:
-    """The process that holds the lock of a folder, in words."""
+    """Return the process that holds the lock of a folder, in words."""
     with suppress(OSError, ValueError, IndexError):
         status = os.stat(folder)
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -235,10 +235,10 @@ def _holder(folder: Path) -> str:
 
 
 def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """The function, with its results kept, and run only once for each argument by all threads.
+    """Cache a function's results; all threads together run it once for each argument.
 
-    `functools.cache` lets two threads that come first at the same time make one each. What raises
-    is tried again the next time.
+    `functools.cache` lets two threads that come first run it twice. A call that raises is tried
+    again the next time.
 
     >>> made_once(list)("ab") is made_once(list)("ab")
     False
@@ -287,10 +287,10 @@ def started(thread: threading.Thread) -> bool:
 
 
 def side_by_side(*works: Callable[[], Made]) -> list[Made]:
-    """The results of functions that are called at the same time, the last one on this thread.
+    """Call functions in parallel, the last one on this thread, and return their results.
 
-    So are those for which there is no thread, one after the other. All have ended when it returns,
-    or raises the error of the last one that failed.
+    Functions for which the system gives no thread run on this one, too. All have ended when it
+    returns, or raises the error of the last one that failed.
 
     >>> side_by_side(lambda: 1, lambda: 2)
     [1, 2]

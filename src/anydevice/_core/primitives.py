@@ -29,36 +29,36 @@ class Primitives(Protocol):
     # Making
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
-        """A new array, every element `value`."""
+        """Return a new array, every element `value`."""
 
     def arange(self, stop: int, dtype: DType, like: Any) -> Any:
-        """The integers from 0 up to and without `stop`."""
+        """Return the integers from 0 up to and without `stop`."""
 
     def asarray(self, values: Any, like: Any) -> Any:
-        """A small NumPy array as an array of this engine."""
+        """Return a small NumPy array as an array of this engine."""
 
     # Dtypes and shapes
 
     def dtype(self, x: Any) -> DType:
-        """The dtype; works for traced arrays too."""
+        """Return the dtype; works for traced arrays too."""
 
     def astype(self, x: Any, dtype: DType) -> Any:
-        """The same numbers in another dtype, rounded; the same array where it has that dtype."""
+        """Return the numbers in another dtype, rounded; `x` itself if it has that dtype."""
 
     def reshape(self, x: Any, shape: Shape) -> Any:
-        """The elements in C order in another shape; one size may be -1."""
+        """Return the elements in C order in another shape; one size may be -1."""
 
     def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
-        """The axes in another order."""
+        """Return the axes in another order."""
 
     def broadcast_to(self, x: Any, shape: Shape) -> Any:
-        """Repeated along new axes and along those of size 1."""
+        """Repeat `x` along new axes and along those of size 1."""
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        """One after the other along an axis that they have."""
+        """Concatenate arrays along an axis that they have."""
 
     def slice_axis(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-        """`x[..., start:stop:step, ...]` at an axis; `0 <= start <= stop <= size`, `step >= 1`."""
+        """Return `x[start:stop:step]` of an axis; `0 <= start <= stop <= size`, `step >= 1`."""
 
     # One array
 
@@ -94,7 +94,7 @@ class Primitives(Protocol):
     def logical_or(self, a: Any, b: Any) -> Any: ...
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """`a` where the condition is true, `b` elsewhere; at least one of them is an array."""
+        """Return `a` where the condition is true, else `b`; at least one of them is an array."""
 
     # Along axes
 
@@ -103,24 +103,24 @@ class Primitives(Protocol):
     def min(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any: ...
 
     def argmax(self, x: Any, axis: int) -> Any:
-        """The index of the largest element, the first of equal ones."""
+        """Return the index of the largest element, the first of equal ones."""
 
     def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
-        """The `k` largest along the last axis, largest first, and their indices."""
+        """Return the `k` largest along the last axis, largest first, and their indices."""
 
     # Products and indices
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """Products of matrices (…, m, k) and (…, k, n); the axes before them broadcast."""
+        """Multiply matrices (…, m, k) and (…, k, n); the axes before them broadcast."""
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
-        """The slices of `x` at these indices: the shape of `indices` in place of the axis."""
+        """Return the slices of `x` at `indices`, whose shape takes the place of the axis."""
 
     def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
-        """One element for each index; `indices` has as many axes as `x`, and broadcasts to it."""
+        """Return one element for each index; `indices` broadcasts to `x`, with as many axes."""
 
     def write(self, x: Any, new: Any, positions: Any) -> Any:
-        """`x` with rows replaced; `x` itself must not be used afterwards.
+        """Return `x` with rows replaced; `x` itself must not be used afterwards.
 
         `x` is (batch, heads, keys, size), `new` (batch, heads, tokens, size), `positions`
         (batch, tokens): row `t` of `new` goes to row `positions[b, t]`.
@@ -136,20 +136,20 @@ class Autodiff(Protocol):
     def value_and_grad(
         self, function: Callable[..., Any], *, more: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
-        """A function that returns the scalar, and its gradient by the arrays of the first argument.
+        """Return a function of the scalar and its gradient by the arrays of the first argument.
 
         The gradient is a tree like the first argument. The function may be a compiled one. With
         `more`, it returns the scalar and a list of arrays, and both stand in place of the scalar.
         """
 
     def stop_gradient(self, x: Any) -> Any:
-        """The same array, taken for a constant."""
+        """Return the same array, taken for a constant."""
 
     def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, run again for its gradient instead of keeping what it computed."""
+        """Return the function, run again for its gradient instead of keeping what it computed."""
 
     def together(self, tree: Any) -> Any:
-        """The same tree, whose gradients are all computed before any of them goes on.
+        """Return the same tree, whose gradients are all computed before any of them goes on.
 
         For libraries that choose the order themselves, and hold what the last ones need.
         """
@@ -165,20 +165,20 @@ class Compiler(Protocol):
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
         whole: bool = True,
-        most: bool = False,
+        max_effort: bool = False,
         fixed: bool = False,
     ) -> Callable[..., Any]:
-        """The function, compiled when it is first called with arrays of new shapes or dtypes.
+        """Return the function, compiled at its first call with arrays of new shapes or dtypes.
 
         `static` names arguments that are constants of the compiled code, `donate` those that the
-        caller gives up, so that results may take their memory. What the compiler cannot look
-        through is an error; with `whole=False` it runs as it is written, where the library can do
-        that. `most` asks for the fastest code, however long it takes to make. `fixed` promises that
-        nothing but arrays differs from call to call, so that nothing else is looked at again.
+        caller gives up, so that results may take their memory. Code that the compiler cannot
+        trace is an error; with `whole=False` it runs uncompiled, if the library can do that.
+        `max_effort` asks for the fastest code, however long compiling takes. `fixed` promises that
+        only arrays differ from call to call, so that nothing else is compared.
         """
 
-    def efforts(self, most: bool) -> str:
-        """A description of what `compile` does."""
+    def efforts(self, max_effort: bool) -> str:
+        """Return a description of what `compile` does."""
 
     def keep(self, folder: str) -> str | None:
         """Keep compiled code across processes in a folder, unless the user has named another.

@@ -76,12 +76,12 @@ class ProgressBar:
             if self._stream is None:
                 return
             if self._bar is None:
-                self._bar = self._made(self._stream)
+                self._bar = self._make_bar(self._stream)
                 self._bar.add_task(doing, completed=done, total=total)
                 self._bar.start()
             self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=doing)
 
-    def _made(self, stream: TextIO) -> Progress:
+    def _make_bar(self, stream: TextIO) -> Progress:
         from rich import progress as rich
         from rich.console import Console
 
@@ -115,7 +115,7 @@ class _CellOutput:
             self.finish()
 
     def finish(self) -> None:
-        """Show what was told last."""
+        """Show the last text."""
         content, self._waiting = self._waiting, None
         if content is None:
             return
@@ -140,7 +140,7 @@ def in_notebook() -> bool:
 
 
 def columns_of(stream: TextIO) -> int:
-    """The width of a terminal; 80 where it does not know."""
+    """Return the width of a terminal; 80 if it is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

@@ -120,7 +120,7 @@ class Record:
         return _remade, (type(self), plain)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data, ready for JSON: records and mappings as dicts, tuples as lists.
+        """Return the fields as plain data for JSON: records and mappings as dicts, tuples as lists.
 
         >>> class Line(Record):
         ...     points: tuple[tuple[int, int], ...]
@@ -166,10 +166,10 @@ def _remade(kind: type[R], fields: dict[str, Any]) -> R:
 
 
 def replace(record: R, **changes: Any) -> R:
-    """The same record with some fields changed."""
+    """Return the same record with some fields changed."""
     return record.__replace__(**changes)
 
 
 def as_dict(record: Record) -> dict[str, Any]:
-    """The fields of a record by name; what they hold is shared, not copied."""
+    """Return the fields of a record by name; what they hold is shared, not copied."""
     return dict(vars(record))

@@ -42,7 +42,7 @@ _KEYS = (
 
 
 def freeze(scaling: Scaling | None) -> Frozen:
-    """What matters of a scaling, as something that can be a key: numbers are exact texts.
+    """Return the values of a scaling as a hashable key; numbers are exact texts.
 
     >>> freeze(None), freeze({"rope_type": "linear", "factor": 2})[:5]
     ((), ('linear', None, None, None, '0x1.0000000000000p+1'))
@@ -53,7 +53,7 @@ def freeze(scaling: Scaling | None) -> Frozen:
 
 
 def thaw(frozen: Frozen) -> Scaling | None:
-    """The scaling that was frozen, without what does not matter."""
+    """Return the scaling that was frozen, without its unused values."""
     if not frozen:
         return None
     given = {key: text for key, text in zip(_KEYS, frozen, strict=True) if text is not None}
@@ -63,7 +63,7 @@ def thaw(frozen: Frozen) -> Scaling | None:
 def frequencies(
     size: int, theta: float, scaling: Scaling | None, length: float | None = None
 ) -> Scaled:
-    """The angle of each pair of elements for one step, and the factor of cosine and sine.
+    """Return the angle of each pair of elements for one step, and the factor of cosine and sine.
 
     `length` is that of the sequence, for the kinds that depend on it; without it, they are as for
     short sequences. Raises `ConfigurationError` if the scaling is of no kind that is known, or
@@ -91,7 +91,7 @@ def frequencies(
 
 
 def kind_of(scaling: Scaling) -> str:
-    """Which of the known kinds a scaling is."""
+    """Return the kind of a scaling."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if not isinstance(kind, str) or (kind not in _SCALED and kind not in _BY_LENGTH):
         known = ", ".join((*_SCALED, *_BY_LENGTH))
@@ -109,12 +109,12 @@ def depends_on_length(scaling: Scaling | None) -> bool:
 
 
 def original_length(scaling: Scaling) -> float:
-    """The length up to which a sequence is short."""
+    """Return the length up to which a sequence is short."""
     return _number(scaling, "original_max_position_embeddings")
 
 
 def growth_of_theta(scaling: Scaling) -> tuple[float, float]:
-    """With `dynamic`, a and b of what theta grows by: (a × length - b) ** (size / (size - 2)).
+    """Return a and b of `dynamic`: theta grows by (a × length - b) ** (size / (size - 2)).
 
     >>> growth_of_theta({"rope_type": "dynamic", "factor": 4.0,
     ...                  "original_max_position_embeddings": 2})
@@ -125,7 +125,7 @@ def growth_of_theta(scaling: Scaling) -> tuple[float, float]:
 
 
 def refuse_scaling(scaling: Any) -> None:
-    """Raise `ConfigurationError` for what is no scaling, or one of no kind that is known."""
+    """Raise `ConfigurationError` for anything but a scaling of a known kind."""
     if not isinstance(scaling, Mapping):
         kind = type(scaling).__name__
         raise _wrong(
@@ -164,7 +164,7 @@ def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
 
 
 def _yarn(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
-    """As in "YaRN: Efficient Context Window Extension of Large Language Models"."""
+    """Scale as in "YaRN: Efficient Context Window Extension of Large Language Models"."""
     factor = _number(scaling, "factor")
     context = _number(scaling, "original_max_position_embeddings")
     size = 2 * len(plain)
@@ -212,7 +212,7 @@ def _dynamic(plain: list[float], theta: float, scaling: Scaling, length: float |
 
 
 def _longrope(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
-    """As in "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens"."""
+    """Scale as in "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens"."""
     known = original_length(scaling)
     factors = [_factors(scaling, key, len(plain)) for key in _LISTS]
     chosen = factors[length is not None and length > known]

@@ -28,7 +28,7 @@ _THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0
 
 
 def parse_size(size: int | float | str) -> int:
-    """Bytes from a number of bytes or a text such as `"20GiB"`, `"500 MB"` or `"8G"`.
+    """Return the bytes of a number of bytes or a text such as `"20GiB"`, `"500 MB"` or `"8G"`.
 
     >>> parse_size("1.5GiB"), parse_size("2 GB"), parse_size(4096)
     (1610612736, 2000000000, 4096)
@@ -63,7 +63,7 @@ def type_text(value: object) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Parts as one text.
+    """Join parts to one text.
 
     >>> joined(["a", "b", "c"]), joined(["a"]), joined([])
     ('a, b and c', 'a', '')
@@ -73,7 +73,7 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def format_size(size: int | None) -> str:
-    """A size in binary units.
+    """Return a size in binary units.
 
     >>> format_size(12 * 2**30), format_size(1536), format_size(None)
     ('12.0 GiB', '1.5 KiB', 'unknown')
@@ -82,7 +82,7 @@ def format_size(size: int | None) -> str:
 
 
 def format_part(part: int, whole: int) -> str:
-    """A part of a size and that size, in the unit of the whole.
+    """Return a part of a size and that size, in the unit of the whole.
 
     >>> format_part(3 * 2**29, 8 * 2**30)
     '1.5/8.0 GiB'
@@ -91,7 +91,7 @@ def format_part(part: int, whole: int) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """A time with three digits.
+    """Return a time with three digits.
 
     >>> format_time(0.00123), format_time(2.5), format_time(4.2e-6)
     ('1.23 ms', '2.50 s', '4.20 µs')
@@ -101,7 +101,7 @@ def format_time(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time in minutes and seconds.
+    """Return a time in minutes and seconds.
 
     >>> clock(75), clock(3 * 3600 + 62)
     ('1:15', '3:01:02')
@@ -112,7 +112,7 @@ def clock(seconds: float) -> str:
 
 
 def format_rate(rate: float, unit: str) -> str:
-    """A rate with three digits; `unit` is "B/s" or "FLOP/s".
+    """Return a rate with three digits; `unit` is "B/s" or "FLOP/s".
 
     >>> format_rate(4.27e12, "B/s"), format_rate(31.0, "FLOP/s")
     ('4.27 TB/s', '31.0 FLOP/s')
@@ -122,7 +122,7 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def format_count(count: int) -> str:
-    """A count as people of the field say it, with three digits where it is a million or more.
+    """Return a count as people of the field write it, with three digits from a million on.
 
     >>> format_count(8_030_261_248), format_count(999_885_952), format_count(12_345)
     ('8.03 B', '1.00 B', '12,345')
@@ -134,7 +134,7 @@ def format_count(count: int) -> str:
 
 
 def parse_count(text: str) -> int:
-    """A count above 0 from a text such as `"8192"`, `"8k"` or `"1.5M"`; a k is 1024.
+    """Return a count above 0 from a text such as `"8192"`, `"8k"` or `"1.5M"`; a k is 1024.
 
     >>> parse_count("32k"), parse_count("1m"), parse_count("4_096")
     (32768, 1048576, 4096)
@@ -149,7 +149,7 @@ def parse_count(text: str) -> int:
 
 
 def percent(part: float) -> str:
-    """A part of a whole.
+    """Return a part of a whole.
 
     >>> percent(0.934), percent(0.0042), percent(0.0)
     ('93 %', '0.4 %', '0 %')
@@ -158,7 +158,7 @@ def percent(part: float) -> str:
 
 
 def times(factor: float) -> str:
-    """A factor.
+    """Return a factor.
 
     >>> times(12.34), times(0.5), times(265.0), times(0.00002)
     ('12.3 ×', '0.50 ×', '265 ×', '2e-05 ×')
@@ -167,7 +167,7 @@ def times(factor: float) -> str:
 
 
 def bar(share: float, width: int) -> tuple[str, str]:
-    """The full and the empty part of a bar of `width` columns.
+    """Return the full and the empty part of a bar of `width` columns.
 
     Only a share of 0 has an empty bar, and only a share of 1 a full one.
 
@@ -181,19 +181,19 @@ def bar(share: float, width: int) -> tuple[str, str]:
     return "█" * full, "░" * (width - full)
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """A text of at most `most` characters: a longer one loses its middle.
+def shortened(text: str, limit: int = 80) -> str:
+    """Return a text of at most `limit` characters: a longer one loses its middle.
 
     >>> shortened("a/very/long/path", 9)
     'a/ve…path'
     """
-    if len(text) <= most:
+    if len(text) <= limit:
         return text
-    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+    return f"{text[: limit // 2]}…{text[len(text) - (limit - 1) // 2 :]}"
 
 
 def printable(value: object, *, lines: bool = False) -> str:
-    r"""A path, or a text of a driver, a file or the environment, as a terminal may get it.
+    r"""Return a path, or a text of a driver, a file or the environment, as a terminal may get it.
 
     Control characters, with which a name could clear the screen or pass for something else, are
     shown as escapes, line ends too unless `lines`.
@@ -220,7 +220,7 @@ def no_pages(method: str) -> ConfigurationError:
 
 
 def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> list[str]:
-    """The text in lines that fit, all of them indented, and all but the first by `hanging` too.
+    """Wrap a text to lines, all of them indented, all but the first by `hanging` too.
 
     No word is broken.
 
@@ -255,10 +255,7 @@ _PASSED_OVER = (__name__.partition(".")[0], "contextlib", "functools")
 
 
 def warn(message: str | Warning) -> None:
-    """Warn at the nearest caller whose module is not one of anydevice's.
-
-    It does not matter how many of our own functions lie between.
-    """
+    """Warn at the nearest caller whose module is not one of anydevice's."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _package(frame.f_globals) in _PASSED_OVER:
         frame, level = frame.f_back, level + 1

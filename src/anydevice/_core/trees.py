@@ -18,7 +18,7 @@ Tree = Any
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """The leaves of a tree, in order; `None` is left out.
+    """Return the leaves of a tree, in order; `None` is left out.
 
     >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
     [2, 3, 1]
@@ -29,7 +29,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaf_paths(tree: Tree, path: str = "") -> list[str]:
-    """The path of each of `leaves`, in the same order.
+    """Return the path of each of `leaves`, in the same order.
 
     >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
     ["['a'][0]", "['a'][1]['c']", "['b']"]
@@ -44,7 +44,7 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
 
 
 def leaf_names(tree: Tree, name: str = "") -> list[str]:
-    """The name of each of `leaves`, written as paths of layers are.
+    """Return the name of each of `leaves`, written as paths of layers are.
 
     >>> leaf_names([{"weight": 1, "bias": 2}, {"inside": [3]}])
     ['[0].bias', '[0].weight', '[1].inside[0]']
@@ -74,7 +74,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationError:
-    """The error for a pattern that matches none of these names; it has the nearest ones."""
+    """Return the error for a pattern that matches none of these names; it has the nearest ones."""
     from difflib import get_close_matches  # only where there is an error to tell
 
     # At the top of a tree, a name needs no dot.
@@ -95,7 +95,7 @@ def _parts_of(names: Sequence[str]) -> list[str]:
 
 
 def first_leaf(tree: Tree) -> Any:
-    """The first of `leaves`; `None` if there are none.
+    """Return the first of `leaves`; `None` if there are none.
 
     >>> first_leaf([{}, {"b": 1, "a": 2}])
     2
@@ -108,7 +108,7 @@ def first_leaf(tree: Tree) -> Any:
 
 
 def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
-    """A tree like this one with other leaves, given in the order of `leaves`.
+    """Return a tree like this one with other leaves, given in the order of `leaves`.
 
     >>> refilled({"b": 1, "a": [2, {"c": 3}]}, "xyz")
     {'b': 'z', 'a': ['x', {'c': 'y'}]}
@@ -120,7 +120,7 @@ def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
 
 
 def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """A tree like this one, with the function applied to each leaf.
+    """Return a tree like this one, with the function applied to each leaf.
 
     >>> mapped(lambda x: x + 1, {"a": [1, 2]})
     {'a': [2, 3]}
@@ -129,7 +129,7 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def partition(tree: Tree, chosen: Sequence[bool]) -> tuple[Tree, Tree]:
-    """The tree with its chosen leaves, and with the others; `None` is in the places of the rest.
+    """Split a tree into its chosen leaves and the others; `None` stands for the rest in each.
 
     >>> partition({"b": 1, "a": [2, 3]}, [True, False, True])
     ({'b': 1, 'a': [2, None]}, {'b': None, 'a': [None, 3]})
@@ -141,7 +141,7 @@ def partition(tree: Tree, chosen: Sequence[bool]) -> tuple[Tree, Tree]:
 
 
 def combined(tree: Tree, other: Tree) -> Tree:
-    """The tree that `partition` took apart.
+    """Join the two trees that `partition` returned.
 
     >>> combined({"b": 1, "a": [2, None]}, {"b": None, "a": [None, 3]})
     {'b': 1, 'a': [2, 3]}
@@ -185,7 +185,7 @@ def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
 
 
 def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
-    """The first difference of two trees of arrays in keys, lengths or shapes, as a sentence.
+    """Return the first difference of two trees of arrays in keys, lengths or shapes, as a sentence.
 
     `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
 

@@ -120,10 +120,10 @@ def sampling(
         temperature = 1.0 if drawn else 0.0
     penalty = 1.0 if repetition_penalty is None else repetition_penalty
     return Sampling(
-        checks.number("temperature", temperature, least=0, note="0 is the likeliest token"),
+        checks.number("temperature", temperature, at_least=0, note="0 is the likeliest token"),
         checks.integer("top_k", 0 if top_k is None else top_k, 0, note="0 is all tokens"),
-        checks.number("top_p", 1.0 if top_p is None else top_p, above=0, most=1),
-        checks.number("min_p", 0.0 if min_p is None else min_p, least=0, most=1),
+        checks.number("top_p", 1.0 if top_p is None else top_p, above=0, at_most=1),
+        checks.number("min_p", 0.0 if min_p is None else min_p, at_least=0, at_most=1),
         checks.number("repetition_penalty", penalty, above=0, note="1 changes nothing"),
         secrets.randbits(31) if seed is None else checks.integer("seed", seed),
         bool(logprobs),

@@ -302,7 +302,7 @@ def _no_tokenizer(folder: Path) -> ConfigurationError:
 
 def _read(path: Path, most: int) -> bytes:
     try:
-        return read_small(path, most=most)
+        return read_small(path, limit=most)
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror or error}", source=str(path)

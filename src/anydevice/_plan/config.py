@@ -231,7 +231,7 @@ def read_config(path: Path) -> ModelConfig:
         return gguf_config(path)
     file = path / CONFIG_NAME if path.is_dir() else path
     try:
-        values = parse_json(read_small(file, most=LARGEST_CONFIG), finite=False)
+        values = parse_json(read_small(file, limit=LARGEST_CONFIG), finite=False)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"there is no file {file}; give a model's config.json, or the folder it is in",

@@ -355,7 +355,7 @@ def rotary_share(config: ModelConfig) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     inside = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     share = (row.rotary_key and (inside or config.get(row.rotary_key))) or row.rotary_share
-    return checks.number(row.rotary_key, share, above=0, most=1, owner=config.source)
+    return checks.number(row.rotary_key, share, above=0, at_most=1, owner=config.source)
 
 
 def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ def certified(
         )
     owner = "proofs.certified"
     eps = checks.number("eps", eps, above=0, owner=owner)
-    share = checks.number("share", share, least=0, most=1, owner=owner)
+    share = checks.number("share", share, at_least=0, at_most=1, owner=owner)
     ramp = checks.integer("ramp", ramp, 0, owner=owner, note="it is a number of steps")
     for name, value in (("low", low), ("high", high)):
         if not is_number(value):

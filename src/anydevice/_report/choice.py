@@ -66,7 +66,7 @@ def _passed_over(step: Step, report: Report) -> list[str]:
     finding = report[step.asked]
     if not finding.usable:
         return [f'{_place(finding)} stopped at "{finding.stage}"']
-    return [] if step.left_out else [step.outcome]
+    return [] if step.ignored else [step.outcome]
 
 
 def _place(finding: Finding) -> str:

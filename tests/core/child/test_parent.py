@@ -122,7 +122,7 @@ def is_running(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_leaving_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]
+def test_to_reap_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]
     outcome = ask(
         question("sys.stderr.write('first\\nlast words\\n')\nsys.stderr.flush()\nos._exit(3)")
     )
@@ -172,24 +172,24 @@ def test_nobody_waits_for_a_child_that_has_answered(question) -> None:  # type: 
     began = time.monotonic()
     assert ask(question(slow_to_end)).answer == "said"
     assert time.monotonic() - began < 30
-    assert len(child._leaving) == 1
-    (pid,) = child._leaving
+    assert len(child._to_reap) == 1
+    (pid,) = child._to_reap
     reap()
-    assert child._leaving == {pid}
+    assert child._to_reap == {pid}
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while child._leaving and time.monotonic() < deadline:
+    while child._to_reap and time.monotonic() < deadline:
         time.sleep(0.05)
         reap()
-    assert child._leaving == set()
+    assert child._to_reap == set()
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
 
 
 def test_a_child_of_another_process_is_not_collected() -> None:
-    child._leaving.add(1)
+    child._to_reap.add(1)
     reap()
-    assert child._leaving == set()
+    assert child._to_reap == set()
 
 
 def test_a_child_that_neither_answers_nor_ends_has_timed_out() -> None:

@@ -327,4 +327,4 @@ def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> 
 
 
 def test_most_effort_is_an_option_that_this_jax_knows() -> None:
-    assert COMPILER.compile(lambda x: x + 1, most=True)(jnp.ones(2)).tolist() == [2, 2]
+    assert COMPILER.compile(lambda x: x + 1, max_effort=True)(jnp.ones(2)).tolist() == [2, 2]

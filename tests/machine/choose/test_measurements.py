@@ -82,7 +82,7 @@ def test_an_engine_that_is_asked_for_wins_and_the_step_says_so() -> None:
     assert choice.device is not None
     assert choice.device.engine == "torch"
     step = choice.steps[0]
-    assert (step.taken, step.left_out) == (False, True)
+    assert (step.taken, step.ignored) == (False, True)
     assert step.outcome.endswith("torch is asked for by ANYDEVICE_ENGINE")
     assert "measured" not in because(Report((CUDA, CPU), "cuda"), choice)
     unnamed = pick(CUDA, CPU, engine="torch", measured=(JAX_FIRST,))

@@ -337,7 +337,7 @@ def test_small_files(tmp_path: Path) -> None:
     table = tmp_path / "table"
     table.write_text("MemTotal:  10 kB\nHugePages: 3\nempty\nword two\n")
     assert read_table(table) == {"MemTotal": 10240, "HugePages": 3}
-    assert read_text(table, most=8) == "MemTotal"
+    assert read_text(table, limit=8) == "MemTotal"
     assert read_text("a\0b") is None
     assert read_number(tmp_path) is None
     assert as_cpu_set("3-1") is None

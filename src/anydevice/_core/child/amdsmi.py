@@ -8,7 +8,7 @@ from typing import Any
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Name and driver version by PCI address, for every GPU that the library sees.
+    """Return name and driver version by PCI address, for every GPU that the library sees.
 
     `arguments["folder"]` holds the package `amdsmi`, which this interpreter would not find by
     itself. Whatever the library raises ends the question.

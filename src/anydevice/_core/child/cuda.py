@@ -23,7 +23,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
-    """The devices in CUDA's order; or which call failed, with its code; or that there is none."""
+    """Return the devices in CUDA's order; or the failed call with its code; or no library."""
     tell("loading the CUDA driver")
     name, driver, problem = open_first(arguments["libraries"])
     if driver is None:

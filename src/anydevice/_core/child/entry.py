@@ -1,9 +1,9 @@
-"""The child's side of a question to a driver: run as a script, standard library only.
+"""The child process: runs one module as a script, with the standard library only.
 
 Started as `python -I -S entry.py FILE ARGUMENTS`: FILE is a module without its `.py`, ARGUMENTS a
-dict. What the module's `ask(tell, arguments)` returns is written as the last line, after a line
-for every step it announced with `tell("…")`: if the driver then takes the process down, the
-parent knows in which step. Whatever the driver itself prints goes elsewhere.
+dict. The module's `ask(tell, arguments)` announces each step with `tell("…")`, a line each, so that
+the parent knows the step in which a driver takes the process down; its result is the last line.
+The driver's own output goes to the error stream.
 
 With a third argument, `stay`, the module's `serve(tell, arguments)` gives a function, and every
 line of the standard input is a question to it, answered in the same way, until the input ends.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def module_at(file: str) -> Any:
-    """The module at `FOLDER/PACKAGE/NAME`, without leaving FOLDER on the import path."""
+    """Return the module at `FOLDER/PACKAGE/NAME`, without leaving FOLDER on the import path."""
     package, name = os.path.split(file)
     folder, package = os.path.split(package)
     sys.path.insert(0, folder)
@@ -35,7 +35,7 @@ def module_at(file: str) -> Any:
 
 
 def _server(file: str, tell: Any, arguments: Any) -> Any:
-    """The function that answers questions; it starts the module with the first of them."""
+    """Return the function that answers questions; it loads the module with the first one."""
     started: list[Any] = []
 
     def serve(question: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The child's side of work of the package itself: a function of it, with the caller's import path.
+"""Run a function of the package in the child, with the caller's import path.
 
 Loaded by `entry.py` in a child process. `arguments["function"]` is "package.module:name"; it is
 called with `tell` and the arguments, and returns the function that answers each question.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def serve(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
-    """The function that answers questions, as the named one returns it."""
+    """Return the function that answers questions, as the named one returns it."""
     sys.path[:] = arguments["path"]
     module, _, name = arguments["function"].partition(":")
     tell(f"importing {module}")

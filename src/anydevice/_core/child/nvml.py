@@ -1,10 +1,9 @@
-"""Asks NVML which NVIDIA cards there are, and what each does now. Runs in a child.
+"""NVIDIA's cards and their load, as NVML tells them. Runs in a child process.
 
-`ask` is put once, `serve` again and again in a child that stays: its question says nothing, and
-its answer is a table by UUID, of cards and of MIG instances. Arguments: `libraries`, the names
-under which to try NVML, in order; `pynvml`, the file of nvidia-ml-py's module, or null; and for
-`ask` `driver_libraries`, the names of the CUDA driver, which is only opened, to tell whether it is
-there.
+`ask` lists the cards. `serve` returns a function for a child that stays: it takes any question and
+returns readings by UUID, of cards and of MIG instances. Arguments: `libraries`, the file names of
+NVML to try, in order; `pynvml`, the file of nvidia-ml-py's module, or `None`; and for `ask`,
+`driver_libraries`, the file names of the CUDA driver, which is only opened, to see if it is there.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _RECENT = 2.0
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
-    """The cards in NVML's order; or which call failed, with its code; or that there is no NVML."""
+    """Return the cards in NVML's order; or the failed call with its code; or no library."""
     tell("loading NVML")
     name, library, problem = open_first(arguments["libraries"])
     answer: Answer = {"library": None, "problem": problem}
@@ -161,7 +160,7 @@ def _text(value: bytes | str) -> str:
 def serve(
     tell: Callable[[str], None], arguments: dict[str, Any]
 ) -> Callable[[object], dict[str, Answer]]:
-    """Load NVML once; what is returned reads every card. Raises where NVML does not start."""
+    """Load NVML and return a function that reads every card; raises if NVML does not start."""
     tell("loading NVML")
     _, library, problem = open_first(arguments["libraries"])
     if library is None or arguments["pynvml"] is None:
@@ -230,7 +229,7 @@ def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
 
 
 def _loads(nvml: Any, handle: Any) -> dict[int, int] | None:
-    """Percent by process; `None` if the card does not tell. Who is idle is not in it."""
+    """Return percent by process, without idle ones; `None` if the card does not tell."""
     since = int((time.time() - _RECENT) * 1e6)
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)

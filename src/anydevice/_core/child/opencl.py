@@ -21,7 +21,7 @@ _ALL_TYPES = 0xFFFFFFFF
 _NOTHING_FOUND = (-1, -1001)
 
 _MOST_HANDLES, _LONGEST_ANSWER = 1024, 2**20
-"""What a driver can mean: with more platforms or devices, or a longer text, its answer is wrong."""
+"""Limits on platforms, on devices and on bytes of a text; an answer beyond them is an error."""
 
 _PLATFORM_NAME, _PLATFORM_VENDOR = 0x0902, 0x0903
 
@@ -38,14 +38,14 @@ _TOPOLOGY_AMD, _BOARD_NAME_AMD, _FREE_MEMORY_AMD = 0x4037, 0x4038, 0x4039
 
 
 def ask(tell: Tell, arguments: dict[str, Any]) -> dict[str, Any]:
-    """All platforms and devices that the loader at `arguments["loader"]` shows."""
+    """Return all platforms and devices that the loader at `arguments["loader"]` shows."""
     path = arguments["loader"]
     tell(f"loading {path}")
     return read(ctypes.CDLL(path), tell)
 
 
 def read(library: Any, tell: Tell) -> dict[str, Any]:
-    """Everything that `library` shows; `error` holds the code with which it refused, else 0."""
+    """Return the platforms of `library`, and the code with which it refused, or 0, as `error`."""
     tell("clGetPlatformIDs")
     error, handles = _handles(library.clGetPlatformIDs)
     platforms = [_platform(library, handle, tell) for handle in handles]

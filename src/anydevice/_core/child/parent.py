@@ -1,10 +1,10 @@
-"""Asking a driver from a child process, so that a crash or a hang stays there.
+"""Questions to drivers and libraries in a child process, so that a crash or a hang stays there.
 
-`subprocess` with an isolated interpreter and never `multiprocessing`: the caller's main module is
-not imported again, and nothing of the driver's state is left in the caller.
+The child is a `subprocess` with an isolated interpreter, never `multiprocessing`: the caller's main
+module is not imported again, and none of the driver's state is left in the caller.
 
-A `Question` has a child of its own. A `Conversation` has one that stays, for what is asked many
-questions: starting a process, or importing a library, takes longer than most of them.
+A `Question` has a child of its own. A `Conversation` keeps its child for many questions, because
+starting a process or importing a library takes longer than most answers.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from anydevice._core.record import Record
 _FOLDER = Path(__file__).parent
 _TIME_TO_END = 0.5
 _PAUSE = 5.0
-_AT_ONCE = 2**16
-"""How many bytes are read at a time: as many as a pipe holds."""
+_CHUNK = 2**16
+"""Bytes to read at a time: the size of a pipe."""
 
-_MOST_WRITTEN = 16 * 2**20
-"""How many bytes a child may write for one question; one that writes more is ended."""
+_OUTPUT_LIMIT = 16 * 2**20
+"""Limit on the bytes that a child writes for one question; beyond it, the child is killed."""
 
-_KEPT = 2**12
-"""How many of the last bytes that a driver printed are kept, to quote its last line."""
+_TAIL = 2**12
+"""Length of the tail of a driver's own output, of which the last line is quoted."""
 
-_leaving: set[int] = set()
-"""Children that have answered and were still ending when nobody waited for them any longer."""
+_to_reap: set[int] = set()
+"""Child processes to reap."""
 
 withheld: tuple[tuple[str, str | None, str | None], ...] = ()
-"""Variables of this process that children do not get: the name, the value, and that instead."""
+"""Variables that children do not inherit: the name, its value here, and the value for them."""
 
 _conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
-"""Those whose child is ended with this process, and forgotten in a forked copy of it."""
+"""Conversations to close at exit, and to forget in a forked copy of this process."""
 
 How = Literal["answered", "failed", "crashed", "timed_out", "endless_output", "not_started"]
 """How a question ended; all but the first are codes of a `Reason`."""
@@ -61,7 +61,7 @@ class Outcome(Record):
 
     @property
     def sentence(self) -> str:
-        """What went wrong, for a finding: "crashed (SIGSEGV) in cuInit"."""
+        """The failure in words, for a finding: "crashed (SIGSEGV) in cuInit"."""
         during = f" in {self.step}" if self.step else ""
         detail = f" ({self.error})" if self.error else ""
         what = "wrote without end" if self.how == "endless_output" else self.how.replace("_", " ")
@@ -77,10 +77,10 @@ class Question:
         self._began = time.monotonic()
 
     def finish(self, limit: float) -> Outcome:
-        """The outcome, at most `limit` seconds after the start.
+        """Return the outcome, at most `limit` seconds after the start.
 
-        Returns as soon as the answer is there: a process that has used a GPU takes longer to end
-        than many a driver takes to answer, and nobody has to wait for that.
+        Returns with the answer, without waiting for the child to end: a process that has used a
+        GPU ends slowly.
         """
         process = self._process
         if process is None:
@@ -102,7 +102,7 @@ class Question:
             _kill(process)
             raise
         finally:
-            _let_go(process)
+            _release(process)
 
 
 def start(
@@ -156,22 +156,22 @@ def ask(
 
 def reap() -> None:
     """Collect the children that have ended since they answered; waits for none."""
-    for pid in tuple(_leaving):
+    for pid in tuple(_to_reap):
         try:
             ended, _ = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:  # a forked copy of this process: they are not its children
             ended = pid
         if ended:
-            _leaving.discard(pid)
+            _to_reap.discard(pid)
 
 
 class Conversation:
     """Questions to a module of this folder that stays loaded in a child.
 
-    The child is started with the first question, ends when nobody is left to ask, and is started
-    again, after a pause, where the driver took it down. The module's `serve(tell, arguments)`
-    returns the function that answers each question. Several threads may ask; they take turns. A
-    forked copy of this process starts a child of its own.
+    The child starts with the first question and ends with this process; if the driver takes it
+    down, it is started again after a pause. The module's `serve(tell, arguments)` returns the
+    function that answers each question. Several threads may ask; they take turns. A forked copy of
+    this process starts a child of its own.
     """
 
     def __init__(
@@ -193,10 +193,10 @@ class Conversation:
         _conversations.add(self)
 
     def ask(self, question: Any, *, limit: float) -> Outcome:
-        """The outcome of a question, at most `limit` seconds later.
+        """Return the outcome of a question, at most `limit` seconds later.
 
-        For some seconds after a failure the same failure is answered at once: a driver that hangs
-        must not hold up every question.
+        For some seconds after a failure, the same failure is the answer: a driver that hangs must
+        not delay every question.
         """
         with self._lock.native:
             if time.monotonic() < self._not_before:
@@ -240,7 +240,7 @@ class Conversation:
                 timer.cancel()
                 timer.join()
         except BaseException:
-            # Who asks next must not get the answer to this question.
+            # The next question must not get the answer to this one.
             self._end()
             raise
         if not late.is_set():
@@ -301,20 +301,20 @@ class _EndlessOutputError(Exception):
 
 
 class _Messages:
-    """Reads what a child writes: the step it is in, and the outcome once it is there."""
+    """The messages of a child: its current step, and the outcome once it is there."""
 
     def __init__(self) -> None:
         self.step: str | None = None
         self.outcome: Outcome | None = None
         self.printed = bytearray()
         self._begun = bytearray()
-        self._left = _MOST_WRITTEN
+        self._left = _OUTPUT_LIMIT
 
     def add_printed(self, chunk: bytes) -> None:
-        """Take note of what the driver itself printed; the end of it is kept."""
+        """Keep the end of the driver's own output."""
         self._count(chunk)
         self.printed += chunk
-        del self.printed[:-_KEPT]
+        del self.printed[:-_TAIL]
 
     def feed(self, written: bytes) -> Outcome | None:
         self._count(written)
@@ -355,7 +355,7 @@ def _command(name: str, arguments: Mapping[str, object], *, site: bool = False) 
 
 
 def own_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a child, this process's unless another is given; see `withheld`."""
+    """Return the environment for a child, by default this process's; see `withheld`."""
     own = dict(os.environ if environment is None else environment)
     for name, value, instead in withheld:
         if own.get(name) == value:
@@ -370,7 +370,7 @@ def _late(step: str | None, limit: float) -> Outcome:
 
 
 def _endless(step: str | None) -> Outcome:
-    most = f"more than {_MOST_WRITTEN // 2**20} MiB"
+    most = f"more than {_OUTPUT_LIMIT // 2**20} MiB"
     return Outcome("endless_output", step=step, error=most)
 
 
@@ -399,7 +399,7 @@ def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: flo
             if time.monotonic() >= deadline:
                 raise TimeoutError
             for key, _ in ready:
-                chunk = os.read(key.fd, _AT_ONCE)
+                chunk = os.read(key.fd, _CHUNK)
                 if not chunk:
                     pipes.unregister(key.fileobj)
                 elif key.fileobj is answers:
@@ -416,7 +416,7 @@ def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
         text = marshal.dumps(question).hex().encode() + b"\n"
         while text:
             text = text[process.stdin.write(text) :]
-        while written := process.stdout.read(_AT_ONCE):
+        while written := process.stdout.read(_CHUNK):
             outcome = messages.feed(written)
             if outcome is not None:
                 return outcome
@@ -440,7 +440,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _release(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe:
             pipe.close()
@@ -449,7 +449,7 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
     if os.name != "posix":  # it was killed, and ends at once
         process.wait(timeout=_TIME_TO_END)
         return
-    _leaving.add(process.pid)
+    _to_reap.add(process.pid)
     process.returncode = 0  # from here on it is ours to collect, not the Popen's
 
 

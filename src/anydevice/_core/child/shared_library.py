@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def open_first(names: Sequence[str]) -> tuple[str | None, ctypes.CDLL | None, str | None]:
-    """The name and handle of the first library that opens; else why one that exists does not."""
+    """Return name and handle of the first library that opens, or why an existing one does not."""
     problem = None
     for name in names:
         try:

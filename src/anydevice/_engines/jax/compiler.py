@@ -51,7 +51,7 @@ class JaxCompiler:
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
         whole: bool = True,
-        most: bool = False,
+        max_effort: bool = False,
         fixed: bool = False,
     ) -> Callable[..., Any]:
         """See the protocol. Values of `static` arguments must be hashable.
@@ -59,14 +59,14 @@ class JaxCompiler:
         A donated array is deleted by the call: JAX raises where it is used again. JAX compiles
         functions as a whole or not at all.
         """
-        options = {"compiler_options": dict(_MOST)} if most else {}
+        options = {"compiler_options": dict(_MOST)} if max_effort else {}
         compiled: Callable[..., Any] = jax.jit(
             function, static_argnames=tuple(static), donate_argnames=tuple(donate), **options
         )
         return compiled
 
-    def efforts(self, most: bool) -> str:
-        if most:
+    def efforts(self, max_effort: bool) -> str:
+        if max_effort:
             return "jax.jit, XLA told to spend most effort on fast code"
         return "jax.jit"
 

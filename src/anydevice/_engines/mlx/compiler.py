@@ -28,14 +28,14 @@ class MlxCompiler:
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
         whole: bool = True,
-        most: bool = False,
+        max_effort: bool = False,
         fixed: bool = False,
     ) -> Callable[..., Any]:
         check_names(function, donate)
         return compiled_for_each(function, static, _compiled) if static else _compiled(function)
 
-    def efforts(self, most: bool) -> str:
-        return "mx.compile, which has one way of compiling" if most else "mx.compile"
+    def efforts(self, max_effort: bool) -> str:
+        return "mx.compile, which has one way of compiling" if max_effort else "mx.compile"
 
     def keep(self, folder: str) -> str | None:
         return None

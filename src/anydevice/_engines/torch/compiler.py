@@ -65,22 +65,22 @@ class TorchCompiler:
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
         whole: bool = True,
-        most: bool = False,
+        max_effort: bool = False,
         fixed: bool = False,
     ) -> Callable[..., Any]:
         """See the protocol. PyTorch has no donation: results never take an argument's memory.
 
         Values of `static` arguments must be hashable; each set of them is compiled by itself.
         """
-        options = _options(most) | (_FIXED if fixed else {})
+        options = _options(max_effort) | (_FIXED if fixed else {})
         compile_one = partial(torch.compile, fullgraph=whole, options=options, **_OPTIONS)
         if static:
             return compiled_for_each(function, static, compile_one)
         compiled: Callable[..., Any] = compile_one(function)
         return compiled
 
-    def efforts(self, most: bool) -> str:
-        return f"torch.compile, mode {_MOST}" if most else "torch.compile"
+    def efforts(self, max_effort: bool) -> str:
+        return f"torch.compile, mode {_MOST}" if max_effort else "torch.compile"
 
     def keep(self, folder: str) -> str | None:
         """See the protocol. PyTorch reads the variable whenever it compiles.
@@ -149,12 +149,12 @@ _SELECTING = (
 """Their results have no elements but those of the first argument."""
 
 
-def _options(most: bool) -> dict[str, Any]:
+def _options(max_effort: bool) -> dict[str, Any]:
     """The options of PyTorch's compiler. It is imported here, because that takes seconds."""
     import torch._inductor as inductor
     import torch._inductor.config as config
 
-    options = dict(inductor.list_mode_options(_MOST)) if most else {}
+    options = dict(inductor.list_mode_options(_MOST)) if max_effort else {}
     if config.joint_custom_post_pass is None:  # else the user has one
         options |= _checks()
     return options

@@ -83,7 +83,7 @@ def set_limit(config: Config | None) -> list[str]:
 
 
 def told_to_jax() -> float | None:
-    """The fraction of a GPU's memory that the environment gives JAX; `None` if it gives none."""
+    """Return the fraction of a GPU's memory that the environment gives JAX, or `None`."""
     for name in _JAX_FRACTIONS:
         with suppress(KeyError, ValueError):
             return float(os.environ[name])
@@ -91,12 +91,12 @@ def told_to_jax() -> float | None:
 
 
 def in_force() -> Config | None:
-    """The settings whose limit the libraries are held to; `None` if there is no limit."""
+    """Return the settings whose limit the libraries are held to; `None` if there is no limit."""
     return _config
 
 
 def limit_of(device: Device, config: Config) -> int | None:
-    """The most bytes of a device that the settings allow; `None` if there is no limit.
+    """Return the most bytes of a device that the settings allow; `None` if there is no limit.
 
     A fraction is one of the memory that this process could ever get there, and no limit where that
     is unknown. An amount is never more than that memory.
@@ -118,7 +118,7 @@ def limit_of(device: Device, config: Config) -> int | None:
 
 
 def started_jax() -> list[tuple[Engine, Device]]:
-    """JAX with each GPU that it has started; asks nothing of a JAX that has not."""
+    """Return JAX with each GPU that it has started; asks nothing of a JAX that has not."""
     if not jax_started():
         return []
     engine = registry.load("jax")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from anydevice._core import hooks
 from anydevice._core.checks import is_number
@@ -16,30 +15,30 @@ from anydevice._machine.engines import registry
 from anydevice._machine.settings.files import measurements_file, read_cache, stamp
 
 Times = Mapping[str, float]
-"""Seconds by what was measured: the op, its case and its dtype in one text."""
+"""Seconds by op, case and dtype, which are one text."""
 
 _kept: tuple[object, dict[str, dict[str, float]]] = (None, {})
 
 
 def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:
-    """Which engine was fastest, for every device on which several were measured.
+    """Return the fastest engine of every device on which several were measured.
 
-    They are compared by the total over what all of them were measured with. What was measured
-    with another driver or another version of a library does not count.
+    Engines are compared by their total over the cases that all of them ran. Measurements with
+    another driver or another version of a library do not count.
     """
-    kept = read_measurements()
-    if not kept:  # then nobody need look at the libraries
+    saved = read_measurements()
+    if not saved:  # then the libraries need not be read
         return ()
-    return tuple(measured for device in devices if (measured := _measured(device, kept)))
+    return tuple(fastest for device in devices if (fastest := _compare_engines(device, saved)))
 
 
 def measured_engine(device: Device) -> str | None:
-    """The engine that was fastest on a device; `None` if fewer than two were measured."""
+    """Return the engine that was fastest on a device; `None` if fewer than two were measured."""
     return next((measured.engine for measured in measured_engines((device,))), None)
 
 
 def engine_of(device: Device) -> str | None:
-    """The engine that serves a device for which none was asked."""
+    """Return the engine for a device for which none is requested."""
     status = device.status
     if status is None:
         return None
@@ -47,13 +46,13 @@ def engine_of(device: Device) -> str | None:
     return pick_engine(device, status.engines, registry.loaded_engines(), measured)
 
 
-def _measured(device: Device, kept: Mapping[str, Times]) -> Measured | None:
+def _compare_engines(device: Device, saved: Mapping[str, Times]) -> Measured | None:
     status = device.status
     if status is None:
         return None
     times = {}
     for engine in status.engines:
-        known = kept.get(key_of(device.backend, device.index, status.facts, engine))
+        known = saved.get(key_of(device.backend, device.index, status.facts, engine))
         if known:
             times[engine] = known
     if len(times) < 2:
@@ -67,7 +66,7 @@ def _measured(device: Device, kept: Mapping[str, Times]) -> Measured | None:
 
 
 def read_measurements() -> dict[str, dict[str, float]]:
-    """Every measurement that is kept, by key; nothing where the file is missing or damaged."""
+    """Return the saved measurements by key; none if the file is missing or damaged."""
     global _kept
     path = measurements_file()
     version = stamp(path)
@@ -80,18 +79,14 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
     return {
         key: {name: float(seconds) for name, seconds in times.items()}
         for key, times in read_cache(path).items()
-        if isinstance(times, dict) and all(map(_is_time, times.values()))
+        if isinstance(times, dict) and all(is_number(t) and t > 0 for t in times.values())
     }
 
 
-def _is_time(value: Any) -> bool:
-    return is_number(value) and value > 0
-
-
 def keep_measurements(new: Mapping[str, Times]) -> str | None:
-    """Keep measurements by their key; where that cannot be done, a sentence that says why.
+    """Save measurements by their key; returns a sentence if that fails, else `None`.
 
-    What was measured before and not now is kept; what was measured again is replaced.
+    Earlier measurements stay, unless they were taken again.
     """
     import json
 

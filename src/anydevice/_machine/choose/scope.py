@@ -61,7 +61,7 @@ _variables = variables(SETTING_VARIABLES)
 def device(
     spec: Spec = None, *, engine: str | None = None, min_free: int | str | None = None
 ) -> Device:
-    """The device to use: the requested one, or the best one of this machine.
+    """Return the device to use: the requested one, or the best one of this machine.
 
     `device()` follows the chain: a `use_device` block, `set_device`, the environment
     (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
@@ -95,7 +95,7 @@ def device(
     if choice.device is None:
         raise DeviceNotFoundError(_not_found(choice), report.findings, choice.reasons)
     _warn_if_passed_over(choice)
-    # Not as the report has it: what is asked of it later is answered as things are then.
+    # Without the report's status: its properties are read anew when they are used.
     chosen = choice.device
     served = chosen.engine, chosen.chosen_by
     result = Device(chosen).served_by(*served, picked=chosen.engine_is_free)
@@ -105,7 +105,7 @@ def device(
 
 
 def one_device(spec: str | Device | None = None, *, engine: str | None = None) -> Device:
-    """`device(spec, engine=engine)` where a list might be taken for several devices: it is refused.
+    """Return `device(spec, engine=engine)`, but refuse a list, which may mean several devices.
 
     >>> one_device(["cpu:0", "cpu:1"])
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
 
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
-    """How `device()` would choose now, step by step; does not raise if nothing fits."""
+    """Return the steps of `device()` as it would choose now; does not raise if nothing fits."""
     return _choose(make_request(spec, engine=engine, min_free=None), discover())
 
 
@@ -239,12 +239,12 @@ class use_device:  # noqa: N801 - it is used like a function
 
 
 def block_device() -> Device | None:
-    """The device of the `use_device` block that the caller runs in; `None` outside of any."""
+    """Return the device of the caller's `use_device` block; `None` outside of any."""
     return _block.get()
 
 
 class _Asked(Record):
-    """An engine and who asked for it; `picked` if it only comes with a device."""
+    """An engine and the source that requests it; `picked` if it only comes with a device."""
 
     engine: str | None
     source: str | None
@@ -252,7 +252,7 @@ class _Asked(Record):
 
 
 def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) -> Request:
-    """Everything that a choice depends on: arguments, scopes, environment and files."""
+    """Return everything that a choice depends on: arguments, scopes, environment and files."""
     wishes: list[Wish] = []
     engines: list[_Asked] = []
     if spec is not None and not isinstance(spec, str | Device | list | tuple):
@@ -360,7 +360,7 @@ def _not_found(choice: Choice) -> str:
 
 
 def _warn_if_passed_over(choice: Choice) -> None:
-    """One warning if a preference was not met, or an automatic choice fell back to the CPU."""
+    """Warn once if a preference was not met, or an automatic choice fell back to the CPU."""
     assert choice.device is not None
     at_the_end = choice.device.kind == "cpu" and choice.steps[-1].source == "order of backends"
     unmet = [
@@ -390,7 +390,7 @@ def forget() -> None:
 
 @on_refresh
 def forget_warnings() -> None:
-    """Give again warnings that were given before."""
+    """Repeat warnings that were given before."""
     _said.clear()
     _known_choices.clear()
     forget_files()
@@ -411,10 +411,10 @@ _NAMES = ("device", "devicetype")
 
 
 def device_from_library(spec: Any) -> Device | None:
-    """The device that a library's own object stands for, with that library as its engine.
+    """Return the device that a library's own object stands for, with that library as its engine.
 
     `None` if it is no such object. Raises `DeviceNotFoundError` if the library does not see that
-    device. Imports nothing: whoever has such an object has imported the library.
+    device. Imports nothing: the library of such an object is imported already.
     """
     kind = type(spec)
     package = kind.__module__.partition(".")[0]

@@ -53,7 +53,7 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
     began = time.perf_counter()
     path = [entry or os.getcwd() for entry in sys.path]
     question = {"path": path, "engine": chosen, "device": place}
-    # Three quarters of a card for one small product would disturb whoever else is on it.
+    # By default JAX takes three quarters of a card, which would disturb its other users.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     outcome = ask_child(_PROBE, question, limit=limit, environment=environment, site=True)
     verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
@@ -67,7 +67,7 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
 
 
 def engines_to_check(device: Device) -> tuple[str, ...]:
-    """The engines that could drive a device, those with a bad verdict included."""
+    """Return the engines that could drive a device, those with a bad verdict included."""
     status = device.status
     if status is None:
         return ()
@@ -103,7 +103,7 @@ def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: f
 
 
 def _worth_keeping(verdict: Verdict, limit: float) -> bool:
-    # A card that is full at this moment, or was given no time, is not one that computes wrongly.
+    # A full card, or a short time limit, does not mean that the device computes wrongly.
     code = verdict.reason.code if verdict.reason else None
     if code == "timed_out":
         return limit >= _LONG_ENOUGH
@@ -111,7 +111,7 @@ def _worth_keeping(verdict: Verdict, limit: float) -> bool:
 
 
 def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
-    """The key of a verdict: when any part changes, the verdict no longer counts.
+    """Return the key of a verdict: when any part changes, the verdict no longer counts.
 
     The library counts with its version and its folder: another environment has another copy.
     """
@@ -122,7 +122,7 @@ def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
 
 
 def read_verdicts() -> dict[str, Verdict]:
-    """Every verdict that is kept and can be read; none if the file is missing or damaged."""
+    """Return every verdict that is kept and can be read; none if the file is missing or damaged."""
     kept = {key: _verdict(value) for key, value in read_cache(verdicts_file()).items()}
     return {key: verdict for key, verdict in kept.items() if verdict is not None}
 
@@ -150,7 +150,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
 
 
 def keep_verdict(key: str, verdict: Verdict) -> str | None:
-    """Keep a verdict; where that cannot be done, a sentence that says why."""
+    """Save a verdict; returns a sentence if that fails, else `None`."""
     path = verdicts_file()
     try:
         with writing(path, private=True) as write:

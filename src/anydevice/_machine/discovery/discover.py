@@ -24,7 +24,7 @@ from anydevice._machine.settings.files import variables
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 Source = Callable[[float], Iterable[BackendScan]]
-"""Where scans come from: the real machine, or a fake one in a test."""
+"""A source of scans: the real machine, or a fake one in a test."""
 
 _SITUATION = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
@@ -101,7 +101,7 @@ class Report(Record):
         return tuple(tuple(group) for group in groups)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain data, ready for JSON."""
+        """Return the report as plain data, ready for JSON."""
         return {
             "backends": [finding.to_dict() for finding in self.findings],
             "recommended": self.recommended,
@@ -121,7 +121,7 @@ class Report(Record):
 
 
 def discover(refresh: bool = False) -> Report:
-    """Every accelerator of this machine: which are usable, and why the others are not.
+    """Return every accelerator of this machine: which are usable, and why the others are not.
 
     Reads drivers and installed packages, imports no array library, and starts no CUDA context in
     this process. The report is cached; `refresh=True` looks again and repeats warnings. It never
@@ -131,12 +131,12 @@ def discover(refresh: bool = False) -> Report:
     if getattr(_looking, "now", False):
         raise AnyDeviceError("discover() was called from inside discovery, such as by a probe")
     if refresh:
-        _refreshed()
+        _call_on_refresh()
     with _lock.native:
         if refresh or _kept is None or _kept[0] != _situation():
             _looking.now = True
             try:
-                _let_files_take_effect()
+                _apply_files()
                 _kept = (_situation(), _look())
             finally:
                 _looking.now = False
@@ -164,7 +164,7 @@ class Devices(tuple[Device, ...]):
 
 
 def devices(kind: str | None = None) -> tuple[Device, ...]:
-    """Every usable device in order of choice, optionally of one kind ("gpu") or backend ("cuda").
+    """Return every usable device in order of choice, optionally of a kind or a backend ("cuda").
 
     >>> import anydevice
     >>> [str(device) for device in anydevice.devices("cpu")][0]
@@ -187,7 +187,7 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
 
 
 def added_backends() -> frozenset[str]:
-    """The backends that only a user's own probe knows.
+    """Return the backends that only a user's own probe knows.
 
     Empty while discovery is still running.
     """
@@ -208,12 +208,12 @@ def status_of(device: Device) -> DeviceStatus | None:
 
 
 def free_memory(device: Device) -> int | None:
-    """The free bytes of a device now."""
+    """Return the free bytes of a device now."""
     return device.facts.free_memory
 
 
 def kept_report() -> Report | None:
-    """The cached report of `discover()`; `None` if there is none yet."""
+    """Return the cached report of `discover()`; `None` if there is none yet."""
     return _kept[1] if _kept else None
 
 
@@ -230,14 +230,14 @@ def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:
     return callback
 
 
-def _refreshed() -> None:
+def _call_on_refresh() -> None:
     for callback in _on_refresh:
         callback()
 
 
 @contextmanager
 def machine_from(source: Source) -> Iterator[None]:
-    """A block in which discovery reads a fake machine, for tests."""
+    """Let discovery read a fake machine while the block runs, for tests."""
     global _source
     before, _source = _source, source
     try:
@@ -246,10 +246,10 @@ def machine_from(source: Source) -> Iterator[None]:
     finally:
         _source = before
         forget_report()
-        _refreshed()
+        _call_on_refresh()
 
 
-def _let_files_take_effect() -> None:
+def _apply_files() -> None:
     try:
         # Not the memory, for which the machine must be known: choosing a device sees to it.
         apply_files(("env", "x64", "jit"))
@@ -270,17 +270,17 @@ def _look() -> Report:
     return Report(findings, recommend(findings), time.perf_counter() - began)
 
 
-def _printable(told: Any) -> Any:
-    """What a reader tells, with texts that can be printed: drivers may answer anything."""
-    if isinstance(told, str):
-        return printable(told)
-    if isinstance(told, Record):
-        return replace(told, **{name: _printable(each) for name, each in as_dict(told).items()})
-    if isinstance(told, tuple):
-        return tuple(map(_printable, told))
-    if isinstance(told, Mapping):
-        return MappingProxyType({name: _printable(each) for name, each in told.items()})
-    return told
+def _printable(scan: Any) -> Any:
+    """Return a scan whose texts can be printed: drivers may answer anything."""
+    if isinstance(scan, str):
+        return printable(scan)
+    if isinstance(scan, Record):
+        return replace(scan, **{name: _printable(value) for name, value in as_dict(scan).items()})
+    if isinstance(scan, tuple):
+        return tuple(map(_printable, scan))
+    if isinstance(scan, Mapping):
+        return MappingProxyType({name: _printable(value) for name, value in scan.items()})
+    return scan
 
 
 def _time_limit() -> float:
@@ -303,7 +303,7 @@ hooks.status.register(status_of)
 
 
 def look_everywhere(limit: float) -> Iterator[BackendScan]:
-    """A scan for every backend, after little more than `limit` seconds at most.
+    """Return a scan for every backend, after little more than `limit` seconds at most.
 
     Reading starts at once; the caller waits only for the first scan. A reader that fails or
     hangs becomes a scan that says so, and does not affect the others. A probe that another
@@ -322,7 +322,7 @@ def look_everywhere(limit: float) -> Iterator[BackendScan]:
 
 
 def merge(own: Mapping[str, BackendScan], added: Mapping[str, BackendScan]) -> list[BackendScan]:
-    """Our readers' scans with those of added probes in their place or after them."""
+    """Return our readers' scans with those of added probes in their place or after them."""
     found = {scan.backend: scan for scan in own.values()}
     notes: list[str] = []
     for name, scan in added.items():
@@ -353,10 +353,10 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
         try:
             results[name] = look(limit)
         except BaseException as error:  # sys.exit() in a probe is a failure like any other
-            results[name] = _failed(name, error)
+            results[name] = _failed_scan(name, error)
 
     deadline = time.monotonic() + limit + _GRACE
-    looks = {name: _begun(name, begin) for name, begin in readers.items()}
+    looks = {name: _begin(name, begin) for name, begin in readers.items()}
     threads = [
         threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
         for pair in looks.items()
@@ -376,14 +376,14 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
     return finish
 
 
-def _begun(name: str, begin: Begin) -> Look:
+def _begin(name: str, begin: Begin) -> Look:
     try:
         return begin()
     except Exception as error:
-        failed = _failed(name, error)
+        failed = _failed_scan(name, error)
         return lambda limit: failed
 
 
-def _failed(name: str, error: BaseException) -> BackendScan:
+def _failed_scan(name: str, error: BaseException) -> BackendScan:
     text = f"reading it failed: {type(error).__name__}: {error}"
     return BackendScan(name, True, stage="driver", reason=Reason("reading_failed", text))

@@ -37,7 +37,7 @@ class Examination(Record):
 
 
 def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
-    """The checks to run: only the named devices, only with one engine, where so asked.
+    """Return the checks to run: only the named devices, only with one engine, where so asked.
 
     The further CPU devices that JAX shows are the same cores, and are checked only by name. Raises
     `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine lacks
@@ -48,7 +48,7 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
         check_wish(name, "device")
     if engine is not None:
         check_engine(engine, "--engine")
-    part = _narrowed(report, wanted) if wanted else report
+    part = _select_findings(report, wanted) if wanted else report
     pairs = tuple(
         (device, each)
         for device in part.devices
@@ -64,7 +64,7 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
 def pairs_among(
     report: Report, names: Sequence[str] = (), engines: Sequence[str] | None = None
 ) -> tuple[tuple[Device, str], ...]:
-    """Each device with each library that drives it, or those of both that are named.
+    """Return each device with each library that drives it, or those of both that are named.
 
     Raises as `prepare` does.
     """
@@ -86,7 +86,7 @@ def _unusable(report: Report) -> Iterator[Unusable]:
             yield Unusable(place, stage, code, what.reason or "", what.fix)
 
 
-def _narrowed(report: Report, names: Sequence[str]) -> Report:
+def _select_findings(report: Report, names: Sequence[str]) -> Report:
     kept: list[Finding] = []
     for finding in report:
         devices = tuple(d for d in finding.devices if any(_is_named(d, name) for name in names))

@@ -1,4 +1,4 @@
-"""Which installed engine can drive which device, with the verdicts of past checks."""
+"""The engines that can drive each device, with the verdicts of past checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from anydevice._machine.engines.library_settings import virtual_cpus
 
 
 def findings_of(scans: Iterable[BackendScan]) -> tuple[Finding, ...]:
-    """A finding for every scan: its devices with who can drive them, or why nobody can.
+    """Return a finding for every scan: its devices with their engines, or why none drives them.
 
     A scan that makes no sense, as a user's own probe may give one, is a finding that says so.
     """

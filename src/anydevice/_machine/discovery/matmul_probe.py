@@ -1,8 +1,7 @@
-"""The child's side of a check: multiplies two matrices on the device and reads the result.
+"""The check of a device, in a child process: multiply two matrices and read the result.
 
-Loaded by `_core/child/entry.py` in a child process. The numbers are small
-integers, so the answer is exact in every precision that a device may multiply in, and is
-compared for equality.
+Loaded by `_core/child/entry.py`. The numbers are small integers, so the product is exact in every
+precision that a device may multiply in, and is compared for equality.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ SIZE = 96
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Multiply on one device through one engine: how far off the product is, and where it is."""
+    """Multiply on one device through one engine; returns the largest error and the device."""
     sys.path[:] = arguments["path"]
     name, place = arguments["engine"], arguments["device"]
     tell(f"importing {name}")

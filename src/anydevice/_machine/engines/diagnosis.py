@@ -24,7 +24,7 @@ OLDEST_CAPABILITY = {"jax": {12: "5.2", 13: "7.5"}, "cupy": {11: "3.5", 12: "5.0
 
 
 def refusal(build: Build, backend: str, facts: Facts) -> Refusal | None:
-    """Why `build` cannot drive a device of `backend` with these facts; `None` if it can.
+    """Return why `build` cannot drive a device of `backend` with these facts, or `None`.
 
     The fix is the command that makes this same library drive it, if there is one.
     """
@@ -35,7 +35,7 @@ def refusal(build: Build, backend: str, facts: Facts) -> Refusal | None:
 
 
 def why_not(build: Build, backend: str, facts: Facts) -> Reason | None:
-    """The reason alone, without a fix."""
+    """Return the reason alone, without a fix."""
     if not build.installed:
         return Reason("library_missing", f"{build.library} is not installed")
     if build.broken:
@@ -160,7 +160,7 @@ _FOREIGN = (
 
 
 def code_of_message(message: str) -> str:
-    """The code behind an error message of a library, which has none itself; "failed" for any other.
+    """Return the code for a library's error message; "failed" for an unknown one.
 
     >>> code_of_message("RuntimeError: CUDA error: no kernel image is available")
     'card_not_in_build'
@@ -242,7 +242,7 @@ REQUIREMENTS: dict[tuple[str, str], tuple[Requirement, ...]] = {
 def best_fix(
     backend: str, facts: Facts, builds: Sequence[Build], where: Platform | None = None
 ) -> str | None:
-    """The one best step for a device that none of `builds` can drive; `None` if none is known.
+    """Return the best fix for a device that none of `builds` can drive; `None` if unknown.
 
     A library that is installed already is preferred; `builds` come in order of choice. Where what
     is left cannot train, the step says so.
@@ -252,7 +252,7 @@ def best_fix(
     for build in builds if not installed else ():
         row = _fitting(build.engine, backend, facts, where)
         if row and row.in_extra:
-            extra = _quoted(f"anydevice[{backend}]")
+            extra = _quote_spec(f"anydevice[{backend}]")
             return f"pip install {extra}{_if_it_cannot_train(build, backend)}"
     for build in (*installed, *builds):
         command = command_for(build, backend, facts, where)
@@ -266,7 +266,7 @@ def best_fix(
 def command_for(
     build: Build, backend: str, facts: Facts, where: Platform | None = None
 ) -> str | None:
-    """The command that makes this engine's library drive the device; `None` if none can."""
+    """Return the command that makes this engine's library drive the device; `None` if none can."""
     row = _fitting(build.engine, backend, facts, where or this_platform())
     if row is None:
         return None
@@ -278,13 +278,13 @@ def command_for(
         words.append("--force-reinstall")
     elif build.version and row.since and compare_versions(build.version, row.since) < 0:
         words.append("--upgrade")
-    words.append(_quoted(row.spec))
+    words.append(_quote_spec(row.spec))
     words += _tied_to(build)
     return removal + " ".join(words)
 
 
 def _if_it_cannot_train(build: Build, backend: str) -> str:
-    """A note for whoever installs a library without gradients, where another one has them."""
+    """A note for users who install a library without gradients, if another one has them."""
     row = row_of(build.engine)
     if build.installed or "autodiff" not in row.lacks or "torch" not in engines_for(backend):
         return ""
@@ -295,7 +295,7 @@ def _if_it_cannot_train(build: Build, backend: str) -> str:
 
 
 def this_platform() -> Platform:
-    """The system, processor and Python that packages are chosen for here."""
+    """Return the system, processor and Python that packages are chosen for here."""
     processor = platform.machine().lower()
     return Platform(
         _SYSTEMS.get(sys.platform, sys.platform),
@@ -358,10 +358,10 @@ def _tied_to(build: Build) -> list[str]:
     return [name for name in ("torchvision", "torchaudio") if name in names]
 
 
-def _quoted(spec: str) -> str:
+def _quote_spec(spec: str) -> str:
     """A requirement as a POSIX shell and cmd both take it.
 
-    >>> _quoted("torch<2.11"), _quoted("numpy")
+    >>> _quote_spec("torch<2.11"), _quote_spec("numpy")
     ('"torch<2.11"', 'numpy')
     """
     return spec if re.fullmatch(r"[\w.-]+", spec) else f'"{spec}"'

@@ -1,4 +1,4 @@
-"""Which build of each array library is installed, and what it was made for; nothing is imported.
+"""The installed build of each array library, and what it was made for; nothing is imported.
 
 `importlib.metadata` answers some of the same questions, but importing it takes longer than all of
 discovery may; the name of a `.dist-info` folder already says a distribution and its version.
@@ -36,7 +36,7 @@ class _Distribution(Record):
 
 
 def distributions() -> Mapping[str, str]:
-    """Every installed distribution with its version, under its normalised name.
+    """Return every installed distribution with its version, under its normalised name.
 
     Where one is installed twice, the folder that comes first on the search path counts, as it
     does for `import`.
@@ -49,7 +49,7 @@ def distributions() -> Mapping[str, str]:
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of installed distributions in a group such as "anydevice.engines"."""
+    """Return the entry points of installed distributions in a group such as "anydevice.engines"."""
     found: dict[tuple[str, str], EntryPoint] = {}
     for folder, changed in _search_path():
         for entry in _entry_points_in(folder, changed, group):
@@ -58,7 +58,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 def package_folder(name: str) -> Path | None:
-    """The folder of a top-level package, or `None` if no such package can be imported.
+    """Return the folder of a top-level package, or `None` if no such package can be imported.
 
     A folder without code of its own (left behind by an uninstallation, or a project's folder of
     that name) is not a package.
@@ -78,7 +78,7 @@ def package_folder(name: str) -> Path | None:
 
 
 def normalise(name: str) -> str:
-    """The one spelling of a distribution's name.
+    """Return the one spelling of a distribution's name.
 
     >>> normalise("JAX_cuda12.plugin")
     'jax-cuda12-plugin'
@@ -171,7 +171,7 @@ class TorchVersion(Record):
 
 
 def read_version(folder: Path) -> TorchVersion | None:
-    """The version file of the PyTorch in `folder`; `None` if it has none that can be read."""
+    """Return the version file of the PyTorch in `folder`; `None` if it cannot be read."""
     try:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -191,9 +191,9 @@ def read_version(folder: Path) -> TorchVersion | None:
 
 @lru_cache(maxsize=8)
 def read_architectures(folder: Path) -> tuple[str, ...]:
-    """The architectures compiled in, such as `("sm_80", "sm_90", "compute_90")`.
+    """Return the architectures compiled in, such as `("sm_80", "sm_90", "compute_90")`.
 
-    Empty where the library or the list in it cannot be found: then nobody can tell.
+    Empty where the library or the list in it cannot be found.
     """
     for name in _LIBRARIES:
         try:
@@ -245,7 +245,7 @@ class Build(Record):
         return f"{self.library} {self.version}" if self.version else self.library
 
     def architectures(self) -> tuple[str, ...]:
-        """The architectures in the build, such as `("sm_80", "sm_90")`; empty if unknown.
+        """Return the architectures in the build, such as `("sm_80", "sm_90")`; empty if unknown.
 
         PyTorch keeps the list inside a library of some 30 MB, so this is asked only when a device
         is at hand.
@@ -258,7 +258,7 @@ class Build(Record):
 def read_build(
     engine: str, module: str, libraries: tuple[str, ...], backends: tuple[str, ...]
 ) -> Build:
-    """The installed build of an engine's library: `module` is imported as, `libraries` installs it.
+    """Return the installed build of a library, imported as `module`, installed as `libraries`.
 
     Of a library that has no reader here, what is installed counts as fit for all of `backends`.
     """
@@ -276,7 +276,7 @@ def read_build(
     return reader(build, names) if reader else build
 
 
-def _broken(build: Build, text: str) -> Build:
+def _broken_build(build: Build, text: str) -> Build:
     return replace(build, broken=Reason("damaged_installation", text))
 
 
@@ -284,7 +284,7 @@ def _torch(build: Build, names: Mapping[str, str]) -> Build:
     assert build.folder is not None
     written = read_version(build.folder)
     if written is None:
-        return _broken(build, f"{build.name} is damaged: its version.py cannot be read")
+        return _broken_build(build, f"{build.name} is damaged: its version.py cannot be read")
     runtimes = {}
     if written.hip:
         runtimes["rocm"] = written.hip
@@ -298,7 +298,7 @@ def _torch(build: Build, names: Mapping[str, str]) -> Build:
 def _jax(build: Build, names: Mapping[str, str]) -> Build:
     jaxlib = names.get("jaxlib")
     if jaxlib is None:
-        return _broken(build, f"{build.name} is installed without jaxlib")
+        return _broken_build(build, f"{build.name} is installed without jaxlib")
     runtimes: dict[str, str] = {}
     faults: dict[str, Reason] = {}
     for plugin, version in names.items():
@@ -334,7 +334,7 @@ def _cupy(build: Build, names: Mapping[str, str]) -> Build:
     here = [name for name in names if re.fullmatch(r"cupy(-cuda\d+x?|-rocm-\d+-\d+)?", name)]
     if len(here) > 1:
         both = " and ".join(f"{name} {names[name]}" for name in here)
-        return _broken(build, f"{both} are installed together and overwrite each other")
+        return _broken_build(build, f"{both} are installed together and overwrite each other")
     if not here:
         return build
     library = here[0]
@@ -350,7 +350,7 @@ def _mlx(build: Build, names: Mapping[str, str]) -> Build:
     assert build.folder is not None
     libraries = build.folder / "lib"
     if not any((libraries / name).exists() for name in ("libmlx.so", "libmlx.dylib", "mlx.dll")):
-        return _broken(build, f"{build.name} is installed without any of its backends")
+        return _broken_build(build, f"{build.name} is installed without any of its backends")
     metal = "mlx-metal" in names or (libraries / "mlx.metallib").exists()
     return replace(build, runtimes={"metal": ""} if metal else {})
 

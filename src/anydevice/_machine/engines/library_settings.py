@@ -37,7 +37,7 @@ class Variables:
         return ((name, value, self._before[name]) for name, value in self._put.items())
 
     def before(self, name: str) -> str | None:
-        """The value that a variable would have without this setting; `None` if it has none."""
+        """Return the value that a variable would have without this setting, or `None`."""
         now = os.environ.get(name)
         ours = name in self._put and now == self._put[name]
         return self._before[name] if ours else now
@@ -76,7 +76,7 @@ class _Switch:
         self._before: bool | None = None
 
     def turn(self, on: bool | None) -> None:
-        """Turn it, in the library where that is imported; `None` turns it back."""
+        """Turn the switch, in the library too if it is imported; `None` turns it back."""
         library: Any = sys.modules.get(self._module)
         turned = bool(self._variables)
         if on is None and not turned:
@@ -188,7 +188,7 @@ _FLAG = re.compile(r"--(\w+)(?:=[\w.,+-]*)?", re.ASCII)
 
 
 def harmless(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Those of a project's variables that may be set, and the names of the others.
+    """Return the variables that a project may set, and the names of the others.
 
     >>> harmless({"OMP_NUM_THREADS": "4", "LD_PRELOAD": "./x.so", "XLA_FLAGS": "--xla_dump_to=x"})
     ({'OMP_NUM_THREADS': '4'}, ['LD_PRELOAD', 'XLA_FLAGS --xla_dump_to'])
@@ -247,20 +247,20 @@ def set_variables(variables: Mapping[str, str], *, for_children: bool = True) ->
 
 
 def set_x64(on: bool | None) -> list[str]:
-    """64-bit numbers in JAX, whether it is imported already or later; `None`: as before."""
+    """Turn 64-bit numbers in JAX on or off, now or when it is imported; `None` restores them."""
     _X64.turn(on)
     return []
 
 
 def set_jit(on: bool | None) -> list[str]:
-    """Compiling in JAX and torch; off makes their code run line by line, `None` is as before."""
+    """Turn compiling in JAX and torch on or off; `None` restores what was before."""
     for switch in _NOT_COMPILING:
         switch.turn(None if on is None else not on)
     return []
 
 
 def merge_flags(old: str, new: str) -> str:
-    """The flags of both texts; where a flag is in both, the new one.
+    """Return the flags of both texts; where a flag is in both, the new one.
 
     >>> merge_flags("--xla_a=1 --xla_b=2", "--xla_b=3 --xla_c")
     '--xla_a=1 --xla_b=3 --xla_c'
@@ -282,7 +282,7 @@ def torch_cuda_started() -> bool:
 
 
 def virtual_cpus() -> int:
-    """How many CPU devices JAX is told to show; 1 unless someone asked for more.
+    """Return the number of CPU devices that JAX is set to show; 1 by default.
 
     Read from the settings, without starting JAX.
     """

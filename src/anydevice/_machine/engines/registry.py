@@ -168,35 +168,35 @@ _SAID_ELSEWHERE = {
 
 
 def rows() -> Mapping[str, EngineRow]:
-    """Every engine by name: the built-in ones, then those that other packages add."""
+    """Return every engine by name: the built-in ones, then those that other packages add."""
     return _rows(entry_points(GROUP))[0]
 
 
 def notes() -> tuple[str, ...]:
-    """What is wrong with entry points that could not be taken up."""
+    """Return a sentence for each entry point that failed to load."""
     return _rows(entry_points(GROUP))[1]
 
 
 def engine_names() -> tuple[str, ...]:
-    """The names that an engine may be asked for by."""
+    """Return the names that an engine may be asked for by."""
     return tuple(rows())
 
 
 def engines_for(backend: str) -> tuple[str, ...]:
-    """The engines that may drive a backend, in order of choice."""
+    """Return the engines that may drive a backend, in order of choice."""
     ours = BACKENDS[backend].engines if backend in BACKENDS else ()
     added = (name for name, row in rows().items() if backend in row.backends)
     return tuple(dict.fromkeys((*ours, *added)))
 
 
 def installed(name: str) -> Build:
-    """The installed build of an engine's library; its `version` is `None` if there is none."""
+    """Return the installed build of a library; its `version` is `None` if there is none."""
     row = row_of(name)
     return read_build(row.name, row.module, row.libraries, row.backends)
 
 
 def require(name: str) -> Build:
-    """The installed build of an engine's library; `UnsupportedError` says how to install it."""
+    """Return the installed build of a library; `UnsupportedError` says how to install it."""
     row, build = row_of(name), installed(name)
     if not build.installed:
         instead = f"run: pip install {row.libraries[0]}"
@@ -205,12 +205,12 @@ def require(name: str) -> Build:
 
 
 def version_of(name: str) -> str | None:
-    """The installed version of an engine's library."""
+    """Return the installed version of an engine's library."""
     return installed(name).version
 
 
 def with_version(name: str) -> str:
-    """An engine and its version as a list shows them: "torch 2.13.0+cpu"."""
+    """Return an engine and its version as a list shows them: "torch 2.13.0+cpu"."""
     version = version_of(name)
     return f"{name} {version}" if version else name
 
@@ -221,12 +221,12 @@ def loaded(name: str) -> bool:
 
 
 def loaded_engines() -> tuple[str, ...]:
-    """The engines whose library is imported already."""
+    """Return the engines whose library is imported already."""
     return tuple(name for name, row in rows().items() if row.module in sys.modules)
 
 
 def started_engines() -> tuple[Engine, ...]:
-    """The engines that can hold memory of a device: their library is imported, and has started.
+    """Return the engines that may hold memory of a device: imported ones that have started.
 
     JAX starts when it is first asked for its devices, and takes most of a GPU then; until it has,
     it is not among them. A damaged library, which holds nothing, is left out.
@@ -243,7 +243,7 @@ def started_engines() -> tuple[Engine, ...]:
 
 
 def row_of(name: str) -> EngineRow:
-    """The row of an engine; a name that none has is refused with the valid ones."""
+    """Return the row of an engine; a name that none has is refused with the valid ones."""
     row = BUILT_IN.get(name) or rows().get(name)
     if row is None:
         raise ConfigurationError(unknown_engine(name))
@@ -251,7 +251,7 @@ def row_of(name: str) -> EngineRow:
 
 
 def unknown_engine(name: str) -> str:
-    """The sentence for a name that no engine has, with the one that is meant or the valid ones."""
+    """Return the error text for an unknown engine, with the close or the valid names."""
     said, known = name.lower(), engine_names()
     if said in BACKENDS and said not in known:
         return f'{name!r} is a backend and no engine; write device("{said}")'
@@ -262,7 +262,7 @@ def unknown_engine(name: str) -> str:
 
 @cache
 def load(name: str) -> Engine:
-    """The engine of that name; imports its library.
+    """Return the engine of that name; imports its library.
 
     Raises `UnsupportedError` with what to do where the library is not installed or its import
     fails.
@@ -299,13 +299,13 @@ def exchange(disguise: Disguise | None) -> Disguise | None:
 
 
 def when_loaded(listener: Callable[[Engine], None]) -> None:
-    """Have a function called with every engine that is loaded from now on."""
+    """Call a function with every engine that is loaded from now on."""
     if listener not in _listeners:
         _listeners.append(listener)
 
 
 def owner_of(x: Any) -> Engine | None:
-    """The engine whose array `x` is; `None` if it is not an array of any imported library."""
+    """Return the engine of the array `x`; `None` if it is no array of an imported library."""
     kind = type(x)
     if kind.__module__ == "builtins":
         return None
@@ -321,7 +321,7 @@ def forget_owners() -> None:
 
 
 def place_of(device: Device) -> Device:
-    """The device itself; for a fake one, the CPU device that stands in for it in another process.
+    """Return the device; for a fake one, the CPU device that stands in for it in a child.
 
     JAX can be told to show several CPU devices, and then each fake device has one of its own.
     """
@@ -333,7 +333,7 @@ def place_of(device: Device) -> Device:
 
 
 def native(device: Device, engine: str) -> Any:
-    """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
+    """Return the library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
 
     Raises `DeviceNotFoundError` if the library does not see the device.
     """

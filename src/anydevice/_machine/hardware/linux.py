@@ -37,23 +37,23 @@ _INTERPRETERS = ("python", "pypy", "julia")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def read_text(path: Path | str, *, most: int | None = None) -> str | None:
-    """The file's text, its first `most` bytes where that is given; `None` if it cannot be read."""
+def read_text(path: Path | str, *, limit: int = -1) -> str | None:
+    """Return a file's text, or its first `limit` bytes; `None` if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
-            content = file.read() if most is None else file.read(most)
+            content = file.read(limit)
     except (OSError, ValueError):
         return None
     return (content or b"").decode("utf-8", "replace")
 
 
 def read_line(path: Path | str) -> str:
-    """The file's text without the blanks around it; empty if it cannot be read."""
+    """Return the file's text without the blanks around it; empty if it cannot be read."""
     return (read_text(path) or "").strip()
 
 
 def names_in(folder: Path | str) -> list[str]:
-    """The names of a folder's entries; none where it cannot be read."""
+    """Return the names of a folder's entries; none where it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -61,12 +61,12 @@ def names_in(folder: Path | str) -> list[str]:
 
 
 def numbers_in(folder: Path | str) -> list[int]:
-    """Those of a folder's entries whose names are numbers, in their order."""
+    """Return the entries of a folder whose names are numbers, sorted."""
     return sorted(int(name) for name in names_in(folder) if name.isdecimal())
 
 
 def psutil() -> Any:
-    """The module psutil, which knows systems without `/proc`; `None` if it is missing."""
+    """Return the module psutil, which knows systems without `/proc`; `None` if it is missing."""
     try:
         import psutil
     except ImportError:
@@ -106,7 +106,7 @@ def read_table(path: Path | str) -> dict[str, int]:
 
 
 def as_cpu_set(text: str | None) -> frozenset[int] | None:
-    """The processors that the kernel writes as "0-3,8"; `None` if the text is empty or garbled.
+    """Parse the kernel's list of processors, "0-3,8"; `None` if it is empty or garbled.
 
     >>> sorted(as_cpu_set("0-2,8") or ()), as_cpu_set("all")
     ([0, 1, 2, 8], None)
@@ -138,9 +138,9 @@ def in_container(root: Path, environment: Mapping[str, str]) -> bool:
 
 
 def distribution(root: Path) -> tuple[str, ...]:
-    """The names of this Linux, its own first and then those it is like; empty if it has none.
+    """Return the names of this Linux, its own first and then those it is like.
 
-    They are in small letters, and every SUSE is "suse".
+    They are in lower case, and every SUSE is "suse".
     """
     entries: dict[str, str] = {}
     for line in (read_text(root / "etc/os-release") or "").splitlines():
@@ -160,7 +160,7 @@ def uses_apt(names: Iterable[str]) -> bool:
 
 
 def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """The command for the first of these names that has one; `None` if none does.
+    """Return the command for the first of these names that has one; `None` if none does.
 
     >>> fitting({"debian": "sudo apt install clinfo"}, ["mint", "ubuntu", "debian"])
     'sudo apt install clinfo'
@@ -169,7 +169,7 @@ def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
 
 
 def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
-    """The PCI addresses of the vendor's display and compute cards, such as "0000:00:06.0", sorted.
+    """Return the PCI addresses of a vendor's cards, such as "0000:00:06.0", sorted.
 
     A card counts by its class: a display controller (3D controllers are among them) or a
     processing accelerator; a card's audio function does not. Empty where the machine has no such
@@ -195,7 +195,7 @@ def _number(file: Path) -> int | None:
 
 
 def bound_driver(address: str, root: Path = Path("/")) -> str | None:
-    """The kernel driver that holds a card, such as "nvidia" or "vfio-pci"; `None` for none."""
+    """Return the kernel driver of a card, such as "nvidia" or "vfio-pci", or `None`."""
     try:
         return (root / DEVICES / address / "driver").readlink().name
     except OSError:
@@ -203,7 +203,7 @@ def bound_driver(address: str, root: Path = Path("/")) -> str | None:
 
 
 def normal_address(written: str) -> str:
-    """A PCI address as the kernel writes it, however a vendor's library does.
+    """Return a PCI address as the kernel writes it, however a vendor's library does.
 
     >>> normal_address("00000000:00:06.0"), normal_address("0000:0B:00.0")
     ('0000:00:06.0', '0000:0b:00.0')
@@ -215,19 +215,19 @@ def normal_address(written: str) -> str:
 
 
 def monitors(folder: Path) -> list[Path]:
-    """The folders of sensors in a folder, in the order of their numbers; none where it has none."""
+    """Return the folders of sensors in a folder, in the order of their numbers."""
     found = [name for name in names_in(folder) if name.startswith("hwmon")]
     return [folder / name for name in sorted(found, key=lambda name: (len(name), name))]
 
 
 def scaled(path: Path, divisor: float) -> float | None:
-    """The number in a file, divided; `None` if there is none."""
+    """Return the number in a file, divided; `None` if there is none."""
     number = read_number(path)
     return None if number is None else number / divisor
 
 
 def temperature(sensors: Path, labels: Sequence[str] = ()) -> float | None:
-    """°C of the first of these labels that the sensors have, else of their first sensor."""
+    """Return °C of the first of these labels that the sensors have, else of their first sensor."""
     found: dict[str, float] = {}
     for number in range(1, 9):
         degrees = scaled(sensors / f"temp{number}_input", 1000)
@@ -240,23 +240,23 @@ def temperature(sensors: Path, labels: Sequence[str] = ()) -> float | None:
 def name_of(
     pid: int, *, opens: tuple[str, ...] = (), root: Path = Path("/"), system: str = sys.platform
 ) -> str:
-    """The program of a process, for an interpreter with its script: "python train.py".
+    """Return the program of a process, for an interpreter with its script: "python train.py".
 
     `opens` is how device files begin of which the process must have one open ("/dev/nvidia").
-    Drivers may tell numbers of processes as they are outside a container; inside, such a number
-    belongs to nobody, or to a stranger who has none of these files open.
+    A driver may tell process numbers of the host; in a container, such a number belongs to no
+    process, or to one that has none of these files open.
     """
     if not system.startswith("linux"):
         return _name_by_psutil(pid)
     folder = root / "proc" / str(pid)
     if not os.path.exists(folder) or (opens and _has_open(folder, opens) is False):
         return ELSEWHERE if in_container(root, os.environ) else f"pid {pid}"
-    words = (read_text(folder / "cmdline", most=_LONGEST_COMMAND) or "").split("\0")
+    words = (read_text(folder / "cmdline", limit=_LONGEST_COMMAND) or "").split("\0")
     return command_name(words) or read_line(folder / "comm") or f"pid {pid}"
 
 
 def command_name(words: list[str]) -> str:
-    """The name of a command line: its program, and the script where the program interprets one.
+    """Return a command's name: its program, and the script if the program interprets one.
 
     >>> command_name(["/usr/bin/python3", "-u", "/srv/train.py", "--fast"])
     'python3 train.py'
@@ -306,7 +306,7 @@ def _name_by_psutil(pid: int) -> str:
 def own_memory(
     root: Path = Path("/"), *, system: str = sys.platform
 ) -> tuple[int | None, int | None]:
-    """Resident bytes of this process, now and at most; `None` if the system does not tell.
+    """Return the resident bytes of this process, now and at its peak; `None` if unknown.
 
     >>> now, peak = own_memory()
     >>> 0 < now <= peak

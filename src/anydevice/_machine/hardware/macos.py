@@ -50,7 +50,7 @@ class Graphics(Record):
 
 
 def running_until(deadline: float) -> Run:
-    """A way to run commands, all of which together end by `deadline` of the monotonic clock.
+    """Return a way to run commands, all of which together end by `deadline` of the monotonic clock.
 
     A command that prints something and fails all the same counts by what it printed: sysctl does
     that where one of several names is unknown.
@@ -88,13 +88,13 @@ def read_system(printed: str | None) -> dict[str, str]:
 
 
 def read_accelerator(printed: str | None) -> tuple[str | None, int | None]:
-    """Model and number of cores of an Apple GPU, from the registry of input and output."""
+    """Return model and number of cores of an Apple GPU, from the I/O registry."""
     model, cores = _MODEL.search(printed or ""), _CORES.search(printed or "")
     return model[1] if model else None, as_number(cores[1]) if cores else None
 
 
 def read_graphics(printed: str | None) -> list[Graphics] | None:
-    """The graphics hardware that the system's profile lists; `None` if that cannot be read."""
+    """Return the graphics hardware of the system profile; `None` if it cannot be read."""
     import json  # only old Macs need it
 
     try:
@@ -119,7 +119,7 @@ def _graphics(entry: dict[str, object]) -> Graphics:
 
 
 def read_available_memory(printed: str | None) -> int | None:
-    """The bytes that can be had without pushing other programs out, from the counts of vm_stat."""
+    """Return the bytes that are free without swapping, from the counts of vm_stat."""
     size = _PAGE_SIZE.search(printed or "")
     counts = dict(_PAGES.findall(printed or ""))
     if size is None or "free" not in counts:

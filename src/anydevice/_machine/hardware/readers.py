@@ -65,7 +65,7 @@ class _Usage(Protocol):
 
 
 def readings(backend: str, index: int, facts: Facts) -> Readings:
-    """The load, heat and power of a device now. Never raises: what is not told is `None`.
+    """Return the load, heat and power of a device now. Never raises: what is not told is `None`.
 
     >>> 0 <= readings("cpu", 0, Facts("some processor")).load <= 1
     True
@@ -77,17 +77,17 @@ def readings(backend: str, index: int, facts: Facts) -> Readings:
 
 
 def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
-    """Who uses the device with these facts, the one that holds most memory first. Never raises.
+    """Return the processes on a device, the one with most memory first. Never raises.
 
-    Of the CPU, only the processes that hold most are told. A driver that does not list processes,
-    and one that hides those of other users or containers, gives fewer, or none.
+    For the CPU they are the largest ones. A driver that does not list processes, or hides those of
+    other users or containers, gives fewer, or none.
     """
     usage = None if facts.details.get("fake") else _usage(backend)
     return usage.processes(index, facts) if usage else ()
 
 
 def free_memory(backend: str, index: int, facts: Facts) -> Facts:
-    """The same facts with the free memory of this moment, where the backend can tell."""
+    """Return the same facts with the free memory of this moment, where the backend can tell."""
     usage = _usage(backend)
     now = usage.free_memory(index, facts) if usage else None
     return facts if now is None else replace(facts, free_memory=now)

@@ -62,7 +62,7 @@ class Config(Record):
         return parse_size(self.memory)
 
     def to_dict(self) -> dict[str, object]:
-        """The settings as plain data, ready for JSON."""
+        """Return the settings as plain data, ready for JSON."""
         return {**super().to_dict(), "memory_fraction": self.memory_fraction}
 
 
@@ -100,7 +100,7 @@ def configure(**changes: Any) -> Config:
 
 
 def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
-    """Like `configure`; without `insist`, a `memory` that comes too late for JAX only warns."""
+    """Change settings as `configure` does; without `insist`, a late `memory` for JAX only warns."""
     global _revision
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
     if insist and checked.get("memory") is not None:
@@ -119,25 +119,25 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
 
 
 def current() -> tuple[Config, dict[str, str]]:
-    """The settings in force, and the source of each that is not a default."""
+    """Return the settings in force, and the source of each that is not a default."""
     global _current
     files_read, revision = read_files(), _revision
     if _current is None or _current[0] is not files_read or _current[1] != revision:
-        _current = (files_read, revision, *_merged(files_read))
+        _current = (files_read, revision, *_merge_settings(files_read))
     return _current[2], dict(_current[3])
 
 
 def changes() -> dict[str, Any]:
-    """What `configure()` has set in this process, by name."""
+    """Return the settings of `configure()` in this process, by name."""
     return dict(_changes)
 
 
 def state() -> tuple[object, ...]:
-    """A value that changes when any setting does; faster than `current`."""
+    """Return a value that changes when any setting does; faster than `current`."""
     return files.state(), _revision
 
 
-def _merged(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
+def _merge_settings(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for file in read:

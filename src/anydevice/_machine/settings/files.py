@@ -33,12 +33,12 @@ _watched: tuple[object, tuple[str, ...]] = (None, ())
 
 
 def user_file() -> Path:
-    """The user's settings; in `ANYDEVICE_HOME` where that is set."""
+    """Return the user's settings; in `ANYDEVICE_HOME` where that is set."""
     return _home("user_config_dir") / FILE_NAME
 
 
 def project_file() -> Path | None:
-    """The nearest `anydevice.toml` in the working directory or above it; `None` without one.
+    """Return the nearest `anydevice.toml` in the working directory or above it; `None` without one.
 
     One that belongs to another user (but not to root), or that everyone may write, is passed over
     with a warning: anyone may put one into a shared folder such as `/tmp`.
@@ -47,12 +47,12 @@ def project_file() -> Path | None:
 
 
 def read_project(path: Path) -> bytes:
-    """The bytes of a project's file; `OSError` if it cannot be read or is not to be trusted."""
-    return read_small(path, most=LARGEST_SETTINGS, trusted=True)
+    """Return the bytes of a project's file; `OSError` if it is unreadable or untrusted."""
+    return read_small(path, limit=LARGEST_SETTINGS, trusted=True)
 
 
 def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
-    """The bytes of a file in the user's home; `OSError` as of `read_project`.
+    """Return the bytes of a file in the user's home; `OSError` as of `read_project`.
 
     There the folder counts, too: who may write it may put other files there.
     """
@@ -61,11 +61,11 @@ def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
         raise OSError(errno.EINVAL, f"{folder} is not a folder", str(path))
     if why := distrust(folder, "its folder"):
         raise PermissionError(errno.EPERM, why, str(path))
-    return read_small(path, most=most, trusted=True)
+    return read_small(path, limit=most, trusted=True)
 
 
 def read_cache(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the user's cache; empty if there is none.
+    """Return the JSON object in a file of the user's cache; empty if there is none.
 
     One that is damaged or not to be trusted is empty, too, and a warning says so.
     """
@@ -88,7 +88,7 @@ def read_cache(path: Path) -> dict[str, Any]:
 
 
 def new_project_file() -> Path:
-    """The project's file; where there is none yet, its place in the working directory.
+    """Return the project's file; where there is none yet, its place in the working directory.
 
     Raises `OSError` if the working directory was deleted.
     """
@@ -96,17 +96,17 @@ def new_project_file() -> Path:
 
 
 def measurements_file() -> Path:
-    """Where `anydevice bench --save` keeps its measurements."""
+    """Return the file of the measurements of `anydevice bench --save`."""
     return _home("user_cache_dir") / "measurements.json"
 
 
 def verdicts_file() -> Path:
-    """Where the verdicts of past checks are kept."""
+    """Return the file of the verdicts of past checks."""
     return _home("user_cache_dir") / "verdicts.json"
 
 
 def compiled_folder(engine: str) -> Path | None:
-    """Where an engine keeps compiled code for later processes; it is there, for this user alone.
+    """Return the folder of an engine's compiled code; it exists, for this user alone.
 
     `None`, with a warning, if that is impossible or somebody else could put code there.
     """
@@ -117,7 +117,7 @@ def compiled_folder(engine: str) -> Path | None:
     try:
         make_folder(folder, private=True)
         why = next(filter(None, map(distrust, (home, folder.parent, folder))), None)
-        # Whoever may rename a folder above can put another in its place while the code is used.
+        # A user who may rename a folder above can replace it while the code is used.
         above = next(filter(_is_open, home.resolve().parents), None)
         if above is not None:
             why = why or f"{above} may be written by everyone"
@@ -139,9 +139,9 @@ def _is_open(folder: Path) -> bool:
 
 @contextmanager
 def fake_project(folder: Path) -> Iterator[None]:
-    """A block without the project's file, for tests: a new one is made in `folder`.
+    """Hide the project's file while the block runs, for tests; a new one is made in `folder`.
 
-    One that is made in the block anywhere else counts too.
+    A file that is made elsewhere in the block counts too.
     """
     global _hidden, _fake_project
     before, path = (_hidden, _fake_project), project_file()
@@ -154,7 +154,7 @@ def fake_project(folder: Path) -> Iterator[None]:
 
 
 def variables(names: Sequence[str]) -> Callable[[], tuple[object, ...]]:
-    """A function that reads these environment variables quickly; its result is for comparing.
+    """Return a fast reader of environment variables, whose results are for comparing.
 
     >>> read = variables(["SOME_SWITCH"])
     >>> before = read()
@@ -179,7 +179,7 @@ _places = variables(("ANYDEVICE_HOME", "HOME", "USERPROFILE", "XDG_CONFIG_HOME",
 
 
 def state() -> tuple[object, ...]:
-    """A value that is another one as soon as a file of settings or measurements has changed.
+    """Return a value that changes with any file of settings or measurements.
 
     That includes files that appear or go, the working directory, and variables that say where the
     files are. Files are compared by their time stamps, size and identity; those that were changed
@@ -197,7 +197,7 @@ def state() -> tuple[object, ...]:
 
 
 def stamp(path: str | Path) -> object:
-    """A value that is another one as soon as the file has changed."""
+    """Return a value that changes with the file."""
     try:
         of_link = status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
@@ -206,7 +206,7 @@ def stamp(path: str | Path) -> object:
         stamp = (path, *_identity(of_link), *_identity(status))
         if time.time_ns() - changed > _UNSETTLED:
             return stamp
-        return (*stamp, read_small(path, most=LARGEST_CACHE))
+        return (*stamp, read_small(path, limit=LARGEST_CACHE))
     except OSError as error:
         return (path, error.errno)
 

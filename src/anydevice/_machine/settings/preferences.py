@@ -27,8 +27,8 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError
 
 SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
 _KEYS = ("device", "engine", *SETTINGS)
-_MOST_NAMED = 5
-"""Of what a file has too much of, the message names so many."""
+_NAMES_SHOWN = 5
+"""Limit on the names in one message."""
 
 Origin = Literal["user file", "project file"]
 
@@ -96,7 +96,7 @@ _read: tuple[object, tuple[FileSettings, ...]] | None = None
 
 
 def read_files() -> tuple[FileSettings, ...]:
-    """The existing settings files, the user's before the project's.
+    """Return the existing settings files, the user's before the project's.
 
     They are read once, and again when one has changed. Raises `ConfigurationError` with the file
     and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
@@ -145,7 +145,7 @@ def check_engine(engine: str, source: str) -> None:
 
 
 def split_wishes(text: str) -> tuple[str, ...]:
-    """The names in a list such as `"cuda, cpu"`."""
+    """Return the names in a list such as `"cuda, cpu"`."""
     return tuple(part.strip().lower() for part in text.split(",") if part.strip())
 
 
@@ -172,8 +172,10 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
     read = _parse(path, text)
     unknown = [key for key in read if key not in _KEYS]
     if unknown:
-        names = joined(repr(shortened(key)) for key in unknown[:_MOST_NAMED])
-        more = f", nor the {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        names = joined(repr(shortened(key)) for key in unknown[:_NAMES_SHOWN])
+        more = (
+            f", nor the {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
+        )
         warn(
             f"{printable(path)}, line {_line_of(unknown[0], text)}: there is no setting "
             f"{names}{more}; the settings are {', '.join(_KEYS)}",
@@ -199,11 +201,11 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
 def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
     kept, refused = harmless(variables)
     if refused:
-        names = joined(map(shortened, refused[:_MOST_NAMED]))
-        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
+        names = joined(map(shortened, refused[:_NAMES_SHOWN]))
+        more = f" and {len(refused) - _NAMES_SHOWN} more" if len(refused) > _NAMES_SHOWN else ""
         warn(
             f"{source}: a project's file may not set {names}{more}, but only what is known to be "
-            "harmless, whoever wrote it; where you want it, put it into your own file, "
+            "harmless; if you want it, put it into your own file, "
             f"{printable(user_file())}"
         )
     return kept

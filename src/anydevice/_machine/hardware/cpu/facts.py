@@ -1,4 +1,4 @@
-"""Which processor this is: its name, its vector instructions and its cores, on each system.
+"""The processor: its name, its vector instructions and its cores, on each system.
 
 Linux tells it in `/proc/cpuinfo` and `/sys/devices/system/cpu`, macOS through `sysctl`, Windows in
 its registry and through psutil. Nothing here is imported or started before it is needed.
@@ -118,11 +118,11 @@ class Processor(Record):
 
 
 def read_linux(root: Path, machine: str) -> Processor:
-    """The processor as `/proc/cpuinfo` and `/sys/devices/system/cpu` tell it."""
+    """Return the processor as `/proc/cpuinfo` and `/sys/devices/system/cpu` tell it."""
     # On x86 every block of the file is like the first, and writing all of them takes the kernel
     # long on a large machine; on ARM the blocks are short and may differ.
     x86 = machine in ("x86_64", "AMD64", "i686", "i386")
-    text = read_text(root / "proc/cpuinfo", most=16384 if x86 else None) or ""
+    text = read_text(root / "proc/cpuinfo", limit=16384 if x86 else -1) or ""
     blocks = [_fields(block) for block in text.split("\n\n") if block.strip()]
     first = blocks[0] if blocks else {}
     flags = frozenset((first.get("flags") or first.get("Features") or "").split())
@@ -140,7 +140,7 @@ def read_linux(root: Path, machine: str) -> Processor:
 
 
 def read_macos(values: Mapping[str, str], machine: str) -> Processor:
-    """The processor from what `sysctl` answered to `SYSCTL_NAMES`."""
+    """Return the processor from what `sysctl` answered to `SYSCTL_NAMES`."""
     logical = as_number(values.get("hw.logicalcpu")) or 1
     flags = {"asimd"} if machine == "arm64" else {"sse2", *_LEVELS[0][1]}
     for name, stands_for in (
@@ -167,7 +167,7 @@ def read_windows(
     logical_cores: int | None,
     machine: str,
 ) -> Processor:
-    """The processor from the registry's ProcessorNameString and IsProcessorFeaturePresent."""
+    """Return the processor from ProcessorNameString and IsProcessorFeaturePresent."""
     flags: set[str] = set()
     for number, stands_for in _WINDOWS_FEATURES:
         if has_feature(number):
@@ -183,7 +183,7 @@ def read_windows(
 
 
 def tidy_name(name: str) -> str:
-    """A processor's name without what does not tell it from another.
+    """Return a processor's name without what does not tell it from another.
 
     >>> tidy_name("AMD Ryzen 7 7700 8-Core Processor")
     'AMD Ryzen 7 7700'
@@ -197,7 +197,7 @@ def tidy_name(name: str) -> str:
 
 
 def online_processors(root: Path) -> frozenset[int]:
-    """The numbers of the processors that are switched on; empty if the system hides them."""
+    """Return the numbers of the processors that are switched on; empty if the system hides them."""
     online = as_cpu_set(read_text(root / "sys/devices/system/cpu/online"))
     if online is not None:
         return online
@@ -277,18 +277,20 @@ def _architecture(machine: str, flags: Iterable[str]) -> str:
             if not needed <= flags:
                 break
             level = name
-    units = [*_vectors(flags), *_named(flags, _MATRIX)]
+    units = [*_vectors(flags), *_unit_names(flags, _MATRIX)]
     return f"{level.replace('ARM64', 'arm64')} ({', '.join(units)})" if units else level
 
 
 def _simd(flags: Iterable[str]) -> str:
     flags = frozenset(flags)
-    return ", ".join([*_vectors(flags), *_named(flags, _NUMBER_FORMATS), *_named(flags, _MATRIX)])
+    return ", ".join(
+        [*_vectors(flags), *_unit_names(flags, _NUMBER_FORMATS), *_unit_names(flags, _MATRIX)]
+    )
 
 
 def _vectors(flags: frozenset[str]) -> list[str]:
-    return _named(flags, _X86_VECTORS)[:1] + _named(flags, _ARM_VECTORS)[:1]
+    return _unit_names(flags, _X86_VECTORS)[:1] + _unit_names(flags, _ARM_VECTORS)[:1]
 
 
-def _named(flags: frozenset[str], names: tuple[tuple[str, str], ...]) -> list[str]:
+def _unit_names(flags: frozenset[str], names: tuple[tuple[str, str], ...]) -> list[str]:
     return list(dict.fromkeys(name for flag, name in names if flag in flags))

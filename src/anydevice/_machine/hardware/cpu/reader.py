@@ -35,7 +35,7 @@ class Host:
     """Questions to a system without `/proc`; tests answer them from recordings."""
 
     def machine(self) -> str:
-        """The instruction set, as the system spells it: "x86_64", "arm64", "AMD64"."""
+        """Return the instruction set, as the system spells it: "x86_64", "arm64", "AMD64"."""
         if hasattr(os, "uname"):
             return os.uname().machine
         import platform
@@ -43,30 +43,30 @@ class Host:
         return platform.machine()
 
     def run(self, command: Sequence[str], limit: float) -> str | None:
-        """The output of a command; `None` if it does not start or takes longer than `limit`."""
+        """Return a command's output; `None` if it does not start or takes longer than `limit`."""
         from anydevice._machine.hardware.macos import running_until
 
         return running_until(time.monotonic() + limit)(command)
 
     def memory(self) -> tuple[int, int] | None:
-        """Physical memory and what of it is available, in bytes."""
+        """Return physical and available memory, in bytes."""
         psutil = linux.psutil()
         told = psutil and psutil.virtual_memory()
         return (int(told.total), int(told.available)) if told else None
 
     def core_counts(self) -> tuple[int | None, int | None]:
-        """Physical and logical cores."""
+        """Return the numbers of physical and logical cores."""
         psutil = linux.psutil()
         return (psutil.cpu_count(logical=False) if psutil else None), os.cpu_count()
 
     def allowed(self) -> int | None:
-        """How many processors this process may run on; `None` if the system has no such mask."""
+        """Return the number of processors that this process may run on, or `None`."""
         process = getattr(linux.psutil(), "Process", None)
         affinity = getattr(process(), "cpu_affinity", None) if process else None
         return len(affinity()) if affinity else None
 
     def registry_name(self) -> str | None:
-        """The processor's name in the registry of Windows; `None` elsewhere."""
+        """Return the processor's name in the registry of Windows; `None` elsewhere."""
         try:
             import winreg
         except ImportError:
@@ -103,7 +103,7 @@ class _Share(Record):
 def look(
     limit: float = 5.0, *, root: Path = _ROOT, system: str = sys.platform, host: Host | None = None
 ) -> BackendScan:
-    """The CPU as one device with index 0. Never raises; what cannot be read is unknown.
+    """Return the CPU as one device with index 0. Never raises; what cannot be read is unknown.
 
     `details` has `physical_cores`, `logical_cores`, `usable_cores` (1.5 under a quota of one and a
     half), `simd`, and `threads`: how many a library should start, which is never more than the
@@ -128,7 +128,7 @@ def free_memory(
     system: str = sys.platform,
     host: Host | None = None,
 ) -> int | None:
-    """The memory that is free now, in bytes, within every limit; `None` if unknown."""
+    """Return the memory that is free now, in bytes, within every limit; `None` if unknown."""
     del index
     if system.startswith("linux"):
         available = _available(read_table(root / "proc/meminfo"))

@@ -37,7 +37,7 @@ def readings(
     system: str = sys.platform,
     meter: Meter | None = None,
 ) -> Readings:
-    """The readings of all processors of this machine together."""
+    """Return the readings of all processors of this machine together."""
     free = free_memory(index, facts, root=root, system=system)
     if not system.startswith("linux"):
         return Readings(load=_load_by_psutil(), free_memory=free)
@@ -57,7 +57,7 @@ def readings(
 def processes(
     index: int, facts: Facts, *, system: str = sys.platform, meter: ProcessMeter | None = None
 ) -> tuple[DeviceProcess, ...]:
-    """The processes that hold most of the machine's memory, with their share of all processors."""
+    """Return the processes with the most memory, and their share of all processors."""
     del index, facts
     if not system.startswith("linux"):
         return _processes_by_psutil()
@@ -84,7 +84,7 @@ class Meter:
         self._power: float | None = None
 
     def read(self) -> tuple[float | None, float | None]:
-        """Load as a fraction, and watts, since the last time; `None` if they are not told."""
+        """Return load as a fraction, and watts, since the last call; `None` if unknown."""
         with self._lock.native:
             before = self._before
             if before is None or time.monotonic() - before.at > _TOO_LONG_AGO:
@@ -99,7 +99,7 @@ class Meter:
             return self._load, self._power
 
     def _moment(self) -> _Moment:
-        text = linux.read_text(self._root / "proc/stat", most=4096) or ""
+        text = linux.read_text(self._root / "proc/stat", limit=4096) or ""
         words = text.partition("\n")[0].split()
         # user nice system idle iowait irq softirq steal; guests are counted in user already.
         ticks = [int(word) for word in words[1:9] if word.isdecimal()]
@@ -135,7 +135,7 @@ class ProcessMeter:
         self._before: dict[tuple[int, int], tuple[float, int]] = {}
 
     def read(self) -> tuple[DeviceProcess, ...]:
-        """The processes that hold most, the largest first; load is `None` when first seen."""
+        """Return the processes with the most memory; a new one has no load yet."""
         page = os.sysconf("SC_PAGE_SIZE")
         pids = linux.numbers_in(self._root / "proc")
         sizes = {pid: size * page for pid in pids if (size := self._pages(pid))}

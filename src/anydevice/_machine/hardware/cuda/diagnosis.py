@@ -77,7 +77,7 @@ def hidden_perhaps(nvml: Outcome, driver: Outcome, environment: Mapping[str, str
 
 
 def interpret(answers: Answers) -> BackendScan:
-    """The scan of the CUDA backend that follows from the answers."""
+    """Return the scan of the CUDA backend that follows from the answers."""
     cards = _cards(answers.nvml)
     devices = _devices(answers.driver, answers.around)
     if cards:
@@ -87,9 +87,9 @@ def interpret(answers: Answers) -> BackendScan:
         return _scan(answers, devices, notes=(nvml.text,) if nvml else ())
     unhidden = _devices(answers.unhidden, answers.around)
     if unhidden:
-        return _hidden(answers, unhidden, problem=None, notes=())
+        return _hidden_scan(answers, unhidden, problem=None, notes=())
     driver = driver_reason(answers.driver, answers.around)
-    return _failed(answers.around, [reason for reason in (nvml, driver) if reason is not None])
+    return _failed_scan(answers.around, [reason for reason in (nvml, driver) if reason is not None])
 
 
 def _from_nvml(
@@ -118,7 +118,7 @@ def _none_shown(
     answers: Answers, cards: Sequence[CudaCard], problem: str | None, notes: tuple[str, ...]
 ) -> BackendScan:
     if answers.visible is not None:
-        return _hidden(answers, _showable(cards), problem, notes)
+        return _hidden_scan(answers, _showable(cards), problem, notes)
     reason = Reason(
         "no_mig_instance",
         "MIG mode is on, and no MIG instance has been made",
@@ -137,14 +137,14 @@ def _scan(
     return BackendScan(
         "cuda",
         present=True,
-        devices=tuple(_seen(index, facts) for index, facts in enumerate(shown)),
+        devices=tuple(_raw_device(index, facts) for index, facts in enumerate(shown)),
         stage="driver" if reason else None,
         reason=reason,
         notes=notes,
     )
 
 
-def _seen(index: int, facts: Facts) -> RawDevice:
+def _raw_device(index: int, facts: Facts) -> RawDevice:
     capability = capability_numbers(facts)
     if capability is not None and capability < OLDEST_CAPABILITY:
         text = f"compute capability {facts.compute_capability} is older than 5.0 (Maxwell)"
@@ -176,7 +176,7 @@ def _showable(cards: Sequence[CudaCard]) -> list[Facts]:
     return [facts for card in cards for facts in (card.instances or (card.facts,))]
 
 
-def _hidden(
+def _hidden_scan(
     answers: Answers, devices: Sequence[Facts], problem: str | None, notes: tuple[str, ...]
 ) -> BackendScan:
     because = f" ({problem})" if problem and answers.visible else ""
@@ -208,7 +208,7 @@ def _partly_hidden(
     return (f"CUDA shows {len(shown)} of the {every} cards that NVML knows",)
 
 
-def _failed(around: Surroundings, reasons: Sequence[Reason]) -> BackendScan:
+def _failed_scan(around: Surroundings, reasons: Sequence[Reason]) -> BackendScan:
     if not reasons:
         return _not_installed(around)
     named = [reason for reason in reasons if reason.code not in _UNNAMED]
@@ -250,32 +250,32 @@ def _not_installed(around: Surroundings) -> BackendScan:
     return BackendScan("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
 
 
-def _told(outcome: Outcome | None) -> bool:
+def _has_answer(outcome: Outcome | None) -> bool:
     """Whether a library was there and answered."""
     return outcome is not None and outcome.how == "answered" and bool(outcome.answer["library"])
 
 
 def _cards(nvml: Outcome) -> tuple[CudaCard, ...]:
-    return cards_of_nvml(nvml.answer) if _told(nvml) else ()
+    return cards_of_nvml(nvml.answer) if _has_answer(nvml) else ()
 
 
 def _devices(driver: Outcome | None, around: Surroundings) -> tuple[Facts, ...]:
-    return devices_of_driver(driver.answer, around) if driver and _told(driver) else ()
+    return devices_of_driver(driver.answer, around) if driver and _has_answer(driver) else ()
 
 
 def nvml_reason(outcome: Outcome, around: Surroundings) -> Reason | None:
-    """Why NVML showed no card; `None` where NVML is simply not installed."""
+    """Return why NVML showed no card; `None` if NVML is not installed."""
     silent = _no_answer("NVML", outcome, around)
     if silent or outcome.answer["library"] is None:
         return silent
     error = _first_error(outcome.answer, "cards")
     if error is not None:
-        return _named("NVML", nvml_fault(error["code"]), error, around)
+        return _fault_reason("NVML", nvml_fault(error["code"]), error, around)
     return Reason("no_device", "NVML answers but sees no card", fix_for("start", around))
 
 
 def driver_reason(outcome: Outcome | None, around: Surroundings) -> Reason | None:
-    """Why the CUDA driver showed no device; `None` where it is simply not installed."""
+    """Return why the CUDA driver showed no device; `None` if it is not installed."""
     if outcome is None:
         return None
     silent = _no_answer("the CUDA driver", outcome, around)
@@ -283,7 +283,7 @@ def driver_reason(outcome: Outcome | None, around: Surroundings) -> Reason | Non
         return silent
     none_seen: dict[str, Any] = {"call": "cuDeviceGetCount", "code": _NO_DEVICE}
     error = _first_error(outcome.answer, "devices") or none_seen
-    return _named("the CUDA driver", cuda_fault(error["code"]), error, around)
+    return _fault_reason("the CUDA driver", cuda_fault(error["code"]), error, around)
 
 
 def _first_error(answer: Mapping[str, Any], rows: str) -> dict[str, Any] | None:
@@ -293,7 +293,7 @@ def _first_error(answer: Mapping[str, Any], rows: str) -> dict[str, Any] | None:
 
 def _sees_none(outcome: Outcome | None) -> bool:
     """Whether the driver works, and shows this process no device."""
-    if outcome is None or not _told(outcome):
+    if outcome is None or not _has_answer(outcome):
         return False
     error = outcome.answer["error"]
     if error is None:
@@ -304,7 +304,7 @@ def _sees_none(outcome: Outcome | None) -> bool:
 def _lost_cards(nvml: Outcome) -> tuple[str, ...]:
     """A sentence for each card that NVML counts and cannot read, while it reads others."""
     return tuple(
-        f"card {index}: {_described(nvml_fault(row['error']['code']), row['error'])}"
+        f"card {index}: {_describe_fault(nvml_fault(row['error']['code']), row['error'])}"
         for index, row in enumerate(nvml.answer["cards"])
         if row["error"] is not None
     )
@@ -321,14 +321,14 @@ def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Reason | Non
     return Reason(outcome.how, f"{who} {outcome.sentence}", fix)
 
 
-def _named(who: str, fault: Fault, error: Mapping[str, Any], around: Surroundings) -> Reason:
-    described = _described(fault, error)
+def _fault_reason(who: str, fault: Fault, error: Mapping[str, Any], around: Surroundings) -> Reason:
+    described = _describe_fault(fault, error)
     if fault.remedy == "reload" and around.module is not None:
         described += f"; the loaded kernel module is {around.module}"
     return Reason(fault.code, f"{who}: {described}", fix_for(fault.remedy, around))
 
 
-def _described(fault: Fault, error: Mapping[str, Any]) -> str:
+def _describe_fault(fault: Fault, error: Mapping[str, Any]) -> str:
     return f"{fault.meaning} ({fault.symbol}, {error['code']}) in {error['call']}"
 
 
@@ -341,14 +341,14 @@ class Fault(NamedTuple):
     meaning: str
 
 
-def _faults(table: str) -> dict[int, Fault]:
+def _parse_faults(table: str) -> dict[int, Fault]:
     """The rows of a table by their number; what is indented further belongs to the row above."""
     rows = table.strip().replace("\n        ", " ").splitlines()
     words = (row.split(maxsplit=4) for row in rows)
     return {int(number): Fault(*rest) for number, *rest in words}
 
 
-_NVML = _faults("""
+_NVML = _parse_faults("""
     1   driver_failed     reload  NVML_ERROR_UNINITIALIZED NVML was not initialised
     2   driver_failed     update  NVML_ERROR_INVALID_ARGUMENT NVML refused an argument
     3   driver_failed     inspect NVML_ERROR_NOT_SUPPORTED this driver does not support NVML
@@ -378,7 +378,7 @@ _NVML = _faults("""
     999 driver_failed     reboot  NVML_ERROR_UNKNOWN the driver failed without saying why
 """)
 
-_CUDA = _faults("""
+_CUDA = _parse_faults("""
     1   driver_failed   update  CUDA_ERROR_INVALID_VALUE the driver refused an argument
     2   out_of_memory   busy    CUDA_ERROR_OUT_OF_MEMORY there is no memory left to start CUDA
     3   driver_failed   reload  CUDA_ERROR_NOT_INITIALIZED the CUDA driver could not be initialised
@@ -411,12 +411,12 @@ _CUDA = _faults("""
 
 
 def nvml_fault(code: int) -> Fault:
-    """The row of NVML's error `code`; one that says so for an unknown code."""
+    """Return the row of NVML's error `code`; one that says so for an unknown code."""
     return _NVML.get(code, Fault("driver_failed", "inspect", "NVML_ERROR", "NVML failed"))
 
 
 def cuda_fault(code: int) -> Fault:
-    """The row of the CUDA driver's error `code`; one that says so for an unknown code."""
+    """Return the row of the CUDA driver's error `code`; one that says so for an unknown code."""
     failed = Fault("driver_failed", "inspect", "CUDA_ERROR", "the CUDA driver failed")
     return _CUDA.get(code, failed)
 
@@ -447,7 +447,7 @@ _PLAIN = {
 
 
 def fix_for(remedy: str, around: Surroundings) -> str:
-    """The sentence, with a command where there is one, that helps on this machine."""
+    """Return the sentence, with a command where there is one, that helps on this machine."""
     if remedy in _PLAIN:
         return _PLAIN[remedy]
     if remedy == "update":

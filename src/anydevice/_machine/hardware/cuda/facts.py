@@ -41,7 +41,7 @@ class Surroundings(Record):
 def read_surroundings(
     environment: Mapping[str, str], root: Path = Path("/"), system: str = sys.platform
 ) -> Surroundings:
-    """The surroundings as the files under `root` tell them; on Windows they tell nothing."""
+    """Return the surroundings as the files under `root` tell them; on Windows they tell nothing."""
     if system != "linux":
         return Surroundings(system)
     cards = linux.cards(linux.NVIDIA, root)
@@ -61,12 +61,12 @@ def read_surroundings(
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of the machine's own memory that a program could still get; `None` if untold."""
+    """Return the available bytes of main memory; `None` if unknown."""
     return read_table(root / "proc/meminfo").get("MemAvailable")
 
 
 def nvml_libraries(around: Surroundings, environment: Mapping[str, str]) -> list[str]:
-    """The names under which NVML may be found, in the order to try them."""
+    """Return the names under which NVML may be found, in the order to try them."""
     if around.system == "win32":
         windows = environment.get("WINDIR", r"C:\Windows")
         programs = environment.get("ProgramFiles", r"C:\Program Files")
@@ -75,7 +75,7 @@ def nvml_libraries(around: Surroundings, environment: Mapping[str, str]) -> list
 
 
 def driver_libraries(around: Surroundings) -> list[str]:
-    """The names under which the CUDA driver may be found, in the order to try them."""
+    """Return the names under which the CUDA driver may be found, in the order to try them."""
     return ["nvcuda.dll"] if around.system == "win32" else _linux_libraries("libcuda.so.1", around)
 
 
@@ -125,31 +125,31 @@ class CudaCard(Record):
     instances: tuple[Facts, ...] = ()
 
     def at(self, position: Position) -> Facts:
-        """The facts of the card itself, or of the instance at that position."""
+        """Return the facts of the card itself, or of the instance at that position."""
         return self.facts if position.instance is None else self.instances[position.instance]
 
 
 def cards_of_nvml(answer: Mapping[str, Any]) -> tuple[CudaCard, ...]:
-    """The cards of NVML's answer in its order, without those that it could not read."""
+    """Return the cards of NVML's answer in its order, without those that it could not read."""
     return tuple(_card(row, answer) for row in answer["cards"] if row["error"] is None)
 
 
 def devices_of_driver(answer: Mapping[str, Any], around: Surroundings) -> tuple[Facts, ...]:
-    """The devices of the CUDA driver's answer in its order, without those it could not read."""
+    """Return the CUDA driver's devices in its order, without those it could not read."""
     return tuple(
         _driver_facts(row, answer, around) for row in answer["devices"] if row["error"] is None
     )
 
 
 def in_order_of_driver(cards: Iterable[CudaCard], devices: Iterable[Facts]) -> tuple[Facts, ...]:
-    """The driver's devices in its order, each with what NVML knows of the same card."""
+    """Return the driver's devices in its order, each with what NVML knows of the same card."""
     every = (facts for card in cards for facts in (card.facts, *card.instances))
     known = {_bare(facts.uuid): facts for facts in every}
-    return tuple(_joined(known.get(_bare(device.uuid)), device) for device in devices)
+    return tuple(_join_facts(known.get(_bare(device.uuid)), device) for device in devices)
 
 
 def capability_numbers(facts: Facts) -> tuple[int, int] | None:
-    """The compute capability as two numbers, to be compared; `None` if it is unknown."""
+    """Return the compute capability as two numbers, to be compared; `None` if it is unknown."""
     if facts.compute_capability is None:
         return None
     major, _, minor = facts.compute_capability.partition(".")
@@ -157,7 +157,7 @@ def capability_numbers(facts: Facts) -> tuple[int, int] | None:
 
 
 def version_of(number: int | None) -> str | None:
-    """CUDA's way to write a version as a number, in the usual form.
+    """Return CUDA's way to write a version as a number, in the usual form.
 
     >>> version_of(12040), version_of(13000)
     ('12.4', '13.0')
@@ -178,7 +178,7 @@ def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> CudaCard:
         architecture=_architecture(row["capability"]),
         driver_version=answer["driver_version"],
         runtime_version=version_of(answer["cuda_version"]),
-        details=_known(
+        details=_add_details(
             details,
             mig_mode=row["mig"],
             compute_mode=_COMPUTE_MODES.get(row["compute_mode"]),
@@ -195,12 +195,12 @@ def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> CudaCard:
 def _instance(part: Mapping[str, Any], card: Facts, details: dict[str, Detail]) -> Facts:
     numbers = {name: part[name] for name in ("gpu_instance", "compute_instance", "multiprocessors")}
     mode = card.details.get("compute_mode")
-    own = _known(details, mig_mode=True, parent_uuid=card.uuid, compute_mode=mode, **numbers)
+    own = _add_details(details, mig_mode=True, parent_uuid=card.uuid, compute_mode=mode, **numbers)
     name = part["name"] or f"{card.name} MIG"
     return replace(card, name=name, uuid=part["uuid"], details=own, **_memory(part))
 
 
-def _known(details: Mapping[str, Detail], **more: Detail) -> dict[str, Detail]:
+def _add_details(details: Mapping[str, Detail], **more: Detail) -> dict[str, Detail]:
     """The details with those of the others that are known."""
     return {**details, **{key: value for key, value in more.items() if value is not None}}
 
@@ -229,13 +229,13 @@ def _driver_facts(row: Mapping[str, Any], answer: Mapping[str, Any], around: Sur
         architecture=_architecture(row["capability"]),
         driver_version=around.tegra or around.module,
         runtime_version=version_of(answer["cuda_version"]),
-        details=_known(
+        details=_add_details(
             {"source": "driver"}, compute_mode=mode, multiprocessors=row["multiprocessors"]
         ),
     )
 
 
-def _joined(card: Facts | None, device: Facts) -> Facts:
+def _join_facts(card: Facts | None, device: Facts) -> Facts:
     if card is None:
         return device
     joined = replace(card, details={**device.details, **card.details})

@@ -1,4 +1,4 @@
-"""Which NVIDIA devices this process can use, as NVML and the CUDA driver tell it.
+"""The NVIDIA devices that this process can use, as NVML and the CUDA driver show them.
 
 Both are asked in child processes: one that crashes or hangs stays there, and nothing of CUDA
 starts in the caller, not even a thread, so that processes forked from it can still use CUDA.
@@ -35,12 +35,12 @@ _ONE_MOMENT = 0.25
 
 
 def look(limit: float) -> BackendScan:
-    """The CUDA backend of this machine, in at most about `limit` seconds. Never raises."""
+    """Return the CUDA backend of this machine, in at most about `limit` seconds. Never raises."""
     return begin()(limit)
 
 
 def begin() -> Callable[[float], BackendScan]:
-    """Put the questions, and return what waits for the answers at most so many seconds.
+    """Ask the questions, and return a function that waits for the answers within a limit.
 
     Where there are traces of a card, NVML and the driver are asked at the same time; elsewhere
     NVML's child says first whether there is a driver at all.
@@ -56,7 +56,7 @@ def begin() -> Callable[[float], BackendScan]:
         traces = around.cards or around.nodes or around.wsl or around.tegra
         driver = _ask_driver(around) if traces else None
     except Exception as error:
-        failed = _failed(error)
+        failed = _failed_scan(error)
         return lambda limit: failed
 
     def finish(limit: float) -> BackendScan:
@@ -66,7 +66,7 @@ def begin() -> Callable[[float], BackendScan]:
         try:
             return interpret(gather(limit, around, environment, nvml, driver))
         except Exception as error:
-            return _failed(error)
+            return _failed_scan(error)
 
     return finish
 
@@ -78,7 +78,7 @@ def gather(
     nvml_asked: Question,
     driver_asked: Question | None,
 ) -> Answers:
-    """The answers of NVML, and of the CUDA driver wherever it may be installed."""
+    """Return the answers of NVML, and of the CUDA driver wherever it may be installed."""
     from anydevice._machine.hardware.cuda.diagnosis import Answers, driver_needed, hidden_perhaps
 
     end = time.monotonic() + limit
@@ -101,7 +101,7 @@ def gather(
 
 
 def free_memory(index: int, facts: Facts) -> int | None:
-    """Bytes free now on the device with these facts; `None` if nobody can tell.
+    """Return the free bytes of the device with these facts; `None` if unknown.
 
     NVML is asked in a child, which takes some 50 ms: in the caller it would load the driver and
     leave a thread behind, even after it was shut down. What it said counts for a quarter of a
@@ -140,7 +140,7 @@ def _free_of_each(outcome: Outcome) -> dict[str, int | None]:
 
 
 def question_to_nvml(around: Surroundings, environment: Mapping[str, str]) -> dict[str, object]:
-    """Where a child finds NVML, the CUDA driver and nvidia-ml-py."""
+    """Return the files of NVML, the CUDA driver and nvidia-ml-py, for a child."""
     return {
         "libraries": nvml_libraries(around, environment),
         "driver_libraries": driver_libraries(around),
@@ -170,7 +170,7 @@ def _lacks_free_memory(nvml: Outcome, driver: Outcome) -> bool:
     return any(row["error"] is None and not row["integrated"] for row in driver.answer["devices"])
 
 
-def _failed(error: Exception) -> BackendScan:
+def _failed_scan(error: Exception) -> BackendScan:
     # Whatever an odd machine makes of our reading, the other backends must still be found.
     text = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
     return BackendScan("cuda", present=True, stage="driver", reason=Reason("reading_failed", text))

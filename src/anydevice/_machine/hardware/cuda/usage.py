@@ -29,7 +29,7 @@ _last: tuple[float, dict[str, dict[str, Any]]] = (-1.0, {})
 
 
 def readings(index: int, facts: Facts) -> Readings:
-    """The readings of the card or MIG instance with this UUID."""
+    """Return the readings of the card or MIG instance with this UUID."""
     answer = _answer(facts)
     shared = free_memory(index, facts) if facts.memory_kind == "unified" else None
     if answer is None:
@@ -47,7 +47,7 @@ def readings(index: int, facts: Facts) -> Readings:
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
-    """Who uses the card or instance with this UUID, the one that holds most first."""
+    """Return the processes on the card or instance with this UUID, the largest first."""
     del index
     answer = _answer(facts)
     rows = sorted(answer["processes"] if answer else (), key=lambda row: -(row[1] or 0))

@@ -1,4 +1,4 @@
-"""Which cards CUDA_VISIBLE_DEVICES shows and in which order, as CUDA itself reads it.
+"""The cards that CUDA_VISIBLE_DEVICES shows and their order, as CUDA itself reads it.
 
 The rules for odd values (spaces, capitals, numbers with a tail, repeated cards) are those that a
 driver of version 580 was seen to follow.
@@ -48,7 +48,7 @@ class Selection(Record):
 
 
 def select(cards: Sequence[CardNames], value: str | None) -> Selection:
-    """The visible ones of `cards`, which are in CUDA's order; `value` is the variable's, if set.
+    """Return the visible ones of `cards`, in CUDA's order; `value` is the variable's, if set.
 
     The first entry that names nothing ends the list, and what stands before it stays. A card that
     is named twice leaves none. Where a MIG instance is visible, it is the only device.

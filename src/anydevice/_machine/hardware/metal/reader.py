@@ -44,13 +44,13 @@ def look(
     platform: str = sys.platform,
     machine: str | None = None,
 ) -> BackendScan:
-    """The GPUs that Metal drives here, or why there are none, within `limit` seconds. Never raises.
+    """Return the GPUs that Metal drives, or why there are none, in `limit` seconds. Never raises.
 
     The other arguments are for recordings: `run` answers a command with what it printed, or `None`
     if it failed; `platform` and `machine` are the names of the system and of its processor.
     """
     if platform != "darwin":
-        return _stopped(Reason("wrong_system", "Metal is only on macOS"), present=False)
+        return _stopped_scan(Reason("wrong_system", "Metal is only on macOS"), present=False)
     ask = run if run is not None else macos.running_until(time.monotonic() + limit)
     told = macos.read_system(ask(macos.SYSTEM))
     processor = machine if machine is not None else os.uname().machine
@@ -60,7 +60,7 @@ def look(
 
 
 def free_memory(index: int, facts: Facts, *, run: macos.Run | None = None) -> int | None:
-    """The bytes that the GPU could get at this moment; `None` for a card with its own memory."""
+    """Return the bytes that the GPU could get now; `None` for a card with its own memory."""
     if facts.memory_kind != "unified":
         return None
     ask = run if run is not None else macos.running_until(time.monotonic() + 1.0)
@@ -140,9 +140,11 @@ def _intel(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
     listed = macos.read_graphics(ask(macos.DISPLAYS))
     if listed is None:
         text = "system_profiler did not tell which graphics hardware this Mac has"
-        return _stopped(Reason("not_readable", text, "system_profiler SPDisplaysDataType"))
+        return _stopped_scan(Reason("not_readable", text, "system_profiler SPDisplaysDataType"))
     if not listed:
-        return _stopped(Reason("no_hardware", "this Mac has no GPU"), present=False, stage="device")
+        return _stopped_scan(
+            Reason("no_hardware", "this Mac has no GPU"), present=False, stage="device"
+        )
     # Metal takes the card before the integrated GPU, so the cards are numbered first.
     ordered = sorted(listed, key=lambda graphics: not graphics.discrete)
     devices = tuple(_of_intel(index, graphics, told) for index, graphics in enumerate(ordered))
@@ -167,5 +169,5 @@ def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> 
     return RawDevice(index, "gpu", facts, _why_not(told))
 
 
-def _stopped(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> BackendScan:
+def _stopped_scan(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> BackendScan:
     return BackendScan("metal", present=present, stage=stage, reason=reason)

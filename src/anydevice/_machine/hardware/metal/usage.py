@@ -8,10 +8,10 @@ from anydevice._machine.hardware.readers import DeviceProcess, Readings
 
 
 def readings(index: int, facts: Facts) -> Readings:
-    """The free memory; load, heat and power are told to the superuser alone."""
+    """Return the free memory; load, heat and power are told to the superuser alone."""
     return Readings(free_memory=free_memory(index, facts))
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
-    """None: macOS does not tell who uses the GPU."""
+    """Return None: macOS does not tell who uses the GPU."""
     return ()

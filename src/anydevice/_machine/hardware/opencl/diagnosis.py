@@ -49,21 +49,21 @@ Answer = Mapping[str, Any]
 """The answer of `driver_process/opencl.py`."""
 
 
-def _stopped(reason: Reason, *, present: bool = True) -> BackendScan:
+def _stopped_scan(reason: Reason, *, present: bool = True) -> BackendScan:
     return BackendScan("opencl", present=present, stage="driver", reason=reason)
 
 
 def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> BackendScan:
-    """The scan for a child that came back, with an answer or without one."""
+    """Return the scan for a child that came back, with an answer or without one."""
     if outcome.how == "answered":
         return read_answer(outcome.answer, loader, machine)
     if outcome.how == "not_started":
         text = f"OpenCL could not be asked, because no child process started: {outcome.error}"
         present = bool(registered_drivers(loader, machine))
-        return _stopped(Reason("not_started", text), present=present)
+        return _stopped_scan(Reason("not_started", text), present=present)
     text = f"the OpenCL loader {loader.path} does not work: {outcome.sentence}"
     code = "driver_broken" if outcome.how == "failed" else outcome.how
-    return _stopped(Reason(code, text, repair(loader, machine)))
+    return _stopped_scan(Reason(code, text, repair(loader, machine)))
 
 
 def read_breakdown(
@@ -73,7 +73,7 @@ def read_breakdown(
     loader: Loader,
     machine: OpenCLMachine,
 ) -> BackendScan:
-    """The scan after all drivers together crashed or hung, and each was asked alone.
+    """Return the scan after all drivers together crashed or hung, and each was asked alone.
 
     `outcomes` belongs to `drivers`, one for one; it is empty where they were not asked.
     """
@@ -96,14 +96,14 @@ def read_breakdown(
     does = "hangs" if together.how == "timed_out" else "crashes"
     devices = read_devices([each for answer in good for each in answer["platforms"]], machine)
     unusable = f"listing the OpenCL devices {does}, because of {names}"
-    scan = _stopped(Reason(together.how, text, fix))
-    return replace(scan, devices=_made_unusable(devices, Reason(together.how, unusable, fix)))
+    scan = _stopped_scan(Reason(together.how, text, fix))
+    return replace(scan, devices=_mark_unusable(devices, Reason(together.how, unusable, fix)))
 
 
 def add_seen_elsewhere(
     scan: BackendScan, outcome: Outcome, system: Loader, machine: OpenCLMachine
 ) -> BackendScan:
-    """The scan with the devices that only the system's loader shows, and not pyopencl's."""
+    """Return the scan with the devices that only the system's loader shows, and not pyopencl's."""
     if outcome.how != "answered":
         return scan
     devices = read_devices(outcome.answer["platforms"], machine)
@@ -111,25 +111,25 @@ def add_seen_elsewhere(
         return scan
     text = f"only the system's loader {system.path} shows it, and pyopencl uses another"
     stopped = scan.reason and replace(scan.reason, fix=LINK_WITH_SYSTEM)
-    unusable = _made_unusable(devices, Reason("other_loader", text, LINK_WITH_SYSTEM))
+    unusable = _mark_unusable(devices, Reason("other_loader", text, LINK_WITH_SYSTEM))
     return replace(scan, present=True, devices=unusable, reason=stopped)
 
 
-def _made_unusable(devices: Sequence[RawDevice], reason: Reason) -> tuple[RawDevice, ...]:
+def _mark_unusable(devices: Sequence[RawDevice], reason: Reason) -> tuple[RawDevice, ...]:
     return tuple(device if device.reason else replace(device, reason=reason) for device in devices)
 
 
 def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> BackendScan:
-    """The scan for a loader that answered."""
+    """Return the scan for a loader that answered."""
     platforms = answer["platforms"]
     if answer["error"]:
-        text = f"the OpenCL loader {loader.path}: {_refused('clGetPlatformIDs', answer)}"
-        return _stopped(Reason("driver_failed", text, repair(loader, machine)))
+        text = f"the OpenCL loader {loader.path}: {_describe_refusal('clGetPlatformIDs', answer)}"
+        return _stopped_scan(Reason("driver_failed", text, repair(loader, machine)))
     if not platforms:
         return _no_platform(loader, machine)
     devices = read_devices(platforms, machine)
     notes = tuple(
-        f"{platform['name']}: {_refused('clGetDeviceIDs', platform)}"
+        f"{platform['name']}: {_describe_refusal('clGetDeviceIDs', platform)}"
         for platform in platforms
         if platform["error"]
     )
@@ -138,16 +138,16 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Backe
     defects = (float64_defect(*each) for each in dict.fromkeys(map(_release, devices)))
     notes += tuple(defect.with_fix for defect in defects if defect)
     if all(device.kind == "cpu" for device in devices):
-        notes += _card_left_out(loader, machine)
+        notes += _note_missing_driver(loader, machine)
     return BackendScan("opencl", present=True, devices=devices, notes=notes)
 
 
-def _refused(function: str, answer: Answer) -> str:
+def _describe_refusal(function: str, answer: Answer) -> str:
     return f"{function} returned {answer['error']}"
 
 
 def float64_defect(platform: str, driver: str) -> Reason | None:
-    """Why nothing is computed in float64 with this release of a driver; `None` if it may be.
+    """Return why a release of a driver must not compute in float64; `None` if it may.
 
     >>> float64_defect(POCL, "3.0-rc2").code, float64_defect(POCL, "6.0")
     ('driver_defect', None)
@@ -161,7 +161,7 @@ def float64_defect(platform: str, driver: str) -> Reason | None:
 
 
 def without_loader(machine: OpenCLMachine) -> BackendScan:
-    """The scan for a machine that has no loader, with or without drivers."""
+    """Return the scan for a machine that has no loader, with or without drivers."""
     drivers = registered_drivers(None, machine)
     names = ", ".join(str(driver) for driver in drivers)
     text = (
@@ -169,11 +169,11 @@ def without_loader(machine: OpenCLMachine) -> BackendScan:
         if drivers
         else "no OpenCL loader and no driver is installed"
     )
-    return _stopped(Reason("loader_missing", text, GIVE_A_LOADER), present=bool(drivers))
+    return _stopped_scan(Reason("loader_missing", text, GIVE_A_LOADER), present=bool(drivers))
 
 
 def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[RawDevice, ...]:
-    """Every device of every platform, numbered in that order."""
+    """Return every device of every platform, numbered in that order."""
     seen: list[RawDevice] = []
     for place, platform in enumerate(platforms):
         for number, device in enumerate(platform["devices"]):
@@ -236,7 +236,7 @@ def _memory_kind(kind: Kind, unified: bool) -> MemoryKind:
 
 
 def _uuid(digits: str, vendor: int | None) -> str | None:
-    """As NVML writes it for an NVIDIA card, so that the two can be compared; plain for others."""
+    """Return the UUID as NVML writes it for an NVIDIA card; plain for others."""
     if digits in _UNKNOWN_UUIDS:
         return None
     ends = (0, 8, 12, 16, 20, 32)
@@ -276,7 +276,7 @@ def _no_platform(loader: Loader, machine: OpenCLMachine) -> BackendScan:
         looked = " and ".join(str(folder) for folder in folders)
         text = f"no OpenCL driver is registered: no .icd file in {looked}"
     present = bool(drivers) or card is not None
-    return _stopped(Reason("driver_missing", text, fix), present=present)
+    return _stopped_scan(Reason("driver_missing", text, fix), present=present)
 
 
 def _is_missing(library: str, loader: Loader, machine: OpenCLMachine) -> bool:
@@ -294,7 +294,7 @@ def _no_device(
     return BackendScan("opencl", present=True, stage="device", reason=reason)
 
 
-def _card_left_out(loader: Loader, machine: OpenCLMachine) -> tuple[str, ...]:
+def _note_missing_driver(loader: Loader, machine: OpenCLMachine) -> tuple[str, ...]:
     card = card_without_driver(machine, vendor_folders(loader, machine)[0])
     if card is None:
         return ()
@@ -320,7 +320,7 @@ _RUSTICL_DRIVERS = {INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau
 
 
 def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str] | None:
-    """The first vendor with a card on the bus, and how to get its OpenCL driver.
+    """Return the first vendor with a card on the bus, and how to get its OpenCL driver.
 
     `None` if no known card is there. `folder` is where the loader looks for `.icd` files.
     """
@@ -333,7 +333,7 @@ def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str]
 
 
 def give_a_driver(machine: OpenCLMachine, folder: Path, loader: Loader | None) -> str:
-    """How to get a first OpenCL driver: for the machine's card, or else for its CPU."""
+    """Return how to install an OpenCL driver: for the machine's card, or else for its CPU."""
     card = card_without_driver(machine, folder)
     if card is not None:
         return card[1]
@@ -345,7 +345,7 @@ def give_a_driver(machine: OpenCLMachine, folder: Path, loader: Loader | None) -
 
 
 def repair(loader: Loader, machine: OpenCLMachine) -> str:
-    """How to replace a loader that does not load."""
+    """Return how to replace a loader that does not load."""
     if loader.home is not None:
         return "pip install --force-reinstall pyopencl"
     command = _install(machine, "--reinstall ocl-icd-libopencl1")
@@ -353,7 +353,7 @@ def repair(loader: Loader, machine: OpenCLMachine) -> str:
 
 
 def hide(drivers: Sequence[Driver], machine: OpenCLMachine) -> str | None:
-    """How to keep these drivers from being loaded; `None` for no drivers."""
+    """Return how to keep drivers from being loaded; `None` for no drivers."""
     commands = [
         _move_away(driver.file, machine)
         for driver in drivers
@@ -369,7 +369,7 @@ def hide(drivers: Sequence[Driver], machine: OpenCLMachine) -> str | None:
 
 
 def enable_rusticl(machine: OpenCLMachine) -> str:
-    """How to make Mesa's rusticl show devices: it shows none that its variable does not name."""
+    """Return how to make Mesa's rusticl show devices, which its variable must name."""
     names = [name for vendor, name in _RUSTICL_DRIVERS.items() if machine.cards(vendor)]
     return f"export RUSTICL_ENABLE={','.join(names) or 'llvmpipe'}"
 

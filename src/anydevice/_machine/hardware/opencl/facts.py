@@ -1,4 +1,4 @@
-"""Where OpenCL loaders are, and which drivers each of them will load; nothing is loaded here.
+"""The OpenCL loaders of a machine, and the drivers that each loads; nothing is loaded here.
 
 Two families of loader are in use, and they listen to different variables (read from their sources
 and tried):
@@ -41,11 +41,11 @@ class OpenCLMachine(Record):
     is_superuser: bool = False
 
     def file(self, path: str) -> Path:
-        """A path of this machine as one that can be opened here."""
+        """Return a path of this machine as one that can be opened here."""
         return self.root / path.lstrip("/") if self.root != Path("/") else Path(path)
 
     def cards(self, vendor: int) -> tuple[str, ...]:
-        """The PCI addresses of the vendor's cards."""
+        """Return the PCI addresses of the vendor's cards."""
         return linux.cards(vendor, self.root)
 
     @property
@@ -54,7 +54,7 @@ class OpenCLMachine(Record):
         return linux.uses_apt(linux.distribution(self.root))
 
     def library(self, name: str) -> Path | None:
-        """The file that the dynamic linker would take for `name`; `None` if there is none."""
+        """Return the file that the dynamic linker takes for `name`, or `None`."""
         if "/" in name:
             path = Path(name)
             return path if path.is_file() else None
@@ -72,7 +72,7 @@ class OpenCLMachine(Record):
 
 
 def this_machine() -> OpenCLMachine:
-    """The machine and process that we run in."""
+    """Return the machine and process that we run in."""
     posix = os.name == "posix"
     return OpenCLMachine(
         system=sys.platform,
@@ -95,7 +95,7 @@ class Loader(Record):
     home: Path | None = None
 
     def environment(self, machine: OpenCLMachine) -> dict[str, str]:
-        """The variables under which it sees what pyopencl would see."""
+        """Return the variables under which it sees what pyopencl would see."""
         settings = dict(machine.environment)
         if self.home is not None:
             settings["PYOPENCL_HOME"] = str(self.home)
@@ -103,14 +103,14 @@ class Loader(Record):
 
 
 def find_loaders(machine: OpenCLMachine, home: Path | None) -> tuple[Loader, ...]:
-    """The loaders of a machine: first the one that pyopencl (in folder `home`) uses, if any."""
+    """Return the loaders of a machine; the first is that of pyopencl (in `home`), if any."""
     system = _system_loader(machine)
     own = None if home is None else _loader_of_pyopencl(machine, home, system)
     return tuple(loader for loader in (own, system) if loader is not None)
 
 
 def pyopencl_folder() -> Path | None:
-    """Where the installed pyopencl is, without importing it; `None` if there is none."""
+    """Return the folder of the installed pyopencl, without importing it, or `None`."""
     try:
         spec = find_spec("pyopencl")
     except (ImportError, ValueError, AttributeError):
@@ -163,13 +163,13 @@ class Driver(Record):
 
 
 def vendor_folders(loader: Loader | None, machine: OpenCLMachine) -> tuple[Path, ...]:
-    """The folders in which the loader looks for `.icd` files; the usual one for no loader."""
+    """Return the folders in which a loader looks for `.icd` files."""
     single, folders = _places(loader, machine, _content(loader))
     return (single.parent,) if single else folders
 
 
 def registered_drivers(loader: Loader | None, machine: OpenCLMachine) -> tuple[Driver, ...]:
-    """The drivers that the loader will load, in no particular order; empty on Windows."""
+    """Return the drivers that the loader will load, in no particular order; empty on Windows."""
     text = _content(loader)
     single, folders = _places(loader, machine, text)
     if single is not None:

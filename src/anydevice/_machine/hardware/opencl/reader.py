@@ -21,7 +21,7 @@ _WORTH_ASKING = 0.1
 
 
 def look(limit: float) -> BackendScan:
-    """Every OpenCL device, or why there is none, within `limit` seconds; never raises.
+    """Return every OpenCL device, or why there is none, within `limit` seconds; never raises.
 
     A driver that crashes or hangs is a finding of its own: the drivers are then asked one by one,
     so that the bad one is named and the devices of the others are listed. Those are not usable
@@ -41,7 +41,7 @@ def begin() -> Callable[[float], BackendScan]:
 def look_through(
     loaders: Sequence[Loader], machine: OpenCLMachine, limit: float, asked: Question | None = None
 ) -> BackendScan:
-    """The same through these loaders, of which the first is the one that counts."""
+    """Return the same through these loaders, of which the first is the one that counts."""
     # Loaded while the child is at work.
     from anydevice._machine.hardware.opencl import diagnosis
 

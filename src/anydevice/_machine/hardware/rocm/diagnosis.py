@@ -45,7 +45,7 @@ _INSTALL = {
 
 
 class AmdMachine(Record):
-    """Where to look, and with what permissions: the machine itself, or a recording of one.
+    """The files and permissions to read: those of the machine, or of a recording.
 
     `cards` are the PCI addresses of AMD's cards.
     """
@@ -57,7 +57,7 @@ class AmdMachine(Record):
 
 
 def look_within(limit: float, machine: AmdMachine) -> BackendScan:
-    """The scan, within `limit` seconds. Never raises."""
+    """Return the scan, within `limit` seconds. Never raises."""
     # A wedged driver can hold a read of its files for ever; the thread that waits is left behind.
     answers: list[BackendScan] = []
 
@@ -66,7 +66,7 @@ def look_within(limit: float, machine: AmdMachine) -> BackendScan:
             answers.append(_look(machine, time.monotonic() + limit))
         except Exception as error:
             text = f"reading the driver's files failed: {type(error).__name__}: {error}"
-            answers.append(_stopped("reading_failed", text))
+            answers.append(_stopped_scan("reading_failed", text))
 
     worker = threading.Thread(target=work, name="anydevice-rocm", daemon=True)
     if started(worker):
@@ -76,7 +76,7 @@ def look_within(limit: float, machine: AmdMachine) -> BackendScan:
     if answers:
         return answers[0]
     text = f"timed out: the driver's files could not be read within {limit:g} s"
-    return _stopped("timed_out", text, "sudo dmesg | grep -i amdgpu")
+    return _stopped_scan("timed_out", text, "sudo dmesg | grep -i amdgpu")
 
 
 def _look(machine: AmdMachine, deadline: float) -> BackendScan:
@@ -204,7 +204,7 @@ def _ask_amdsmi(
     return outcome.answer, []
 
 
-def _stopped(
+def _stopped_scan(
     code: str, text: str, fix: str | None = None, *, present: bool = True, stage: Stage = "driver"
 ) -> BackendScan:
     """The scan of a backend that stopped as a whole."""
@@ -216,21 +216,21 @@ def _no_compute_driver(machine: AmdMachine) -> BackendScan:
     root = machine.root
     if not machine.cards:
         return _under_wsl(machine)
-    which = _named(machine.cards)
+    which = _name_cards(machine.cards)
     if linux.in_container(root, machine.environment):
         text = f"{which} is in the machine, but this container has no /dev/kfd"
-        return _stopped("not_in_container", text, _PASS_DEVICES)
+        return _stopped_scan("not_in_container", text, _PASS_DEVICES)
     holder = linux.bound_driver(machine.cards[0], root)
     if holder not in (None, "amdgpu"):
         text = f"{which} is held by the driver {holder}, not by amdgpu"
-        return _stopped("driver_not_loaded", text)
+        return _stopped_scan("driver_not_loaded", text)
     if os.path.exists(root / "sys/module/amdgpu"):
         text = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
         has_apt = linux.uses_apt(linux.distribution(root))
         fix = "sudo apt install amdgpu-dkms" if has_apt else None
-        return _stopped("driver_missing", text, fix)
+        return _stopped_scan("driver_missing", text, fix)
     text = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
-    return _stopped("driver_not_loaded", text, _install_driver(root))
+    return _stopped_scan("driver_not_loaded", text, _install_driver(root))
 
 
 def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
@@ -238,12 +238,12 @@ def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> BackendScan:
     if withheld:
         nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
         text = f"no permission to read {nodes} of the GPU topology"
-        return _stopped("no_permission", text, _give_access(machine))
+        return _stopped_scan("no_permission", text, _give_access(machine))
     if not machine.cards:
         text = "/dev/kfd is there, but no AMD GPU is on the PCI bus"
-        return _stopped("no_hardware", text, present=False)
-    text = f"{_named(machine.cards)} is on the PCI bus, but the compute driver did not take it"
-    return _stopped("no_device", text, "sudo dmesg | grep -i -e amdgpu -e kfd", stage="device")
+        return _stopped_scan("no_hardware", text, present=False)
+    text = f"{_name_cards(machine.cards)} is on the PCI bus, but the compute driver did not take it"
+    return _stopped_scan("no_device", text, "sudo dmesg | grep -i -e amdgpu -e kfd", stage="device")
 
 
 def _give_access(machine: AmdMachine) -> str:
@@ -256,15 +256,15 @@ def _under_wsl(machine: AmdMachine) -> BackendScan:
     folders = facts.folders(machine.root, machine.environment)
     if not any(os.path.exists(folder / "lib/librocdxg.so") for folder in folders):
         text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
-        return _stopped("driver_missing", text, present=False)
+        return _stopped_scan("driver_missing", text, present=False)
     text = (
         "ROCm under WSL reaches the GPU through /dev/dxg, which has no topology to read: "
         "anydevice cannot tell what is there"
     )
-    return _stopped("not_readable", text, stage="device")
+    return _stopped_scan("not_readable", text, stage="device")
 
 
-def _named(cards: tuple[str, ...]) -> str:
+def _name_cards(cards: tuple[str, ...]) -> str:
     others = f" (and {len(cards) - 1} more)" if len(cards) > 1 else ""
     return f"the AMD GPU {cards[0]}{others}"
 

@@ -87,7 +87,7 @@ PRODUCTS: dict[int, str] = {
 
 
 def too_old(architecture: str | None) -> str | None:
-    """Why ROCm 5 and later do not drive this architecture; `None` if they do."""
+    """Return why ROCm 5 and later do not drive an architecture; `None` if they do."""
     match = _NAME.fullmatch(architecture or "")
     if match is None or int(match[1]) >= 9:
         return None
@@ -98,7 +98,7 @@ def too_old(architecture: str | None) -> str | None:
 
 
 def caution(architecture: str | None) -> str | None:
-    """A warning for users of this architecture; `None` if there is nothing to warn of."""
+    """Return a warning for users of this architecture; `None` if there is nothing to warn of."""
     if architecture is None:
         return "the kernel does not tell this GPU's architecture; Linux 5.16 or newer does"
     if architecture not in ARCHITECTURES:
@@ -147,7 +147,7 @@ class Topology(Record):
 
 
 def topology(root: Path = Path("/")) -> Topology:
-    """The topology of this machine, without GPUs where there is none. Never raises."""
+    """Return the topology of this machine, without GPUs where there is none. Never raises."""
     found: list[Gpu] = []
     withheld = 0
     for number in linux.numbers_in(root / NODES):
@@ -185,7 +185,7 @@ def _pool(banks: Path) -> int | None:
 
 
 def gfx_name(version: int) -> str | None:
-    """The architecture that the driver writes as one decimal number; `None` if it is zero.
+    """Return the architecture that the driver writes as one decimal number; `None` if it is zero.
 
     Two decimal digits each for minor and stepping, which the name itself writes in hexadecimal.
 
@@ -199,7 +199,7 @@ def gfx_name(version: int) -> str | None:
 
 
 def pci_address(location: int, domain: int) -> str:
-    """The PCI address of a location: bus, device and function packed into sixteen bits.
+    """Return the PCI address of a location: bus, device and function packed into sixteen bits.
 
     >>> pci_address(768, 0), pci_address(0xC101, 1)
     ('0000:03:00.0', '0001:c1:00.1')
@@ -221,7 +221,7 @@ _NAME_TABLES = ("usr/share/libdrm/amdgpu.ids", "opt/amdgpu/share/libdrm/amdgpu.i
 
 
 def folders(root: Path, environment: Mapping[str, str]) -> list[Path]:
-    """Where ROCm may be installed, most binding first: ROCM_PATH, /opt/rocm, newest /opt/rocm-*."""
+    """Return the folders of ROCm: ROCM_PATH, /opt/rocm, then the newest /opt/rocm-*."""
     places = [root / "opt/rocm"]
     if environment.get("ROCM_PATH"):
         places.insert(0, root / environment["ROCM_PATH"].lstrip("/"))
@@ -231,7 +231,7 @@ def folders(root: Path, environment: Mapping[str, str]) -> list[Path]:
 
 
 def rocm_version(root: Path, environment: Mapping[str, str]) -> str | None:
-    """The version of the installed ROCm, such as "6.2.4"; `None` if none is installed."""
+    """Return the version of the installed ROCm, such as "6.2.4"; `None` if none is installed."""
     for folder in folders(root, environment):
         match = _VERSION.search(linux.read_text(folder / ".info/version") or "")
         if match:
@@ -240,20 +240,20 @@ def rocm_version(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def driver_version(root: Path) -> str | None:
-    """The version of amdgpu where AMD's own packages brought it, else that of the Linux kernel."""
+    """Return the version of AMD's own amdgpu package, else that of the Linux kernel."""
     own = linux.read_line(root / "sys/module/amdgpu/version")
     return own or linux.read_line(root / "proc/sys/kernel/osrelease") or None
 
 
 def product_name(gpu: Gpu, root: Path) -> str | None:
-    """The card's own name, or the one in libdrm's table."""
+    """Return the card's own name, or the one in libdrm's table."""
     device = root / linux.DEVICES / gpu.pci_address
     own = linux.read_line(device / "product_name")
     return own or _name_in_table(gpu, linux.read_line(device / "revision"), root)
 
 
 def last_resort_name(gpu: Gpu) -> str:
-    """A name for a GPU that nothing on this machine can name."""
+    """Return a name for a GPU that nothing on this machine can name."""
     return PRODUCTS.get(gpu.device_id) or f"AMD {gpu.architecture or 'unknown'} GPU"
 
 
@@ -268,7 +268,7 @@ def _name_in_table(gpu: Gpu, revision: str, root: Path) -> str | None:
 
 
 def amdsmi_folder(root: Path, environment: Mapping[str, str]) -> Path | None:
-    """The folder from which the Python package `amdsmi` can be imported, if it is there."""
+    """Return the folder from which the Python package `amdsmi` can be imported, if it is there."""
     places = [folder / "share/amd_smi" for folder in folders(root, environment)]
     if root == Path("/"):
         places += [Path(entry) for entry in sys.path if entry]
@@ -302,7 +302,7 @@ class Counters(Record):
 
 
 def counters(pci_address: str, root: Path = Path("/")) -> Counters:
-    """Read them again; what cannot be read is `None`."""
+    """Read the counters again; `None` for one that cannot be read."""
     device = root / linux.DEVICES / pci_address
     system = linux.read_table(root / "proc/meminfo")
     own = ("vram_total", "vram_used", "gtt_total", "gtt_used")
@@ -312,7 +312,7 @@ def counters(pci_address: str, root: Path = Path("/")) -> Counters:
 
 
 def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
-    """The memory of a GPU of the topology."""
+    """Return the memory of a GPU of the topology."""
     now = counters(gpu.pci_address, root)
     if gpu.device_id == MI300A:
         return _without_carve_out(gpu, now)
@@ -340,8 +340,8 @@ def _of_a_card(gpu: Gpu, now: Counters) -> GpuMemory:
 
 
 def free_of_card(total: int | None, now: Counters) -> int | None:
-    """Free bytes of a card, or of a partition of it that holds `total`."""
-    return None if total is None else _smaller(_left(now.vram, now.vram_used), total)
+    """Return the free bytes of a card, or of a partition of `total` bytes."""
+    return None if total is None else _smaller(_unused(now.vram, now.vram_used), total)
 
 
 def _with_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
@@ -354,15 +354,15 @@ def _with_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
     pool: Pool = "carve-out and gtt"
     if gpu.pool is not None and now.vram is not None:
         pool = "carve-out" if gpu.pool <= now.vram else "gtt"
-    return _shared(total, gpu.pool, now, pool, carve_out=now.vram)
+    return _shared_memory(total, gpu.pool, now, pool, carve_out=now.vram)
 
 
 def _without_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
     known = [size for size in (now.vram or now.gtt, now.system) if size]
-    return _shared(min(known, default=gpu.pool), gpu.pool, now, "system memory", carve_out=0)
+    return _shared_memory(min(known, default=gpu.pool), gpu.pool, now, "system memory", carve_out=0)
 
 
-def _shared(
+def _shared_memory(
     total: int | None, offered: int | None, now: Counters, pool: Pool, carve_out: int | None
 ) -> GpuMemory:
     usable = total if total is None or offered is None else min(total, offered)
@@ -372,21 +372,21 @@ def _shared(
 
 
 def free_of_shared(usable: int | None, pool: Detail, now: Counters) -> int | None:
-    """Free bytes of the pool that a GPU inside a processor is offered."""
-    carve_out = _left(now.vram, now.vram_used)
-    mapped = _smaller(_left(now.gtt, now.gtt_used), now.available)
+    """Return the free bytes of the pool of a GPU inside a processor."""
+    carve_out = _unused(now.vram, now.vram_used)
+    mapped = _smaller(_unused(now.gtt, now.gtt_used), now.available)
     if pool == "carve-out":
         left = carve_out
     elif pool == "gtt":
         left = mapped
     elif pool == "system memory":
-        left = _smaller(_left(usable, (now.vram_used or 0) + (now.gtt_used or 0)), now.available)
+        left = _smaller(_unused(usable, (now.vram_used or 0) + (now.gtt_used or 0)), now.available)
     else:
         left = None if carve_out is None or mapped is None else carve_out + mapped
     return _smaller(left, usable)
 
 
-def _left(size: int | None, used: int | None) -> int | None:
+def _unused(size: int | None, used: int | None) -> int | None:
     return None if size is None or used is None else max(0, size - used)
 
 

@@ -22,7 +22,7 @@ def look(
     accessible: Callable[[Path], bool] = linux.may_open,
     platform: str = sys.platform,
 ) -> BackendScan:
-    """The AMD GPUs of this machine, or why there are none, within `limit` seconds. Never raises.
+    """Return the AMD GPUs of this machine, or why there are none, in `limit` seconds.
 
     The other arguments are for recordings: another root of the file system, other variables, who
     may open a device file, and the name of the system as Python writes it.
@@ -41,7 +41,7 @@ def look(
 
 
 def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
-    """The free bytes of the GPU at this moment, or `None` if its driver does not tell."""
+    """Return the free bytes of the GPU at this moment, or `None` if its driver does not tell."""
     from anydevice._machine.hardware.rocm.facts import counters, free_of_card, free_of_shared
 
     if facts.pci_address is None:

@@ -17,7 +17,7 @@ _SENSORS = ("edge", "junction")
 
 
 def readings(index: int, facts: Facts, *, root: Path = _ROOT) -> Readings:
-    """The readings of the GPU at this PCI address; a part of a divided card shows those of all."""
+    """Return the readings of the GPU at this PCI address; a partition has the whole card's."""
     if facts.pci_address is None:
         return Readings()
     device = root / linux.DEVICES / facts.pci_address
@@ -41,7 +41,7 @@ def readings(index: int, facts: Facts, *, root: Path = _ROOT) -> Readings:
 
 
 def processes(index: int, facts: Facts, *, root: Path = _ROOT) -> tuple[DeviceProcess, ...]:
-    """Who computes on the GPU, from the compute driver's list; who only draws is not in it."""
+    """Return the processes that compute on the GPU; those that only draw are not listed."""
     del index
     names = {
         f"vram_{number}"

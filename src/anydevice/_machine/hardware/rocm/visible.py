@@ -1,4 +1,4 @@
-"""Which GPUs a program sees, by the variables that ROCm's two runtimes read.
+"""The GPUs that a program sees, by the variables that ROCm's two runtimes read.
 
 They read them one after the other, and each by its own rules:
 
@@ -39,7 +39,7 @@ class Visible(Record):
 
 
 def visible(uuids: Sequence[str | None], environment: Mapping[str, str]) -> Visible:
-    """The visible ones of the GPUs with these UUIDs (`None` for a GPU that has none).
+    """Return the visible ones of the GPUs with these UUIDs (`None` for a GPU that has none).
 
     >>> visible(["GPU-1a", None, None], {"ROCR_VISIBLE_DEVICES": "2,0"}).positions
     (2, 0)

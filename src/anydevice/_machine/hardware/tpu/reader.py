@@ -62,7 +62,7 @@ class _Chip(Record):
     generation: _Generation
     pci_address: str | None
     node: Path | None
-    """Its device file under the root; `None` if there is none."""
+    """The chip's device file under the root; `None` if there is none."""
     node_name: str
 
 
@@ -74,7 +74,7 @@ def look(
     environment: Mapping[str, str] = os.environ,
     accessible: Callable[[Path], bool] | None = None,
 ) -> BackendScan:
-    """The TPUs of this machine that this process sees, in the order of their chips.
+    """Return the TPUs of this machine that this process sees, in the order of their chips.
 
     Memory is the public figure of the chip's generation: the driver tells neither that nor what is
     free. `TPU_VISIBLE_CHIPS` (before it `TPU_VISIBLE_DEVICES`) and the chips per process that
@@ -84,10 +84,12 @@ def look(
     """
     del limit
     if not system.startswith("linux"):
-        return _stopped(Reason("wrong_system", "TPUs are only on Linux"), present=False)
+        return _stopped_scan(Reason("wrong_system", "TPUs are only on Linux"), present=False)
     chips = _chips_on_pci(root) or _chips_by_type(root, environment)
     if not chips:
-        return _stopped(Reason("no_hardware", "no TPU on the PCI bus nor in /dev"), present=False)
+        return _stopped_scan(
+            Reason("no_hardware", "no TPU on the PCI bus nor in /dev"), present=False
+        )
     notes = _holders(root)
     with_node = [chip for chip in chips if chip.node is not None]
     if not with_node:
@@ -96,16 +98,16 @@ def look(
             "in a container: pass the device files on (docker run --privileged); "
             "otherwise start the machine from an image with the TPU driver"
         )
-        return _stopped(Reason("not_in_container", text, fix), notes=notes)
+        return _stopped_scan(Reason("not_in_container", text, fix), notes=notes)
     if len(with_node) < len(chips):
         notes += (f"{len(with_node)} of {_count(len(chips))} have a device file here",)
     visible, wrong = _visible(with_node, environment)
     if wrong is not None:
-        return _stopped(wrong, stage="device", notes=notes)
+        return _stopped_scan(wrong, stage="device", notes=notes)
     return _scan(visible, root, accessible or may_open, notes)
 
 
-def _stopped(
+def _stopped_scan(
     reason: Reason, *, present: bool = True, stage: Stage = "driver", notes: tuple[str, ...] = ()
 ) -> BackendScan:
     return BackendScan("tpu", present=present, stage=stage, reason=reason, notes=notes)
@@ -183,9 +185,9 @@ def _node_names(device: Path, generation: _Generation, position: int) -> list[st
 
 
 def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
-    """Where the PCI bus is hidden, as in some containers: device files, and what they are.
+    """Return the chips by their device files, if the PCI bus is hidden, as in some containers.
 
-    The device files alone tell nothing, since the drivers of other vendors use the same names.
+    The files alone do not suffice: drivers of other vendors use the same names.
     """
     kind = environment.get("TPU_ACCELERATOR_TYPE", "").strip().lower().rpartition("-")[0]
     generation = _BY_TYPE.get(kind)
