@@ -165,7 +165,7 @@ def _show_steps(choice: Choice, output: Output) -> None:
     asked = max((len(step.asked) for step in choice.steps), default=0) + 3
     for step in choice.steps:
         # What is left out may well be usable: nobody asked for it.
-        mark, style = (ABSENT, "dim") if step.left_out else (UNUSABLE, "bad")
+        mark, style = (ABSENT, "dim") if step.ignored else (UNUSABLE, "bad")
         if step.taken:
             mark, style = USABLE, "good"
         lines = [f"{step.source:<{sources}}{step.asked:<{asked}}{step.outcome}"]

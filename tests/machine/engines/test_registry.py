@@ -42,7 +42,7 @@ def test_every_row_has_its_files() -> None:
     for row in registry.BUILT_IN.values():
         module, _, name = row.target.partition(":")
         assert (module, name) == (f"anydevice._engines.{row.name}.arrays", "ENGINE")
-        folder = Path(registry.__file__).parent / row.name
+        folder = Path(anydevice.__file__).parent / "_engines" / row.name
         optional = [part for part in ("autodiff", "compiler") if part not in row.lacks]
         for part in ("arrays", "primitives", "fused", "memory", *optional):
             assert (folder / f"{part}.py").is_file()
