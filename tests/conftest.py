@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import importlib
@@ -137,13 +138,45 @@ def pytest_collection_finish() -> None:
     gc.callbacks.append(_notice_slow_collections)
 
 
+_resident_limit = 1.5 * 2**30
+"""The bytes of a worker above which the programs that libraries compiled are freed."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Where looking has become slow again, what earlier tests left is no longer looked at."""
-    if _collecting["slow"]:
+    """Keep workers small, and searches for cycles quick."""
+    global _resident_limit
+    if _resident_bytes() > _resident_limit:
+        _free_compiled_programs()
+        _resident_limit = max(_resident_limit, 1.25 * _resident_bytes())
+    if _collecting["slow"]:  # what earlier tests left is no longer searched
         gc.collect()
         gc.freeze()
         _collecting["slow"] = False
+
+
+def _resident_bytes() -> int:
+    """Return the memory of this process; 0 if the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0
+
+
+def _free_compiled_programs() -> None:
+    """Free what JAX, PyTorch and MLX keep for later calls, and return freed memory."""
+    for name, method in (
+        ("jax", "clear_caches"),
+        ("torch._dynamo", "reset"),
+        ("mlx.core", "clear_cache"),
+    ):
+        if name in sys.modules:
+            getattr(sys.modules[name], method)()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    with suppress(AttributeError, OSError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def pytest_unconfigure() -> None:
