@@ -213,7 +213,7 @@ def of_the_shape(shape: Shape, batch: int) -> Row:
     for number, kind in enumerate(shape.description.layers):
         own, others = model.weights["layers"][number], wide["layers"][number]
         x = model.layer(x, position, own, model.cache[number])
-        expected, _ = decoder.layer(
+        expected, _ = decoder.run_layer(
             shape.description, kind, others, expected, position, ones, held[number]
         )
     off = ((x.float() - expected).norm() / expected.norm()).item()

@@ -209,7 +209,7 @@ def replayed(model: llm.LanguageModel, length: int, count: int) -> float:
         step.read()
         began = time.perf_counter()
         for _ in range(count):
-            runner._next._graph.replay()  # nothing of it is copied to the host
+            runner._replay._graph.replay()  # nothing of it is copied to the host
         programs.engine.synchronize(model.device)
         seconds = time.perf_counter() - began
     programs.keep_runner(1, slots, runner)

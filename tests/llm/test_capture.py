@@ -20,7 +20,7 @@ from anydevice._llm import capture as captured
 from anydevice._llm import decoder
 from anydevice._llm.capture import CapturedRunner
 from anydevice._llm.description import describe
-from anydevice._llm.generate import KINDS_OF_SAMPLING, OpsRunner, generated, layer_config
+from anydevice._llm.generate import KINDS_OF_SAMPLING, OpsRunner, layer_config, run_steps
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
 from anydevice._ops import mixture
@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, stories: Path) -> llm.LanguageModel:
 
 def tokens(runner: OpsRunner, model: Any, prompts: Any, most: int, **options: Any) -> Any:
     """All that is read, as lists."""
-    steps = generated(runner, model._executor, prompts, sampling(**options), most)
+    steps = run_steps(runner, model._executor, prompts, sampling(**options), most)
     return [
         (token.tolist(), None if logprob is None else logprob.round(4).tolist())
         for token, logprob in steps
@@ -70,7 +70,7 @@ def test_the_tokens_are_those_of_steps_in_ops(
         assert [each for each, _ in found] == [each for each, _ in expected]
         for (_, one), (_, other) in zip(found, expected, strict=True):
             assert one == (other if other is None else pytest.approx(other, abs=1e-3))
-    assert len(runner._captured) == 1
+    assert len(runner._step_graphs) == 1
 
 
 def test_steps_of_the_kinds_of_sampling_that_were_last_used_are_kept(
@@ -83,9 +83,9 @@ def test_steps_of_the_kinds_of_sampling_that_were_last_used_are_kept(
     other += [{"repetition_penalty": 1.2}, {}, {"logprobs": True}, small[0]]
     for options in (*small, *other):
         found = tokens(runner, model, PROMPTS, 2, seed=2, **options)
-        assert len(runner._captured) == 1 or options not in small[1:]
+        assert len(runner._step_graphs) == 1 or options not in small[1:]
     assert found == tokens(OpsRunner(executor, 2, 64), model, PROMPTS, 2, seed=2, **small[0])
-    assert len(runner._captured) == KINDS_OF_SAMPLING
+    assert len(runner._step_graphs) == KINDS_OF_SAMPLING
 
 
 def test_what_cannot_be_captured_is_computed_in_ops(model: llm.LanguageModel) -> None:
@@ -143,13 +143,14 @@ def test_experts_of_a_step_read_nothing_on_the_host(
     monkeypatch.setattr(mixture, "_where", lambda chosen: "device")  # as on a card
     assert registry.load("torch").fused  # what is imported there reads numbers
     with FakeTensorMode():
-        layer = mapped(lambda x: torch.empty(x.shape), numbers[at])
+        weights = mapped(lambda x: torch.empty(x.shape), numbers[at])
+        layer = decoder.DecoderLayer(made.description, kind, weights)
         for rows in (1, 2, 5, 33, 64, mixture.FEW_TOKENS):
             x = torch.empty((rows, 1, made.description.hidden))
-            assert decoder._transformed(made.description, kind, layer, x).shape == x.shape
+            assert layer.transform(x).shape == x.shape
         x = torch.empty((1, mixture.FEW_TOKENS + 1, made.description.hidden))
         with pytest.raises(UnsupportedError, match="cannot be read"):  # what is read, is seen
-            decoder._transformed(made.description, kind, layer, x)
+            layer.transform(x)
 
 
 @pytest.mark.parametrize("window", [None, 4, 40])
@@ -166,12 +167,12 @@ def test_the_first_piece_attends_to_itself_as_to_its_cache(window: int | None) -
     found = []
     for first in (False, True):
         cache = decoder.new_cache(description, 2, 16, x)
-        where = decoder.places(description, x, start, count, cache, first=first)
-        kind, own = description.layers[0], {**parameters, **norms}
-        y, kept = decoder.placed_layer(description, kind, own, x, where, cache[0])
-        assert kept is not None
-        held = kept["values"][:, :, :4]
-        found.append((y[valid], held))
+        index = decoder.cache_index(description.layers, x, start, count, cache, first=first)
+        weights = {**parameters, **norms}
+        layer = decoder.DecoderLayer(description, description.layers[0], weights)
+        y, written = layer(x, index, cache[0])
+        assert written is not None
+        found.append((y[valid], written["values"][:, :, :4]))  # type: ignore[index]
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 
@@ -209,8 +210,8 @@ def test_short_prompts_are_read_by_graphs(
         prompts = [[1, *range(20, 19 + length)], [1, *range(60, 60 + length // 2)]]
         expected = tokens(OpsRunner(executor, 2, 320), model, prompts, 4)
         assert tokens(runner, model, prompts, 4) == expected, number
-        assert len(runner._readers) <= captured.READERS
-    assert all(isinstance(reader, CapturedStep) for reader in runner._readers.values())
+        assert len(runner._prompt_graphs) <= captured.MAX_PROMPT_GRAPHS
+    assert all(isinstance(reader, CapturedStep) for reader in runner._prompt_graphs.values())
 
 
 def _no_setter(_: object, value: bool) -> None:
@@ -232,7 +233,7 @@ def test_a_short_prompt_is_read_in_one_size_with_a_graph_and_without(
     runner = CapturedRunner(executor, 2, 320, CapturedStep)
     for _ in range(3):
         tokens(runner, model, PROMPTS, 1)
-    assert set(sizes) == {captured.PADDED}
+    assert set(sizes) == {captured.PROMPT_PADDING}
 
 
 def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> None:
@@ -240,4 +241,4 @@ def test_prompts_of_many_launches_are_not_captured(model: llm.LanguageModel) -> 
     runner = CapturedRunner(executor, 2, 64, CapturedStep)
     for _ in range(3):
         tokens(runner, model, PROMPTS, 2)
-        assert list(runner._readers.values()) == [NotImplemented]
+        assert list(runner._prompt_graphs.values()) == [NotImplemented]

@@ -186,10 +186,10 @@ def test_layer_after_layer_is_forward(name: str) -> None:
     run, case = runner("numpy", name), reference(name)
     cache = decoder.new_cache(run.description, 3, TOKENS, run.parameters["embedding"])
     start, count = run.numbers([0, 0, 0]), run.numbers([TOKENS] * 3)
-    x = decoder.embedded(run.description, run.parameters, case.ids)
+    x = decoder.embed(run.description, run.parameters, case.ids)
     kinds = run.description.layers
     for kind, weights, kept in zip(kinds, run.parameters["layers"], cache, strict=True):
-        x, _ = decoder.layer(run.description, kind, weights, x, start, count, kept)
+        x, _ = decoder.run_layer(run.description, kind, weights, x, start, count, kept)
     x = decoder.final(run.description, run.parameters, x)
     same(decoder.logits(run.description, run.parameters, x), case.logits)
 
@@ -322,7 +322,7 @@ def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
     name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation, "SCORED", 8)
-    monkeypatch.setattr(pieces, "PIECES", (8,))
+    monkeypatch.setattr(pieces, "CHUNK_SIZES", (8,))
     run, case = runner(engine, name), reference(name)
     executor = generation.DecoderExecutor(
         run.description, run.parameters, device("cpu", engine=engine)
@@ -340,7 +340,7 @@ def test_the_factor_of_embeddings_is_rounded_with_them() -> None:
     torch = pytest.importorskip("torch")
     description = replace(reference("gemma").description, embedding_scale=3072**0.5)
     ones = {"embedding": torch.ones((4, 32), dtype=torch.bfloat16)}
-    x = decoder.embedded(description, ones, torch.zeros((1, 1), dtype=torch.int32))
+    x = decoder.embed(description, ones, torch.zeros((1, 1), dtype=torch.int32))
     assert x.dtype == torch.bfloat16
     assert float(x[0, 0, 0]) == 55.5
 

@@ -15,11 +15,11 @@ import anydevice
 from anydevice import llm, to_numpy
 from anydevice._core.device import Device
 from anydevice._core.record import replace
-from anydevice._llm import chunks as prompt_pieces
+from anydevice._llm import chunks as prompt_chunks
 from anydevice._llm import decoder
 from anydevice._llm import generate as generation
-from anydevice._llm.chunks import ChunkSizes, pieces
-from anydevice._llm.generate import DecoderExecutor, HeldTokens, generated
+from anydevice._llm.chunks import ChunkSizes, chunks
+from anydevice._llm.generate import CachedTokens, DecoderExecutor, run_steps
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
 from anydevice.errors import (
@@ -118,8 +118,8 @@ def test_a_prompt_is_read_in_pieces(
 ) -> None:
     prompts = [model.tokenizer.encode(OPENING * count) for count in (3, 1, 2)]
     expected = [reply.tokens for reply in model.generate(prompts, 8)]
-    monkeypatch.setattr(prompt_pieces, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
-    monkeypatch.setattr(prompt_pieces, "PIECES", (4, 16))
+    monkeypatch.setattr(prompt_chunks, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
+    monkeypatch.setattr(prompt_chunks, "CHUNK_SIZES", (4, 16))
     assert [reply.tokens for reply in model.generate(prompts, 8)] == expected
 
 
@@ -130,7 +130,7 @@ def test_pieces_hold_each_token_once_at_its_place(sizes: ChunkSizes) -> None:
     prompts = [list(range(1, length + 1)) for length in (1, 200, 37, 64)]
     found: list[list[int]] = [[] for _ in prompts]
     touched = 0
-    for ids, start, count in pieces(prompts, sizes):
+    for ids, start, count in chunks(prompts, sizes):
         assert not sizes.fixed or ids.shape[1] in sizes.fixed
         assert ids.shape[1] <= sizes.largest
         for row, own in enumerate(found):
@@ -147,7 +147,7 @@ class _Recorder:
     """A runner that notes when steps are begun and when they are read."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner, self.synchronous, self.held = runner, runner.synchronous, HeldTokens()
+        self._runner, self.synchronous, self.cached = runner, runner.synchronous, CachedTokens()
         self.events: list[tuple[str, int]] = []
 
     def prefill(self, *arguments: Any) -> Any:
@@ -175,7 +175,7 @@ class _Recorder:
 def test_the_host_reads_a_token_while_the_next_is_computed(stories: Path, name: str) -> None:
     executor = loaded(stories, name)._executor
     runner = _Recorder(generation.runner_for(executor, 1, 64))
-    steps = generated(runner, executor, [[1]], sampling(), 4)
+    steps = run_steps(runner, executor, [[1]], sampling(), 4)
     tokens = [int(token[0]) for token, _ in steps]
     assert tokens == list(loaded(stories, name).generate("", 4).tokens)
     order = {event: number for number, event in enumerate(runner.events)}
@@ -188,7 +188,7 @@ def test_the_host_reads_a_token_while_the_next_is_computed(stories: Path, name: 
 def test_jax_writes_into_the_cache_that_it_was_given(stories: Path) -> None:
     executor = loaded(stories, "jax")._executor
     runner = generation.OpsRunner(executor, 1, 64)
-    steps = generated(runner, executor, [[1]], sampling(), 6)
+    steps = run_steps(runner, executor, [[1]], sampling(), 6)
     next(steps)
     addresses = [layer["keys"].unsafe_buffer_pointer() for layer in runner._cache]
     for _ in range(3):
@@ -223,7 +223,7 @@ def test_jax_compiles_one_choice_for_all_small_top_k(
         before = len(traced)
     for top_k in (8**n for n in range(3, 20)):  # more kinds than are kept
         model._executor._advanced(sampling(top_k=top_k).filters)
-    assert model._executor._advanced.cache_info().currsize == generation.KINDS_OF_SAMPLING
+    assert model._executor._select.cache_info().currsize == generation.KINDS_OF_SAMPLING
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
@@ -470,7 +470,8 @@ def test_a_model_says_what_it_is_and_where(one: llm.LanguageModel) -> None:
 
 def begun(model: llm.LanguageModel, prompt: list[int], reuse: bool = True) -> list[int]:
     """Some tokens of a reply that was stopped, with the cache that a conversation has."""
-    steps = model.steps([prompt], sampling(), model.context - len(prompt), reuse)
+    limit = model.context - len(prompt)
+    steps = model.steps([prompt], sampling(), limit, reuse)
     found = [int(next(steps)[0][0]) for _ in range(12)]
     steps.close()  # type: ignore[attr-defined]
     return found
@@ -493,7 +494,7 @@ def test_the_next_turn_reads_only_what_is_new(
             read.append(int(to_numpy(count)[0]))
         return passed(ids, start, count, *more, **options)
 
-    monkeypatch.setattr(model._executor, "passed", noting)
+    monkeypatch.setattr(model._executor, "forward", noting)
     first = [1, *range(300, 340)]
     for forgotten in (0, 5):
         turn = [*first, *begun(model, first)]

@@ -188,10 +188,10 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
     ids = np.broadcast_to(np.arange(500), (6, 500))
     top_p, distance, top_k = (anydevice.ops.slice_axis(numbers, 0, at, at + 1) for at in (1, 2, 4))
     if asked.top_k:
-        x, at = samples._largest(x, asked.filters.candidates, top_k)
+        x, at = samples._take_candidates(x, asked.filters.candidates, top_k)
         ids = anydevice.to_numpy(at)
     x = anydevice.ops.subtract(x, anydevice.ops.max(x, axis=-1, keepdims=True))
-    kept = samples._kept(asked.filters, x, top_p, distance, in_order=asked.top_k > 0)
+    kept = samples._filter(asked.filters, x, top_p, distance, in_order=asked.top_k > 0)
     np.put_along_axis(found, ids, np.isfinite(anydevice.to_numpy(kept)), -1)
     np.testing.assert_array_equal(found, expected)
 

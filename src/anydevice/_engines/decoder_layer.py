@@ -126,6 +126,23 @@ def _gated(y: Array) -> Array:
     return gated
 
 
+def final_logits(x: Array, norm: Array, head: Array, eps: float) -> Any:
+    """The product (rows, vocabulary) of the normalized x (rows, hidden) with the head."""
+    if x.dtype != _FLOAT32 or head.dtype != _FLOAT32:
+        return NotImplemented
+    return _normed(x, norm, eps) @ head.T
+
+
+def draw_token(
+    logits: Array, numbers: Array, seeds: Array, place: Array, greedy: bool, *_: object
+) -> Any:
+    """The likeliest token of each row, -1 if a logit is not finite; draws are left to ops."""
+    if not greedy or logits.dtype != _FLOAT32:
+        return NotImplemented
+    finite = np.isfinite(_sum(logits, -1))
+    return np.where(finite, logits.argmax(-1), -1).astype(np.int32)
+
+
 def viewed(arrays: Sequence[Any]) -> list[Any]:
     """Arrays of a library whose memory NumPy reads as it is, as NumPy's; `None` stays."""
     return [None if each is None else np.asarray(each) for each in arrays]

@@ -1,7 +1,7 @@
-"""Steps on CUDA: all of a step, from token to token, is one graph that the device replays.
+"""Steps on CUDA: a whole step, from token to token, is one CUDA graph that the device replays.
 
-A layer that an engine computes in a few launches (`decoder_layer` of its fused versions) is one in
-the graph; any other is there as the ops it is made of.
+A layer that an engine computes in a few launches (`decoder_layer` of its fused versions) is
+captured so; any other one as the ops it is made of.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from anydevice import _ops as ops
 from anydevice._check.verify import warm_up
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.text import warn
 from anydevice._llm.chunks import Prompts
@@ -22,74 +23,78 @@ from anydevice._llm.generate import (
     OpsRunner,
     PendingStep,
     State,
-    chosen,
+    Step,
+    Tokens,
 )
 from anydevice._llm.sampling import Filters, Sampling
 from anydevice._ops.dispatch import primitives
 from anydevice._ops.trusted_kernels import load_trusted
 
-Array = Any
 Capture = Callable[..., Any]
-"""Makes a captured step of a function, a state and the names of what is read."""
+"""Captures a function of a state, with the names of the arrays that are read."""
 
-PADDED, MOST_CAPTURED, READERS = 64, 1024, 2
-"""Prompts are captured padded to so many tokens, up to so many in all, and so many graphs kept."""
+PROMPT_PADDING, MAX_CAPTURED_PROMPT, MAX_PROMPT_GRAPHS = 64, 1024, 2
+"""Captured prompts are padded to a multiple, have at most this many tokens in all rows, and share
+this many graphs."""
 
 
 class CapturedRunner(OpsRunner):
     """The runner whose steps are captured once for each kind of sampling, and then replayed.
 
-    Prompts are read as by the runner in ops, short ones by graphs too. Where a step cannot be
-    captured, steps are in ops.
+    Prompts are read as by the runner in ops, short ones by graphs too. A step that cannot be
+    captured is computed in ops.
     """
 
     def __init__(self, executor: DecoderExecutor, rows: int, slots: int, capture: Capture) -> None:
         super().__init__(executor, rows, slots)
         self._capture = capture
-        self._captured: dict[Filters, Any] = {}
-        self._readers: dict[int, Any] = {}
-        self._next: Any = None
+        self._step_graphs: dict[Filters, Any] = {}
+        self._prompt_graphs: dict[int, Any] = {}
+        self._replay: Any = None
 
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
-        self._next = None
+        self._replay = None
         return super().prefill(prompts, sampling, reuse)
 
-    def _read(self, ids: Any, start: Any, count: Any, before: Array, length: Array) -> Array:
-        """The same, by a graph where a short prompt of about this length was read before.
+    def _read(
+        self, ids: Tokens, start: Sequence[int], count: Sequence[int], before: Array | None,
+        length: Array | None,
+    ) -> Array:  # fmt: skip
+        """Read a chunk, by a graph if a short prompt of about this length was read before.
 
         Calling the kernels of a short prompt takes the host longer than they take the device.
         """
-        size = -(-ids.shape[1] // PADDED) * PADDED
-        short = self.rows * size <= MOST_CAPTURED and size <= self.slots
+        size = -(-ids.shape[1] // PROMPT_PADDING) * PROMPT_PADDING
+        short = self.rows * size <= MAX_CAPTURED_PROMPT and size <= self.slots
         if any(start) or length is not None or not short:
             return super()._read(ids, start, count, before, length)
         padded = np.zeros((self.rows, size), np.int32)
         padded[:, : ids.shape[1]] = ids
-        if size not in self._readers:  # padded too: another size may be rounded otherwise
-            found = super()._read(padded, start, count, before, length)
-            self._keep_reader(size, None if self._executor.fused else NotImplemented)
-            return found
+        if size not in self._prompt_graphs:  # padded too: another size may round differently
+            hidden = super()._read(padded, start, count, before, length)
+            self._keep_prompt_graph(size, None if self._executor.fused else NotImplemented)
+            return hidden
         state = {"ids": self._executor.place(padded), "count": self._executor.place(count)}
-        reader = self._readers.pop(size)
-        if reader is None:
+        graph = self._prompt_graphs.pop(size)
+        if graph is None:
             like = self._executor.parameters["embedding"]
             xp = primitives(like)
-            hidden = xp.full((self.rows, like.shape[1]), 0, xp.dtype(like), like)
-            reader = self._made(self._all_read, {**state, "hidden": hidden}, ())
-        self._keep_reader(size, reader)
-        if reader is NotImplemented:
+            room = xp.full((self.rows, like.shape[1]), 0, xp.dtype(like), like)
+            graph = self._capture_graph(self._read_prompt, {**state, "hidden": room}, ())
+        self._keep_prompt_graph(size, graph)
+        if graph is NotImplemented:
             return super()._read(padded, start, count, before, length)
-        reader.load(state)
-        reader()
-        return reader.state["hidden"]
+        graph.load(state)
+        graph()
+        return graph.state["hidden"]
 
-    def _keep_reader(self, size: int, reader: Any) -> None:
-        """Keep it as the last one that was used, and few others: each has memory of its own."""
-        self._readers[size] = reader
-        if len(self._readers) > READERS:
-            del self._readers[next(iter(self._readers))]
+    def _keep_prompt_graph(self, size: int, graph: Any) -> None:
+        """Keep the most recently used graphs: each has memory of its own."""
+        self._prompt_graphs[size] = graph
+        if len(self._prompt_graphs) > MAX_PROMPT_GRAPHS:
+            del self._prompt_graphs[next(iter(self._prompt_graphs))]
 
-    def _all_read(self, state: State) -> State:
+    def _read_prompt(self, state: State) -> State:
         executor, count = self._executor, state["count"]
         start = ops.multiply(count, 0)
         x = executor.forward(state["ids"], start, count, self._cache, True, None, last=True)
@@ -98,32 +103,31 @@ class CapturedRunner(OpsRunner):
         return {"hidden": executor.last(x, count, None)}
 
     def step(self) -> PendingStep:
-        if self._next is None:
-            self._next = self._begun()
-        return super().step() if self._next is NotImplemented else _Late(self._next())
+        if self._replay is None:
+            self._replay = self._step_graph()
+        return super().step() if self._replay is NotImplemented else _CapturedStep(self._replay())
 
-    def _begun(self) -> Any:
-        """The captured step, at the state that the prompts left."""
+    def _step_graph(self) -> Any:
+        """Return the captured step, loaded with the state that the prompts left."""
         state = dict(self._state)
-        place = state.pop("place")
-        # Both grow by one with each step: by one launch.
-        both = [ops.reshape(each, (1, self.rows)) for each in (self._position, place)]
-        state["at"] = ops.concat(both, 0)
-        found = self._captured.pop(self._filters, None)
-        if found is None:
+        graph = self._step_graphs.pop(self._filters, None)
+        if graph is None:
             read = [name for name in ("token", "logprob") if name in state]
-            found = self._made(self._following, state, read)
-        elif found is not NotImplemented:
-            found.load(state)
-        self._captured[self._filters] = found  # the last one that was used
-        if len(self._captured) > KINDS_OF_SAMPLING:
-            del self._captured[next(iter(self._captured))]
-        return found
+            graph = self._capture_graph(self._changed_state, state, read)
+        elif graph is not NotImplemented:
+            graph.load(state)
+        self._step_graphs[self._filters] = graph  # the most recently used
+        if len(self._step_graphs) > KINDS_OF_SAMPLING:
+            del self._step_graphs[next(iter(self._step_graphs))]
+        return graph
 
-    def _made(self, step: Callable[[State], State], state: State, read: Sequence[str]) -> Any:
+    def _capture_graph(
+        self, step: Callable[[State], State], state: State, read: Sequence[str]
+    ) -> Any:
+        """Capture a function of the state; return `NotImplemented` if no graph can hold it."""
         try:
             return self._capture(step, state, read)
-        except RuntimeError as error:  # a step may do what no graph can hold
+        except RuntimeError as error:
             if read:
                 warn(
                     "a step could not be captured as a CUDA graph, so that each token takes "
@@ -131,37 +135,25 @@ class CapturedRunner(OpsRunner):
                 )
             return NotImplemented
 
-    def _following(self, state: State) -> State:
-        """What one step changes of the state."""
-        executor, at = self._executor, state["at"]
-        position, place = (
-            ops.reshape(ops.slice_axis(at, 0, n, n + 1), (self.rows,)) for n in range(2)
-        )
-        ids = ops.reshape(state["token"], (self.rows, 1))
-        x = executor.forward(ids, position, self._ones, self._cache)
-        before = {**state, "place": place}
-        logits = executor.final_logits(x)
-        if logits is NotImplemented:
-            after = executor.advance(self._filters, executor.last(x, self._ones, None), before)
-        else:
-            after = chosen(self._filters, logits, before)
-        changed = {name: after[name] for name in state if after[name] is not state[name]}
-        return {**changed, "at": ops.add(at, 1)}
+    def _changed_state(self, state: State) -> State:
+        """Run one step, and return the arrays of the state that it changes."""
+        after = self._next_state(state)
+        return {name: after[name] for name in state if after[name] is not state[name]}
 
 
-class _Late:
+class _CapturedStep:
     """The tokens of a captured step."""
 
-    def __init__(self, reading: Any) -> None:
-        self._reading = reading
+    def __init__(self, pending: Any) -> None:
+        self._pending = pending
 
-    def read(self) -> tuple[Array, Array | None]:
-        found = self._reading.read()
-        return found["token"], found.get("logprob")
+    def read(self) -> Step:
+        arrays = self._pending.read()
+        return arrays["token"], arrays.get("logprob")
 
 
 def captured_runner(executor: DecoderExecutor, rows: int, slots: int) -> CapturedRunner | None:
-    """The runner for this device; `None` where it has no graphs."""
+    """Return a runner with CUDA graphs; None if the device has none."""
     capture = executor.engine.fused.get("captured_step")
     if capture is None or executor.device.backend != "cuda":
         return None
@@ -169,9 +161,9 @@ def captured_runner(executor: DecoderExecutor, rows: int, slots: int) -> Capture
 
 
 def check_kernels(device: Device, dtype: str) -> None:
-    """Have our kernels checked on a device for which nobody knows of any yet whether it is right.
+    """Verify our kernels on this device, unless that was done.
 
-    That takes a while, once for a driver and the versions of the libraries; until then a layer is
+    It takes a while, once for a driver and the versions of the libraries; until then layers are
     computed in ops.
     """
     if device.backend != "cuda" or device.engine != "torch":

@@ -1,7 +1,7 @@
-"""Prompts in pieces: how many tokens are read at a time, and the slots that a cache needs for them.
+"""Prompts in chunks: how many tokens are read at a time, and the slots that a cache needs for them.
 
-Pieces bound the memory of activations. Where a layer is compiled for each size, there are few of
-them, and few sizes of caches.
+Chunks bound the memory of activations. If a layer is compiled for each size, there are few sizes of
+chunks, and of caches.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
 Prompts = Sequence[Sequence[int]]
 
 CHUNK_SIZES = (16, 64, 256)
-"""Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
+"""Sizes to which chunks are padded if a layer is compiled for each size."""
 
 
 class ChunkSizes:
     """How many tokens of a row are read at a time."""
 
-    def __init__(self, largest: int, fixed: Sequence[int] = ()) -> None:
-        self.fixed = tuple(size for size in fixed if size <= largest) or tuple(fixed[:1])
-        self.largest = max(self.fixed) if self.fixed else max(1, largest)
+    def __init__(self, prefill_chunk: int, fixed: Sequence[int] = ()) -> None:
+        self.fixed = tuple(size for size in fixed if size <= prefill_chunk) or tuple(fixed[:1])
+        self.largest = max(self.fixed) if self.fixed else max(1, prefill_chunk)
 
     @classmethod
-    def of(cls, executor: DecoderExecutor, rows: int, most: int | None = None) -> ChunkSizes:
-        """The sizes for a batch of rows, which have `most` tokens together at a time."""
-        kind = "cpu" if executor.device.kind == "cpu" else "other"
-        largest = PREFILL_CHUNK[kind] if most is None else most
-        return cls(largest // rows, CHUNK_SIZES if executor.compiled else ())
+    def of(
+        cls, executor: DecoderExecutor, rows: int, prefill_chunk: int | None = None
+    ) -> ChunkSizes:
+        """Return the sizes for a batch that reads `prefill_chunk` tokens of all rows at a time."""
+        if prefill_chunk is None:
+            prefill_chunk = PREFILL_CHUNK["cpu" if executor.device.kind == "cpu" else "other"]
+        return cls(prefill_chunk // rows, CHUNK_SIZES if executor.compiled else ())
 
     def next(self, left: int) -> int:
-        """The size of the next piece, when so many tokens are left; it may be larger than that."""
+        """Return the size of the next chunk of `left` tokens; it may be padded beyond them."""
         if not self.fixed or left >= self.largest:
             return min(left, self.largest)
         padded = min(size for size in self.fixed if size >= left)
@@ -45,19 +47,20 @@ class ChunkSizes:
         return padded if padded <= 2 * left or not smaller else max(smaller)
 
     def padded(self, length: int) -> int:
-        """The slots that reading a prompt of this length touches."""
+        """Return the slots that reading a prompt of this length touches."""
         done = 0
         while done < length:
             done += self.next(length - done)
         return done
 
 
-def pieces(
+def chunks(
     prompts: Prompts, sizes: ChunkSizes, done: int = 0
-) -> Iterator[tuple[Any, list[int], list[int]]]:
-    """The ids (rows, tokens) of one piece after another, where each row starts, how many count.
+) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
+    """Yield the ids (rows, tokens) of each chunk, the start of each row, and its valid tokens.
 
-    All rows go on together; one that has ended has a count of 0. The first `done` are left out.
+    All rows advance together; one that has ended has no valid tokens. The first `done` tokens are
+    skipped.
     """
     longest = max(map(len, prompts))
     while done < longest:
@@ -71,12 +74,12 @@ def pieces(
 
 
 def slots_for(executor: DecoderExecutor, rows: int, prompt: int, reply: int, context: int) -> int:
-    """The slots of a cache for prompts and replies of these lengths.
+    """Return the slots of a cache for prompts and replies of these lengths.
 
-    Where layers are compiled or steps captured, there are few sizes of caches, and so few executor.
+    If layers are compiled or steps captured, there are few sizes of caches, and so few programs.
     """
     needed = max(prompt + reply, ChunkSizes.of(executor, rows).padded(prompt))
     if executor.synchronous:
         return -(-needed // 64) * 64
-    few = max(256, 1 << (needed - 1).bit_length())
-    return max(needed, min(few, -(-context // 64) * 64))
+    power = max(256, 1 << (needed - 1).bit_length())
+    return max(needed, min(power, -(-context // 64) * 64))

@@ -1,6 +1,6 @@
-"""The decoder of every family, in ops: what it does follows from a `Description` and nothing else.
+"""The decoder of every family, in ops, as its `Description` says.
 
-Parameters are plain trees of dicts and lists of arrays, placed like any other data:
+Parameters are plain trees of dicts and lists of arrays:
 
     embedding (vocabulary, hidden), norm, head unless tied, and layers, a list of
         attention_norm, mlp_norm, attention_post_norm, mlp_post_norm    as the block has them
@@ -11,11 +11,11 @@ Parameters are plain trees of dicts and lists of arrays, placed like any other d
         with latent attention, instead of qkv: query, or query_a, query_a_norm and query_b; and
             kv_a (rank + rotated, hidden), kv_a_norm, kv_b (heads × (plain + value), rank)
 
-A norm and a product are {"weight": …, "bias": … where there is one}, the router's bias that only
-chooses is its "choice_bias"; embedding and sinks are arrays. Of a joined product, queries come
-first, then keys, then values; of another, the gate comes first.
+A norm and a product are {"weight": …, "bias": … if there is one}; the bias that only selects
+experts is the router's "choice_bias"; embedding and sinks are arrays. A joined product has queries
+first, then keys, then values; or the gate first, then up.
 
-All that varies from step to step is an array on the device: one compiled layer serves every step.
+Everything that varies between steps is an array on the device: one compiled layer serves them all.
 """
 
 from __future__ import annotations
@@ -24,38 +24,65 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
+from anydevice._core.record import Record
 from anydevice._core.rope_scaling import depends_on_length
 from anydevice._llm.description import Description, LayerDescription, Rope, Routing
 from anydevice._ops.arguments import widened
-from anydevice._ops.dispatch import primitives
+from anydevice._ops.dispatch import own_version, primitives
 from anydevice.errors import ConfigurationError
 
-Array = Any
 Weight = Mapping[str, Array]
 Parameters = dict[str, Any]
 LayerCache = dict[str, Array]
 Cache = list[LayerCache]
-Places = dict[Any, Any]
-"""Where the tokens of a piece stand; see `places`."""
 
 _INT32 = DTYPES["int32"]
 _NEVER = -1e30  # a score that is never the best
 LATENT_EPS = 1e-6
-"""What is added under the root in the norms of latent attention, whatever the config says."""
+"""The epsilon of the norms in latent attention, whatever the config says."""
+
+
+class RingIndex(Record):
+    """Positions of tokens in a ring cache, where position p is in slot p % window.
+
+    `slots` are written, `lengths` keys are valid. For several tokens, `order` sorts the old keys
+    by position, and `row` are the positions of the new ones behind them.
+    """
+
+    slots: Array
+    lengths: Array
+    order: Array | None = None
+    row: Array | None = None
+
+
+class CacheIndex(Record):
+    """Positions of the tokens of a step, the same for all layers except those with a window.
+
+    `lengths` are the valid keys of each row after the step; `length` is that of whole texts, for
+    ropes that depend on it; `rings` are indices by the size of a window. With `first`, all rows
+    begin with these tokens: they attend to each other, and the cache is only written.
+    """
+
+    positions: Array
+    lengths: Array | None = None
+    length: Array | None = None
+    rings: Mapping[int, RingIndex] | None = None
+    first: bool = False
 
 
 def linear(x: Array, weight: Weight) -> Array:
-    """The product of x and a weight, with its bias: the one way to all weights but experts."""
+    """Multiply x by a weight and add its bias; all weights but experts go through here."""
     return ops.linear(x, weight["weight"], weight.get("bias"))
 
 
 def new_cache(description: Description, batch: int, context: int, like: Array) -> Cache:
-    """An empty cache for `context` tokens of `batch` rows, of the dtype and device of `like`.
+    """Return an empty cache for `context` tokens of `batch` rows, with the dtype of `like`.
 
-    A layer has keys and values, (batch, kv heads, slots, size), or with latent attention what they
-    are made from, (batch, 1, slots, rank + rotated). Slots are the context; a layer whose window is
-    smaller has as many as that, and the token at position p is in slot p % window.
+    A layer has keys and values, (batch, kv heads, slots, size), or with latent attention the
+    vectors that they are made from, (batch, 1, slots, rank + rotated). There is one slot a token;
+    a layer with a smaller window has one slot a token of the window, used as a ring.
     """
     xp = primitives(like)
     latent, kv_heads = description.latent, description.kv_heads
@@ -63,12 +90,12 @@ def new_cache(description: Description, batch: int, context: int, like: Array) -
     if latent:
         sizes, kv_heads = {"latent": latent.rank + latent.rotated}, 1
 
-    def room(window: int | None) -> LayerCache:
+    def layer_cache(window: int | None) -> LayerCache:
         slots = min(window or context, context)
         shapes = {name: (batch, kv_heads, slots, size) for name, size in sizes.items()}
         return {name: xp.full(shape, 0, xp.dtype(like), like) for name, shape in shapes.items()}
 
-    return [room(kind.window) for kind in description.layers]
+    return [layer_cache(kind.window) for kind in description.layers]
 
 
 def forward(
@@ -82,19 +109,19 @@ def forward(
     last: bool = False,
     length: Array | None = None,
 ) -> tuple[Array, Cache | None]:
-    """The final hidden states (batch, tokens, hidden) for ids (batch, tokens), and the cache.
+    """Return the hidden states (batch, tokens, hidden) of ids (batch, tokens), and the cache.
 
     With `last`, only that of each row's last valid token, (batch, hidden).
 
-    With a cache, `start` and `count`, (batch,) and int32, say that row b has `count[b]` valid
-    tokens, of which the first stands at position `start[b]`; the rest of the row is padding, whose
-    hidden states mean nothing. No row may be longer than its cache, padding included, unless its
-    count is 0. A cache that was given must not be used afterwards.
+    With a cache, row b has `count[b]` valid tokens, and the first is at position `start[b]`; both
+    are (batch,) int32. The rest of the row is padding, with meaningless hidden states. No row may
+    be longer than its cache, padding included, unless its count is 0. The cache that was passed in
+    must not be used afterwards.
 
     Without a cache, rows are whole sequences from position 0 on, and gradients can be taken.
 
-    Some ropes depend on how long a text is: `length` (batch,), where these tokens are only a part
-    of what is known of it; if it is not given, texts end with their last valid token.
+    Some ropes depend on the length of the text: pass `length` (batch,) if these tokens are only a
+    part of it; by default texts end with their last valid token.
 
     Raises `ConfigurationError` if there is a cache, and no `start` or `count`.
     """
@@ -102,45 +129,51 @@ def forward(
         raise ConfigurationError(
             "with a cache, forward needs the position of each token; pass start and count"
         )
-    x = embedded(description, parameters, ids)
-    where = places(description, ids, start, count, cache, length=length)
+    x = embed(description, parameters, ids)
+    index = cache_index(description.layers, ids, start, count, cache, length=length)
     after: Cache = []
     for number, kind in enumerate(description.layers):
-        kept = None if cache is None else cache[number]
-        x, kept = placed_layer(description, kind, parameters["layers"][number], x, where, kept)
-        if kept is not None:
-            after.append(kept)
+        layer = DecoderLayer(description, kind, parameters["layers"][number])
+        x, written = layer(x, index, None if cache is None else cache[number])
+        if written is not None:
+            after.append(written)
     x = final(description, parameters, x, count, last=last)
     return x, None if cache is None else after
 
 
-def embedded(description: Description, parameters: Parameters, ids: Array) -> Array:
-    """The embedded tokens that go into the first layer."""
-    x = ops.embedding(parameters["embedding"], ids)
+def embed(description: Description, parameters: Parameters, ids: Array) -> Array:
+    """Return the embedded tokens, the input of the first layer."""
+    table = parameters["embedding"]
+    x = own_version(table, "embedding", _take_rows)(table, ids)
+    if x is NotImplemented:
+        x = _take_rows(table, ids)
     if description.embedding_scale == 1:
         return x
-    # The factor is rounded as well: models were trained so.
+    # Models were trained with a factor that is rounded to their dtype.
     xp = primitives(x)
     return ops.multiply(x, xp.full((1, 1, 1), description.embedding_scale, xp.dtype(x), x))
 
 
-def layer(
+def _take_rows(table: Array, ids: Array) -> Any:
+    return primitives(table).take(table, ids, 0)
+
+
+def run_layer(
     description: Description,
     kind: LayerDescription,
-    parameters: Parameters,
+    weights: Parameters,
     x: Array,
     start: Array | None,
     count: Array | None,
     cache: LayerCache | None,
     length: Array | None = None,
 ) -> tuple[Array, LayerCache | None]:
-    """What one layer makes of x (batch, tokens, hidden), and its cache after it.
+    """Run one layer on x (batch, tokens, hidden); return the result and the layer's cache.
 
-    A function of arrays, given description and kind: layers of one kind share its program.
+    A function of arrays for a given description and kind: layers of one kind share its program.
     """
-    caches = None if cache is None else [cache]
-    where = _places((kind,), x, start, count, caches, length)
-    return placed_layer(description, kind, parameters, x, where, cache)
+    index = cache_index((kind,), x, start, count, None if cache is None else [cache], length=length)
+    return DecoderLayer(description, kind, weights)(x, index, cache)
 
 
 def final(
@@ -151,7 +184,7 @@ def final(
     *,
     last: bool = False,
 ) -> Array:
-    """The hidden states that logits are made from, of all tokens or of the last valid ones."""
+    """Return the normalized hidden states, of all tokens or of the last valid ones."""
     batch, tokens, hidden = x.shape
     if last:
         if count is not None and tokens > 1:
@@ -160,22 +193,23 @@ def final(
         else:
             x = ops.slice_axis(x, 1, tokens - 1, tokens)
         x = ops.reshape(x, (batch, hidden))
-    return _normed(description, x, parameters["norm"])
+    return normalize(description, x, parameters["norm"])
 
 
 def logits(description: Description, parameters: Parameters, hidden: Array) -> Array:
-    """The logits (…, vocabulary) of what `forward` gives."""
+    """Return the logits (…, vocabulary) of the hidden states that `forward` returns."""
     head = {"weight": parameters["embedding"]} if description.tied else parameters["head"]
-    return bounded_logits(description, linear(hidden, head))
+    return scale_logits(description, linear(hidden, head))
 
 
-def bounded_logits(description: Description, logits: Array) -> Array:
-    """The logits as the model means them, of their product."""
-    return _capped(_scaled(logits, description.logit_scale), description.final_soft_cap)
+def scale_logits(description: Description, logits: Array) -> Array:
+    """Scale the product with the head, and bound it by the final soft cap."""
+    logits, cap = _scale(logits, description.logit_scale), description.final_soft_cap
+    return logits if cap is None else ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
 
 
-def places(
-    description: Description,
+def cache_index(
+    kinds: tuple[LayerDescription, ...],
     like: Array,
     start: Array | None,
     count: Array | None,
@@ -183,349 +217,326 @@ def places(
     *,
     first: bool = False,
     length: Array | None = None,
-) -> Places:
-    """What layers need to know of where the tokens of a piece, `like`, stand: a tree of arrays.
-
-    It is the same for all layers of a step, except for their windows. With `first`, all rows begin
-    with this piece: its tokens attend to each other, and the cache is only written.
-    """
-    found = _places(description.layers, like, start, count, cache, length)
-    return {**found, "first": True} if first else found
-
-
-def _places(
-    kinds: tuple[LayerDescription, ...],
-    like: Array,
-    start: Array | None,
-    count: Array | None,
-    cache: Cache | None,
-    length: Array | None,
-) -> Places:
+) -> CacheIndex:
+    """Return the positions of tokens, of which `like` has the shape, in the caches of layers."""
     batch, tokens = like.shape[:2]
     row = primitives(like).arange(tokens, _INT32, like)
     by_length = any(kind.rope and depends_on_length(dict(kind.rope.scaling)) for kind in kinds)
     if cache is None:
-        return {"positions": row, "length": length} if by_length else {"positions": row}
+        return CacheIndex(row, length=length if by_length else None)
     column = ops.reshape(start, (batch, 1))
-    found: Places = {
-        "positions": column if tokens == 1 else ops.add(column, row),
-        "lengths": ops.add(start, tokens),
-    }
-    if by_length:
-        found["length"] = ops.add(start, count) if length is None else length
-    for kind, kept in zip(kinds, cache, strict=True):
-        ring = _ring(kind, kept)
-        if ring and ring not in found:
-            found[ring] = _ring_places(ring, found["positions"], row, start, count)
-    return found
+    positions = column if tokens == 1 else ops.add(column, row)
+    if by_length and length is None:
+        length = ops.add(start, count)
+    rings: dict[int, RingIndex] = {}
+    for kind, layer_cache in zip(kinds, cache, strict=True):
+        ring = _ring_size(kind, layer_cache)
+        if ring and ring not in rings:
+            rings[ring] = _ring_index(ring, positions, row, start, count)
+    lengths = ops.add(start, tokens)
+    return CacheIndex(positions, lengths, length if by_length else None, rings, first)
 
 
-def _ring(kind: LayerDescription, kept: LayerCache) -> int:
-    """The slots of a ring; 0 for a cache that has a slot for every token."""
-    slots = next(iter(kept.values())).shape[2]
+def _ring_size(kind: LayerDescription, cache: LayerCache) -> int:
+    """Return the slots of a ring; 0 for a cache with a slot for every token."""
+    slots: int = next(iter(cache.values())).shape[2]
     return slots if kind.window == slots else 0
 
 
-def _ring_places(ring: int, positions: Array, row: Array, start: Array, count: Array) -> Places:
-    """Where tokens go in a ring, and for several at once, where its keys go in a row of all."""
+def _ring_index(
+    ring: int, positions: Array, row: Array, start: Array | None, count: Array | None
+) -> RingIndex:
     batch, tokens = positions.shape
     slots = _remainder(positions, ring)
     valid = ops.less(row, ops.reshape(count, (batch, 1)))
     if tokens == 1:
         lengths = ops.minimum(ops.add(start, 1), ring)
-        return {"slots": ops.where(valid, slots, ring), "lengths": lengths}
-    # Of more tokens than the ring has slots, the last ones go in: none is written twice.
-    kept = ops.less_equal(ops.reshape(ops.subtract(count, ring), (batch, 1)), row)
-    slots = ops.where(ops.logical_and(valid, kept), slots, ring)
+        return RingIndex(ops.where(valid, slots, ring), lengths)
+    # If there are more tokens than slots, only the last ones are written: no slot twice.
+    fits = ops.less_equal(ops.reshape(ops.subtract(count, ring), (batch, 1)), row)
+    slots = ops.where(ops.logical_and(valid, fits), slots, ring)
     first = ops.maximum(ops.subtract(start, ring), 0)
     before = ops.subtract(start, first)
     column = ops.reshape(first, (batch, 1))
     order = ops.add(column, primitives(row).arange(ring, _INT32, row))
-    return {
-        "slots": slots,
-        "order": ops.reshape(_remainder(order, ring), (batch, 1, ring, 1)),
-        "row": ops.add(ops.reshape(before, (batch, 1)), row),
-        "lengths": ops.add(before, tokens),
-    }
+    return RingIndex(
+        slots,
+        lengths=ops.add(before, tokens),
+        order=ops.reshape(_remainder(order, ring), (batch, 1, ring, 1)),
+        row=ops.add(ops.reshape(before, (batch, 1)), row),
+    )
 
 
 def _remainder(x: Array, divisor: int) -> Array:
-    """The rest of integers from 0 to some millions, for which float32 is exact enough."""
+    """Return x % divisor, for integers up to some millions, which float32 divides exactly."""
     wide = ops.divide(ops.add(ops.astype(x, "float32"), 0.5), float(divisor))
     whole = ops.astype(ops.floor(wide), "int32")
     return ops.subtract(x, ops.multiply(whole, divisor))
 
 
-def placed_layer(
-    description: Description,
-    kind: LayerDescription,
-    parameters: Parameters,
-    x: Array,
-    where: Places,
-    cache: LayerCache | None,
-) -> tuple[Array, LayerCache | None]:
-    """The same as `layer`, where the places of its tokens are known already."""
-    block, factor = description.block, description.residual_scale
-    y = x if block == "post" else _normed(description, x, parameters["attention_norm"])
-    attend = _attended_latent if description.latent else _attended
-    added, cache = attend(description, kind, parameters, y, where, cache)
-    if block == "parallel":
-        added = ops.add(added, _transformed(description, kind, parameters, y))
-        return ops.add(x, _scaled(added, factor)), cache
-    if block in ("post", "sandwich"):
-        added = _normed(description, added, parameters["attention_post_norm"])
-    x = ops.add(x, _scaled(added, factor))
-    y = x if block == "post" else _normed(description, x, parameters["mlp_norm"])
-    added = _transformed(description, kind, parameters, y)
-    if block in ("post", "sandwich"):
-        added = _normed(description, added, parameters["mlp_post_norm"])
-    return ops.add(x, _scaled(added, factor)), cache
+class DecoderLayer(Record):
+    """One layer: its description and its weights."""
+
+    description: Description
+    kind: LayerDescription
+    weights: Parameters
+
+    def __call__(
+        self, x: Array, index: CacheIndex, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
+        """Run the layer on x (batch, tokens, hidden); return the result and the layer's cache."""
+        block, factor = self.description.block, self.description.residual_scale
+        y = x if block == "post" else self._normalize(x, "attention_norm")
+        attend = self._attend_latent if self.description.latent else self._attend
+        added, cache = attend(y, index, cache)
+        if block == "parallel":
+            added = ops.add(added, self.transform(y))
+            return ops.add(x, _scale(added, factor)), cache
+        if block in ("post", "sandwich"):
+            added = self._normalize(added, "attention_post_norm")
+        x = ops.add(x, _scale(added, factor))
+        added = self.transform(x if block == "post" else self._normalize(x, "mlp_norm"))
+        if block in ("post", "sandwich"):
+            added = self._normalize(added, "mlp_post_norm")
+        return ops.add(x, _scale(added, factor)), cache
+
+    def _normalize(self, x: Array, norm: str) -> Array:
+        return normalize(self.description, x, self.weights[norm])
+
+    def _attend(
+        self, x: Array, index: CacheIndex, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
+        """Return the output of attention, and the layer's cache."""
+        q, k, v = self._queries_keys_values(x, index)
+        lengths, causal = None, True
+        if cache is not None:
+            causal = x.shape[1] > 1
+            k, v, lengths, cache = self._write_cache(cache, k, v, index)
+        y = ops.attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            scale=self.description.scale,
+            window=self.kind.window if causal else None,
+            lengths=lengths,
+            soft_cap=self.description.soft_cap,
+            sinks=self.weights["sinks"] if self.description.sinks else None,
+        )
+        return linear(_join_heads(y), self.weights["output"]), cache
+
+    def _write_cache(
+        self, cache: LayerCache, k: Array, v: Array, index: CacheIndex
+    ) -> tuple[Array, Array, Array | None, LayerCache]:
+        """Return the keys and values to attend to, how many are valid, and the written cache."""
+        window = _ring_size(self.kind, cache)
+        ring = index.rings[window] if window and index.rings else None
+        slots = index.positions if ring is None else ring.slots
+        lengths = index.lengths if ring is None else ring.lengths
+        attended = None
+        if index.first:
+            attended, lengths = (k, v), None
+        elif ring is not None and ring.order is not None:
+            attended = _unroll(cache["keys"], k, ring), _unroll(cache["values"], v, ring)
+        keys = ops.cache_write(cache["keys"], k, slots)
+        values = ops.cache_write(cache["values"], v, slots)
+        return *(attended or (keys, values)), lengths, {"keys": keys, "values": values}
+
+    def _queries_keys_values(self, x: Array, index: CacheIndex) -> tuple[Array, Array, Array]:
+        """Return rotated queries and keys, and values, each (batch, heads, tokens, size)."""
+        description = self.description
+        batch, tokens, _ = x.shape
+        heads, kv_heads, size = description.heads, description.kv_heads, description.head_size
+        y = linear(x, self.weights["qkv"])
+        q_size, k_size = heads * size, kv_heads * size
+        if description.query_key_norm == "row":
+            q = self._normalize(ops.slice_axis(y, 2, 0, q_size), "query_norm")
+            k = self._normalize(ops.slice_axis(y, 2, q_size, q_size + k_size), "key_norm")
+            y = ops.concat([q, k, ops.slice_axis(y, 2, q_size + k_size, y.shape[2])], 2)
+        y = ops.reshape(y, (batch, tokens, heads + 2 * kv_heads, size))
+        y = ops.permute(y, (0, 2, 1, 3))
+        both = ops.slice_axis(y, 1, 0, heads + kv_heads)
+        v = ops.slice_axis(y, 1, heads + kv_heads, y.shape[1])
+        if description.query_key_norm == "head":
+            q = self._normalize(ops.slice_axis(both, 1, 0, heads), "query_norm")
+            k = self._normalize(ops.slice_axis(both, 1, heads, both.shape[1]), "key_norm")
+            q, k = _rotate(q, index, self.kind.rope), _rotate(k, index, self.kind.rope)
+        else:  # one rotation for both
+            both = _rotate(both, index, self.kind.rope)
+            q, k = ops.slice_axis(both, 1, 0, heads), ops.slice_axis(both, 1, heads, both.shape[1])
+        return self._scale_queries(q, index.positions), k, v
+
+    def _scale_queries(self, q: Array, positions: Array) -> Array:
+        """Scale queries by their position, as Llama 4 does."""
+        if self.kind.position_scale is None:
+            return q
+        beta, tokens = self.kind.position_scale
+        wide = ops.floor(ops.divide(ops.astype(positions, "float32"), float(tokens)))
+        factor = ops.add(ops.multiply(ops.log(ops.add(wide, 1.0)), beta), 1.0)
+        shape = (*positions.shape[:-1], 1, positions.shape[-1], 1)
+        return ops.multiply(q, ops.astype(ops.reshape(factor, shape), primitives(q).dtype(q)))
+
+    def _attend_latent(
+        self, x: Array, index: CacheIndex, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
+        """Run multi-head latent attention (MLA, DeepSeek-V2), which caches one vector a token.
+
+        With a cache, `kv_b` is absorbed into the queries: scores are the same, and no key is
+        computed again in later steps. Tokens that attend only to each other compute their keys.
+        """
+        description, weights = self.description, self.weights
+        sizes = description.latent
+        assert sizes is not None
+        batch, tokens, _ = x.shape
+        heads = description.heads
+        plain, rotated = self._latent_queries(x, index)
+        latent = self._latent_keys(x, index)
+        shape = (heads, sizes.plain + sizes.value, sizes.rank)
+        kv_b = ops.reshape(weights["kv_b"]["weight"], shape)
+        to_keys = ops.slice_axis(kv_b, 1, 0, sizes.plain)
+        to_values = ops.permute(ops.slice_axis(kv_b, 1, sizes.plain, shape[1]), (0, 2, 1))
+        if cache is not None:
+            cache = {"latent": ops.cache_write(cache["latent"], latent, index.positions)}
+        if cache is not None and not index.first:
+            latent = cache["latent"]
+            y = ops.attention(
+                ops.concat([ops.matmul(plain, to_keys), rotated], 3),
+                latent,
+                ops.slice_axis(latent, 3, 0, sizes.rank),
+                causal=tokens > 1,
+                scale=description.scale,
+                lengths=index.lengths,
+            )
+            y = ops.matmul(y, to_values)
+        else:
+            vector = ops.slice_axis(latent, 3, 0, sizes.rank)
+            shared = ops.slice_axis(latent, 3, sizes.rank, latent.shape[3])
+            shared = ops.broadcast_to(shared, (batch, heads, tokens, sizes.rotated))
+            keys = ops.concat([ops.matmul(vector, ops.permute(to_keys, (0, 2, 1))), shared], 3)
+            y = ops.attention(
+                ops.concat([plain, rotated], 3),
+                keys,
+                ops.matmul(vector, to_values),
+                causal=True,
+                scale=description.scale,
+            )
+        return linear(_join_heads(y), weights["output"]), cache
+
+    def _latent_queries(self, x: Array, index: CacheIndex) -> tuple[Array, Array]:
+        """Return the plain part of the queries, and the rotated one."""
+        description, weights = self.description, self.weights
+        sizes = description.latent
+        assert sizes is not None
+        batch, tokens, _ = x.shape
+        if sizes.query_rank:
+            x = linear(x, weights["query_a"])
+            x = ops.rmsnorm(x, weights["query_a_norm"]["weight"], LATENT_EPS)
+        y = linear(x, weights["query_b" if sizes.query_rank else "query"])
+        y = ops.reshape(y, (batch, tokens, description.heads, description.head_size))
+        y = ops.permute(y, (0, 2, 1, 3))
+        rotated = ops.slice_axis(y, 3, sizes.plain, y.shape[3])
+        return ops.slice_axis(y, 3, 0, sizes.plain), _rotate(rotated, index, self.kind.rope)
+
+    def _latent_keys(self, x: Array, index: CacheIndex) -> Array:
+        """Return the vectors of keys and values, with the rotated part that all heads share."""
+        sizes = self.description.latent
+        assert sizes is not None
+        y = linear(x, self.weights["kv_a"])
+        y = ops.reshape(y, (y.shape[0], 1, *y.shape[1:]))
+        vector = ops.slice_axis(y, 3, 0, sizes.rank)
+        vector = ops.rmsnorm(vector, self.weights["kv_a_norm"]["weight"], LATENT_EPS)
+        rotated = ops.slice_axis(y, 3, sizes.rank, y.shape[3])
+        return ops.concat([vector, _rotate(rotated, index, self.kind.rope)], 3)
+
+    def transform(self, x: Array) -> Array:
+        """Return the output of the network, or of the experts."""
+        if self.kind.experts is None:
+            return self._network(x)
+        return self._apply_experts(self.kind.experts, x)
+
+    def _network(self, x: Array, prefix: str = "") -> Array:
+        activate, weights = _ACTIVATIONS[self.description.activation], self.weights
+        if not self.description.gated:
+            y = activate(linear(x, weights[f"{prefix}up"]))
+            return linear(y, weights[f"{prefix}down"])
+        y = linear(x, weights[f"{prefix}gate_up"])
+        axis, size = len(y.shape) - 1, y.shape[-1] // 2
+        gate, up = ops.slice_axis(y, axis, 0, size), ops.slice_axis(y, axis, size, 2 * size)
+        silu = self.description.activation == "silu"
+        y = ops.swiglu(gate, up) if silu else ops.multiply(activate(gate), up)
+        return linear(y, weights[f"{prefix}down"])
+
+    def _apply_experts(self, routing: Routing, x: Array) -> Array:
+        """Return the weighted output of the experts that each token selects, and of shared ones."""
+        y = ops.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+        weights, selected = _route(routing, self.weights["router"], y)
+        experts, clip = self.weights["experts"], routing.clip
+        gate = _GATES[self.description.activation] if clip is None else "clipped_swiglu"
+        clipping = {} if clip is None else {"alpha": routing.slope, "limit": clip}
+        result = ops.experts(
+            y,
+            experts["gate_up"],
+            experts["down"],
+            selected,
+            weights,
+            gate_up_bias=experts.get("gate_up_bias"),
+            down_bias=experts.get("down_bias"),
+            activation=gate,
+            **clipping,
+        )
+        result = ops.reshape(result, tuple(x.shape))
+        if not routing.shared:
+            return result
+        shared = self._network(x, "shared_")
+        if routing.shared_gate:
+            shared = ops.multiply(shared, ops.sigmoid(linear(x, self.weights["shared_gate"])))
+        return ops.add(result, shared)
 
 
-def _attended(
-    description: Description,
-    kind: LayerDescription,
-    parameters: Parameters,
-    x: Array,
-    where: Places,
-    cache: LayerCache | None,
-) -> tuple[Array, LayerCache | None]:
-    """What attention adds, and the layer's cache after it."""
-    q, k, v = _queries_keys_values(description, kind, parameters, x, where)
-    lengths, causal = None, True
-    if cache is not None:
-        causal = x.shape[1] > 1
-        k, v, lengths, cache = _kept(kind, cache, k, v, where)
-    y = ops.attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=description.scale,
-        window=kind.window if causal else None,
-        lengths=lengths,
-        soft_cap=description.soft_cap,
-        sinks=parameters["sinks"] if description.sinks else None,
-    )
-    return linear(_joined(y), parameters["output"]), cache
+def normalize(description: Description, x: Array, norm: Weight) -> Array:
+    """Normalize the last axis of x as the description says."""
+    weight = norm["weight"]
+    if description.norm == "layer":
+        return ops.layernorm(x, weight, norm.get("bias"), description.eps)
+    if description.norm == "rms1":
+        weight = ops.add(widened(primitives(weight), weight), 1)
+    return ops.rmsnorm(x, weight, description.eps)
 
 
-def _kept(
-    kind: LayerDescription, cache: LayerCache, k: Array, v: Array, where: Places
-) -> tuple[Array, Array, Array | None, LayerCache]:
-    """The keys and values that are attended to, how many are valid, and the cache with new ones."""
-    ring = _ring(kind, cache)
-    at = where[ring] if ring else {"slots": where["positions"], "lengths": where["lengths"]}
-    seen, lengths = None, at["lengths"]
-    if "first" in where:
-        seen, lengths = (k, v), None
-    elif "order" in at:
-        seen = _unrolled(cache["keys"], k, at), _unrolled(cache["values"], v, at)
-    keys = ops.cache_write(cache["keys"], k, at["slots"])
-    values = ops.cache_write(cache["values"], v, at["slots"])
-    return *(seen or (keys, values)), lengths, {"keys": keys, "values": values}
-
-
-def _unrolled(ring: Array, new: Array, at: Places) -> Array:
-    """What a ring holds in the order of its positions, and new tokens behind it."""
+def _unroll(ring: Array, new: Array, index: RingIndex) -> Array:
+    """Return the rows of a ring in the order of their positions, and new ones behind them."""
     xp = primitives(ring)
     batch, heads, tokens, size = new.shape
-    old = ops.take_along_axis(ring, at["order"], 2)
+    assert index.order is not None
+    assert index.row is not None
+    old = ops.take_along_axis(ring, index.order, 2)
     room = xp.full((batch, heads, tokens, size), 0, xp.dtype(new), new)
-    return ops.cache_write(ops.concat([old, room], 2), new, at["row"])
+    return ops.cache_write(ops.concat([old, room], 2), new, index.row)
 
 
-def _queries_keys_values(
-    description: Description,
-    kind: LayerDescription,
-    parameters: Parameters,
-    x: Array,
-    where: Places,
-) -> tuple[Array, Array, Array]:
-    """Queries, keys and values by head, (batch, heads, tokens, size), rotated."""
-    batch, tokens, _ = x.shape
-    heads, kv_heads, size = description.heads, description.kv_heads, description.head_size
-    y = linear(x, parameters["qkv"])
-    asked, held = heads * size, kv_heads * size
-    if description.query_key_norm == "row":
-        q = _normed(description, ops.slice_axis(y, 2, 0, asked), parameters["query_norm"])
-        k = _normed(description, ops.slice_axis(y, 2, asked, asked + held), parameters["key_norm"])
-        y = ops.concat([q, k, ops.slice_axis(y, 2, asked + held, asked + 2 * held)], 2)
-    y = ops.reshape(y, (batch, tokens, heads + 2 * kv_heads, size))
-    y = ops.permute(y, (0, 2, 1, 3))
-    both, v = (
-        ops.slice_axis(y, 1, 0, heads + kv_heads),
-        ops.slice_axis(y, 1, heads + kv_heads, y.shape[1]),
-    )
-    if description.query_key_norm == "head":
-        q = _normed(description, ops.slice_axis(both, 1, 0, heads), parameters["query_norm"])
-        k = _normed(
-            description, ops.slice_axis(both, 1, heads, both.shape[1]), parameters["key_norm"]
-        )
-        q, k = _rotated(q, where, kind.rope), _rotated(k, where, kind.rope)
-    else:  # one rotation for both
-        both = _rotated(both, where, kind.rope)
-        q, k = ops.slice_axis(both, 1, 0, heads), ops.slice_axis(both, 1, heads, both.shape[1])
-    return _grown(q, where["positions"], kind), k, v
-
-
-def _rotated(x: Array, where: Places, rope: Rope | None) -> Array:
+def _rotate(x: Array, index: CacheIndex, rope: Rope | None) -> Array:
+    """Apply rotary positions (RoPE, Su et al. 2021) to the first `rope.size` elements of heads."""
     if rope is None:
         return x
     size = x.shape[3]
-    turned = x if rope.size == size else ops.slice_axis(x, 3, 0, rope.size)
-    turned = ops.rope(
-        turned,
-        where["positions"],
+    rotated = x if rope.size == size else ops.slice_axis(x, 3, 0, rope.size)
+    rotated = ops.rope(
+        rotated,
+        index.positions,
         theta=rope.theta,
         interleaved=rope.interleaved,
         scaling=dict(rope.scaling) if rope.scaling else None,
-        length=where.get("length"),
+        length=index.length,
     )
-    return (
-        turned
-        if rope.size == size
-        else ops.concat([turned, ops.slice_axis(x, 3, rope.size, size)], 3)
-    )
+    if rope.size == size:
+        return rotated
+    return ops.concat([rotated, ops.slice_axis(x, 3, rope.size, size)], 3)
 
 
-def _grown(q: Array, positions: Array, kind: LayerDescription) -> Array:
-    """Queries, larger with their position where the layer has it so."""
-    if kind.position_scale is None:
-        return q
-    beta, tokens = kind.position_scale
-    wide = ops.floor(ops.divide(ops.astype(positions, "float32"), float(tokens)))
-    factor = ops.add(ops.multiply(ops.log(ops.add(wide, 1.0)), beta), 1.0)
-    shape = (*positions.shape[:-1], 1, positions.shape[-1], 1)
-    return ops.multiply(q, ops.astype(ops.reshape(factor, shape), primitives(q).dtype(q)))
-
-
-def _attended_latent(
-    description: Description,
-    kind: LayerDescription,
-    parameters: Parameters,
-    x: Array,
-    where: Places,
-    cache: LayerCache | None,
-) -> tuple[Array, LayerCache | None]:
-    """The same where keys and values are made from one small vector a token, which is cached.
-
-    With a cache, queries are brought to that vector, and not the vector to each head: scores with
-    `kv_b` on the side of the queries are the same, and no key is made again in every step. For
-    tokens that attend to each other alone, making the keys is less work.
-    """
-    sizes = description.latent
-    assert sizes is not None
-    batch, tokens, _ = x.shape
-    heads, positions = description.heads, where["positions"]
-    plain, rotated = _latent_queries(description, kind, parameters, x, where)
-    latent = _latent_keys(description, kind, parameters, x, where)
-    made = ops.reshape(parameters["kv_b"]["weight"], (heads, sizes.plain + sizes.value, sizes.rank))
-    to_keys = ops.slice_axis(made, 1, 0, sizes.plain)
-    to_values = ops.permute(ops.slice_axis(made, 1, sizes.plain, made.shape[1]), (0, 2, 1))
-    if cache is not None:
-        cache = {"latent": ops.cache_write(cache["latent"], latent, positions)}
-    if cache is not None and "first" not in where:
-        latent = cache["latent"]
-        queries = ops.concat([ops.matmul(plain, to_keys), rotated], 3)
-        y = ops.attention(
-            queries,
-            latent,
-            ops.slice_axis(latent, 3, 0, sizes.rank),
-            causal=tokens > 1,
-            scale=description.scale,
-            lengths=where["lengths"],
-        )
-        y = ops.matmul(y, to_values)
-    else:
-        vector = ops.slice_axis(latent, 3, 0, sizes.rank)
-        turned = ops.slice_axis(latent, 3, sizes.rank, latent.shape[3])
-        shared = ops.broadcast_to(turned, (batch, heads, tokens, sizes.rotated))
-        keys = ops.concat([ops.matmul(vector, ops.permute(to_keys, (0, 2, 1))), shared], 3)
-        y = ops.attention(
-            ops.concat([plain, rotated], 3),
-            keys,
-            ops.matmul(vector, to_values),
-            causal=True,
-            scale=description.scale,
-        )
-    return linear(_joined(y), parameters["output"]), cache
-
-
-def _latent_queries(
-    description: Description,
-    kind: LayerDescription,
-    parameters: Parameters,
-    x: Array,
-    where: Places,
-) -> tuple[Array, Array]:
-    """The part of the queries that positions do not enter, and the one that they do."""
-    sizes = description.latent
-    assert sizes is not None
-    batch, tokens, _ = x.shape
-    if sizes.query_rank:
-        x = linear(x, parameters["query_a"])
-        x = ops.rmsnorm(x, parameters["query_a_norm"]["weight"], LATENT_EPS)
-    y = linear(x, parameters["query_b" if sizes.query_rank else "query"])
-    y = ops.reshape(y, (batch, tokens, description.heads, description.head_size))
-    y = ops.permute(y, (0, 2, 1, 3))
-    plain, rotated = (
-        ops.slice_axis(y, 3, 0, sizes.plain),
-        ops.slice_axis(y, 3, sizes.plain, y.shape[3]),
-    )
-    return plain, _rotated(rotated, where, kind.rope)
-
-
-def _latent_keys(
-    description: Description,
-    kind: LayerDescription,
-    parameters: Parameters,
-    x: Array,
-    where: Places,
-) -> Array:
-    """What keys and values are made from, and behind it the rotated part that all heads share."""
-    sizes = description.latent
-    assert sizes is not None
-    y = linear(x, parameters["kv_a"])
-    y = ops.reshape(y, (y.shape[0], 1, *y.shape[1:]))
-    vector, rotated = (
-        ops.slice_axis(y, 3, 0, sizes.rank),
-        ops.slice_axis(y, 3, sizes.rank, y.shape[3]),
-    )
-    vector = ops.rmsnorm(vector, parameters["kv_a_norm"]["weight"], LATENT_EPS)
-    return ops.concat([vector, _rotated(rotated, where, kind.rope)], 3)
-
-
-def _joined(y: Array) -> Array:
-    """(batch, heads, tokens, size) as (batch, tokens, heads × size)."""
+def _join_heads(y: Array) -> Array:
+    """Return (batch, heads, tokens, size) as (batch, tokens, heads × size)."""
     batch, heads, tokens, size = y.shape
     return ops.reshape(ops.permute(y, (0, 2, 1, 3)), (batch, tokens, heads * size))
-
-
-def _transformed(
-    description: Description, kind: LayerDescription, parameters: Parameters, x: Array
-) -> Array:
-    """What the network adds, or the experts do."""
-    if kind.experts is not None:
-        return _by_experts(description, kind.experts, parameters, x)
-    return _network(description, parameters, x)
-
-
-def _network(description: Description, parameters: Parameters, x: Array, prefix: str = "") -> Array:
-    if not description.gated:
-        y = _activated(description, linear(x, parameters[f"{prefix}up"]))
-        return linear(y, parameters[f"{prefix}down"])
-    y = linear(x, parameters[f"{prefix}gate_up"])
-    return linear(_gated(description, y), parameters[f"{prefix}down"])
-
-
-def _gated(description: Description, y: Array) -> Array:
-    """The first half of the last axis, activated, times the second."""
-    axis, size = len(y.shape) - 1, y.shape[-1] // 2
-    gate, up = ops.slice_axis(y, axis, 0, size), ops.slice_axis(y, axis, size, 2 * size)
-    if description.activation == "silu":
-        return ops.swiglu(gate, up)
-    return ops.multiply(_activated(description, gate), up)
 
 
 def _relu2(x: Array) -> Array:
@@ -540,94 +551,48 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": ops.relu,
     "relu2": _relu2,
 }
+_GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+"""Activations, and their gates in `ops.experts`."""
 
 
-_GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
-"""What `ops.experts` calls a gate with an activation."""
-
-
-def _activated(description: Description, x: Array) -> Array:
-    return _ACTIVATIONS[description.activation](x)
-
-
-def _by_experts(
-    description: Description, routing: Routing, parameters: Parameters, x: Array
-) -> Array:
-    """What the experts give that each token chooses, and those that all pass."""
-    y = ops.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
-    weights, chosen = _routed(routing, parameters["router"], y)
-    experts, clip = parameters["experts"], routing.clip
-    gated = _GATED[description.activation] if clip is None else "clipped_swiglu"
-    clipped = {} if clip is None else {"alpha": routing.slope, "limit": clip}
-    result = ops.experts(
-        y,
-        experts["gate_up"],
-        experts["down"],
-        chosen,
-        weights,
-        gate_up_bias=experts.get("gate_up_bias"),
-        down_bias=experts.get("down_bias"),
-        activation=gated,
-        **clipped,
-    )
-    result = ops.reshape(result, tuple(x.shape))
-    if not routing.shared:
-        return result
-    shared = _network(description, parameters, x, "shared_")
-    if routing.shared_gate:
-        shared = ops.multiply(shared, ops.sigmoid(linear(x, parameters["shared_gate"])))
-    return ops.add(result, shared)
-
-
-def _routed(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:
-    """The weights of the experts that each token chooses, and their numbers: (tokens, chosen)."""
+def _route(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:
+    """Return the weights and the numbers of the experts of each token, (tokens, per token)."""
     xp = primitives(x)
     if routing.kind == "top_k":
-        scores, chosen = ops.top_k(widened(xp, linear(x, router)), routing.per_token)
-        return ops.softmax(scores), chosen
+        scores, selected = ops.top_k(widened(xp, linear(x, router)), routing.per_token)
+        return ops.softmax(scores), selected
     if routing.kind == "softmax":
         scores = ops.softmax(widened(xp, linear(x, router)))
-        weights, chosen = ops.top_k(scores, routing.per_token)
+        weights, selected = ops.top_k(scores, routing.per_token)
     else:
         weight = widened(xp, router["weight"])
         scores = ops.sigmoid(ops.linear(widened(xp, x), weight))
-        _, chosen = ops.top_k(_in_best_groups(routing, scores, router), routing.per_token)
-        weights = ops.take_along_axis(scores, chosen, 1)
+        _, selected = ops.top_k(_limit_groups(routing, scores, router), routing.per_token)
+        weights = ops.take_along_axis(scores, selected, 1)
     if routing.normalized:
         weights = ops.divide(weights, ops.add(ops.sum(weights, axis=1, keepdims=True), 1e-20))
-    return _scaled(weights, routing.factor), chosen
+    return _scale(weights, routing.factor), selected
 
 
-def _in_best_groups(routing: Routing, scores: Array, router: Weight) -> Array:
-    """What experts are chosen by: scores with their bias, in the groups whose two best are best."""
+def _limit_groups(routing: Routing, scores: Array, router: Weight) -> Array:
+    """Return biased scores in the best groups only (group-limited routing, DeepSeek-V3).
+
+    The score of a group is the sum of its two best experts.
+    """
     tokens, count = scores.shape
     groups, limit = routing.groups, routing.group_limit
     bias = ops.astype(router["choice_bias"], primitives(scores).dtype(scores))
     scores = ops.add(scores, ops.broadcast_to(ops.reshape(bias, (1, count)), (tokens, count)))
     if groups == limit:
         return scores
-    apart = ops.reshape(scores, (tokens, groups, count // groups))
-    best, _ = ops.top_k(apart, min(2, count // groups))
-    totals = ops.sum(best, axis=2)
-    _, taken = ops.top_k(totals, limit)
+    grouped = ops.reshape(scores, (tokens, groups, count // groups))
+    best, _ = ops.top_k(grouped, min(2, count // groups))
+    _, selected = ops.top_k(ops.sum(best, axis=2), limit)
     numbers = ops.reshape(primitives(scores).arange(groups, _INT32, scores), (1, groups, 1))
-    inside = ops.any(ops.equal(ops.reshape(taken, (tokens, 1, limit)), numbers), axis=2)
-    apart = ops.where(ops.reshape(inside, (tokens, groups, 1)), apart, _NEVER)
-    return ops.reshape(apart, (tokens, count))
+    inside = ops.any(ops.equal(ops.reshape(selected, (tokens, 1, limit)), numbers), axis=2)
+    grouped = ops.where(ops.reshape(inside, (tokens, groups, 1)), grouped, _NEVER)
+    return ops.reshape(grouped, (tokens, count))
 
 
-def _normed(description: Description, x: Array, norm: Weight) -> Array:
-    weight = norm["weight"]
-    if description.norm == "layer":
-        return ops.layernorm(x, weight, norm.get("bias"), description.eps)
-    if description.norm == "rms1":
-        weight = ops.add(widened(primitives(weight), weight), 1)
-    return ops.rmsnorm(x, weight, description.eps)
-
-
-def _scaled(x: Array, factor: float) -> Array:
+def _scale(x: Array, factor: float) -> Array:
     return x if factor == 1 else ops.multiply(x, factor)
-
-
-def _capped(x: Array, cap: float | None) -> Array:
-    return x if cap is None else ops.multiply(ops.tanh(ops.divide(x, cap)), cap)

@@ -20,8 +20,8 @@ from anydevice._llm.capture import check_kernels
 from anydevice._llm.chunks import Prompts
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import DecoderExecutor, replies, score
-from anydevice._llm.sampling import Sampling, sampling
+from anydevice._llm.generate import DecoderExecutor, Step, replies, score
+from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import GENERATION, TOKENIZER, Tokenizer
 from anydevice._llm.weights import load_parameters, runnable_dtype
@@ -105,7 +105,7 @@ def load(
     *,
     progress: bool | None = None,
 ) -> LanguageModel:
-    """The language model in a folder, on a device, ready to generate.
+    """Load the language model in a folder onto a device, ready to generate.
 
     `folder` is one that Hugging Face's libraries save, with `config.json`, safetensors files and
     `tokenizer.json`; the name of a model in their cache; a GGUF file, or a folder with one. Nothing
@@ -202,7 +202,7 @@ class LanguageModel:
         logprobs: bool = False,
         reuse: bool = False,
     ) -> Any:
-        """A reply to a prompt, or a list of replies to several, which are computed together.
+        """Reply to a prompt, or to a list of several, which are computed together.
 
         A prompt is a text, which is continued; messages, dicts of `role` and `content`, which are
         written as the model's chat template says; or a list of tokens. It is an error if one is as
@@ -222,13 +222,24 @@ class LanguageModel:
 
         Raises `VerificationError` where logits are NaN or infinite, naming the weight that is.
         """
-        several, prompts, texts = self._prompts(prompt)
-        asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        batch = _Replies(self, prompts, texts, asked, max_tokens, stop, reuse)
-        for _ in batch.pieces():
+        several, prompts, continued = self._prompts(prompt)
+        options = generation_options(
+            max_tokens,
+            stop,
+            reuse,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            logprobs=logprobs,
+        )
+        batch = _ReplyBatch(self, prompts, continued, options)
+        for _ in batch.texts():
             pass
-        found = [row.reply(batch.clock) for row in batch.rows]
-        return found if several else found[0]
+        results = [row.reply(batch.clock) for row in batch.rows]
+        return results if several else results[0]
 
     def stream(
         self,
@@ -245,18 +256,29 @@ class LanguageModel:
         logprobs: bool = False,
         reuse: bool = False,
     ) -> ReplyStream:
-        """The text of a reply piece by piece, as it comes; the options are those of `generate`.
+        """Stream the text of a reply as it is computed; the options are those of `generate`.
 
-        The pieces, joined, are the text that `generate` returns. `reply` has the rest after the
-        last piece, or when the stream was closed.
+        The parts, joined, are the text that `generate` returns. `reply` has the rest after the
+        last part, or when the stream was closed.
         """
-        several, prompts, texts = self._prompts(prompt)
+        several, prompts, continued = self._prompts(prompt)
         if several:
             raise ConfigurationError(
                 "stream takes one prompt, and this is a list of several; use generate", "prompt"
             )
-        asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        return ReplyStream(_Replies(self, prompts, texts, asked, max_tokens, stop, reuse))
+        options = generation_options(
+            max_tokens,
+            stop,
+            reuse,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            logprobs=logprobs,
+        )
+        return ReplyStream(_ReplyBatch(self, prompts, continued, options))
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token.
@@ -276,10 +298,10 @@ class LanguageModel:
         return Score(tuple(ids), tuple(score(self._executor, ids, self.context, room)))
 
     def steps(
-        self, prompts: Prompts, asked: Sampling, most: int, reuse: bool = False
-    ) -> Iterator[Any]:
-        """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
-        return replies(self._executor, prompts, asked, most, self.context, reuse)
+        self, prompts: Prompts, sampling: Sampling, max_tokens: int, reuse: bool = False
+    ) -> Iterator[Step]:
+        """Yield the tokens (rows,) and log probabilities of up to `max_tokens` steps."""
+        return replies(self._executor, prompts, sampling, max_tokens, self.context, reuse)
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
         """Whether there are several, the tokens of each, and whether each is a text to go on."""
@@ -349,18 +371,18 @@ class ReplyStream:
     Ctrl-C came, it is what was written so far.
     """
 
-    def __init__(self, batch: _Replies) -> None:
+    def __init__(self, batch: _ReplyBatch) -> None:
         self._batch = batch
-        self._pieces = batch.pieces()
+        self._texts = batch.texts()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
         while True:
-            piece = next(self._pieces)[0]
-            if piece:
-                return piece
+            text = next(self._texts)[0]
+            if text:
+                return text
 
     def __enter__(self) -> Self:
         return self
@@ -370,7 +392,7 @@ class ReplyStream:
 
     def close(self) -> None:
         """End the reply here."""
-        self._pieces.close()
+        self._texts.close()
 
     @property
     def reply(self) -> Reply:
@@ -405,24 +427,19 @@ class _Row:
     """One reply as it grows."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt: Sequence[int],
-        is_text: bool,
-        limit: int,
-        stop: Any,
-        logprobs: bool,
-    ) -> None:
-        # The text goes on, with the space in between; a reply to messages starts a new text.
-        self._stream = TextStream(tokenizer, stop, prompt if is_text else ())
+        self, tokenizer: Tokenizer, prompt: Sequence[int], continued: bool, limit: int,
+        options: GenerationOptions,
+    ) -> None:  # fmt: skip
+        # A continued text keeps the space in between; a reply to messages starts a new text.
+        self._stream = TextStream(tokenizer, options.stop, prompt if continued else ())
         self._ends, self._limit, self._prompt = tokenizer.eos_ids, limit, len(prompt)
         self._texts: list[str] = []
         self._tokens: list[int] = []
-        self._logprobs: list[float] | None = [] if logprobs else None
+        self._logprobs: list[float] | None = [] if options.sampling.logprobs else None
         self.ended = ""
 
     def take(self, token: int, logprob: float | None) -> str:
-        """The text that a token adds."""
+        """Return the text that a token adds."""
         if self.ended:
             return ""
         if token in self._ends:
@@ -445,6 +462,7 @@ class _Row:
         return text
 
     def reply(self, clock: _Clock) -> Reply:
+        """Return the reply so far."""
         logprobs = None if self._logprobs is None else tuple(self._logprobs)
         first, decode = clock.first_token, clock.rate(len(self._tokens))
         speed = Speed(self._prompt, first, self._prompt / first if first else 0.0, decode)
@@ -452,40 +470,39 @@ class _Row:
         return Reply("".join(self._texts), tuple(self._tokens), ended, logprobs, speed)
 
 
-class _Replies:
+class _ReplyBatch:
     """Several replies that are computed together."""
 
     def __init__(
         self,
         model: LanguageModel,
         prompts: Prompts,
-        texts: Sequence[bool],
-        asked: Sampling,
-        most: int,
-        stop: Any,
-        reuse: bool,
+        continued: Sequence[bool],
+        options: GenerationOptions,
     ) -> None:
-        most = checks.integer("max_tokens", most, 1)
-        limits = [min(most, model.context - len(prompt)) for prompt in prompts]
-        self._model, self._prompts, self._sampling = model, prompts, asked
-        self._most, self._reuse = max(limits), reuse
+        limits = [min(options.max_tokens, model.context - len(prompt)) for prompt in prompts]
+        self._model, self._prompts, self._options = model, prompts, options
+        self._max_tokens = max(limits)
         self.clock = _Clock()
         self.rows = [
-            _Row(model.tokenizer, prompt, is_text, limit, stop, asked.logprobs)
-            for prompt, is_text, limit in zip(prompts, texts, limits, strict=True)
+            _Row(model.tokenizer, prompt, is_text, limit, options)
+            for prompt, is_text, limit in zip(prompts, continued, limits, strict=True)
         ]
 
-    def pieces(self) -> Generator[list[str]]:
-        """What each row's text gains with every step, until all have ended."""
+    def texts(self) -> Generator[list[str]]:
+        """Yield the text that each step adds to each row, until all rows have ended."""
         self.clock = _Clock()  # a stream may be read long after it was made
-        asked = self._prompts, self._sampling, self._most, self._reuse
-        for tokens, logprobs in self._model.steps(*asked):
+        sampling, reuse = self._options.sampling, self._options.reuse
+        steps = self._model.steps(self._prompts, sampling, self._max_tokens, reuse)
+        for tokens, logprobs in steps:
             self.clock.tick()
-            values = [None] * len(self.rows) if logprobs is None else logprobs.tolist()
-            rows = zip(self.rows, tokens.tolist(), values, strict=True)
-            pieces = [row.take(token, value) for row, token, value in rows]
-            yield pieces
-            if all(row.ended for row in self.rows):
+            texts, open_rows = [], 0
+            for number, row in enumerate(self.rows):
+                logprob = None if logprobs is None else float(logprobs[number])
+                texts.append(row.take(int(tokens[number]), logprob))
+                open_rows += not row.ended
+            yield texts
+            if not open_rows:
                 return
 
 

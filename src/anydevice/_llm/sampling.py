@@ -1,30 +1,31 @@
-"""Which token comes next: computed on the device from the logits, the same on every engine.
+"""Sampling: the next token, computed on the device from the logits, the same on every engine.
 
 The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
 draw from what is left. The penalty comes first because it is about logits, and temperature before
 the filters, so that they judge the probabilities that are drawn from.
 
 A draw adds Gumbel noise to the logits and takes the largest sum, which is a draw from their
-softmax. The noise is a function of the seed, the place in the reply and the token, by arithmetic on
-32-bit integers, which wrap around everywhere. So a seed gives the same tokens on every engine,
-unless two sums are equal up to rounding; what else is in a batch changes nothing; and with
-filters, only the tokens that are left need noise.
+softmax (the Gumbel-max trick, Gumbel 1954). The noise is a function of the seed, the place in the
+reply and the token, by arithmetic on 32-bit integers, which wrap around everywhere. So a seed gives
+the same tokens on every engine, unless two sums are equal up to rounding; other rows of a batch
+change nothing; and with filters, only the remaining tokens need noise.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 from anydevice import _ops as ops
 from anydevice._core import checks
+from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
+from anydevice._llm.text import stop_strings
 from anydevice._nn.random_choice import BETWEEN, ROUNDS, folded_seed, mixed
 from anydevice._ops.dispatch import own_version, primitives
-
-Array = Any
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 # Odd numbers without a pattern, within 31 bits.
@@ -32,24 +33,24 @@ _BY_SEED, _BY_PLACE, _BY_TOKEN = 0x1F83D9AB, 0x5BE0CD19, 0x367CD507
 _FAINTEST = -40.0
 """The logit below the largest from which on a token adds nothing to a sum of probabilities."""
 _LARGEST = 1e30
-"""What logits are multiplied with at most: times any logit, it is finite in float32."""
+"""The largest factor of logits: its product with any logit is finite in float32."""
 _SMALLEST = 1 / _LARGEST
-"""The smallest number beside 0 that an option stands for: in float32 it is not 0."""
+"""The smallest value of an option above 0: in float32 it is not 0."""
 _FEWEST, _MORE = 64, 8
 """The candidates for a small `top_k`, and the factor to the next size of them."""
 _MOST_EXACT = 2**24
-"""The largest integer up to which float32 has all."""
+"""Up to here, float32 represents every integer."""
 NO_TOKEN = -1
-"""What is chosen where a logit is NaN or infinite."""
+"""The token of a row with a logit that is NaN or infinite."""
 _HALVINGS = 28
-"""So often the span down to there is halved: then two logits in it are equal up to rounding."""
+"""Bisections of the span down to `_FAINTEST`: after them its ends are equal up to rounding."""
 
 
 class Filters(Record):
-    """Which steps a choice has: what compiled code depends on.
+    """The steps of sampling, on which compiled code depends.
 
-    `candidates` are the largest logits that are looked at, `top_k` or some more: few sizes serve
-    all. 0 is all of them.
+    `candidates` is the number of largest logits that are considered: `top_k`, rounded up to one of
+    few sizes; 0 is all of them.
     """
 
     greedy: bool = True
@@ -61,7 +62,7 @@ class Filters(Record):
 
 
 class Sampling(Record):
-    """How tokens are chosen, checked by `sampling`."""
+    """How tokens are selected; `sampling` makes it of the options of `generate`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -73,7 +74,7 @@ class Sampling(Record):
 
     @property
     def filters(self) -> Filters:
-        """The steps that are not without effect."""
+        """The steps that have an effect."""
         penalty = self.repetition_penalty != 1
         if not self.temperature:
             return Filters(penalty=penalty, logprobs=self.logprobs)
@@ -85,15 +86,12 @@ class Sampling(Record):
 
     @property
     def numbers(self) -> tuple[float, float, float, float, float]:
-        """The numbers that `choose` takes as an array: temperature, top_p, min_p, penalty, top_k.
-
-        Temperature is there as what logits are multiplied with, min_p as a distance of logits.
-        """
+        """The array that `choose` takes: 1 / temperature, top_p, log(min_p), penalty, top_k."""
         inverse = 1 / self.temperature if self.temperature else 1.0
         distance = math.log(self.min_p) if self.min_p else -math.inf
-        penalty = _bounded(self.repetition_penalty)
+        penalty = _clamp(self.repetition_penalty)
         top_k = float(min(self.top_k, _MOST_EXACT))
-        return _bounded(inverse), _bounded(self.top_p), distance, penalty, top_k
+        return _clamp(inverse), _clamp(self.top_p), distance, penalty, top_k
 
 
 def sampling(
@@ -105,10 +103,10 @@ def sampling(
     seed: int | None = None,
     logprobs: bool = False,
 ) -> Sampling:
-    """The options of `generate`, checked. `None` is without effect, or for a seed a random one.
+    """Check the options of `generate`. `None` has no effect; a seed of `None` is random.
 
-    Without a temperature, and without a filter that asks for a draw, the likeliest token is taken;
-    a temperature of 0 says so, too. A filter without a temperature has a temperature of 1.
+    Without a temperature and a filter, or with a temperature of 0, the likeliest token is taken. A
+    filter without a temperature has a temperature of 1.
 
     >>> sampling(top_p=0.9, seed=1).temperature, sampling(top_k=5, temperature=0).filters.greedy
     (1.0, True)
@@ -130,8 +128,29 @@ def sampling(
     )
 
 
+class GenerationOptions(Record):
+    """The options of `generate` and `stream`, checked by `generation_options`."""
+
+    sampling: Sampling
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    reuse: bool = False
+
+
+def generation_options(
+    max_tokens: int,
+    stop: str | Iterable[str] | None = None,
+    reuse: bool = False,
+    **options: Any,
+) -> GenerationOptions:
+    """Check the options of `generate`; `options` are those of `sampling`."""
+    selected = sampling(**options)
+    limit = checks.integer("max_tokens", max_tokens, 1)
+    return GenerationOptions(selected, limit, tuple(stop_strings(stop)), bool(reuse))
+
+
 def row_seeds(seed: int, rows: int) -> list[int]:
-    """The seeds of several prompts: each draws as it would alone with `seed` + its number."""
+    """Return the seeds of prompts: each draws as it would alone with `seed` + its number."""
     return [folded_seed(seed + row) for row in range(rows)]
 
 
@@ -143,90 +162,84 @@ def choose(
     place: Array,
     seen: Array | None = None,
 ) -> tuple[Array, Array | None]:
-    """The next token of each row (rows,) int32, and its log probability if that is asked for.
+    """Return the next token of each row (rows,) int32, and its log probability if requested.
 
-    `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) and
-    `place` (rows,) int32, the place of the token in its reply; `seen` (rows, vocabulary), true for
-    what the penalty is for. The log probability (rows,) is the model's own: that of the logits as
-    they came, before penalty, temperature and filters. A row with a logit that is NaN or infinite
+    `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) int32;
+    `place` (rows,) int32 is the place of the token in its reply, which greedy sampling ignores;
+    `seen` (rows, vocabulary) is true for tokens with a penalty. The log probability (rows,) is the
+    model's own, before penalty, temperature and filters. A row with a logit that is NaN or infinite
     gets `NO_TOKEN`.
     """
-    token = _drawn_at_once(filters, logits, numbers, seeds, place)
+    token = _draw_fused(filters, logits, numbers, seeds, place)
     if token is not NotImplemented:
         if not filters.logprobs:
             return token, None
         known = ops.maximum(token, 0)
         return token, log_probability(ops.astype(logits, _FLOAT32), known)
     raw = ops.astype(logits, _FLOAT32)
-    token = _chosen(filters, raw, numbers, seeds, place, seen)
+    token = _draw(filters, raw, numbers, seeds, place, seen)
     logprob = log_probability(raw, token) if filters.logprobs else None
-    # The token itself says so: the host reads nothing more.
+    # The token itself marks the error: the host reads nothing more.
     return ops.where(ops.isfinite(ops.sum(raw, axis=-1)), token, NO_TOKEN), logprob
 
 
-def _chosen(
+def _draw(
     filters: Filters, raw: Array, numbers: Array, seeds: Array, place: Array, seen: Array | None
 ) -> Array:
     xp = primitives(raw)
-    inverse, top_p, distance, penalty, top_k = (
-        ops.slice_axis(numbers, 0, at, at + 1) for at in range(5)
-    )
     x = raw
     if filters.penalty:
+        penalty = ops.slice_axis(numbers, 0, 3, 4)
         lowered = ops.where(ops.less(x, 0.0), ops.multiply(x, penalty), ops.divide(x, penalty))
         x = ops.where(seen, lowered, x)
     if filters.greedy:
-        token = ops.argmax(x)
-    else:
-        ids = None
-        if filters.candidates:
-            x, ids = _largest(x, filters.candidates, top_k)
-        # In this order: a compiler fuses a product and a sum, and the largest were not quite 0.
-        x = ops.multiply(ops.subtract(x, ops.max(x, axis=-1, keepdims=True)), inverse)
-        kept = _kept(filters, x, top_p, distance, in_order=ids is not None)
-        if ids is None:
-            every = xp.arange(x.shape[-1], _INT32, x)
-            token = ops.argmax(ops.add(kept, gumbel(seeds, place, ops.reshape(every, (1, -1)))))
-        else:
-            at = ops.argmax(ops.add(kept, gumbel(seeds, place, ids)))
-            token = ops.reshape(xp.take_along_axis(ids, ops.reshape(at, (-1, 1)), -1), (-1,))
-    return token
+        return ops.argmax(x)
+    inverse, top_p, distance, _, top_k = (ops.slice_axis(numbers, 0, at, at + 1) for at in range(5))
+    ids = None
+    if filters.candidates:
+        x, ids = _take_candidates(x, filters.candidates, top_k)
+    # In this order: a compiler fuses a product and a sum, and the largest were not quite 0.
+    x = ops.multiply(ops.subtract(x, ops.max(x, axis=-1, keepdims=True)), inverse)
+    x = _filter(filters, x, top_p, distance, in_order=ids is not None)
+    if ids is None:
+        every = ops.reshape(xp.arange(x.shape[-1], _INT32, x), (1, -1))
+        return ops.argmax(ops.add(x, gumbel(seeds, place, every)))
+    at = ops.argmax(ops.add(x, gumbel(seeds, place, ids)))
+    return ops.reshape(xp.take_along_axis(ids, ops.reshape(at, (-1, 1)), -1), (-1,))
 
 
-def _largest(x: Array, candidates: int, top_k: Array) -> tuple[Array, Array]:
-    """Candidates in order, minus infinity from the `top_k`th on, and which tokens they are."""
+def _take_candidates(x: Array, candidates: int, top_k: Array) -> tuple[Array, Array]:
+    """Return the largest logits in order, minus infinity behind `top_k`, and their tokens."""
     x, ids = ops.top_k(x, min(candidates, x.shape[-1]))
-    place = ops.astype(primitives(x).arange(x.shape[-1], _INT32, x), _FLOAT32)
-    return ops.where(ops.less(ops.reshape(place, (1, -1)), top_k), x, -math.inf), ids
+    rank = ops.astype(primitives(x).arange(x.shape[-1], _INT32, x), _FLOAT32)
+    return ops.where(ops.less(ops.reshape(rank, (1, -1)), top_k), x, -math.inf), ids
 
 
 _CONSTANTS = (_BY_SEED, _BY_PLACE, _BY_TOKEN, BETWEEN, ROUNDS, _HALVINGS, _FAINTEST)
 
 
-def _drawn_at_once(
-    filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array
-) -> Any:
-    """The token as the engine itself draws it; `NotImplemented` where it does not."""
+def _draw_fused(filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array) -> Any:
+    """Draw by the engine's own function; return `NotImplemented` if it has none for this."""
     if filters.penalty or filters.candidates:
         return NotImplemented
-    own = own_version(logits, "draw_token", _no_version)
+    own = own_version(logits, "draw_token", _not_implemented)
     kind = filters.greedy, filters.top_p, filters.min_p
     return own(logits, numbers, seeds, place, *kind, _CONSTANTS)
 
 
-def _no_version(*arguments: Any) -> Any:
+def _not_implemented(*arguments: object) -> Any:
     return NotImplemented
 
 
 def log_probability(logits: Array, tokens: Array) -> Array:
-    """The logarithm of the probability of one token a row: float32 logits (…, vocabulary)."""
+    """Return the log probability of one token a row, for float32 logits (…, vocabulary)."""
     xp = primitives(logits)
     own = xp.take_along_axis(logits, ops.reshape(tokens, (*tokens.shape, 1)), -1)
     return ops.subtract(ops.reshape(own, tokens.shape), ops.logsumexp(logits, axis=-1))
 
 
 def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
-    """Gumbel noise (rows, tokens) for tokens (1 or rows, tokens); seeds and place are (rows,)."""
+    """Return Gumbel noise (rows, tokens) for tokens (1 or rows, tokens); others are (rows,)."""
     rows = (seeds.shape[0], 1)
     key = mixed(ops.multiply(ops.reshape(seeds, rows), _BY_SEED))
     key = mixed(ops.add(key, ops.multiply(ops.reshape(place, rows), _BY_PLACE)))
@@ -241,8 +254,8 @@ def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
     return ops.negative(ops.log(ops.where(ops.less(v, 2.0**-7), series, logarithm)))
 
 
-def _kept(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: bool) -> Array:
-    """The logits, whose largest is 0, with minus infinity for those that the filters drop."""
+def _filter(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: bool) -> Array:
+    """Return the logits, whose largest is 0, with minus infinity for those that filters drop."""
     kept = x
     if filters.top_p:
         if in_order:
@@ -259,10 +272,10 @@ def _kept(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: b
 
 
 def _below_nucleus(x: Array, top_p: Array) -> Array:
-    """A logit for each row (rows, 1): those above it are the likeliest that reach `top_p`.
+    """Return a threshold for each row (rows, 1): logits above it are the nucleus of `top_p`.
 
-    A token is one of them if those likelier than it do not reach it. Found by halving, in a third
-    of the time of a sort, and the same for every engine.
+    A token is in the nucleus (Holtzman et al. 2020) if likelier ones do not reach `top_p`. Found by
+    bisection, in a third of the time of a sort, and the same for every engine.
     """
     weights = ops.exp(x)
     wanted = ops.multiply(ops.sum(weights, axis=-1, keepdims=True), top_p)
@@ -276,5 +289,5 @@ def _below_nucleus(x: Array, top_p: Array) -> Array:
     return low
 
 
-def _bounded(number: float) -> float:
+def _clamp(number: float) -> float:
     return max(min(number, _LARGEST), _SMALLEST)

@@ -476,9 +476,9 @@ def test_steps_of_a_decoder(
     kernel = fused.UNTRUSTED_KERNELS["decoder_layer"]
     monkeypatch.setattr(generation, "own_version", lambda x, name, definition: kernel)
     x = make(2, 9, 64, dtype="float16")
-    ((function, weights, numbers),) = generation.whole_layers(
-        description, {"layers": [parameters]}, x
-    )
+    layer = decoder.DecoderLayer(description, kind, parameters)
+    whole = generation.fused_layer(layer, x, "decoder_layer")
+    assert whole.function is not None
     like = x[0, 0]
     narrow = decoder.new_cache(description, 2, 12, like)[0]
     right: Any = decoder.new_cache(description, 2, 12, like.float())[0]
@@ -488,7 +488,9 @@ def test_steps_of_a_decoder(
         one = x[:, token : token + 1].contiguous()
         cache = narrow["keys"], narrow["values"]
         ring = kind.window == narrow["keys"].shape[2]
-        result, *cache = function(one, at, *cache, *weights, numbers[ring])
-        expected, right = decoder.layer(description, kind, wide_ones, one.float(), at, ones, right)
+        result, *cache = whole.function(one, at, *cache, *whole.weights, whole.configs[ring])
+        expected, right = decoder.run_layer(
+            description, kind, wide_ones, one.float(), at, ones, right
+        )
         assert_close(result, expected.double(), "float16")
     assert_close(narrow["keys"], right["keys"].double(), "float16")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice._engines.decoder_layer import decoder_layer
+from anydevice._engines.decoder_layer import decoder_layer, draw_token, final_logits
 from anydevice._engines.host import known_dtype
 
 Array = np.ndarray[Any, Any]
@@ -211,6 +211,8 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,
     "decoder_layer": decoder_layer,
+    "draw_token": draw_token,
+    "final_logits": final_logits,
     "flip": lambda x, axes: np.flip(x, axes) if axes else x,
     "isfinite": lambda x: np.asarray(np.isfinite(x)),
     "prod": _prod,
