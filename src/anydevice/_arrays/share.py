@@ -69,7 +69,7 @@ class SharedMemory(Record):
             self.memory, own, self._start(self.memory), (size,), (len(self.memory) // size,)
         )
         copy = cast(elements, self.owner, dtype)
-        length = len(elements) * dtype.itemsize
+        length = elements.shape[0] * dtype.itemsize
         memory = self.owner.view(copy, DTYPES["uint8"], self._start(copy), (1,), (length,))
         views = (
             replace(

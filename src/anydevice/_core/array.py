@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    HostArray = np.ndarray[Any, Any]
+    """A NumPy array of any shape and dtype."""
 
 
 class Array(Protocol):

@@ -14,6 +14,7 @@ from anydevice.errors import UnsupportedError
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from anydevice._core.array import Array, HostArray
     from anydevice._core.device import Device
     from anydevice._core.dtypes import DType
     from anydevice._core.primitives import Autodiff, Compiler, Primitives
@@ -233,20 +234,20 @@ class Engine(Protocol):
 
     def view(
         self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
-    ) -> Any:
+    ) -> Array:
         """Return an array in the memory of `x`; `offset` and `strides` are bytes, as in `Storage`.
 
         Raises `UnsupportedError` if the library has no views.
         """
 
-    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
         """Return a new array in C order on the device, with any elements.
 
         Its memory may be written from any stream at once: no earlier work uses it, and later work
         of the calling thread need not wait.
         """
 
-    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
         """Return a copy of a NumPy array on the device, bit for bit.
 
         Where the library has no 64-bit dtypes, integers that fit are narrowed to 32 bits, with
@@ -255,10 +256,10 @@ class Engine(Protocol):
         dtype without a warning; numbers that are too large for it are refused even so.
         """
 
-    def to_host(self, x: Any) -> Any:
+    def to_host(self, x: Any) -> HostArray:
         """Return a copy of the array as NumPy, bit for bit, that belongs to the caller."""
 
-    def adopt(self, x: Any) -> Any:
+    def adopt(self, x: Any) -> Array:
         """Return the memory of another library's array as one of this library, without a copy.
 
         `x` has `__dlpack__` and is on a device that this library sees. Both see what either
@@ -268,13 +269,13 @@ class Engine(Protocol):
     def export(self, x: Any) -> Any:
         """Return the array as something that another library's `adopt` takes."""
 
-    def move(self, x: Any, device: Device) -> Any:
+    def move(self, x: Any, device: Device) -> Array:
         """Return the array on another device of the same library."""
 
-    def separate(self, stacked: Any) -> list[Any]:
+    def separate(self, stacked: Any) -> Sequence[Array]:
         """Return the rows along the first axis, bit for bit, each with memory of its own."""
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: Any, b: Any) -> Array:
         """Return the product of two matrices, where they are."""
 
     def finish(self, arrays: Any) -> None:
@@ -295,17 +296,17 @@ class Engine(Protocol):
     def synchronize(self, device: Device) -> None:
         """Wait until everything that was started on the device has ended."""
 
-    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+    def default_scope(self, device: Device) -> AbstractContextManager[object]:
         """Return a block in which the library's own default device is this one."""
 
-    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
+    def inference_scope(self, device: Device) -> AbstractContextManager[object]:
         """Return a block of work on the device without gradients, traces and compilation.
 
         A library may use faster code there. Arrays that are made there may be changed only in such
         a block.
         """
 
-    def serial_scope(self) -> AbstractContextManager[Any]:
+    def serial_scope(self) -> AbstractContextManager[object]:
         """Return a block in which the library computes on the CPU in this thread alone.
 
         Small operations take longer if threads wait for each other, and much longer if other
@@ -321,7 +322,7 @@ class _Donation(threading.local):
     """
 
     allowed: bool = False
-    skip: Any = None
+    skip: Array | None = None
 
 
 donation = _Donation()
@@ -341,9 +342,9 @@ class consuming:  # noqa: N801 - it is used like a function
     False
     """
 
-    def __init__(self, skip: Any = None) -> None:
+    def __init__(self, skip: Array | None = None) -> None:
         self._skip = skip
-        self._before: tuple[bool, Any] = (False, None)
+        self._before: tuple[bool, Array | None] = (False, None)
 
     def __enter__(self) -> None:
         self._before = donation.allowed, donation.skip

@@ -200,7 +200,7 @@ def _kept_for_compiler(key: Key, like: Array) -> str:
         return ""
     steps = primitives(like).asarray(_table(key)[0], like)
     # What is made while no gradients are recorded cannot be used where they are.
-    of = (key, str(steps.device), steps.is_inference())
+    of = (key, str(steps.device), steps.is_inference())  # type: ignore[attr-defined]
     if of not in _names:
         _names[of] = f"steps_{len(_names)}"
         setattr(_kept, _names[of], steps)

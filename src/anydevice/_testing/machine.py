@@ -311,7 +311,7 @@ class FakeEngine:
         with self._machine.copying():
             moved = self._engine.move(x, self._stand_ins.get(device, device))
             if moved is x:  # to the library, both are the CPU
-                moved = x.clone() if hasattr(x, "clone") else x.copy()
+                moved = getattr(x, "clone" if hasattr(x, "clone") else "copy")()
         return self.kept(moved, device)
 
     def export(self, x: Any) -> Any:

@@ -324,4 +324,5 @@ def _argmax_of_numbers_and_others(x: mx.array, axis: int) -> mx.array:
     return mx.where(mx.any(others, axis=axis), first, largest).astype(mx.int32)
 
 
-PRIMITIVES: Primitives = MlxPrimitives()
+PRIMITIVES = MlxPrimitives()
+_CONFORMS: Primitives = PRIMITIVES

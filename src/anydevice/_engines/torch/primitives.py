@@ -271,4 +271,5 @@ def _over_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x[:, None, :, None].expand(rows.shape)
 
 
-PRIMITIVES: Primitives = TorchPrimitives()
+PRIMITIVES = TorchPrimitives()
+_CONFORMS: Primitives = PRIMITIVES
