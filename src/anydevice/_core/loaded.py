@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 
 def is_loaded(module: str) -> bool:
@@ -23,3 +24,8 @@ def is_of(value: object, module: str, name: str) -> bool:
     """
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+def loaded_library(module: str) -> ModuleType | None:
+    """Return a module that is imported already, for its settings; `None` if it is not."""
+    return sys.modules.get(module)

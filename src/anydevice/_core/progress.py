@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from anydevice._core.loaded import loaded_library
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.text import format_part
 
@@ -134,7 +134,7 @@ def in_notebook() -> bool:
     >>> in_notebook()
     False
     """
-    ipython: Any = sys.modules.get("IPython")
+    ipython = loaded_library("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 

@@ -7,11 +7,11 @@ A NumPy scalar is taken for a Python number. 16-bit floating-point numbers are c
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.loaded import is_loaded
 from anydevice._core.primitives import Primitives, Shape
 from anydevice._machine.engines.registry import owner_of, row_of
 from anydevice._ops.dispatch import (
@@ -113,8 +113,11 @@ def python_number(x: Any) -> Any:
 
 def _scalar_kind(kind: type) -> str | None:
     """The kind of number that NumPy scalars of this type are; `None` if it is another type."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not issubclass(kind, numpy.generic):
+    if not is_loaded("numpy"):
+        return None
+    import numpy
+
+    if not issubclass(kind, numpy.generic):
         return None
     row = DTYPES.get(numpy.dtype(kind).name)
     return row.kind if row is not None and row.kind in _PYTHON_TYPES else None

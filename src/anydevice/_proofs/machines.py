@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from anydevice import _ops as ops
 from anydevice._core.locks import ForkSafeLock
+from anydevice._libraries.registry import part
 from anydevice._machine.choose.scope import device as choose_device
 from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
@@ -253,9 +254,7 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 
 def _wide_jax() -> AbstractContextManager[Any]:
-    from jax import enable_x64
-
-    context: AbstractContextManager[Any] = enable_x64(True)
+    context: AbstractContextManager[Any] = part("jax", "module").wide_numbers()
     return context
 
 

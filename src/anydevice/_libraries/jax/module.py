@@ -370,3 +370,9 @@ def float64_scope() -> Iterator[None]:
     """Compute in float64 on the CPU inside the block."""
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         yield
+
+
+def wide_numbers() -> AbstractContextManager[None]:
+    """Return a block in which JAX has 64-bit numbers."""
+    block: AbstractContextManager[None] = jax.enable_x64(True)
+    return block

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from anydevice._core.finding import Reason, version_numbers
+from anydevice._core.loaded import loaded_library
 from anydevice._core.record import NOTHING, Record, replace
 
 
@@ -270,7 +271,7 @@ def read_build(
     library = next((name for name in libraries if name in names), libraries[0])
     version = names.get(library)
     if version is None:  # built from source, and on the path without any metadata
-        version = str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
+        version = str(getattr(loaded_library(package), "__version__", "of unknown version"))
     build = Build(engine, library, version, folder, dict.fromkeys(backends, ""))
     reader = _READERS.get(engine)
     return reader(build, names) if reader else build

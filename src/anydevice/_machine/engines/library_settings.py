@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
+
+from anydevice._core.loaded import is_loaded, loaded_library
 
 
 class Variables:
@@ -77,7 +78,7 @@ class _Switch:
 
     def turn(self, on: bool | None) -> None:
         """Turn the switch, in the library too if it is imported; `None` turns it back."""
-        library: Any = sys.modules.get(self._module)
+        library = loaded_library(self._module)
         turned = bool(self._variables)
         if on is None and not turned:
             return
@@ -238,7 +239,7 @@ def set_variables(variables: Mapping[str, str], *, for_children: bool = True) ->
                     "environment. Call configure() before the first use of the library"
                 )
         for prefixes, module, library in _READ_AT_IMPORT:
-            if name.startswith(prefixes) and module in sys.modules:
+            if name.startswith(prefixes) and is_loaded(module):
                 late.append(
                     f"{name} was {done} too late: {library} is imported already, and reads it only "
                     "once. Call configure() before the library is imported"
@@ -271,13 +272,13 @@ def merge_flags(old: str, new: str) -> str:
 
 def jax_started() -> bool:
     """Whether this process has started JAX's backends; asks only what is imported already."""
-    bridge = sys.modules.get("jax._src.xla_bridge")
+    bridge = loaded_library("jax._src.xla_bridge")
     return bridge is not None and bool(bridge.backends_are_initialized())
 
 
 def torch_cuda_started() -> bool:
     """Whether torch has started CUDA in this process; asks only what is imported already."""
-    torch_cuda = sys.modules.get("torch.cuda")
+    torch_cuda = loaded_library("torch.cuda")
     return torch_cuda is not None and bool(torch_cuda.is_initialized())
 
 
@@ -286,7 +287,7 @@ def virtual_cpus() -> int:
 
     Read from the settings, without starting JAX.
     """
-    config = getattr(sys.modules.get("jax"), "config", None)
+    config = getattr(loaded_library("jax"), "config", None)
     asked = getattr(config, "jax_num_cpu_devices", None)
     if asked is None or asked < 1:
         flag = "--xla_force_host_platform_device_count="
