@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,23 @@ def main() -> int:
         if importlib.util.find_spec(package) is None:
             print(f"{package} is not installed, so its model is skipped.\n")
             continue
-        bring(f"A module of {package}", make, pictures, options.device)
+        bring(f"A module of {package}", make(), pictures, options)
         brought += 1
     if not brought:
         print("Neither PyTorch nor Flax is installed: pip install torch, or pip install flax")
     return 0 if brought else 1
 
 
-def bring(title: str, make: Callable[[], Any], pictures: Any, device: str | None) -> None:
+def bring(title: str, model: Any, pictures: Any, options: argparse.Namespace) -> None:
     """Compile, verify and use a model, and show a property that fails."""
     print(f"{title}:")
-    model = make()
-    fast = anydevice.compile(model, device, verify=pictures, properties=[shares_add_up])
+    fast = anydevice.compile(
+        model,
+        options.device,
+        optimize=options.optimize,
+        verify=pictures,
+        properties=[shares_add_up],
+    )
     print(indented(str(fast.report)))
     shares = anydevice.to_numpy(fast(pictures))
     print(f"  it gives {shares.shape[1]} probabilities for each of {shares.shape[0]} images")
@@ -107,6 +111,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="such as cpu or cuda:1")
     parser.add_argument("--engine", choices=("torch", "jax"), help="only the model of this library")
+    parser.add_argument("--optimize", choices=("none", "default", "aggressive"), default="default")
     return parser.parse_args()
 
 
