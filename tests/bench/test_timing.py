@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from anydevice._bench.timing import MOST_SAMPLES, time_calls
+from anydevice._bench.timing import MAX_SAMPLES, time_calls
 
 
 def test_the_median_is_near_what_the_call_takes_and_the_first_is_apart() -> None:
@@ -29,10 +29,10 @@ def test_every_result_is_waited_for_and_arguments_go_round() -> None:
         started.append(number)
         return number
 
-    timing = time_calls(call, finished.extend, limit=0.01, most_calls=7)
+    timing = time_calls(call, finished.extend, limit=0.01, max_calls=7)
     assert started == finished == list(range(len(started)))
     assert timing.calls == 7
-    assert timing.samples <= MOST_SAMPLES
+    assert timing.samples <= MAX_SAMPLES
 
 
 def test_waiting_counts() -> None:
@@ -56,13 +56,13 @@ def test_a_call_that_becomes_slow_ends_after_few_samples() -> None:
     def call(number: int) -> None:
         time.sleep(0.001 if number < 4 else 0.05)
 
-    timing = time_calls(call, lambda results: None, limit=0.01, most_calls=1)
+    timing = time_calls(call, lambda results: None, limit=0.01, max_calls=1)
     assert timing.samples < 5
     one = time_calls(
         lambda number: time.sleep(0.001 if number < 2 else 0.1),
         lambda results: None,
         limit=0.01,
-        most_calls=1,
+        max_calls=1,
     )
     assert one.samples == 1
     assert one.low == one.high
@@ -79,7 +79,7 @@ def test_a_first_call_that_takes_too_long_stands_for_itself(
     from anydevice._bench import timing
 
     calls: list[int] = []
-    monkeypatch.setattr(timing, "PATIENCE", 0.01)
+    monkeypatch.setattr(timing, "MAX_FIRST_SECONDS", 0.01)
 
     def slow(number: int) -> None:
         calls.append(number)

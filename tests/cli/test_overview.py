@@ -112,7 +112,7 @@ def test_what_was_asked_for_and_is_not_here(
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 0
-    assert "cupy cannot be had now, though ANYDEVICE_ENGINE asks for it" in out
+    assert "cupy is not available, although ANYDEVICE_ENGINE asks for it" in out
     assert data["chosen"] == "cpu"
 
 

@@ -83,8 +83,8 @@ def test_wishes_that_were_not_met() -> None:
     wishes = (Wish("environment", ("tpu",)), Wish("user file", ("cuda", "rocm")))
     _, choice = chosen([CPU], wishes=wishes)
     assert unmet_wishes(choice) == [
-        "tpu cannot be had now, though ANYDEVICE_DEVICE asks for it",
-        "cuda, rocm cannot be had now, though the user's anydevice.toml asks for it",
+        "tpu is not available, although ANYDEVICE_DEVICE asks for it",
+        "cuda, rocm is not available, although the user's anydevice.toml asks for it",
     ]
 
 

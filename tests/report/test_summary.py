@@ -192,7 +192,7 @@ def test_a_wish_that_was_not_met_is_said(tmp_path: Path) -> None:
     with testing.fake_machine(keep_settings=True) as report:
         assert ending_of(report) == [
             "Chosen: cpu, because no accelerator is in this machine",
-            "tpu cannot be had now, though the project's anydevice.toml asks for it. "
+            "tpu is not available, although the project's anydevice.toml asks for it. "
             "See: anydevice config --why",
         ]
 

@@ -1,9 +1,9 @@
 """The measured peak bandwidth and compute rate of a device.
 
-They are measured, not taken from a data sheet, as the best of several workloads, sizes and engines:
-what an op can be held against on this machine, today. An op that is measured later and does more
-again and again raises the ceiling. `judge` says which ceiling binds an op and how near to it the
-op came.
+A ceiling is the best of several workloads, sizes and engines on this machine, not a figure of a
+data sheet. An op that repeatedly does more raises the ceiling. `judge` adds to each measurement the
+ceiling that binds it and the fraction reached: the roofline model of Williams, Waterman and
+Patterson, 2009.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from anydevice._core.text import format_rate, format_size, percent
 
 MIB = 2**20
 
-HOPELESS = 8
+MAX_OVERRUN = 8
 """A workload that would take this many times the limit, judging by a smaller one, is skipped."""
 
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
-"""Engines whose arrays `a[...] = b` writes to: a copy without any memory to be made for it."""
+"""Engines whose arrays `a[...] = b` writes in place: a copy that allocates nothing."""
 
 TOO_FAST = 2.0
-"""What only rearranges, this many times as fast as memory is, moved nothing: it gave a view."""
+"""An op without arithmetic that exceeds the bandwidth by this factor returned a view."""
 
 MOSTLY_READ = 0.1
-"""Where results are a smaller part than this of the bytes moved, reading is what takes the time."""
+"""If results are a smaller part of the moved bytes, the read ceiling applies."""
 
 BUSY = 1.2
-"""More than this many times a ceiling is not noise: the machine was busy when it was measured."""
+"""A ceiling exceeded by this factor was measured on a busy machine."""
 
 
 class WorkloadSizes(Record):
@@ -55,13 +55,13 @@ SIZES = {
     ("cpu", False): WorkloadSizes((64 * MIB, 256 * MIB), 0, (1024, 2048)),
     ("cpu", True): WorkloadSizes((64 * MIB,), 0, (512, 1024)),
 }
-"""By the size of the device, and whether it is a quick run. All are larger than caches are."""
+"""Sizes by kind of device and by `quick`; all are larger than caches."""
 
 Make = Callable[[Runner], Callable[[], Any]]
 
 
 class Tried(Record):
-    """What is tried for ceilings: the dtypes whose matmul is timed, and the sizes."""
+    """The trial of a device: the dtypes whose matmul is timed, and the sizes."""
 
     dtypes: tuple[str, ...]
     sizes: WorkloadSizes
@@ -78,12 +78,12 @@ class Workload(Record):
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """What tells it from the others of an engine."""
+        """The workload's identity among those of an engine."""
         return self.name, self.dtype
 
 
 RateOf = Callable[[Runner, Tried, tuple[str, str | None], float], float | str]
-"""Gives what `time_workload` does."""
+"""A function with the signature and result of `time_workload`."""
 
 
 class Raised(Record):
@@ -104,10 +104,10 @@ def measure_ceilings(
     progress: Progress | None = None,
     rate_of: RateOf | None = None,
 ) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
-    """The ceilings of each device, and a note for every one that nothing could reach.
+    """Measure the ceilings of each device; return them, and a note for each that failed.
 
-    `dtypes` are those whose matmul is timed; `sizes` replaces the usual ones. `rate_of` times a
-    workload of an engine; unless it is given, that is done in this process.
+    `dtypes` are those whose matmul is timed; `sizes` replaces the defaults. `rate_of` times a
+    workload of an engine; the default does so in this process.
     """
     time_one = rate_of or time_workload
     tries = [
@@ -125,7 +125,7 @@ def measure_ceilings(
         key = (str(runner.device), load.what, load.dtype)
         same = (str(runner), load.dtype, load.what)
         # At a larger size it will hardly be faster, and may take minutes.
-        if same in slow and load.work / slow[same] > HOPELESS * limit:
+        if same in slow and load.work / slow[same] > MAX_OVERRUN * limit:
             continue
         rate = time_one(runner, tried, load.key, limit)
         if isinstance(rate, str):  # another workload or engine may do it; the note says if none
@@ -143,16 +143,16 @@ def measure_ceilings(
 
 
 def workloads(runner: Runner, tried: Tried) -> Iterator[Workload]:
-    """Everything that is tried with one engine on one device."""
+    """Yield all workloads for one engine on one device."""
     sizes = tried.sizes
     for size in sizes.memory:
         shown, count = format_size(size), size // 4
         if runner.engine in _WRITTEN_IN_PLACE:
-            yield Workload("copy", f"copy of {shown}", 2 * size, _applied(count, _copy, 2))
-        yield Workload("copy", f"negative of {shown}", 2 * size, _applied(count, ops.negative))
-        yield Workload("copy", f"add of {shown}", 3 * size, _applied(count, ops.add, 2))
-        yield Workload("read", f"sum of {shown}", size, _applied(count, ops.sum))
-        yield Workload("read", f"max of {shown}", size, _applied(count, ops.max))
+            yield Workload("copy", f"copy of {shown}", 2 * size, _call_of(count, _copy, 2))
+        yield Workload("copy", f"negative of {shown}", 2 * size, _call_of(count, ops.negative))
+        yield Workload("copy", f"add of {shown}", 3 * size, _call_of(count, ops.add, 2))
+        yield Workload("read", f"sum of {shown}", size, _call_of(count, ops.sum))
+        yield Workload("read", f"max of {shown}", size, _call_of(count, ops.max))
         vector = partial(_row_times_matrix, count)
         yield Workload("read", f"matrix–vector of {shown}", size, vector)
     for dtype in tried.dtypes:
@@ -161,14 +161,14 @@ def workloads(runner: Runner, tried: Tried) -> Iterator[Workload]:
             yield Workload("matmul", f"matmul of {edge}³", 2 * edge**3, product, dtype)
     if runner.device.kind != "cpu" and sizes.bus:
         shown, size = format_size(sizes.bus), sizes.bus
-        yield Workload("to device", f"to_device of {shown}", size, partial(_sent, size))
-        yield Workload("to host", f"to_numpy of {shown}", size, partial(_fetched, size))
+        yield Workload("to device", f"to_device of {shown}", size, partial(_send, size))
+        yield Workload("to host", f"to_numpy of {shown}", size, partial(_fetch, size))
 
 
 def time_workload(
     runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
 ) -> float | str:
-    """What an engine does of a workload a second, or why it does not do it."""
+    """Return the work per second of an engine on a workload, or the reason of its failure."""
     [load] = [each for each in workloads(runner, tried) if each.key == key]
     try:
         return _rate(runner, load, limit)
@@ -186,11 +186,11 @@ def _rate(runner: Runner, load: Workload, limit: float) -> float:
             engine.finish([each for each in results if engine.owns(each)])
 
         # The fastest sample: what the device can do, not what others left of it meanwhile.
-        timing = time_calls(lambda _: call(), finish, limit=limit, most_calls=4)
+        timing = time_calls(lambda _: call(), finish, limit=limit, max_calls=4)
     return load.work / timing.fastest
 
 
-def _placed(runner: Runner, count: int) -> Any:
+def _place_ones(runner: Runner, count: int) -> Any:
     return runner.load().place(np.ones(count, np.float32), runner.place)
 
 
@@ -199,35 +199,35 @@ def _copy(target: Any, source: Any) -> Any:
     return target
 
 
-def _applied(count: int, op: Callable[..., Any], arrays: int = 1) -> Make:
-    return lambda runner: partial(op, *(_placed(runner, count) for _ in range(arrays)))
+def _call_of(count: int, op: Callable[..., Any], arrays: int = 1) -> Make:
+    return lambda runner: partial(op, *(_place_ones(runner, count) for _ in range(arrays)))
 
 
 def _row_times_matrix(count: int, runner: Runner) -> Callable[[], Any]:
     width = min(4096, count)
-    weight = ops.reshape(_placed(runner, count // width * width), (count // width, width))
-    return partial(ops.linear, ops.reshape(_placed(runner, width), (1, width)), weight)
+    weight = ops.reshape(_place_ones(runner, count // width * width), (count // width, width))
+    return partial(ops.linear, ops.reshape(_place_ones(runner, width), (1, width)), weight)
 
 
 def _square(edge: int, dtype: str, runner: Runner) -> Callable[[], Any]:
-    drawn = np.random.default_rng(0).standard_normal((2, edge, edge), np.float32)
-    rounded = (x.astype(DTYPES[dtype].numpy()) for x in drawn)
+    matrices = np.random.default_rng(0).standard_normal((2, edge, edge), np.float32)
+    rounded = (x.astype(DTYPES[dtype].numpy()) for x in matrices)
     return partial(ops.matmul, *(runner.load().place(x, runner.place) for x in rounded))
 
 
-def _sent(size: int, runner: Runner) -> Callable[[], Any]:
+def _send(size: int, runner: Runner) -> Callable[[], Any]:
     device = runner.device.served_by(runner.engine)
     return partial(to_device, np.ones(size, np.uint8), device)
 
 
-def _fetched(size: int, runner: Runner) -> Callable[[], Any]:
-    return partial(to_numpy, _sent(size, runner)())
+def _fetch(size: int, runner: Runner) -> Callable[[], Any]:
+    return partial(to_numpy, _send(size, runner)())
 
 
 def ceiling_of(
     ceilings: Sequence[Ceiling], device: str, what: What, dtype: str | None = None
 ) -> Ceiling | None:
-    """The ceiling of a device; for a matmul, that of the dtype."""
+    """Return the ceiling of a device, for "matmul" that of a dtype; `None` if unknown."""
     wanted = (device, what, dtype)
     return next((c for c in ceilings if (c.device, c.what, c.dtype) == wanted), None)
 
@@ -235,23 +235,23 @@ def ceiling_of(
 def judge(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> tuple[Measurement, ...]:
-    """The measurements with bound, fraction of the ceiling and speed-up over the CPU.
+    """Return the measurements with bound, fraction of the ceiling and speed-up over the CPU.
 
     `written` has the bytes of each one's results.
     """
     moving = without_views(measurements, ceilings, written)
     bounded = [
-        _bounded(measurement, ceilings, results)
+        _with_bound(measurement, ceilings, results)
         for measurement, results in zip(moving, written, strict=True)
     ]
     on_cpu = [m for m in bounded if m.device == "cpu" and m.state == "measured"]
-    return tuple(_compared(measurement, on_cpu) for measurement in bounded)
+    return tuple(_with_speed_up(measurement, on_cpu) for measurement in bounded)
 
 
 def without_views(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> tuple[Measurement, ...]:
-    """The measurements, with nothing moved by those that are too fast to have moved anything."""
+    """Return the measurements, with `moved=0` for those that are too fast to have copied."""
     return tuple(
         replace(each, moved=0) if _is_too_fast(each, ceilings, results) else each
         for each, results in zip(measurements, written, strict=True)
@@ -268,15 +268,17 @@ def _is_too_fast(measurement: Measurement, ceilings: Sequence[Ceiling], results:
 def memory_ceiling(
     measurement: Measurement, ceilings: Sequence[Ceiling], results: int
 ) -> Ceiling | None:
-    """What its moving of bytes is held against: reading where it mostly reads, else copying."""
+    """Return the read ceiling for a measurement that mostly reads, else the copy ceiling."""
     reads = measurement.moved and results < MOSTLY_READ * measurement.moved
     reading = ceiling_of(ceilings, measurement.device, "read") if reads else None
     return reading or ceiling_of(ceilings, measurement.device, "copy")
 
 
-def _bounded(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> Measurement:
-    """The measurement with the ceiling that it came nearest to, which is the one that binds it."""
-    reached = [(rate / c.rate, c) for c, rate in _reached(measurement, ceilings, results) if rate]
+def _with_bound(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> Measurement:
+    """Return the measurement with the ceiling it came nearest to: the one that binds it."""
+    reached = [
+        (rate / c.rate, c) for c, rate in _rates_reached(measurement, ceilings, results) if rate
+    ]
     if not reached:
         return measurement
     fraction, nearest = max(reached, key=lambda each: each[0])
@@ -284,7 +286,7 @@ def _bounded(measurement: Measurement, ceilings: Sequence[Ceiling], results: int
     return replace(measurement, bound=bound, fraction=fraction)
 
 
-def _compared(measurement: Measurement, on_cpu: Sequence[Measurement]) -> Measurement:
+def _with_speed_up(measurement: Measurement, on_cpu: Sequence[Measurement]) -> Measurement:
     if measurement.state != "measured" or not measurement.seconds:
         return measurement
     of_op = [m for m in on_cpu if m.op == measurement.op]
@@ -292,12 +294,12 @@ def _compared(measurement: Measurement, on_cpu: Sequence[Measurement]) -> Measur
     if same:
         rival = next((m for m in same if m.engine == "numpy"), None)
         rival = rival or min(same, key=lambda m: m.seconds)
-        return _against(measurement, rival, rival.seconds / measurement.seconds)
-    return _against_other_size(measurement, of_op)
+        return _with_rival(measurement, rival, rival.seconds / measurement.seconds)
+    return _compare_work(measurement, of_op)
 
 
-def _against_other_size(measurement: Measurement, of_op: list[Measurement]) -> Measurement:
-    """An accelerator's case is too large for the CPU: each one's work a second is compared."""
+def _compare_work(measurement: Measurement, of_op: list[Measurement]) -> Measurement:
+    """Compare work per second, for a case of an accelerator that is too large for the CPU."""
     working = [m for m in of_op if _work(m)]
     alike = [m for m in working if m.bound == measurement.bound] or working
     alike = [m for m in alike if m.dtype == measurement.dtype] or alike
@@ -305,27 +307,26 @@ def _against_other_size(measurement: Measurement, of_op: list[Measurement]) -> M
         return measurement
     rival = max(alike, key=lambda m: _work(m) / m.seconds)
     speed_up = (_work(measurement) / measurement.seconds) / (_work(rival) / rival.seconds)
-    return _against(measurement, rival, speed_up)
+    return _with_rival(measurement, rival, speed_up)
 
 
 def _work(measurement: Measurement) -> int:
-    """Operations, which count elements whatever their size; bytes where there are none."""
+    """Return the operations, or the bytes of an op without any."""
     return measurement.operations or measurement.moved
 
 
-def _against(measurement: Measurement, rival: Measurement, speed_up: float) -> Measurement:
+def _with_rival(measurement: Measurement, rival: Measurement, speed_up: float) -> Measurement:
     return replace(measurement, speed_up=speed_up, over=f"{rival.device} with {rival.engine}")
 
 
 def raise_ceilings(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> Raised:
-    """The ceilings, each at least as high as what any op that is not a view did repeatedly.
+    """Raise each ceiling to the rate that three quarters of an op's samples reached.
 
-    That is what three quarters of its samples reached: a few that were lucky raise nothing.
-    `written` has the bytes of each measurement's results.
+    Views raise nothing. `written` has the bytes of each measurement's results.
     """
-    # What computes is no view. Held against what it reached, less is mistaken for one.
+    # An op with arithmetic is no view; ceilings raised by it mistake fewer ops for views.
     computing = [each if each.operations else replace(each, moved=0) for each in measurements]
     sure = _highest(computing, ceilings, written)
     moving = without_views(measurements, sure, written)
@@ -343,7 +344,7 @@ def _highest(
     for each, results in zip(measurements, written, strict=True):
         if each.samples < FEW:
             continue
-        for ceiling, rate in _reached(replace(each, seconds=each.high), ceilings, results):
+        for ceiling, rate in _rates_reached(replace(each, seconds=each.high), ceilings, results):
             if rate > best[_key(ceiling)].rate:
                 best[_key(ceiling)] = replace(
                     ceiling, rate=rate, engine=each.engine, kernel=f"{each.op}, {each.case}"
@@ -351,10 +352,10 @@ def _highest(
     return tuple(best.values())
 
 
-def _reached(
+def _rates_reached(
     measurement: Measurement, ceilings: Sequence[Ceiling], results: int
 ) -> Iterator[tuple[Ceiling, float]]:
-    """What a measurement is held against, and what it did of that a second."""
+    """Yield the ceilings that apply to a measurement, each with the rate it reached."""
     # A view computes nothing either.
     if not measurement.seconds or not measurement.moved:
         return

@@ -142,7 +142,7 @@ def benchmark(
     limit = seconds_of(limit)
     tree = (function, arguments, dict(named))
     library = _library(tree)
-    places = list(dict.fromkeys(_places(devices, library)))
+    places = list(dict.fromkeys(_targets(devices, library)))
     if not places:
         raise ConfigurationError(
             "benchmark() was given no devices; leave them out for all", "devices"
@@ -161,17 +161,17 @@ def benchmark(
 
 
 def _home(part: Any) -> Device | None:
-    """Where something is; `None` if that is nowhere, or not one place."""
+    """Return the device of `part`; `None` if it has none, or several."""
     try:
         return device_of(part)
     except DeviceMismatchError:
         return None
 
 
-def _places(
+def _targets(
     devices: Device | str | Sequence[Device | str] | None, library: str | None
 ) -> Iterator[tuple[Device, str | None]]:
-    """Each device with the engine that was asked for there, or that suits the arrays."""
+    """Yield each device with the requested engine, or the one of the arrays' library."""
     if devices is None:
         for device in _default_devices():
             yield device, _engine(device, library)
@@ -183,7 +183,7 @@ def _places(
 
 
 def _default_devices() -> list[Device]:
-    """Every usable device once; the CPU is not measured again through OpenCL or as several."""
+    """Return every usable device once, the CPU first and not again through OpenCL."""
     every = [
         device
         for device in usable_devices()
@@ -193,7 +193,7 @@ def _default_devices() -> list[Device]:
 
 
 def _library(tree: Any) -> str | None:
-    """The library that the arrays are of, NumPy aside."""
+    """Return the library of the arrays, other than NumPy."""
     leaves, _ = flatten(tree, is_array)
     owners = (owner_of(value) for value in leaves.values)
     return next((owner.name for owner in owners if owner and owner.name != "numpy"), None)
@@ -206,14 +206,14 @@ def _engine(device: Device, library: str | None) -> str | None:
 
 def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTiming:
     try:
-        timing = _timed(tree, device, limit)
+        timing = _time_on(tree, device, limit)
     except Exception as error:  # whatever the function raises there is its result there
         reason = in_a_line(error, device)
         return DeviceTiming(str(device), device.engine, reason=reason)
     return DeviceTiming(str(device), device.engine, **timing.figures)
 
 
-def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
+def _time_on(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
     function, *given = to_device(tree, device)
     arguments, named = _with_copies(tuple(given), of=tree[1:])
     engine = registry.load(device.engine or "numpy")
@@ -229,11 +229,11 @@ def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
         if not groups:  # it gives no arrays: wait for all that it started
             engine.synchronize(device)
 
-    return time_calls(lambda _: function(*arguments, **named), finish, limit=limit, most_calls=100)
+    return time_calls(lambda _: function(*arguments, **named), finish, limit=limit, max_calls=100)
 
 
 def _arrays(tree: Any) -> Iterator[Any]:
-    """The arrays of a result; usual trees are taken apart at once, since this is timed too."""
+    """Yield the arrays of a result; common trees take the fast path, since this is timed."""
     if isinstance(tree, list | tuple):
         for each in tree:
             yield from _arrays(each)
@@ -256,10 +256,10 @@ def _with_speed_ups(rows: Sequence[DeviceTiming]) -> tuple[DeviceTiming, ...]:
 
 
 def _with_copies(tree: Any, *, of: Any) -> Any:
-    """The tree with a copy in place of each array that is also in `of`: the caller's own arrays.
+    """Return the tree with a copy of each array that is also in `of`: the caller's own arrays.
 
-    Arrays of a model that is changed in place stay its own: what it does to them is its state. So
-    do those that a gradient flows through, since it would not flow through a copy.
+    Arrays of a model that is moved in place are its state and are not copied, nor are arrays that
+    require gradients, since no gradient would flow through a copy.
 
     >>> import numpy
     >>> given = numpy.ones(2)
@@ -271,11 +271,11 @@ def _with_copies(tree: Any, *, of: Any) -> Any:
     values = list(leaves.values)
     for position, value in enumerate(values):
         if id(value) in theirs and not leaves[position].kept:
-            values[position] = _copied(value)
+            values[position] = _copy(value)
     return rebuild(values)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if getattr(value, "requires_grad", False):
         return value
     try:

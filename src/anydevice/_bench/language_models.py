@@ -32,14 +32,14 @@ CEILING_LIMIT = 0.1
 WRITTEN = 32
 """Tokens that are written after each prompt."""
 _STEP = 7919
-"""A prime: the tokens of a prompt are so far apart."""
+"""Distance between the tokens of a prompt: a prime."""
 
 
 class TextSpeed(Record):
-    """How fast a prompt of `context` tokens was read, and `written` tokens were written after it.
+    """The speed of reading a prompt of `context` tokens and of writing `written` tokens.
 
-    `prefill` and `decode` are tokens a second, `first_token` are seconds until the first token was
-    there. The limits are what the ceilings of the device allow; `None` where they are unknown.
+    `prefill` and `decode` are tokens a second, `first_token` is the time to the first token in
+    seconds. The limits follow from the ceilings of the device; `None` if unknown.
     """
 
     context: int
@@ -52,10 +52,10 @@ class TextSpeed(Record):
 
 
 class TextSpeeds(Record):
-    """What `bench_text` found: the ceilings of the device, and a speed for each context.
+    """The result of `bench_text`: the ceilings of the device, and a speed for each context.
 
-    `peak` is the most memory of the device that was in use while the model ran; on a CPU that of
-    the whole process, and `None` where nobody counts it.
+    `peak` is the peak memory of the device while the model ran, on a CPU that of the whole process;
+    `None` if unknown.
     """
 
     version: str
@@ -119,7 +119,7 @@ def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:
 
 
 def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]:
-    """The seconds to the first token, and to each one after it. No token ends it early."""
+    """Return the seconds to the first token, and of each later one; no token ends it early."""
     prompts = [prompt_of(length, model.description.vocabulary)]
     began = time.perf_counter()
     steps = model.steps(prompts, Sampling(), written)
@@ -132,7 +132,7 @@ def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]
 
 
 def prompt_of(length: int, vocabulary: int) -> list[int]:
-    """Tokens that are not repeated early: copies of one would all choose the same experts.
+    """Return a prompt of distinct tokens: equal ones would all choose the same experts.
 
     >>> prompt_of(4, 1000)
     [0, 919, 838, 757]
@@ -165,16 +165,16 @@ def _speed(
 
 
 def bytes_of(shape: ModelShape, context: int, dtype: str) -> int:
-    """The bytes that are read to write one token: weights that it passes, keys and values.
+    """Return the bytes that one token reads: active weights, keys and values.
 
     Of an embedding of its own, only a row is; of experts, only those that are chosen.
     """
     size = as_dtype(dtype).itemsize
-    return _passed(shape) * size + sum(shape.kv_bytes(context, dtype=dtype))
+    return _active_parameters(shape) * size + sum(shape.kv_bytes(context, dtype=dtype))
 
 
 def operations_of(shape: ModelShape, length: int) -> int:
-    """The operations of products that reading a prompt takes: those of weights and of attention.
+    """Return the operations of the products of a prompt: of weights and of attention.
 
     The head is computed for one token alone.
     """
@@ -183,11 +183,11 @@ def operations_of(shape: ModelShape, length: int) -> int:
         length * (length if window is None else min(window, length)) for window in shape.windows
     )
     scores = seen // 2 * shape.heads * shape.head_size * 2
-    return 2 * ((_passed(shape) - head) * length + head + scores)
+    return 2 * ((_active_parameters(shape) - head) * length + head + scores)
 
 
-def _passed(shape: ModelShape) -> int:
-    """The parameters that one token passes."""
+def _active_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters that one token uses."""
     unread = 0 if shape.tied_embeddings else shape.embedding_parameters
     if shape.experts is not None:
         idle = shape.experts.count - shape.experts.per_token

@@ -38,14 +38,14 @@ from anydevice.errors import UnsupportedError
 LIMIT, QUICK_LIMIT = 0.5, 0.1
 """Seconds that one op may take in one case and dtype, with one engine on one device."""
 
-PATIENCE = 300.0
-"""Seconds without an answer after which an op or a workload of an isolated engine has failed."""
+ANSWER_LIMIT = 300.0
+"""Seconds that a child process may take for an op or a workload."""
 
 CEILING_LIMIT = 0.25
-"""Seconds for one workload of a ceiling: they all go for the same few figures."""
+"""Seconds for one workload of a ceiling; several workloads share a ceiling."""
 
 DTYPES = {"gpu": ("bfloat16", "float32"), "cpu": ("float32",)}
-"""The dtypes that are measured unasked."""
+"""Default dtypes."""
 
 
 class _Job(Record):
@@ -86,7 +86,7 @@ def bench(
     began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     chosen, kinds = select(ops, dtypes, rows)
     runners = find_runners(one_or_more(devices) or (), one_or_more(engines))
-    # What others are compared with is measured first, so that a stopped run has it.
+    # The CPU is the baseline: it is measured first, so that an interrupted run has it.
     runners = sorted(dict.fromkeys(runners), key=lambda each: each.device.backend != "cpu")
     seconds = seconds_of((QUICK_LIMIT if quick else LIMIT) if limit is None else limit)
     load_trusted()
@@ -102,7 +102,7 @@ def bench(
             progress=progress,
             rate_of=timers.rate_of,
         )
-        found = list(_measured(jobs, seconds, progress, timers))
+        found = list(_measure_jobs(jobs, seconds, progress, timers))
     written = [results for _, results in found]
     raised = raise_ceilings([each for each, _ in found], ceilings, written)
     return Results(
@@ -134,7 +134,7 @@ def _jobs(
 
 
 def _devices(runners: Sequence[Runner]) -> Iterator[MeasuredDevice]:
-    """Each of the devices, with the versions of the engines that are measured there."""
+    """Yield each device with the versions of its measured engines."""
     for device in dict.fromkeys(each.device for each in runners):
         facts = device.facts
         engines = [each.engine for each in runners if each.device == device]
@@ -148,10 +148,10 @@ def _devices(runners: Sequence[Runner]) -> Iterator[MeasuredDevice]:
         )
 
 
-def _measured(
+def _measure_jobs(
     jobs: Sequence[_Job], limit: float, progress: Progress | None, timers: _InProcess
 ) -> Iterator[tuple[Measurement, int]]:
-    """The measurements, each with the bytes of its results."""
+    """Yield the measurements, each with the bytes of its results."""
     done, total = 0, sum(len(job.runners) for job in jobs)
     for job in jobs:
         for runner in job.runners:
@@ -170,19 +170,19 @@ class _InProcess:
         self._drawn: tuple[_Job | None, Any] = (None, None)
 
     def measurement(self, job: _Job, runner: Runner, limit: float) -> tuple[Measurement, int]:
-        """The measurement of an op with one engine, and the bytes of its results."""
+        """Measure an op with one engine; return the measurement and the bytes of its results."""
         if self._drawn[0] is not job:
             self._drawn = (job, job.row.draw(job.benchmark, job.dtype))
         return _one(job, self._drawn[1], runner, limit)
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """Release the child processes; here there are none."""
 
 
 class _InChildren(_InProcess):
-    """Times them in a child process of each engine on its device.
+    """Times them in one child process for each engine on a device.
 
-    All of them stay until the end, so that what is compared is measured at about the same time.
+    The processes stay until the end, so that compared ops are measured at about the same time.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class _InChildren(_InProcess):
     def _ask(self, runner: Runner, *question: Any) -> Outcome:
         if runner not in self._of:
             self._of[runner] = in_a_child(runner, answering)
-        return self._of[runner].ask(question, limit=PATIENCE)
+        return self._of[runner].ask(question, limit=ANSWER_LIMIT)
 
     def rate_of(
         self, runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
@@ -217,7 +217,7 @@ class _InChildren(_InProcess):
 
 
 def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
-    """The child's side: answers with a rate, or a measurement and the bytes of its results."""
+    """Return the child's function: it answers with a rate, or a measurement and its bytes."""
     runner = runner_of(arguments)
     load_trusted()
 
@@ -255,8 +255,8 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
 def save(results: Results) -> str | None:
     """Keep the times, so that `device()` takes the fastest engine from now on.
 
-    They count for this device, driver and version of each library. Where they cannot be kept, a
-    sentence says why.
+    They count for this device, driver and version of each library. Returns the reason if they
+    cannot be written.
     """
     known = {str(device): device for device in discover().devices}
     kept: dict[str, dict[str, float]] = {}
@@ -268,5 +268,5 @@ def save(results: Results) -> str | None:
         key = key_of(device.backend, device.index, status.facts, each.engine)
         kept.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
     problem = keep_measurements(kept)
-    forget_report()  # what remembers who serves a device goes by the report
+    forget_report()  # the choice of engines is cached with the report
     return problem

@@ -25,23 +25,23 @@ UNITS: Mapping[What, str] = {
     "to device": "B/s",
     "to host": "B/s",
 }
-"""What the rate of each ceiling counts."""
+"""Units of the rate of each ceiling."""
 
 
 MARGIN = 1.05
-"""Quartiles must lie apart by this factor: runs differ by more than the spread of each tells."""
+"""Factor by which quartiles must lie apart: runs differ by more than their spread."""
 
 FEW, UNSURE = 3, 1.25
-"""With fewer samples than that, quartiles say little, and are taken to be so much wider."""
+"""Quartiles of fewer samples are widened by the factor `UNSURE`."""
 
-_NAMED = 3
-"""So many cases are named in a sentence; more are counted."""
+_MAX_NAMED = 3
+"""Cases that a sentence names; a longer list is counted."""
 
 
 class Ceiling(Record):
-    """The most that a device was seen to do: bytes a second, operations a second for a matmul.
+    """The highest measured rate of a device: bytes a second, operations a second for matmul.
 
-    `engine` and `kernel` say with what it was reached.
+    `engine` and `kernel` reached it.
     """
 
     device: str
@@ -53,7 +53,7 @@ class Ceiling(Record):
 
     @property
     def name(self) -> str:
-        """What it is the ceiling of, such as "matmul float32"."""
+        """The kind and the dtype, such as "matmul float32"."""
         return " ".join(filter(None, (self.what, self.dtype)))
 
 
@@ -88,7 +88,7 @@ class Measurement(Record):
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """What makes it the same measurement in two runs."""
+        """The measurement's identity across runs."""
         return self.device, self.engine, self.op, self.case, self.dtype
 
     @property
@@ -99,7 +99,7 @@ class Measurement(Record):
 
     @property
     def spread(self) -> float:
-        """Half the way from quartile to quartile, as a part of the median."""
+        """Half the distance between the quartiles, as a fraction of the median."""
         return (self.high - self.low) / 2 / self.seconds if self.seconds else 0.0
 
 
@@ -120,7 +120,7 @@ class MeasuredDevice(Record):
 
 
 class Results(Record):
-    """All that one run found.
+    """The results of one run.
 
     >>> Results("0.1.0", "2030-01-01T00:00:00+00:00", "Linux, Python 3.12").measured
     ()
@@ -139,16 +139,16 @@ class Results(Record):
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
-        """What has a time."""
+        """The measurements that have a time."""
         return tuple(each for each in self.measurements if each.state == "measured")
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {"format": FORMAT, **super().to_dict()}
 
 
 def from_dict(data: Any) -> Results:
-    """Results from plain data; raises `ValueError` if it is something else."""
+    """Return results from plain data; raise `ValueError` if it is something else."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"it has no {FORMAT!r} under 'format'")
     try:
@@ -172,7 +172,7 @@ def from_dict(data: Any) -> Results:
 
 
 def read_results(path: str) -> Results:
-    """The results that `anydevice bench --json FILE` wrote.
+    """Read the results that `anydevice bench --json FILE` wrote.
 
     Raises `ConfigurationError` if there is no such file or it is something else.
     """
@@ -194,18 +194,18 @@ class Change(Record):
     factor: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         times = {"before": self.old.seconds, "now": self.new.seconds, "factor": self.factor}
         return {**_names(self.new), **times}
 
 
 class Comparison(Record):
-    """What changed between two runs; true where they can be compared and nothing got worse.
+    """The changes between two runs; true if they can be compared and nothing got worse.
 
-    `lost` was measured before and cannot be measured any more. `alike` counts what differs by no
-    more than the noise, `only_before` and `only_now` what one of the runs left out. `elsewhere`
-    has a sentence for each thing that makes the two runs of different machines or versions.
-    Where the runs have nothing in common, `apart` says what each of them has.
+    `lost` are measurements of before that fail now. `alike` counts those that differ by no more
+    than the noise, `only_before` and `only_now` those of one run alone. `elsewhere` has a sentence
+    for each difference of machine or version. If the runs have nothing in common, `apart` says
+    what each of them has.
     """
 
     slower: tuple[Change, ...]
@@ -221,7 +221,7 @@ class Comparison(Record):
         return not self.slower and not self.lost and self.apart is None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         lost = [{**_names(each), "reason": each.reason} for each in self.lost]
         return {**super().to_dict(), "lost": lost}
 
@@ -243,8 +243,8 @@ def compare_runs(old: Results, new: Results) -> Comparison:
         for key, each in now.items()
         if key in before and before[key].seconds
     ]
-    slower = [change for change in changes if _is_above(change.new, change.old)]
-    faster = [change for change in changes if _is_above(change.old, change.new)]
+    slower = [change for change in changes if _is_slower(change.new, change.old)]
+    faster = [change for change in changes if _is_slower(change.old, change.new)]
     lost = [each for each in new.measurements if each.key in before and each.key not in now]
     return Comparison(
         tuple(sorted(slower, key=lambda change: -change.factor)),
@@ -266,27 +266,27 @@ def _apart(old: Results, new: Results) -> str | None:
 
 
 def _in_words(measured: Sequence[Measurement]) -> str:
-    """Which ops were measured in which dtypes and where."""
+    """Return the measured ops, dtypes, engines and devices as a phrase."""
     if not measured:
         return "nothing"
     ops = list(dict.fromkeys(f"{each.op} of {each.case}" for each in measured))
-    named = ", ".join(ops) if len(ops) <= _NAMED else f"{len(ops)} cases"
+    named = ", ".join(ops) if len(ops) <= _MAX_NAMED else f"{len(ops)} cases"
     dtypes = ", ".join(dict.fromkeys(each.dtype for each in measured))
     places = ", ".join(dict.fromkeys(f"{each.engine} on {each.device}" for each in measured))
     return f"{named} in {dtypes} with {places}"
 
 
-def _is_above(one: Measurement, other: Measurement) -> bool:
-    """Whether one took longer than another, beyond the noise of both."""
-    return one.low / _unsure(one) > MARGIN * other.high * _unsure(other)
+def _is_slower(one: Measurement, other: Measurement) -> bool:
+    """Whether `one` took longer than `other`, beyond the noise of both."""
+    return one.low / _widening(one) > MARGIN * other.high * _widening(other)
 
 
-def _unsure(each: Measurement) -> float:
+def _widening(each: Measurement) -> float:
     return UNSURE if each.samples < FEW else 1.0
 
 
 def _differences(old: Results, new: Results) -> Iterator[str]:
-    """A sentence for everything besides the code under test that may explain a change."""
+    """Yield a sentence for each difference besides the code that may explain a change."""
     if old.version != new.version:
         yield f"anydevice was {old.version}, and is {new.version}"
     if old.system != new.system:

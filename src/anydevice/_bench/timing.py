@@ -23,27 +23,27 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._core.record import Record
 
-SHORTEST = 2e-3
-"""Seconds that a sample should take: the waiting at its end must not be a part of the figure."""
+MIN_SAMPLE_SECONDS = 2e-3
+"""Shortest sample: the wait at its end must not count."""
 
-MOST_SAMPLES = 200
-FEWEST_SAMPLES = 5
-MOST_CALLS = 1000
+MAX_SAMPLES = 200
+MIN_SAMPLES = 5
+MAX_CALLS = 1000
 
-PATIENCE = 10.0
-"""A first call that takes longer than so many seconds is not repeated, and stands for itself."""
+MAX_FIRST_SECONDS = 10.0
+"""A longer first call is not repeated: it is the only sample."""
 
-COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
-"""Arguments are placed several times over, up to so many bytes: more than caches hold."""
+CACHE_BYTES = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
+"""Bytes of copies of the arguments: more than caches hold."""
 
-MOST_SETS = 64
-MOST_RESULTS = {"cpu": 2**29, "gpu": 2**32}
-"""Bytes of results that are held at a time: calls are waited for together, as many as fit."""
+MAX_SETS = 64
+MAX_RESULT_BYTES = {"cpu": 2**29, "gpu": 2**32}
+"""Limit of the results of calls that are waited for together."""
 
-_KEPT = ("seconds", "low", "high", "first", "samples")
+_FIGURES = ("seconds", "low", "high", "first", "samples")
 
 CONSUMING = frozenset({"cache_write"})
-"""Ops whose first argument must not be used again: their result takes its place."""
+"""Ops that consume their first argument: the result replaces it."""
 
 
 class Timing(Record):
@@ -65,11 +65,11 @@ class Timing(Record):
     @property
     def figures(self) -> dict[str, Any]:
         """The fields that results keep, by name."""
-        return {name: getattr(self, name) for name in _KEPT}
+        return {name: getattr(self, name) for name in _FIGURES}
 
 
 def seconds_of(limit: Any) -> float:
-    """A limit as seconds.
+    """Return a limit as seconds.
 
     Raises `ConfigurationError` for anything but a number of seconds above 0.
 
@@ -84,14 +84,14 @@ def time_calls(
     finish: Callable[[list[Any]], None],
     *,
     limit: float,
-    most_calls: int = MOST_CALLS,
+    max_calls: int = MAX_CALLS,
     first: float | None = None,
 ) -> Timing:
     """Time `call`, which is given 0, 1, 2, … so that it can take other arguments each time.
 
     `finish` waits until all of the results are complete. Nothing is started any more after `limit`
     seconds, except that a second call is made if the first took less than 10 seconds, and that
-    one that is running is waited for. At most `most_calls` results are held at a time. `first` is
+    one that is running is waited for. At most `max_calls` results are held at a time. `first` is
     how long the first call took, where it was made before.
 
     >>> time_calls(lambda number: number * 2, lambda results: None, limit=0.01).samples > 1
@@ -108,17 +108,17 @@ def time_calls(
 
     if first is None:
         first = sample(1)
-    if first > PATIENCE:
+    if first > MAX_FIRST_SECONDS:
         return Timing(first, first, first, first, 1, 1, first)
     second = sample(1)
     if second >= limit:
         return Timing(second, second, second, first, 1, 1, second)
     ends = time.perf_counter() + limit
-    calls = max(1, min(ceil(SHORTEST / max(second, 1e-9)), most_calls))
+    calls = max(1, min(ceil(MIN_SAMPLE_SECONDS / max(second, 1e-9)), max_calls))
     if calls > 1:  # the second call was no good guide if it still had something to set up
-        calls = max(1, min(ceil(SHORTEST / max(sample(calls), 1e-9)), most_calls))
+        calls = max(1, min(ceil(MIN_SAMPLE_SECONDS / max(sample(calls), 1e-9)), max_calls))
     taken: list[float] = []
-    while len(taken) < MOST_SAMPLES and (time.perf_counter() < ends or len(taken) < FEWEST_SAMPLES):
+    while len(taken) < MAX_SAMPLES and (time.perf_counter() < ends or len(taken) < MIN_SAMPLES):
         taken.append(sample(calls))
         if time.perf_counter() > ends + 2 * limit:  # slower than it looked: few must do
             break
@@ -134,14 +134,14 @@ def _quartiles(samples: list[float]) -> tuple[float, float]:
 
 
 def size_of(device: Device) -> Literal["gpu", "cpu"]:
-    """For which of the two the benchmarks of a device are made."""
+    """Return the key of a device in tables of sizes."""
     return "cpu" if device.kind == "cpu" else "gpu"
 
 
 class TimedOp(Record):
-    """How long an op took, the bytes that it moved and wrote, and the operations that it did.
+    """The timing of an op, the bytes that it moved and wrote, and its operations.
 
-    Where its result is a view of an argument nothing was moved.
+    `moved` is 0 if the result is a view of an argument.
     """
 
     timing: Timing
@@ -151,11 +151,11 @@ class TimedOp(Record):
 
 
 def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
-    """Time one call of an op; whatever its engine raises is raised."""
+    """Time one call of an op; errors of the engine are raised."""
     engine, device = runner.load(), runner.device
     consuming = row.op in CONSUMING
     size = sum(int(array.nbytes) for array in made.arrays())
-    count = max(1, min(MOST_SETS, COLD[size_of(device)] // max(size, 1)))
+    count = max(1, min(MAX_SETS, CACHE_BYTES[size_of(device)] // max(size, 1)))
     placed = (mapped(made, lambda x: place(x, engine, runner.place)) for _ in range(count))
     sets = [(list(each.arguments), each.options) for each in placed]
     op = getattr(ops, row.op)
@@ -185,17 +185,17 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
         )
         viewed = not consuming and _is_view(result, arrays(0), engine)
         del result
-        most = 1 if consuming else _most_calls(device, written)
-        timing = time_calls(call, finish, limit=limit, most_calls=most, first=first)
+        most = 1 if consuming else _max_calls(device, written)
+        timing = time_calls(call, finish, limit=limit, max_calls=most, first=first)
     moved = 0 if viewed else row.moved(made, written)
     return TimedOp(timing, moved, written, row.operations(made))
 
 
-def _most_calls(device: Device, written: int) -> int:
-    """How many results may be held: no more than a quarter of what is free."""
-    free, most = device.facts.free_memory, MOST_RESULTS[size_of(device)]
+def _max_calls(device: Device, written: int) -> int:
+    """Return the number of results that fit in a quarter of the free memory."""
+    free, most = device.facts.free_memory, MAX_RESULT_BYTES[size_of(device)]
     room = most if free is None else min(most, free // 4)
-    return max(1, min(MOST_CALLS, room // max(written, 1)))
+    return max(1, min(MAX_CALLS, room // max(written, 1)))
 
 
 def _is_view(result: Any, arguments: list[Any], engine: Engine) -> bool:

@@ -22,9 +22,9 @@ _ASKERS = {
 
 
 def because(report: Report, choice: Choice) -> str:
-    """Why this device was chosen, to be read after "because"; empty if none was.
+    """Return the reason of the choice, to follow "because"; empty if nothing was chosen.
 
-    Where measurements decided which engine serves it, that is said too.
+    If measurements decided the engine, the reason says so.
     """
     if choice.device is None:
         return ""
@@ -49,14 +49,14 @@ def _why(report: Report, choice: Choice, device: Device) -> str:
 
 
 def was_automatic(choice: Choice) -> bool:
-    """Whether nobody asked for this device: the order of backends decided."""
+    """Whether the order of backends decided, and no wish."""
     return choice.device is not None and choice.device.chosen_by in _AUTOMATIC
 
 
 def unmet_wishes(choice: Choice) -> list[str]:
-    """A sentence for everything that was asked for and passed over."""
+    """Return a sentence for each wish that was passed over."""
     return [
-        f"{step.asked} cannot be had now, though {_asker(step.source)} asks for it"
+        f"{step.asked} is not available, although {_asker(step.source)} asks for it"
         for step in choice.passed_over
         if step.source not in _AUTOMATIC
     ]

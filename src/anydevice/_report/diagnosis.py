@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Cause(Record):
-    """One cause: its name for people, what it means, and what to do where no fix is known."""
+    """A cause: its name, its meaning, and the advice if no fix is known."""
 
     name: str
     meaning: str
@@ -30,7 +30,7 @@ class Cause(Record):
 
 
 class Explanation(Record):
-    """An explanation of what is wrong with `subjects`: cause, evidence, meaning and advice."""
+    """The explanation of a fault of `subjects`: cause, evidence, meaning and advice."""
 
     subjects: tuple[str, ...]
     code: str
@@ -44,7 +44,7 @@ class Explanation(Record):
         return ", ".join(self.subjects)
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
+        """Return the explanation as plain data, ready for JSON."""
         return {
             "subject": self.subject,
             "code": self.code,
@@ -84,7 +84,7 @@ CAUSES = {
         Path(__file__).with_name("causes.toml").read_text("utf-8")
     ).items()
 }
-"""Every code of a reason, in the order in which the documentation lists them."""
+"""All codes of reasons, in the order of the documentation."""
 
 _BY_STAGE: dict[Stage, str] = {
     "driver": "driver_missing",
@@ -92,7 +92,7 @@ _BY_STAGE: dict[Stage, str] = {
     "library": "library_missing",
     "compute": "failed",
 }
-"""The code that stands for one that is not in the table, as a user's own probe may give."""
+"""The code that replaces an unknown one, such as that of a user's own probe."""
 
 _MUCH_SLOWER, _NOTICEABLE = 10.0, 0.5
 _LITTLE_FREE = 0.25
@@ -100,23 +100,23 @@ _TAKEN_BY_JAX = (0.72, 0.78)
 
 
 def explain(report: Report) -> tuple[Explanation, ...]:
-    """An explanation for everything that is here and not usable, cause by cause."""
+    """Return an explanation for each cause of an unusable device or backend."""
     return tuple(
         explanation
         for finding in report
         if finding.present
-        for subjects, stopped in _stopped(finding)
+        for subjects, stopped in _unusable_groups(finding)
         for explanation in _explain(subjects, stopped)
     )
 
 
 def explain_verdict(verdict: Verdict) -> Explanation | None:
-    """Why a check failed; `None` if its answer was right."""
+    """Return the explanation of a failed check; `None` if its answer was right."""
     if verdict.right:
         return None
     reason = verdict.reason or Reason("failed", "it gave no reason")
     subject = f"{verdict.device} with {verdict.engine}"
-    return _explanation((subject,), _known(reason.code, "compute"), (reason.text,), reason.fix)
+    return _explanation((subject,), _known_code(reason.code, "compute"), (reason.text,), reason.fix)
 
 
 def worth_knowing(
@@ -125,13 +125,13 @@ def worth_knowing(
     environment: Mapping[str, str],
     holders: Mapping[Device, Sequence[DeviceProcess]] | None = None,
 ) -> tuple[Explanation, ...]:
-    """Surprises that are no faults: memory that is held, slow first calls.
+    """Return explanations of surprises that are no faults: occupied memory, slow first calls.
 
-    `holders` are the processes that use a device, of those that have little memory free.
+    `holders` has the processes on each device with little free memory.
     """
     return (
         *_preallocation(report, environment),
-        *_held_memory(report, holders or {}),
+        *_memory_in_use(report, holders or {}),
         *_slow_first_calls(verdicts),
     )
 
@@ -151,11 +151,11 @@ def conclude(
         tuple(verdicts),
         examined.unusable,
         (*earlier, *(explanation for explanation in failed if explanation)),
-        worth_knowing(report, verdicts, environment, _holders(report)),
+        worth_knowing(report, verdicts, environment, _device_processes(report)),
     )
 
 
-def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
+def _device_processes(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
     """Return the processes on devices with little free memory; no other driver is asked."""
     return {
         device: processes(device.backend, device.index, device.status.facts)
@@ -164,8 +164,8 @@ def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
     }
 
 
-def _stopped(finding: Finding) -> Iterator[tuple[tuple[str, ...], DeviceStatus | Finding]]:
-    """Everything of a backend that is not usable; devices with the same reasons as one."""
+def _unusable_groups(finding: Finding) -> Iterator[tuple[tuple[str, ...], DeviceStatus | Finding]]:
+    """Yield the unusable devices of a backend, grouped by their reasons."""
     if not finding.devices:
         yield (finding.backend,), finding
     groups: dict[tuple[object, ...], tuple[list[str], DeviceStatus]] = {}
@@ -182,15 +182,15 @@ def _explain(subjects: tuple[str, ...], stopped: DeviceStatus | Finding) -> Iter
     stage = stopped.stage or "device"
     evidence: dict[str, list[Reason]] = {}
     for reason in stopped.reasons:
-        evidence.setdefault(_known(reason.code, stage), []).append(reason)
+        evidence.setdefault(_known_code(reason.code, stage), []).append(reason)
     for code, reasons in (evidence or {_BY_STAGE[stage]: []}).items():
-        # A library's own fix before the one of the device. That of a failed check leads here.
+        # The library's own fix goes before the device's. That of a failed check is the doctor.
         fixes = [*(reason.fix for reason in reasons), stopped.fix] if stage != "compute" else []
         texts = tuple(reason.text for reason in reasons)
         yield _explanation(subjects, code, texts, next(filter(None, fixes), None))
 
 
-def _known(code: str, stage: Stage) -> str:
+def _known_code(code: str, stage: Stage) -> str:
     return code if code in CAUSES else _BY_STAGE[stage]
 
 
@@ -202,7 +202,7 @@ def _explanation(
 
 
 def _preallocation(report: Report, environment: Mapping[str, str]) -> Iterator[Explanation]:
-    """JAX takes most of a card when it starts, which looks like a leak to everyone else."""
+    """Explain that JAX allocates most of a card when it starts, which looks like a leak."""
     cards = [
         str(device)
         for device in report.devices
@@ -234,7 +234,7 @@ def has_little_free(device: Device) -> bool:
     return facts.free_memory is not None and facts.free_memory < _LITTLE_FREE * facts.total_memory
 
 
-def _held_memory(
+def _memory_in_use(
     report: Report, holders: Mapping[Device, Sequence[DeviceProcess]]
 ) -> Iterator[Explanation]:
     for device in filter(has_little_free, report.devices):
@@ -242,11 +242,14 @@ def _held_memory(
         facts = device.status.facts
         amounts = f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"
         known = [process for process in holders.get(device, ()) if process.memory]
-        evidence = (amounts, *(_holding(process, facts.total_memory or 0) for process in known))
+        evidence = (
+            amounts,
+            *(_process_text(process, facts.total_memory or 0) for process in known),
+        )
         yield _explanation((str(device),), "little_memory_free", evidence)
 
 
-def _holding(process: DeviceProcess, total: int) -> str:
+def _process_text(process: DeviceProcess, total: int) -> str:
     size = process.memory or 0
     words = f"{printable(process.name)} (pid {process.pid}) holds {format_size(size)}"
     low, high = _TAKEN_BY_JAX

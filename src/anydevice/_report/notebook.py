@@ -1,7 +1,7 @@
-"""Parts of what notebooks show: tables, lines, bars and plots, on light and on dark pages alike.
+"""Output for notebooks: tables, lines, bars and plots, for light and dark themes.
 
-Nothing has a background of its own, and text has the colour of the page, because no style can ask
-which theme a notebook has. Everything that comes from outside is escaped here.
+Nothing has a background, and text takes the colour of the page, because CSS cannot ask for the
+theme of a notebook. All text is escaped here.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ STYLE = (
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def block(*parts: str) -> str:
-    """The parts as one output of a cell."""
+    """Return the parts as one output of a cell."""
     return f'<div class="anydevice"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 def line(text: str, style: str = "") -> Html:
-    """A paragraph in a style: "good", "bad", "soft" or "strong".
+    """Return a paragraph in a style: "good", "bad", "soft" or "strong".
 
     >>> line("a < b", "soft")
     '<p class="soft">a &lt; b</p>'
@@ -53,7 +53,7 @@ def line(text: str, style: str = "") -> Html:
 
 
 def marked(mark: str, text: str, *, good: bool) -> Html:
-    """A paragraph that begins with a mark, in the colour of good or of bad."""
+    """Return a paragraph behind a green or red mark."""
     colour = "good" if good else "bad"
     return Html(f'<p><span class="{colour}">{escape(mark)}</span> {escape(text)}</p>')
 
@@ -61,12 +61,12 @@ def marked(mark: str, text: str, *, good: bool) -> Html:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = (), caption: str = ""
 ) -> Html:
-    """A table, its head first unless that is empty; columns in `right` are aligned to the right.
+    """Return a table; columns in `right` are right-aligned, and an empty head is omitted.
 
     Line ends within a cell are kept.
     """
 
-    def made(tag: str, cells: Sequence[str]) -> str:
+    def table_row(tag: str, cells: Sequence[str]) -> str:
         return (
             "<tr>"
             + "".join(
@@ -78,8 +78,8 @@ def table(
         )
 
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    top = f"<thead>{made('th', head)}</thead>" if head else ""
-    body = "".join(made("td", row) for row in rows)
+    top = f"<thead>{table_row('th', head)}</thead>" if head else ""
+    body = "".join(table_row("td", row) for row in rows)
     return Html(f"<table>{above}{top}<tbody>{body}</tbody></table>")
 
 
@@ -90,7 +90,7 @@ def table_block(table_value: Table) -> str:
 
 
 def bar(share: float, text: str) -> Html:
-    """A bar that is filled to a share, with a text beside it."""
+    """Return a bar that is filled to a share, with a text beside it."""
     width = round(100 * min(max(share, 0.0), 1.0))
     colour = ' class="bad"' if share > 1 else ""
     return Html(

@@ -22,8 +22,8 @@ from anydevice._report.tables import table
 from anydevice._report.text import WIDTH, Paint, plain, verdict_lines
 
 _HEAD = ("device", "layers", "needs", "free", "")
-_LONGEST_NAME = 56
-_LONGEST_BAR, _SHORTEST_BAR = 30, 6
+_MAX_NAME = 56
+_MAX_BAR, _MIN_BAR = 30, 6
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
 
 
@@ -38,7 +38,7 @@ def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> li
         *verdict_lines(plan.fits, _verdict(plan), columns, paint),
         "",
         *_placement_table(plan.placements, columns),
-        *_help(plan, columns, paint),
+        *_suggestions(plan, columns, paint),
     ]
 
 
@@ -55,7 +55,7 @@ def plan_html(plan: Plan) -> str:
         notebook.table((), parts, right=(1,)),
         notebook.marked(mark, _verdict(plan), good=plan.fits),
         notebook.table(_HEAD, rows, right=(2, 3)),
-        *(notebook.line(each.strip()) for each in _help(plan, 10_000, plain) if each),
+        *(notebook.line(each.strip()) for each in _suggestions(plan, 10_000, plain) if each),
     )
 
 
@@ -65,10 +65,10 @@ def _verdict(plan: Plan) -> str:
     if plan.device is not None:
         return f"fits on {plan.device}"
     if plan.fits:
-        return f"fits on {_listed(plan.devices)} together"
+        return f"fits on {_device_list(plan.devices)} together"
     if not plan.placements:
         return f"does not fit: {needed} needed, and no device tells its memory"
-    where = _listed([placement.device for placement in plan.placements])
+    where = _device_list([placement.device for placement in plan.placements])
     if len(plan.placements) == 1:
         free = format_size(plan.free)
         margin = f" and {MARGIN} % more" if plan.estimate.total <= plan.free else ""
@@ -81,7 +81,7 @@ def _verdict(plan: Plan) -> str:
 def _title(plan: Plan) -> str:
     estimate = plan.estimate
     shape = estimate.shape
-    name = shortened(shape.name, _LONGEST_NAME) if shape is not None and shape.name else "model"
+    name = shortened(shape.name, _MAX_NAME) if shape is not None and shape.name else "model"
     dtype = shape.quantization if shape is not None and shape.quantization else estimate.dtype
     differs = estimate.kv_cache and estimate.kv_dtype != dtype
     cache = f", kv-cache in {estimate.kv_dtype}" if differs else ""
@@ -96,7 +96,7 @@ def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]
     longest = max(len(percent) for _, percent, _ in shares)
     rows = [(*cells, percent.rjust(longest)) for _, percent, cells in shares]
     used = sum(max(map(len, column)) + 2 for column in zip(_HEAD, *rows, strict=True)) - 1
-    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, columns - used))
+    width = max(_MIN_BAR, min(_MAX_BAR, columns - used))
     with_bars = [
         (*row[:4], f"{''.join(bar(share, width))} {row[4]}")
         for row, (share, _, _) in zip(rows, shares, strict=True)
@@ -122,7 +122,7 @@ def _layers(layers: range) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
 
 
-def _help(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
+def _suggestions(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
         for each in plan.alternatives:
@@ -145,14 +145,14 @@ def _alternative_text(each: Alternative, plan: Plan) -> str:
     if each.change != "quantization":
         now = getattr(plan.estimate, each.change)
     words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
-    return f"{words}: {format_size(each.total)}, on {_listed(each.devices)}"
+    return f"{words}: {format_size(each.total)}, on {_device_list(each.devices)}"
 
 
-def _listed(devices: Sequence[Device]) -> str:
+def _device_list(devices: Sequence[Device]) -> str:
     """Return device names joined for a sentence, the first and the last of more than four.
 
-    >>> _listed([Device("cuda:0"), Device("cpu")]), _listed([Device("cuda", n) for n in range(8)])
-    ('cuda:0 and cpu', 'cuda:0 … cuda:7')
+    >>> _device_list([Device("cuda", number) for number in range(8)])
+    'cuda:0 … cuda:7'
     """
     names = [str(device) for device in devices]
     if len(names) > 4:

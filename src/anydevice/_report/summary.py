@@ -25,7 +25,7 @@ _NARROWEST = 40
 
 
 class _Entry(Record):
-    """One device, or a backend without any: its mark, name, facts, and what stopped it."""
+    """A device, or a backend without any: its mark, name and facts, and the failed stage."""
 
     mark: str
     name: str
@@ -40,7 +40,7 @@ def text(
     paint: Paint = plain,
     width: int | None = None,
 ) -> str:
-    """The summary that `anydevice` prints; with `choice`, what `device()` chooses and why.
+    """Return the summary that `anydevice` prints; with `choice`, also the chosen device and why.
 
     With a `width`, lines are broken to fit it, except commands, which stay in one piece.
     """
@@ -48,28 +48,28 @@ def text(
     column = max(6, *(len(name) for name in names)) + 2 + len(_GAP)
     lines = [paint(_title(report), "dim"), ""]
     for finding in report:
-        for _, alike in groupby(_entries(finding, report), key=_troubles):
+        for _, alike in groupby(_entries(finding, report), key=_failure_lines):
             entries = list(alike)
             for entry in entries:
                 lines += _head(entry, column, paint, width)
             # The reason that these devices share, once, below the last of them.
-            for line, style in _troubles(entries[-1], len(entries)):
+            for line, style in _failure_lines(entries[-1], len(entries)):
                 room = None if style == "fix" else width
-                lines += _broken(line, column, room, paint, style)
+                lines += _break_line(line, column, room, paint, style)
         if finding.present:
             for note in finding.notes:
-                lines += _broken(f"note: {note}", column, width, paint, "dim")
+                lines += _break_line(f"note: {note}", column, width, paint, "dim")
     absent = [finding.backend for finding in report if not finding.present]
     if absent:
         lines.append(paint(f"{ABSENT} {', '.join(absent)}", "dim"))
     lines.append("")
     for line in _ending(report, choice):
-        lines += _broken(line, 0, width, plain, "dim")
+        lines += _break_line(line, 0, width, plain, "dim")
     return "\n".join(lines)
 
 
 def html(report: Report) -> str:
-    """The report as one table for a notebook."""
+    """Return the report as one table for a notebook."""
     rows = [row for finding in report for row in _finding_rows(finding, report)]
     caption = f"{_title(report)} · recommended: {report.recommended}"
     return notebook.block(notebook.line(caption, "soft"), _table(rows))
@@ -112,15 +112,15 @@ def _device_row(device: Device, report: Report) -> tuple[str, ...]:
 
 
 def _row(entry: _Entry) -> tuple[str, ...]:
-    why = "\n".join(line.strip() for line, _ in _troubles(entry))
+    why = "\n".join(line.strip() for line, _ in _failure_lines(entry))
     return (entry.mark, entry.name, " · ".join(entry.facts), why)
 
 
 def describe(device: Device, report: Report) -> tuple[str, ...]:
-    """One device in a few words each: what it is, its memory, who drives it, what else it is."""
+    """Return short facts of a device: name, memory, libraries, and its other names."""
     status = device.status
     assert status is not None
-    parts = [_what(device, status.facts), memory_in_words(status.facts)]
+    parts = [_identity(device, status.facts), memory_in_words(status.facts)]
     if status.usable:
         versions = {name: _short(registry.version_of(name) or "") for name in status.engines}
         parts.append(", ".join(f"{name} {version}".rstrip() for name, version in versions.items()))
@@ -138,7 +138,7 @@ def describe(device: Device, report: Report) -> tuple[str, ...]:
 
 
 def memory_in_words(facts: Facts) -> str:
-    """Total and free memory, the unit only once: "12.0 GiB, 11.3 free"."""
+    """Return total and free memory, with one unit: "12.0 GiB, 11.3 free"."""
     if facts.total_memory is None:
         return ""
     total = format_size(facts.total_memory)
@@ -158,7 +158,7 @@ def _title(report: Report) -> str:
 
 
 def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
-    """Every line of a backend that is here."""
+    """Yield an entry for each device of a backend that is present."""
     if not finding.present:
         return
     if not finding.devices:
@@ -177,7 +177,7 @@ def _entry(device: Device, status: DeviceStatus, report: Report) -> _Entry:
     return _Entry(mark, str(device), describe(device, report), stopped)
 
 
-def _what(device: Device, facts: Facts) -> str:
+def _identity(device: Device, facts: Facts) -> str:
     more = None if device.kind == "cpu" else facts.architecture
     cores = facts.details.get("physical_cores")
     if facts.compute_capability:
@@ -207,8 +207,8 @@ def _head(entry: _Entry, column: int, paint: Paint, width: int | None) -> list[s
     return [first, *(" " * column + row for row in rows[1:])]
 
 
-def _troubles(entry: _Entry, count: int = 1) -> list[tuple[str, str]]:
-    """The lines below what is not usable, with their styles: stage, reasons, and what fixes it."""
+def _failure_lines(entry: _Entry, count: int = 1) -> list[tuple[str, str]]:
+    """Return the lines below an unusable device with their styles: stage, reasons, fix."""
     stopped = entry.stopped
     if stopped is None:
         return []
@@ -218,8 +218,8 @@ def _troubles(entry: _Entry, count: int = 1) -> list[tuple[str, str]]:
     return [(f"stopped at: {stopped.stage}{each}", "bad"), *reasons, *fix]
 
 
-def _broken(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
-    """A line below a device, broken where it does not fit, its further parts indented alike."""
+def _break_line(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
+    """Return a line below a device, broken to fit, with all parts indented alike."""
     indent = " " * (len(line) - len(line.lstrip()))
     parts = [line]
     if width and column + len(line) > width:
@@ -235,7 +235,7 @@ def _ending(report: Report, choice: Choice | None) -> list[str]:
         return ["Chosen: nothing, because no device fits", *outcomes]
     lines = [f"Chosen: {choice.device}, because {because(report, choice)}"]
     lines += [f"{wish}. See: anydevice config --why" for wish in unmet_wishes(choice)]
-    waiting = _waiting(report, choice)
+    waiting = _fixable_device(report, choice)
     if waiting is not None and waiting.status is not None:
         maker = BACKENDS[waiting.backend].vendor if waiting.backend in BACKENDS else ""
         card = waiting.status.facts.name.removeprefix(f"{maker} ")
@@ -246,13 +246,13 @@ def _ending(report: Report, choice: Choice | None) -> list[str]:
 
 
 def names_doctor(report: Report, choice: Choice) -> bool:
-    """Whether the summary of this choice tells to run `anydevice doctor`."""
+    """Whether the summary of this choice mentions `anydevice doctor`."""
     failed = any(d.status and d.status.stage == "compute" for d in report.devices)
-    return failed or _waiting(report, choice) is not None
+    return failed or _fixable_device(report, choice) is not None
 
 
-def _waiting(report: Report, choice: Choice) -> Device | None:
-    """The first device with a known fix, where the order of backends ended at the CPU."""
+def _fixable_device(report: Report, choice: Choice) -> Device | None:
+    """Return the first device with a known fix, if the order of backends ended at the CPU."""
     if choice.device is None or choice.device.backend != "cpu" or not was_automatic(choice):
         return None
     return next((d for d in report.devices if d.status and d.status.fix), None)

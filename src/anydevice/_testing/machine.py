@@ -79,7 +79,7 @@ class Machine:
             block.callback(hooks.free_memory.register, asked)
             hooks.free_memory.register(free_memory)
             self._block, self._thread = block, threading.get_ident()
-            block.enter_context(_engines_as(self._disguised))
+            block.enter_context(_engines_as(self._disguise))
             block.enter_context(_own_changes())
             self.follow_torch()
             yield
@@ -97,7 +97,7 @@ class Machine:
                 self._follows_torch = True
                 self._block.enter_context(torch_mode(self))
 
-    def _disguised(self, engine: Engine) -> Engine:
+    def _disguise(self, engine: Engine) -> Engine:
         if not self.driven_by(engine.name):
             return cast("Engine", EngineWithoutCards(engine, self))
         if engine.name == "torch":
@@ -130,7 +130,7 @@ class Machine:
         return self._driven.get(engine, ())
 
     def place_of(self, x: Any) -> Device | None:
-        """The device that an array was placed or computed on; `None` if nobody knows."""
+        """The device that an array was placed or computed on; `None` if unknown."""
         known = self._allocations.get(id(memory_of(x)))
         return known.device if known else None
 
@@ -161,7 +161,7 @@ class Machine:
                 return
             size = 0 if is_view else size_of(memory)
             self.require(size, engine, device)
-            array = weakref.ref(memory, lambda _: self._ended(key))
+            array = weakref.ref(memory, lambda _: self._end(key))
             self._allocations[key] = _Allocation(array, engine, device, size)
             if engine == "jax":
                 self._donatable.add(key)
@@ -213,7 +213,7 @@ class Machine:
         if device in self._free:
             self._free[device] -= size
 
-    def _ended(self, key: int) -> None:
+    def _end(self, key: int) -> None:
         with self._lock.native:
             self._donatable.discard(key)
             ended = self._allocations.pop(key, None)
@@ -225,7 +225,7 @@ class Machine:
         for key in tuple(self._donatable):
             array = self._allocations[key].array()
             if array is not None and array.is_deleted():
-                self._ended(key)
+                self._end(key)
 
 
 class EngineWithoutCards:
@@ -248,8 +248,8 @@ class EngineWithoutCards:
 class FakeEngine:
     """An engine that knows fake devices besides the CPU; its library computes as usual.
 
-    The fake devices of JAX are CPU devices of their own, if JAX was told to show so many: then its
-    own functions know them apart, too. All others stand for the one CPU.
+    The fake devices of JAX are distinct CPU devices if JAX was told to show enough of them: then
+    its own functions tell them apart, too. All others stand for the one CPU.
     """
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
@@ -340,21 +340,21 @@ class FakeEngine:
 
     @cached_property
     def ops(self) -> Any:
-        return self._followed(self._engine.ops)
+        return self._follow_array(self._engine.ops)
 
     @cached_property
     def autodiff(self) -> Any:
-        return self._followed(self._engine.autodiff, across=True)
+        return self._follow_array(self._engine.autodiff, across=True)
 
     @cached_property
     def compiler(self) -> Any:
-        return self._followed(self._engine.compiler)
+        return self._follow_array(self._engine.compiler)
 
     @cached_property
     def fused(self) -> dict[str, Callable[..., Any]]:
         return {name: self._following(own) for name, own in self._engine.fused.items()}
 
-    def _followed(self, part: Any, *, across: bool = False) -> Any:
+    def _follow_array(self, part: Any, *, across: bool = False) -> Any:
         if isinstance(part, Absent):
             return part
         names = (name for name in dir(part) if not name.startswith("_"))

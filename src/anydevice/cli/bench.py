@@ -27,11 +27,11 @@ from anydevice.errors import ConfigurationError
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --json"
 
 _CONTEXTS = [128, 512]
-"""The lengths of prompts that a language model is measured with unasked."""
+"""Default lengths of prompts, in tokens."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, for how long, and where the results go."""
+    """Add the selection, the time limits and the outputs."""
     add_filters(parser)
     parser.add_argument(
         "--quick", action="store_true", help="one case of each op, and less time for each"
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Measure, print, and give 1 where something got slower, or there was nothing to compare."""
+    """Measure and print; return 1 if something got slower or nothing could be compared."""
     if arguments.file and not arguments.json:
         raise ConfigurationError(
             f"what is {arguments.file!r}? write --json {arguments.file} to save the results there",
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
     check_file(file)
-    results = _saved(arguments) if arguments.from_ else _measured(arguments, output, silent)
+    results = _read_saved(arguments) if arguments.from_ else _measure(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
         {"comparison": comparison.to_dict()} if comparison is not None else {}
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0 if results.measured and not slower else ANSWER_IS_NO
 
 
-def _measured(arguments: argparse.Namespace, output: Output, silent: bool) -> Results:
+def _measure(arguments: argparse.Namespace, output: Output, silent: bool) -> Results:
     with progress_on(output, silent=silent) as bar:
         return bench(
             arguments.op,
@@ -118,7 +118,7 @@ def _measured(arguments: argparse.Namespace, output: Output, silent: bool) -> Re
         )
 
 
-def _saved(arguments: argparse.Namespace) -> Results:
+def _read_saved(arguments: argparse.Namespace) -> Results:
     for name in ("op", "device", "engine", "dtype", "quick", "limit", "save"):
         if getattr(arguments, name):
             raise ConfigurationError(
@@ -136,22 +136,22 @@ def _run_model(arguments: argparse.Namespace, output: Output) -> int:
             raise ConfigurationError(f"{option} is not for --llm", option)
     file = None if arguments.file in (None, "-") else arguments.file
     check_file(file, locate(arguments.llm) if file else None)
-    asked = arguments.context
+    lengths = arguments.context
     loaded = load_model(
         arguments.llm,
         arguments.device,
         engine,
         dtype=dtype,
-        context=max(asked) + WRITTEN if asked else None,
+        context=max(lengths) + WRITTEN if lengths else None,
         silent=arguments.json,
     )
     room = loaded.model.context - WRITTEN
-    contexts = asked or [min(length, room) for length in _CONTEXTS]
+    contexts = lengths or [min(length, room) for length in _CONTEXTS]
     with progress_on(output, silent=arguments.json) as bar:
-        found = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
-    data = found.to_dict() | loaded.facts()
+        speeds = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
+    data = speeds.to_dict() | loaded.facts()
     if not arguments.json:
-        output.say(*loaded.lines(), "", *text_lines(found))
+        output.say(*loaded.lines(), "", *text_lines(speeds))
     elif file is None:
         output.json(data)
     else:

@@ -43,7 +43,7 @@ _SAMPLING = (
     ("--seed", "INTEGER", int, "the same seed gives the same text (a new one each time)"),
 )
 USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""How a model is sampled whose files do not say it, as llama.cpp does it."""
+"""Sampling defaults of llama.cpp, for models whose files have none."""
 _PROMPT, _CONTINUED = "> ", ". "
 HELP = (
     "  /reset      forget the conversation and begin anew",
@@ -59,11 +59,11 @@ _ENDINGS = {
     "length": "cut off at --max-tokens or the end of the context",
     "interrupted": "stopped",
 }
-"""What is said of a reply that did not end by itself."""
+"""Remarks on replies that did not end by themselves."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, where and how it runs, the prompt of a script, and how it is sampled."""
+    """Add the model, its device, the prompt and the options of sampling."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -135,16 +135,16 @@ def _one_reply(chat: Chat, prompt: str, output: Output, notes: Output) -> int:
 
 
 def _prompt(arguments: argparse.Namespace) -> str | None:
-    """The one prompt of a script; `None` for a conversation in a terminal."""
+    """Return the single prompt of a script; `None` for a conversation in a terminal."""
     if arguments.prompt not in (None, "-"):
-        return _filled(str(arguments.prompt))
+        return _check_prompt(str(arguments.prompt))
     if arguments.prompt is None and sys.stdin is not None and sys.stdin.isatty():
         if arguments.json:
             raise ConfigurationError(
                 "--json is for one reply: give --prompt, or pipe the prompt in", "--json"
             )
         return None
-    return _filled(_standard_input())
+    return _check_prompt(_standard_input())
 
 
 def _standard_input() -> str:
@@ -157,7 +157,7 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _filled(prompt: str) -> str:
+def _check_prompt(prompt: str) -> str:
     if not prompt:
         raise ConfigurationError(
             "the prompt is empty: give --prompt, or pipe one in, or start in a terminal", "--prompt"
@@ -166,7 +166,7 @@ def _filled(prompt: str) -> str:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given, by the names of `generate`; it has defaults for the others.
+    """Return the given options by the names of `generate`, which has defaults for the others.
 
     Raises for those that are wrong, before a model is loaded for them.
     """
@@ -209,7 +209,7 @@ class Chat:
         self.messages = list(self._first)
 
     def question(self, text: str) -> Any:
-        """The next turn, as `generate` and `stream` take it."""
+        """Return the next turn, as `generate` and `stream` take it."""
         return [*self.messages, _message("user", text)] if self.has_template else text
 
     def keep(self, text: str, reply: str) -> None:
@@ -218,12 +218,12 @@ class Chat:
             self.messages += [_message("user", text), _message("assistant", reply)]
 
     def stream(self, text: str) -> ReplyStream:
-        """The reply to a text, piece by piece."""
+        """Yield the reply to a text, piece by piece."""
         return self.model.stream(self.question(text), reuse=True, **self.options)
 
 
 class Dialogue:
-    """The turns of a terminal. `notes` is where something is said about them."""
+    """A conversation in a terminal; remarks on it go to `notes`."""
 
     def __init__(self, chat: Chat, output: Output, notes: Output) -> None:
         self._chat, self._output, self._notes = chat, output, notes
@@ -303,15 +303,15 @@ class Dialogue:
             self._note(f"{len(messages)} messages in {name}")
 
     def _line(self) -> str | None:
-        """What was typed, `None` at the end of the input."""
+        """Read a message from the terminal; `None` at the end of the input."""
         lines: list[str] = []
         while not lines or lines[-1].endswith("\\"):
             try:
-                line = self._typed(_CONTINUED if lines else _PROMPT)
+                line = self._read_line(_CONTINUED if lines else _PROMPT)
             except EOFError:
                 return None
             except UnicodeDecodeError as error:
-                complain(f"what was typed is not {error.encoding}")
+                complain(f"the input is not {error.encoding}")
                 lines = [""]
                 break
             except KeyboardInterrupt:
@@ -322,7 +322,7 @@ class Dialogue:
             lines.append(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
         return "\n".join(line.removesuffix("\\") for line in lines)
 
-    def _typed(self, prompt: str) -> str:
+    def _read_line(self, prompt: str) -> str:
         if self._notes is self._output:
             return input(prompt)
         self._notes.write(prompt)  # standard output is a file
@@ -337,7 +337,7 @@ class Dialogue:
 
 
 def described(reply: Reply) -> str:
-    """How many tokens a reply has, how fast they came, and why it ended, if not by itself."""
+    """Return the number of tokens of a reply, their speed, and why it was cut short, if it was."""
     number, speed = len(reply.tokens), reply.speed
     parts = [f"{number} token{'' if number == 1 else 's'}"]
     if speed.decode:
@@ -381,13 +381,13 @@ class _Stopping:
             signal.signal(signal.SIGINT, self._before)
 
     def at_once(self) -> None:
-        """From here on it raises; now, if it has come before."""
+        """Raise from here on; at once if Ctrl-C has come before."""
         self._raises = True
         if self.asked:
             raise KeyboardInterrupt
 
     def later(self) -> None:
-        """From here on the block looks whether it was `asked`."""
+        """Count in `asked` from here on, instead of raising."""
         self._raises = False
 
     def _handle(self, number: int, _: object) -> None:

@@ -164,7 +164,7 @@ def _show_steps(choice: Choice, output: Output) -> None:
     sources = max((len(step.source) for step in choice.steps), default=0) + 3
     asked = max((len(step.asked) for step in choice.steps), default=0) + 3
     for step in choice.steps:
-        # What is left out may well be usable: nobody asked for it.
+        # An ignored step may well be usable: there was no wish for it.
         mark, style = (ABSENT, "dim") if step.ignored else (UNUSABLE, "bad")
         if step.taken:
             mark, style = USABLE, "good"

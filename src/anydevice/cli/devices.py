@@ -86,7 +86,7 @@ def _pairs(device: Device, status: DeviceStatus, finding: Finding) -> Iterator[t
     yield "pci address", facts.pci_address or ""
     for name, value in facts.details.items():
         if value is not None:
-            yield name.replace("_", " "), _written(value)
+            yield name.replace("_", " "), _format_value(value)
 
 
 def _memory(facts: Facts) -> str:
@@ -105,7 +105,7 @@ def _driver(backend: str, facts: Facts) -> str:
     return ", ".join(filter(None, (facts.driver_version, facts.runtime_version and runtime)))
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -21,7 +21,7 @@ EXAMPLE = "anydevice doctor cuda:0 --engine torch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which devices, with which library, and for how long."""
+    """Add the devices, the library and the time limit."""
     parser.add_argument(
         "devices", nargs="*", metavar="DEVICE", help='only these: "cuda", "cuda:1" or "gpu"'
     )
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Check, print, and give 1 where anything that is here is not usable or computes wrongly.
+    """Check and print; return 1 if a device here is unusable or computes wrongly.
 
-    Settings that no device can be chosen with are wrong too.
+    Settings with which no device can be chosen are an error too.
     """
     examined = prepare(discover(), arguments.devices, arguments.engine)
     problem = problem_of(why)

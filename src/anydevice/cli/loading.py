@@ -28,18 +28,18 @@ class Loaded(Record):
     unmet: tuple[str, ...]
 
     def lines(self) -> Iterator[str]:
-        """Which model runs where, why there, and how much memory it takes."""
+        """Yield the model, its device, the reason of that choice, and its memory."""
         model, estimate = self.model, self.model.plan.estimate
         size = f"{format_count(estimate.parameters)} parameters in {model.dtype}"
         yield f"{model.name}: {size}, a context of {model.context:,} tokens"
         yield f"On {model.device} with {model.device.engine}, because {self.reason}."
         yield from (f"{sentence}." for sentence in self.unmet)
         parts = ((name.replace("_", "-"), getattr(estimate, name)) for name in PARTS)
-        told = ", ".join(f"{name} {format_size(size)}" for name, size in parts if size)
-        yield f"Memory: {format_size(estimate.total)}, of which {told}."
+        sizes = ", ".join(f"{name} {format_size(size)}" for name, size in parts if size)
+        yield f"Memory: {format_size(estimate.total)}, of which {sizes}."
 
     def facts(self) -> dict[str, object]:
-        """The same as plain data."""
+        """Return the same as plain data."""
         model, estimate = self.model, self.model.plan.estimate
         return {
             "model": model.name,
@@ -61,7 +61,7 @@ def load_model(
     context: int | None,
     silent: bool,
 ) -> Loaded:
-    """The model in a folder or file, or of that name in the Hugging Face cache."""
+    """Load the model of a folder or file, or of that name in the Hugging Face cache."""
     check_place(devices, engine)
     folder = locate(name)  # the machine is not looked at for a model that is nowhere
     choice = why(devices, engine=engine)

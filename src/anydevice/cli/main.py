@@ -1,10 +1,10 @@
 """The command line: parses the arguments, runs one command, and returns its exit code.
 
-Exit codes of every command: 0 all is well; 1 it was done, and the answer is no, as where something
-is wrong, is slower, is refuted or does not fit into memory; 2 it could not be done, as for a wrong
-option, file, name or setting, or an output that cannot be written; 130 interrupted; 141 nobody
-reads the output any more. `prove` has 3 as well, where it did not decide, and `launch` gives the
-code of the process that failed. docs/troubleshooting.md has the same for users.
+Exit codes of every command: 0 success; 1 done, and the answer is no: something is wrong, slower,
+refuted or too large for memory; 2 not done: a wrong option, file, name or setting, or an output
+that cannot be written; 130 interrupted; 141 the reader of the output is gone. `prove` also has 3,
+undecided, and `launch` returns the code of the process that failed. docs/troubleshooting.md has the
+same for users.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _EXIT_CODES = """\
     2  it could not be done: a wrong option, file, name or setting
     3  prove did not decide it
   130  it was interrupted by Ctrl-C; prove says how far it is, and gives 3
-  141  nobody reads its output any more"""
+  141  the reader of its output is gone"""
 
 
 class Command(Protocol):
@@ -67,10 +67,10 @@ class Command(Protocol):
     EXAMPLE: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say which arguments the command takes."""
+        """Add the arguments of the command."""
 
     def run(self, arguments: argparse.Namespace, output: Output) -> int:
-        """Do it, print, and give the exit code."""
+        """Run the command, print, and return the exit code."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -94,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
         raise _UsageError(self.format_usage(), message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What is unknown is said with the usage of its command, not with that of all commands."""
+        """Raise for unknown arguments here, with the usage of the command, not of all commands."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, `sys.argv` unless another is given, and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    sys.stdout = sys.stdout or _nowhere()  # closed by whoever started this
+    sys.stdout = sys.stdout or _nowhere()  # closed by the parent process
     sys.stderr = sys.stderr or _nowhere()
     output = output_on(sys.stdout)
     try:
@@ -152,7 +152,7 @@ def _run(words: list[str], output: Output) -> int:
 def _check_names(
     arguments: argparse.Namespace, words: Sequence[str], parser: argparse.ArgumentParser
 ) -> None:
-    """An empty name is an error: commands would take it for one that is left out, or a folder."""
+    """Raise for an empty name: commands would take it for a missing one, or for a folder."""
     options = {word.partition("=")[0] for word in words}
     for name, given in vars(arguments).items():
         if given == "" and name not in _MAY_BE_EMPTY:
@@ -272,7 +272,7 @@ def _say_error(error: Exception, output: Output, *, as_json: bool, usage: str = 
 
 
 def _refusal(error: OSError) -> str:
-    """What the system refuses. Our own errors name files, so that the output is what is full."""
+    """Return the message of a system error; without a file name it is the output that failed."""
     why = error.strerror or str(error)
     if error.errno in _FULL:
         return f"{error.filename or 'the output'} cannot be written: {why}"

@@ -71,7 +71,7 @@ the backends are cuda, rocm, metal, tpu, opencl, cpu
 
 
 def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
-    """The number of seconds in the text, above 0 and within these limits.
+    """Return the number of seconds in the text, above 0 and within these limits.
 
     >>> seconds("0.5")
     0.5
@@ -87,7 +87,7 @@ def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
 
 
 def count(text: str) -> int:
-    """The integer above 0 in the text, as people say it.
+    """Return the positive integer in the text, which may end in k or M.
 
     >>> count("32k")
     32768
@@ -100,7 +100,7 @@ def count(text: str) -> int:
 
 @contextmanager
 def progress_on(output: Output, *, silent: bool = False) -> Iterator[ProgressBar]:
-    """A progress bar on a terminal; nothing is shown when piped, or where it is not wanted."""
+    """Show a progress bar on a terminal; nothing when piped or `silent`."""
     stream = None if output.width is None or silent else output.stream
     with ProgressBar(stream, colour=output.colour) as bar:
         yield bar

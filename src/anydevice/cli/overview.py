@@ -16,7 +16,7 @@ from anydevice.errors import AnyDeviceError
 EXAMPLE = "anydevice"
 
 NEXT = "Next: anydevice doctor, anydevice verify --quick, anydevice bench --quick"
-"""Where to go from here, on a machine where nothing has to be fixed first."""
+"""Suggested commands for a machine on which nothing has to be fixed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dty
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, how it is to run, and on which devices."""
+    """Add the model, its options and the devices."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -129,7 +129,7 @@ def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
         from anydevice._plan.plan import plan_inference, plan_loading
         from anydevice._report.plan import plan_lines
 
-        # What runs a GGUF file here is llm.load, and for cards elsewhere nobody knows.
+        # On this machine llm.load runs a GGUF file; on other cards the program is unknown.
         loaded = is_gguf_path(locate(arguments.model)) and not arguments.on
         plan = (plan_loading if loaded else plan_inference)(
             arguments.model,
@@ -144,7 +144,7 @@ def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
 
 @contextmanager
 def _looking_ahead() -> Iterator[None]:
-    """A block during which a thread asks the drivers: loading the planner takes about as long."""
+    """Ask the drivers in a thread meanwhile: loading the planner takes about as long."""
     looking = Thread(target=look_ahead, name="anydevice plan")
     is_looking = started(looking)
     try:

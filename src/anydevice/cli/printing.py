@@ -28,7 +28,7 @@ _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 
 
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that turn the direction of what follows them, our own lines included."""
+"""Characters that change the direction of the text behind them."""
 
 _WORD = re.compile(r" *[^ ]+")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,7 +54,7 @@ class Output(Record):
                 self.stream.write(self.showable(part) + "\n")
 
     def showable(self, line: str) -> str:
-        """The line in what the stream can show: no control characters but those of our styles."""
+        """Return the line as the stream can show it, without control characters but our styles."""
         line = "".join(
             part if self.colour and _STYLE.fullmatch(part) else printable(part)
             for part in _STYLES.split(line)
@@ -96,14 +96,14 @@ class Output(Record):
             complain(problem)
 
     def paint(self, words: str, style: str) -> str:
-        """The words in a style ("good bad dim strong fix") where this stream has colours."""
+        """Return the words in a style ("good bad dim strong fix") if this stream has colours."""
         if not self.colour or not words:
             return words
         return f"\x1b[{_COLOURS[style]}m{words}\x1b[0m"
 
 
 def _harmless(text: str) -> str:
-    """A text of the world for a terminal, which needs its joiners; what commands it is escaped."""
+    """Return text for a terminal: joiners of scripts stay, control characters are escaped."""
     from unicodedata import category  # the other commands go without it
 
     return "".join(
@@ -115,7 +115,7 @@ def _harmless(text: str) -> str:
 
 
 def fitted(line: str, width: int | None) -> list[str]:
-    """A line in lines of at most `width` columns; no word is broken, however long it is.
+    """Break a line into lines of at most `width` columns, never within a word.
 
     Further lines start at the last column of the first one that leaves them half of the width.
 
@@ -142,7 +142,7 @@ def fitted(line: str, width: int | None) -> list[str]:
 
 
 def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Output:
-    """The output on a stream, as the stream and the user's environment want it.
+    """Return the output on a stream, with colours as the environment wants them.
 
     `NO_COLOR` turns colours off, `FORCE_COLOR` on, even when piped; without either they are for
     terminals that are not dumb.
@@ -159,14 +159,14 @@ def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Ou
 
 
 def error_in_json(problem: Exception | None) -> dict[str, object]:
-    """The entries that an error adds to JSON: its message and its code."""
+    """Return the entries that an error adds to JSON: its message and its code."""
     if problem is None:
         return {}
     return {"error": str(problem), "code": getattr(problem, "code", "bad_usage")}
 
 
 def problem_of(call: Callable[[], object]) -> AnyDeviceError | None:
-    """The error of a call, where there is one."""
+    """Return the error of a call, or `None`."""
     try:
         call()
     except AnyDeviceError as error:
@@ -185,7 +185,7 @@ def complain(problem: Exception | str, environment: Mapping[str, str] = os.envir
 
 
 def drop(stream: TextIO) -> None:
-    """Let what is still to be written go nowhere, so that the interpreter can end in peace."""
+    """Discard pending output, so that the interpreter exits without an error."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

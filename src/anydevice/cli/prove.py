@@ -24,11 +24,11 @@ EXAMPLE = "anydevice prove net.onnx property.vnnlib --timeout 116 --certificate 
 _PROVED, _UNDECIDED = 0, 3
 _EXIT_CODES = {"proved": _PROVED, "counterexample": ANSWER_IS_NO, "undecided": _UNDECIDED}
 _PARTS = 1000
-"""In so many parts progress is shown."""
+"""Steps of the progress bar."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model and the property, how to prove it, and where the outcome goes."""
+    """Add the model, the property, the options of the search and the outputs."""
     parser.add_argument("model", metavar="MODEL", help="an ONNX file")
     parser.add_argument("property", metavar="PROPERTY", help="a VNN-LIB file, 1.0 or 2.0")
     parser.add_argument(
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Prove or check, print, and give 0: proved, 1: a counterexample, 3: undecided, 2: an error."""
+    """Prove or check, and print; return 0: proved, 1: counterexample, 3: undecided, 2: error."""
     check_file(arguments.results, *_read(arguments))
     try:
         code = _check(arguments, output) if arguments.check else _prove(arguments, output)
@@ -94,22 +94,22 @@ def _prove(arguments: argparse.Namespace, output: Output) -> int:
             engine=arguments.engine,
             progress=tell,
         )
-    return _told(result, arguments, output)
+    return _finish(result, arguments, output)
 
 
 def _read(arguments: argparse.Namespace) -> tuple[str | None, ...]:
     return arguments.model, arguments.property, arguments.check
 
 
-def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
-    """Print what was found, whether or not the files of it can be written."""
+def _finish(result: Any, arguments: argparse.Namespace, output: Output) -> int:
+    """Print the result, whether or not its files can be written; return the exit code."""
     from anydevice._proofs.outcome import outcome_data
 
     found = outcome_data(result)
     kind = found["result"]
     if kind == "counterexample":
-        found |= _violated(arguments.property, found)
-    problems = _written(result, found, arguments)
+        found |= _conditions(arguments.property, found)
+    problems = _write_files(result, found, arguments)
     if arguments.json:
         output.json(found | _problems_in_json(problems))
     else:
@@ -120,7 +120,7 @@ def _told(result: Any, arguments: argparse.Namespace, output: Output) -> int:
     return NOT_DONE if problems else _EXIT_CODES[kind]
 
 
-def _violated(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
+def _conditions(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
     from anydevice._proofs.files import read_queries
     from anydevice._report.proof import violated_conditions
 
@@ -130,10 +130,10 @@ def _violated(path: str, found: dict[str, Any]) -> dict[str, list[str]]:
         return {}
 
 
-def _written(
+def _write_files(
     result: Any, found: dict[str, Any], arguments: argparse.Namespace
 ) -> list[AnyDeviceError]:
-    """Write every file that was asked for; what keeps some from being written."""
+    """Write the requested files; return the errors of those that could not be written."""
 
     def certificate() -> None:
         proved = found["result"] == "proved"

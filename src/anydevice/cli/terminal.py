@@ -82,7 +82,7 @@ class TerminalEvents:
         self._waking.close()
 
     def wait_until(self, moment: float) -> Event:
-        """The next event, or "time" at that moment of the monotonic clock.
+        """Return the next event, or "time" at that moment of the monotonic clock.
 
         Keys and signals are handled even where the moment is past, so that a view that is slow to
         draw can be left.
@@ -119,7 +119,7 @@ class Screen:
         self._shown: list[str] = []
         self._settings: list[Any] | None = None
         self.keys = _terminal_of_keys()
-        """Where single keys are read from; `None` if they cannot be."""
+        """The descriptor that keys are read from; `None` if there is none."""
 
     def __enter__(self) -> Self:
         self._output.stream.flush()
@@ -138,7 +138,7 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows now; 80 and 24 where the terminal does not know."""
+        """The current columns and rows; 80 and 24 if unknown."""
         columns, rows = os.get_terminal_size(self._descriptor)
         return columns or 80, rows or 24
 

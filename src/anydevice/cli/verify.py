@@ -42,12 +42,12 @@ _SHORT = {
     "bool": "bool",
 }
 _PARTS: dict[Of, str] = {"value": "", "kernel": "our kernel ", "gradient": "gradient "}
-_NAMED = 4
-"""So many ops are named where they share a reason; more are counted."""
+_MAX_NAMED = 4
+"""Ops that a shared reason names; a longer list is counted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which part of the table is verified, and whether the outcome is kept."""
+    """Add the selection of cases, and whether to keep the verdicts."""
     add_filters(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Verify, print, and give 0 where all is decided and right, and can be kept if asked to."""
+    """Verify and print; return 0 if all is decided and right, and kept if requested."""
     with progress_on(output, silent=arguments.json) as bar:
         rows = Rows(output, arguments.op or TABLE, before=bar.hide)
         verdicts = verify(
@@ -140,8 +140,10 @@ def show(verdicts: Verdicts, output: Output) -> None:
     output.say(f"{words}, in {verdicts.seconds:.1f} s.")
 
 
-def _show_reasons(title: str, cells: Sequence[Cell], output: Output, named: int = _NAMED) -> None:
-    """One line for each reason of each engine, with what it is about."""
+def _show_reasons(
+    title: str, cells: Sequence[Cell], output: Output, named: int = _MAX_NAMED
+) -> None:
+    """Print a line for each reason of each engine, with the ops it is about."""
     about: dict[tuple[str, str, Of, str], list[Cell]] = {}
     for cell in cells:
         about.setdefault((cell.engine, cell.device, cell.of, cell.reason or ""), []).append(cell)

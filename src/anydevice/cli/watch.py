@@ -36,12 +36,12 @@ Piece = tuple[str, str | None]
 
 _STYLES = {"low": "good", "medium": "fix", "high": "bad", "critical": "bad"}
 _GAP = "  "
-_MOST_PROCESSES = 8
+_MAX_PROCESSES = 8
 _WIDTH_WITH_LOADS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The devices, the interval, and whether to print only once."""
+    """Add the devices, the interval, and whether to print only once."""
     add_filters(parser, "device")
     parser.add_argument(
         "--interval",
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Watch until q, Ctrl-C or a signal to end; the code is 0 then.
+    """Watch until q, Ctrl-C or a signal to end; return 0.
 
     JSON is one object a line, with the time and every device; with --once it is written for
     people too. A terminal that cannot be drawn on gets lines, as a pipe does.
@@ -120,27 +120,27 @@ def _sample(usages: Sequence[DeviceUsage]) -> dict[str, object]:
 def frame(
     usages: Sequence[DeviceUsage], output: Output, *, width: int, height: int | None = None
 ) -> list[str]:
-    """The lines of the view, at most so wide and so many: a block a card, with its processes.
+    """Return the lines of the view, within `width` and `height`: a block a card, and its processes.
 
-    A narrow view leaves out what matters least; a low one leaves out processes, then cards.
+    A narrow view omits the least important figures, a low one processes and then cards.
     """
     blocks = [list(_block(each, width)) for each in usages]
-    left = _MOST_PROCESSES * len(blocks)
+    left = _MAX_PROCESSES * len(blocks)
     if height is not None:
         left = height - sum(len(block) + 1 for block in blocks) + 1
     lines: list[list[Piece]] = []
     for number, (each, block) in enumerate(zip(usages, blocks, strict=True)):
-        share = max(0, min(_MOST_PROCESSES, left // (len(blocks) - number)))
+        share = max(0, min(_MAX_PROCESSES, left // (len(blocks) - number)))
         shown = each.processes[:share]
         left -= len(shown)
         lines += [[]] if lines else []
         lines += block
         lines += [_process(process, each, width) for process in shown]
-    return [_painted(line, width, output) for line in lines[:height]]
+    return [_paint_line(line, width, output) for line in lines[:height]]
 
 
 def line(each: DeviceUsage) -> str:
-    """One card in one line, for a file or a pipe."""
+    """Return one card as a line, for a file or a pipe."""
     parts = [text for text, _ in (*_memory(each), *_readings(each.readings))]
     if each.processes and each.device != "cpu":
         parts.append(f"processes {len(each.processes)}")
@@ -160,13 +160,13 @@ def _block(each: DeviceUsage, width: int) -> Iterator[list[Piece]]:
         title.append(("1 process" if count == 1 else f"{count} processes", "dim"))
     yield _fitting(title, width)
     style = _STYLES.get(each.pressure or "")
-    yield _measured("memory", each.share_of(each.taken), style, _memory(each), width)
+    yield _bar_line("memory", each.share_of(each.taken), style, _memory(each), width)
     readings = _readings(each.readings, label="")
     if readings:
-        yield _measured("load", each.readings.load, "fix", readings, width)
+        yield _bar_line("load", each.readings.load, "fix", readings, width)
 
 
-def _measured(
+def _bar_line(
     label: str, part: float | None, style: str | None, words: list[Piece], width: int
 ) -> list[Piece]:
     cells = max(6, min(40, width // 4 - 2))
@@ -179,7 +179,7 @@ def _measured(
 
 
 def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
-    """As many of the texts as fit, with gaps between them, and at least the first."""
+    """Return the texts that fit, with gaps between them, and at least the first."""
     pieces: list[Piece] = []
     for text, style in words:
         gap = _GAP if pieces else ""
@@ -225,7 +225,7 @@ def _readings(read: Readings, label: str = "load ") -> list[Piece]:
     return [(text, None) for text in texts if text]
 
 
-def _painted(pieces: list[Piece], width: int, output: Output) -> str:
+def _paint_line(pieces: list[Piece], width: int, output: Output) -> str:
     painted, left = [], width
     for text, style in pieces:
         while cell_len(text) > left:
@@ -258,22 +258,22 @@ class DeviceUsage(Record):
 
     @property
     def taken(self) -> int | None:
-        """The memory that all processes together hold."""
+        """The memory of all processes together."""
         if self.usable is None or self.free is None:
             return None
         return max(0, self.usable - self.free)
 
     def share_of(self, size: int | None) -> float | None:
-        """A size as a share of the usable memory."""
+        """Return a size as a share of the usable memory."""
         return size / self.usable if size is not None and self.usable else None
 
     @property
     def pressure(self) -> Pressure | None:
-        """How full it is; memory that a process holds without using it counts as taken."""
+        """The memory pressure; memory that a process holds but does not use counts as taken."""
         return pressure_of(self.usable, self.free)
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
+        """Return the usage as plain data, ready for JSON."""
         plain = super().to_dict()
         readings = plain.pop("readings")
         return {
@@ -285,7 +285,7 @@ class DeviceUsage(Record):
 
 
 def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
-    """Every card that a driver shows, usable or not, or those that are named.
+    """Return the usage of every card that a driver shows, usable or not, or of the named ones.
 
     Left out, unless named, are a driver's view of the CPU and the CPU's further names. Raises
     `ConfigurationError` for an unknown name, and `DeviceNotFoundError` for one that this machine
@@ -309,7 +309,7 @@ def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
 
 
 def usage_of(card: Card) -> DeviceUsage:
-    """The usage of a card now. Never raises."""
+    """Return the current usage of a card; never raises."""
     device = card[0]
     status = device.status
     assert status is not None
