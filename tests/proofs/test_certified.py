@@ -10,7 +10,7 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice._nn.layer import Run
-from anydevice._proofs.certified import Around, _through, certified
+from anydevice._proofs.certified import BoxedBatch, _propagate, certified
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 CPU = anydevice.device("cpu", engine="numpy")
@@ -54,7 +54,7 @@ def test_no_output_leaves_its_bounds(layers: Any, shape: Any) -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((1, *shape)).astype(np.float32)
     radius = np.float32(0.3)
-    found = _through(model.layer, model.parameters, Around(x, x - radius, x + radius), Run())
+    found = _propagate(model.layer, model.parameters, BoxedBatch(x, x - radius, x + radius), Run())
     moves = generator.uniform(-radius, radius, (400, *shape)).astype(np.float32)
     corners = radius * np.sign(moves)
     y = model(np.concatenate([x + moves, x + corners]))
@@ -88,7 +88,7 @@ def share_certified(model: nn.Model, eps: float) -> float:
     x, y = blobs()
     bare = nn.Chain(*model.layer.layers[:-1])  # type: ignore[attr-defined]
     parameters = anydevice.to_numpy(model.parameters)[:-1]
-    found = _through(bare, parameters, Around(x, x - eps, x + eps), Run())
+    found = _propagate(bare, parameters, BoxedBatch(x, x - eps, x + eps), Run())
     worst: Any = np.where(np.arange(3) == y[:, None], found.low, found.high)
     return float((worst.argmax(1) == y).mean())
 

@@ -311,7 +311,7 @@ def test_a_variance_without_a_root_is_refused() -> None:
 
 
 def test_matrices_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_BYTES", 1000)
+    monkeypatch.setattr(graphs, "MAX_BYTES", 1000)
     model = nn.build(nn.Conv2d(1, 2, 3), input_shape=(1, 20, 20), device=CPU)
     with pytest.raises(UnsupportedError, match=r"Conv2d.*more than 1000 B"):
         lower(model)

@@ -1,7 +1,7 @@
-"""A loss by interval bounds: training with it leaves something to prove.
+"""A loss by interval bound propagation (IBP, Gowal et al., 2018), for models that can be proved.
 
-Beside each example goes the box around it, layer by layer. The loss is partly that of the example,
-and partly that of the worst outputs that the box could have.
+The box around each example goes through the layers beside it. The loss is partly that of the
+example, and partly that of the worst outputs that the box allows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Certified(LayerLoss):
     high: float = inf
 
     def __call__(self, output: Array, target: Array) -> Array:
-        """Refused: the output alone does not say what the worst one is."""
+        """Raise `ConfigurationError`: the worst output needs the layers."""
         raise ConfigurationError(
             "proofs.certified bounds the layers of a nn.Model; it takes no module of another "
             "library, and nn.evaluate takes the plain loss",
@@ -43,24 +43,27 @@ class Certified(LayerLoss):
     def of_layer(
         self, layer: Layer, parameters: Parameters, x: Array, y: Array, run: Run
     ) -> tuple[Array, Array]:
-        """The loss of a batch, and the output for it."""
+        """Return the loss of a batch, and its outputs."""
         _check_layers(layer, layer.root)
-        grown = self._grown(run)
-        radius = ops.multiply(grown, self.eps) if _is_array(grown) else grown * self.eps
-        around = [ops.subtract(x, radius), ops.add(x, radius)]
+        ramped = self._ramp_share(run)
+        radius = ops.multiply(ramped, self.eps) if _is_array(ramped) else ramped * self.eps
+        ends = [ops.subtract(x, radius), ops.add(x, radius)]
         if isfinite(self.low):
-            around = [ops.maximum(each, self.low) for each in around]
+            ends = [ops.maximum(end, self.low) for end in ends]
         if isfinite(self.high):
-            around = [ops.minimum(each, self.high) for each in around]
-        through = _through(layer, parameters, Around(x, *around), run)
-        plain = self.loss(through.x, y)
-        worst = self.loss(_worst(through, y), y)
-        share = ops.multiply(grown, self.share) if _is_array(grown) else grown * self.share
+            ends = [ops.minimum(end, self.high) for end in ends]
+        output = _propagate(layer, parameters, BoxedBatch(x, *ends), run)
+        plain = self.loss(output.x, y)
+        # The worst outputs: the least of the target, and the most of the other classes
+        is_target = ops.astype(ops.one_hot(y, output.x.shape[-1]), "float32")
+        spread = ops.multiply(is_target, ops.subtract(output.low, output.high))
+        worst = self.loss(ops.add(output.high, spread), y)
+        share = ops.multiply(ramped, self.share) if _is_array(ramped) else ramped * self.share
         weighted = ops.multiply(plain, ops.subtract(1.0, share) if _is_array(share) else 1 - share)
-        return ops.add(weighted, ops.multiply(worst, share)), through.x
+        return ops.add(weighted, ops.multiply(worst, share)), output.x
 
-    def _grown(self, run: Run) -> Any:
-        """How far the ramp is: from 0 to 1 over its steps; 1 outside of a training."""
+    def _ramp_share(self, run: Run) -> Any:
+        """Return the progress of the ramp, from 0 to 1; 1 outside of a training."""
         if not run.training or not self.ramp:
             return 1.0
         step = run.step
@@ -78,12 +81,12 @@ def certified(
     low: float = -inf,
     high: float = inf,
 ) -> Certified:
-    """A loss for `nn.train` that makes a `nn.Model` robust, so that `proofs.prove` has a chance.
+    """Return a loss for `nn.train` that makes a `nn.Model` robust, so that it can be proved.
 
-    `eps` is how much each element of an example may change; `low` and `high` are the range of
-    inputs. `share` of the loss is that of the worst outputs by interval bounds, and the rest the
-    plain loss. With `ramp`, eps and the share grow from 0 over so many steps, which trains better
-    than to start with all of it.
+    `eps` is the largest change of each element of an example; `low` and `high` are the range of
+    inputs. `share` of the loss is that of the worst outputs by interval bounds, the rest is the
+    plain loss. With `ramp`, eps and the share grow from 0 during this number of steps, which
+    trains better.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -113,23 +116,15 @@ def certified(
     return Certified(loss_of(loss), eps, share, ramp, float(low), float(high))
 
 
-class Around(NamedTuple):
-    """A batch at one place of a model, and the least and the most that it can be there."""
+class BoxedBatch(NamedTuple):
+    """A batch inside a model, with lower and upper bounds over the box of each example."""
 
     x: Array
     low: Array
     high: Array
 
 
-def _worst(bounds: Around, target: Array) -> Array:
-    """The outputs that are worst for the target: its least, and the most of the others."""
-    classes = bounds.x.shape[-1]
-    chosen = ops.astype(ops.one_hot(target, classes), "float32")
-    apart = ops.multiply(chosen, ops.subtract(bounds.low, bounds.high))
-    return ops.add(bounds.high, apart)
-
-
-def _through(layer: Layer, parameters: Parameters, bounds: Around, run: Run) -> Around:
+def _propagate(layer: Layer, parameters: Parameters, bounds: BoxedBatch, run: Run) -> BoxedBatch:
     return _LAYERS[type(layer)](layer, parameters, bounds, run)
 
 
@@ -138,84 +133,76 @@ def _inside(run: Run, step: str) -> Run:
     return replace(run, path=path, training=run.training and path not in run.frozen, watch=None)
 
 
-def _chain(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    for (step, part), own in zip(layer.parts, parameters, strict=True):
-        bounds = _through(part, own, bounds, _inside(run, step))
+def _chain(layer: Any, parameters: Parameters, bounds: BoxedBatch, run: Run) -> BoxedBatch:
+    for (step, part), of_part in zip(layer.parts, parameters, strict=True):
+        bounds = _propagate(part, of_part, bounds, _inside(run, step))
     return bounds
 
 
-def _recomputed(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    return _through(layer.layer, parameters, bounds, run)
-
-
-def _residual(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    inner = _through(layer.layer, parameters["layer"], bounds, _inside(run, ".layer"))
+def _residual(layer: Any, parameters: Parameters, bounds: BoxedBatch, run: Run) -> BoxedBatch:
+    inner = _propagate(layer.layer, parameters["layer"], bounds, _inside(run, ".layer"))
     if layer.shortcut is not None:
-        own = parameters["shortcut"]
-        bounds = _through(layer.shortcut, own, bounds, _inside(run, ".shortcut"))
-    return Around(*[ops.add(a, b) for a, b in zip(inner, bounds, strict=True)])
+        of_shortcut = parameters["shortcut"]
+        bounds = _propagate(layer.shortcut, of_shortcut, bounds, _inside(run, ".shortcut"))
+    return BoxedBatch(*[ops.add(a, b) for a, b in zip(inner, bounds, strict=True)])
 
 
-def _linear(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    """The centre of a box goes through the layer, its radius through the absolute weights."""
+def _linear(layer: Any, parameters: Parameters, bounds: BoxedBatch, run: Run) -> BoxedBatch:
+    """Apply the layer to the centre of a box, and its absolute weights to the radius."""
     plain = replace(layer, activation=None)
     absolute = replace(plain, bias=False)
-    centre, radius = _centred(bounds)
+    centre, radius = _centre_and_radius(bounds)
     centre = plain.apply(parameters, centre, run)
     radius = absolute.apply({"weight": ops.abs(parameters["weight"])}, radius, run)
-    made = _bounds(plain.apply(parameters, bounds.x, run), centre, radius)
-    return made if layer.activation is None else _activated(layer.activation, made)
+    y = _bounds(plain.apply(parameters, bounds.x, run), centre, radius)
+    return y if layer.activation is None else _apply_activation(layer.activation, y)
 
 
-def _centred(bounds: Around) -> tuple[Array, Array]:
+def _centre_and_radius(bounds: BoxedBatch) -> tuple[Array, Array]:
     centre = ops.multiply(ops.add(bounds.low, bounds.high), 0.5)
     return centre, ops.multiply(ops.subtract(bounds.high, bounds.low), 0.5)
 
 
-def _bounds(x: Array, centre: Array, radius: Array) -> Around:
-    return Around(x, ops.subtract(centre, radius), ops.add(centre, radius))
+def _bounds(x: Array, centre: Array, radius: Array) -> BoxedBatch:
+    return BoxedBatch(x, ops.subtract(centre, radius), ops.add(centre, radius))
 
 
-def _batch_norm(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    """By the statistics that the examples themselves are normalized by."""
+def _batch_norm(layer: Any, parameters: Parameters, bounds: BoxedBatch, run: Run) -> BoxedBatch:
+    """Normalize bounds by the statistics of the examples themselves."""
     x = bounds.x
     after = layer.apply(parameters, x, run)
     shape = (1, x.shape[1], *[1] * (x.ndim - 2))
     if run.training:
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
         mean = ops.reshape(ops.mean(x, axes), shape)
-        apart = ops.subtract(x, mean)
-        variance = ops.reshape(ops.mean(ops.multiply(apart, apart), axes), shape)
+        centred = ops.subtract(x, mean)
+        variance = ops.reshape(ops.mean(ops.multiply(centred, centred), axes), shape)
     else:
         mean, variance = [ops.reshape(parameters[name], shape) for name in ("mean", "variance")]
     scale = ops.multiply(
         ops.reshape(parameters["weight"], shape), ops.rsqrt(ops.add(variance, layer.eps))
     )
-    centre, radius = _centred(bounds)
-    moved = ops.add(
+    centre, radius = _centre_and_radius(bounds)
+    centre = ops.add(
         ops.multiply(ops.subtract(centre, mean), scale), ops.reshape(parameters["bias"], shape)
     )
-    return _bounds(after, moved, ops.multiply(radius, ops.abs(scale)))
+    return _bounds(after, centre, ops.multiply(radius, ops.abs(scale)))
 
 
-def _rising(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    """A layer that never falls: its bounds are its outputs for the bounds."""
-    return Around(*[layer.apply(parameters, each, run) for each in bounds])
+def _rising(layer: Any, parameters: Parameters, bounds: BoxedBatch, run: Run) -> BoxedBatch:
+    """Apply a layer that never falls: its bounds are its outputs for the bounds."""
+    return BoxedBatch(*[layer.apply(parameters, x, run) for x in bounds])
 
 
-def _activation(layer: Any, parameters: Parameters, bounds: Around, run: Run) -> Around:
-    return _activated(layer.name, bounds)
-
-
-def _activated(name: str, bounds: Around) -> Around:
+def _apply_activation(name: str, bounds: BoxedBatch) -> BoxedBatch:
     function = ACTIVATIONS[name]
-    x, low, high = [function(each) for each in bounds]
+    x, low, high = [function(end) for end in bounds]
     if name not in _DIPS:
-        return Around(x, low, high)
-    place, least = _DIPS[name]
-    dips = ops.logical_and(ops.less(bounds.low, place), ops.greater(bounds.high, place))
+        return BoxedBatch(x, low, high)
+    argument, least = _DIPS[name]
+    dips = ops.logical_and(ops.less(bounds.low, argument), ops.greater(bounds.high, argument))
     lower = ops.where(dips, least, ops.minimum(low, high))
-    return Around(x, lower, ops.maximum(low, high))
+    return BoxedBatch(x, lower, ops.maximum(low, high))
 
 
 _DIPS = {
@@ -223,12 +210,12 @@ _DIPS = {
     "gelu_tanh": (-0.7524614, -0.1700407),
     "silu": (-1.2784645, -0.2784646),
 }
-"""Where activations that fall and rise are least, and how much they are there."""
+"""The argument and the value of the minimum of activations that fall and rise."""
 
 _RISING = ("identity", "relu", "leaky_relu", "tanh", "sigmoid")
 
-_LAYERS: dict[type[Layer], Callable[[Any, Any, Around, Run], Around]] = {
-    layers.Activation: _activation,
+_LAYERS: dict[type[Layer], Callable[[Any, Any, BoxedBatch, Run], BoxedBatch]] = {
+    layers.Activation: lambda layer, parameters, bounds, run: _apply_activation(layer.name, bounds),
     layers.BatchNorm: _batch_norm,
     layers.Chain: _chain,
     layers.Dense: _linear,
@@ -236,7 +223,9 @@ _LAYERS: dict[type[Layer], Callable[[Any, Any, Around, Run], Around]] = {
     layers.Flatten: _rising,
     layers.LeakyReLU: _rising,
     layers.Residual: _residual,
-    Recomputed: _recomputed,
+    Recomputed: lambda layer, parameters, bounds, run: _propagate(
+        layer.layer, parameters, bounds, run
+    ),
     convolution.AvgPool2d: _rising,
     convolution.Conv1d: _linear,
     convolution.Conv2d: _linear,

@@ -1,8 +1,9 @@
 """Networks that compute derivatives of networks, for properties about slopes.
 
-The tangent of each node goes forward beside its value: what depends on the input is multiplied by
-squares, and the derivative of a ReLU is a step. At a kink a step may be either 0 or 1, so bounds of
-these networks hold for every slope that a piecewise function has there.
+The tangent of each node goes forward beside its value (forward-mode differentiation). Products are
+made of squares, and the derivative of a ReLU is a step. At a kink a step may be 0 or 1, so bounds
+of these networks hold for every slope that a piecewise function has there (a local Lipschitz bound,
+as in RecurJac, Zhang et al., 2019).
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from anydevice._proofs.graph import ROUNDED, Builder, Cells
 from anydevice.errors import UnsupportedError
 
 _INEXACT = 64 * ROUNDED
-"""Of tangents that are numbers: products of some weights."""
+"""The relative error of tangents that are numbers: products of some weights."""
 
 Tangent = Any
-"""Of each cell along each direction: numbers where it is the same for every input, else cells."""
+"""A tangent of each cell along each direction: numbers if all inputs have the same, else cells."""
 
 
 def derivative(network: Network, along: int, output: int) -> Network:
-    """The network whose one output is the derivative of an output along one input."""
+    """Return the network of the derivative of one output along one input."""
     graph, tangent = _tangents(network, np.eye(network.inputs)[:, [along]])
     return graph.network(_cells(graph, tangent)[output])
 
 
 def absolute_sums(network: Network) -> Network:
-    """The network whose outputs are `sum over inputs of |derivative|`, one for each output."""
+    """Return the network of `sum over inputs of |derivative|`, for each output."""
     graph, tangent = _tangents(network, np.eye(network.inputs))
     return graph.network(graph.total(graph.absolute(_cells(graph, tangent))))
 
 
 def _tangents(network: Network, directions: Floats) -> tuple[Builder, Tangent]:
-    """The graph of the network, and the tangent of its output: (outputs, directions)."""
+    """Return the graph of the network, and the tangent of its output: (outputs, directions)."""
     graph = Builder(network.inputs)
     values: list[Cells] = [np.arange(network.inputs)]
     tangents: list[Tangent] = [directions]
@@ -62,7 +63,7 @@ def _tangents(network: Network, directions: Floats) -> tuple[Builder, Tangent]:
 
 
 def _through_sum(graph: Builder, parts: list[tuple[Floats, Tangent]], inexact: float) -> Tangent:
-    """The tangent of a sum of matrices times values."""
+    """Return the tangent of a sum of matrices times values."""
     if len(parts) == 1 and _is_fixed(parts[0][1]) and _single_terms(*parts[0]):
         matrix, tangent = parts[0]
         product: Floats = matrix @ tangent
@@ -74,7 +75,7 @@ def _through_sum(graph: Builder, parts: list[tuple[Floats, Tangent]], inexact: f
 
 
 def _single_terms(matrix: Floats, tangent: Tangent) -> bool:
-    """Whether no element of their product is a sum, whose rounding nothing would bound."""
+    """Whether no element of their product is a sum: nothing would bound its rounding."""
     return int(((matrix != 0).astype(int) @ (tangent != 0).astype(int)).max()) <= 1
 
 
@@ -93,7 +94,7 @@ def _cells(graph: Builder, tangent: Tangent) -> Cells:
 
 
 def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
-    """The derivative of a function, from its argument and its value."""
+    """Return the derivative of a function, from its argument and its value."""
     if function not in _SLOPES:
         raise UnsupportedError(
             f"proofs take no derivative of {function}; monotone and lipschitz are for models of "
@@ -103,7 +104,7 @@ def _slope(graph: Builder, function: str, before: Cells, after: Cells) -> Cells:
 
 
 def _silu(graph: Builder, before: Cells, after: Cells) -> Cells:
-    """`sigmoid(x) * (1 + x - silu(x))`."""
+    """Return `sigmoid(x) * (1 + x - silu(x))`."""
     gate = graph.function(before, "sigmoid")
     rest = graph.combine([(1.0, before), (-1.0, after)], "", 1.0)
     return graph.product(gate, rest)

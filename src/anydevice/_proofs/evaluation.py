@@ -1,4 +1,4 @@
-"""The values of networks at points, in float64, with bounds of what float32 makes of them."""
+"""The outputs of networks at points, in float64, with bounds of the error of float32."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from anydevice._proofs.checking.network import Floats, Network, Node
 
 
 def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
-    """The outputs of a network for rows of x in float64, and how far float32 executions may be off.
+    """Return the outputs for rows of x in float64, and a bound of the error of float32 executions.
 
-    The second is the running bound of all roundings that the nodes state; of functions it takes
-    8 ulp each.
+    This is a running error bound (Higham, 2002, section 3.3) of all roundings that the nodes state,
+    with 8 ulp for each function.
 
     >>> network = Network(2, (Node((0,), (np.ones((1, 2)),), np.zeros(1), "", 3),))
     >>> y, off = evaluate(network, np.ones((1, 2)))
@@ -28,19 +28,19 @@ def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
         size, error = np.abs(z), np.zeros(z.shape)
         for number, weight in zip(node.inputs, node.weights, strict=True):
             size = size + _times(np.abs(values[number]) + errors[number], np.abs(weight))
-        for number, weight in _added(node):
+        for number, weight in _sum_matrices(node):
             z = z + _times(values[number], weight)
             error = error + _times(errors[number], np.abs(weight))
         rounded = node.roundings * unit / (1 - node.roundings * unit)
         error = error + (rounded + node.inexact + 1e-13) * size
-        value, off = _through(node.function, z, error)
+        value, off = _apply_function(node.function, z, error)
         values.append(value)
         errors.append(off)
     return values[-1], errors[-1]
 
 
-def _added(node: Node) -> list[tuple[int, Floats]]:
-    """The matrices of a node, one for each node that it sums, whose numbers may cancel."""
+def _sum_matrices(node: Node) -> list[tuple[int, Floats]]:
+    """Return one matrix for each node that is summed; those of one node may cancel."""
     total: dict[int, Floats] = {}
     for number, weight in zip(node.inputs, node.weights, strict=True):
         if number not in total:
@@ -59,8 +59,8 @@ def _times(h: Floats, weight: Floats) -> Floats:
     return np.where(np.isnan(product), np.inf, product)
 
 
-def _through(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats]:
-    """A function of z, and its error: the largest change within the error, and 8 ulp."""
+def _apply_function(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats]:
+    """Return a function of z, and its error: the largest change within `error`, and 8 ulp."""
     function = FUNCTIONS[name]
     value = function(z)
     if not name:
@@ -68,9 +68,9 @@ def _through(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats]:
     with np.errstate(all="ignore"):
         ends = [np.abs(function(z + sign * error) - value) for sign in (1.0, -1.0)]
         change = np.nan_to_num(np.maximum(*ends), nan=np.inf, posinf=np.inf)
-    own = 0.0 if name in ("relu", "square", "step") else 8 * 2.0**-24
+    ulps = 0.0 if name in ("relu", "square", "step") else 8 * 2.0**-24
     magnitude = np.abs(z) if name in ("gelu", "gelu_tanh", "silu") else np.abs(value)
-    return value, change * 1.01 + own * magnitude
+    return value, change * 1.01 + ulps * magnitude
 
 
 def _sigmoid(z: Floats) -> Floats:
@@ -93,4 +93,4 @@ FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {
     "square": np.square,
     "step": lambda z: (z > 0).astype(np.float64),
 }
-"""What each function of a node computes, in float64."""
+"""The functions of nodes, in float64."""

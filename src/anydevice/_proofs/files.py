@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ModelFile(Record):
-    """The network of a file. `hash` is that of the file; `softmax`: one was left out at the end."""
+    """The network of a file, and the file's hash; `softmax` is whether a last one was dropped."""
 
     path: str
     hash: str
@@ -33,22 +33,28 @@ class ModelFile(Record):
 
 
 def read_model(path: str | Path) -> ModelFile:
-    """The network in an ONNX file."""
+    """Read the network in an ONNX file."""
     from anydevice._proofs.checking.operators import read_onnx
 
-    data = _content(path)
-    network, softmax = _told(path, lambda: read_onnx(data))
+    data = _read_bytes(path)
+    network, softmax = _parse(path, lambda: read_onnx(data))
     return ModelFile(str(path), hashlib.sha256(data).hexdigest(), network, softmax)
 
 
 def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Query, ...]:
-    """The queries in a VNN-LIB file, about a model of as many inputs and outputs."""
+    """Read the queries in a VNN-LIB file, which must fit the inputs and outputs of a model."""
     from anydevice._proofs.checking.readers import read_vnnlib
 
-    data = _content(path)
-    inputs, outputs, queries = _told(path, lambda: read_vnnlib(data.decode()))
+    data = _read_bytes(path)
+    inputs, outputs, queries = _parse(path, lambda: read_vnnlib(data.decode()))
     if model is not None:
-        _fits(path, (inputs, outputs), model)
+        here = (model.network.inputs, model.network.outputs)
+        if (inputs, outputs) != here:
+            raise ConfigurationError(
+                f"{path} is about {inputs} inputs and {outputs} outputs, and {model.path} has "
+                f"{here[0]} and {here[1]}",
+                source=str(path),
+            )
         if model.softmax and not all(map(_compares, queries)):
             raise UnsupportedError(
                 f"{path} asks for more than an order of the outputs of {model.path}, which ends in "
@@ -58,15 +64,15 @@ def read_queries(path: str | Path, model: ModelFile | None = None) -> tuple[Quer
 
 
 def read_certificate(path: str | Path) -> Certificate:
-    """The certificate in a file."""
-    data = _content(path)
-    return _told(path, lambda: certificate_in(data))
+    """Read the certificate in a file."""
+    data = _read_bytes(path)
+    return _parse(path, lambda: certificate_in(data))
 
 
 def check(
     model: ModelFile, queries: Sequence[Query], certificate: Certificate, path: str | Path
 ) -> int:
-    """Check a certificate again; how many parts it has. The error names the one that is open."""
+    """Check a certificate, and return the number of its parts; an error names the open one."""
     from anydevice._proofs.checking.checker import check as check_all
 
     try:
@@ -78,16 +84,6 @@ def check(
         raise VerificationError(f"{path} is refused: {error}", where=where) from error
 
 
-def _fits(path: str | Path, sizes: tuple[int, int], model: ModelFile) -> None:
-    here = (model.network.inputs, model.network.outputs)
-    if sizes != here:
-        raise ConfigurationError(
-            f"{path} is about {sizes[0]} inputs and {sizes[1]} outputs, and {model.path} has "
-            f"{here[0]} and {here[1]}",
-            source=str(path),
-        )
-
-
 def _compares(query: Query) -> bool:
     """Whether each row says which of two outputs is larger."""
     rows: Sequence[Sequence[object]] = [
@@ -97,7 +93,7 @@ def _compares(query: Query) -> bool:
     return pairs and not any(query.constants)
 
 
-def _content(path: str | Path) -> bytes:
+def _read_bytes(path: str | Path) -> bytes:
     try:
         with open(open_ordinary(path), "rb") as file:
             data = file.read()
@@ -109,7 +105,8 @@ def _content(path: str | Path) -> bytes:
     return data
 
 
-def _told(path: str | Path, read: Callable[[], T]) -> T:
+def _parse(path: str | Path, read: Callable[[], T]) -> T:
+    """Call `read`, and name the file in its errors."""
     try:
         return read()
     except NotSupportedError as error:

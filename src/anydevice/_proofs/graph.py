@@ -1,8 +1,8 @@
-"""Builds a `Network` step by step: every layer as sums of cells, with at most one function each.
+"""Builds a `Network` step by step: each layer becomes sums of cells and elementwise functions.
 
 A cell is one number of one node: the cells of the input are 0, 1, …, and those of each new node
-follow. A value under way is an array of cells in the shape of an example, so that reshaping,
-transposing, slicing and joining are done on this array and cost the network nothing.
+follow. A tensor is an array of cells in the shape of an example, so that reshaping, transposing,
+slicing and joining are done on this array and cost the network nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 
 Cells = npt.NDArray[np.int64]
 NO_CELL = -1
-"""Stands for a zero, such as the padding of an image."""
+"""A zero, such as the padding of an image."""
 
-MOST_BYTES = 4 << 30
-"""Of the matrices of one network."""
+MAX_BYTES = 4 << 30
+"""The limit for the matrices of one network."""
 
 ROUNDED = 2.0**-50
-"""How far numbers may be off, relative to themselves, that take a few float64 operations."""
+"""The relative error of numbers that take a few float64 operations."""
 
 _BY_COLUMN = 4
-"""Sums of so few terms are taken apart by terms: most of these are diagonal."""
+"""Sums of at most this number of terms are stored term by term: most of these are diagonal."""
 
 _NORM_ROUNDINGS = 12
-"""Of a scale `weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root, and its use."""
+"""Roundings of `weight * rsqrt(variance + eps)` in float32, with 4 ulp for the root, and its use.
+"""
 
 
 INSTEAD = (
@@ -44,10 +45,10 @@ INSTEAD = (
 
 
 class LoweredModel(Record):
-    """A model as a network: the shapes of an example and of its output, and what was left out.
+    """A model as a network, with the shapes of an example and of its output.
 
-    `dropped` is "softmax" where the last softmax is not part of the network: its outputs are the
-    logits then.
+    `dropped` is "softmax" or "log_softmax" if that was the last layer, and the network ends with
+    the logits instead.
     """
 
     network: Network
@@ -57,7 +58,7 @@ class LoweredModel(Record):
 
 
 class Builder:
-    """A network under way; `path` names the layer that is lowered, for errors."""
+    """A network while it is built; `path` names the layer that is lowered, for errors."""
 
     def __init__(self, inputs: int) -> None:
         self.inputs = inputs
@@ -66,7 +67,7 @@ class Builder:
         self._nodes: list[Node] = []
         self._starts = [0, inputs]
 
-    # What a network is made of
+    # Nodes
 
     def rows(
         self,
@@ -78,7 +79,7 @@ class Builder:
         roundings: int = 0,
         inexact: float = 0.0,
     ) -> Cells:
-        """A node with `sum over k of weights[r, k] * cells[r, k], + bias[r]` for each row r.
+        """Add a node with `sum over k of weights[r, k] * cells[r, k], + bias[r]` for each row r.
 
         Cells that are the same for all rows may be given as one row.
         """
@@ -89,7 +90,7 @@ class Builder:
         offset = np.ascontiguousarray(np.broadcast_to(np.asarray(bias, np.float64), (size,)))
         self._refuse_nonfinite(weights, offset)
         inputs, matrices = [], []
-        for number, matrix in self._merged(self._terms(cells, weights, size)):
+        for number, matrix in self._merge(self._terms(cells, weights, size)):
             inputs.append(number)
             matrices.append(matrix)
         node = Node(tuple(inputs), tuple(matrices), offset, function, roundings, inexact)
@@ -102,9 +103,9 @@ class Builder:
         return np.arange(start, start + node.size)
 
     def function(self, cells: Cells, name: str) -> Cells:
-        """An elementwise function of each cell, computed once for each."""
-        unique, places = np.unique(cells, return_inverse=True)
-        return self.rows(unique[:, None], 1.0, 0.0, name)[places].reshape(cells.shape)
+        """Apply an elementwise function, once for each cell."""
+        unique, index = np.unique(cells, return_inverse=True)
+        return self.rows(unique[:, None], 1.0, 0.0, name)[index].reshape(cells.shape)
 
     def affine(
         self,
@@ -115,7 +116,7 @@ class Builder:
         roundings: int = 0,
         inexact: float = 0.0,
     ) -> Cells:
-        """`scale * cell + shift` for each cell; both broadcast."""
+        """Return `scale * cell + shift` for each cell; both broadcast."""
         shape = np.broadcast_shapes(cells.shape, np.shape(scale), np.shape(shift))
         scales = np.broadcast_to(np.asarray(scale, np.float64), shape).reshape(-1, 1)
         shifts = np.broadcast_to(np.asarray(shift, np.float64), shape).reshape(-1)
@@ -126,25 +127,25 @@ class Builder:
     def shift(
         self, cells: Cells, shift: Floats, *, roundings: int = 0, inexact: float = 0.0
     ) -> Cells:
-        """`cell + shift`; a product without a bias gets this one, and no node of its own."""
+        """Return `cell + shift`; a product without a bias gets this bias instead of a new node."""
         shift = np.broadcast_to(np.asarray(shift, np.float64), cells.shape)
         number = int(self._node_of(cells.reshape(-1)[:1])[0]) if cells.size else 0
         start, size = self._starts[max(number, 0)], self._size(max(number, 0))
-        places = cells.reshape(-1) - start
-        if number < 1 or not np.array_equal(np.sort(places), np.arange(size)):
+        columns = cells.reshape(-1) - start
+        if number < 1 or not np.array_equal(np.sort(columns), np.arange(size)):
             return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
         node = self._nodes[number - 1]
         if node.function or node.bias.any() or not node.roundings:
             return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
         self._refuse_nonfinite(shift)
         bias = np.zeros(size)
-        bias[places] = shift.reshape(-1)
-        made = node._replace(
+        bias[columns] = shift.reshape(-1)
+        node = node._replace(
             bias=bias,
             roundings=node.roundings + roundings,
             inexact=max(node.inexact, inexact),
         )
-        return self._append(made)[places].reshape(cells.shape)
+        return self._append(node)[columns].reshape(cells.shape)
 
     def combine(
         self,
@@ -155,20 +156,19 @@ class Builder:
         roundings: int = 0,
         inexact: float = 0.0,
     ) -> Cells:
-        """The sum of several values times a number each; their shapes broadcast."""
+        """Return the sum of tensors times a number each; their shapes broadcast."""
         shape = np.broadcast_shapes(*[cells.shape for _, cells in parts])
         columns = [np.broadcast_to(cells, shape).reshape(-1) for _, cells in parts]
         weights = np.broadcast_to([scale for scale, _ in parts], (prod(shape), len(parts)))
         stacked = np.stack(columns, -1)
-        made = self.rows(stacked, weights, shift, function, roundings=roundings, inexact=inexact)
-        return made.reshape(shape)
+        total = self.rows(stacked, weights, shift, function, roundings=roundings, inexact=inexact)
+        return total.reshape(shape)
 
     def constant(self, values: Floats, inexact: float = 0.0) -> Cells:
-        """Cells that are the same for every input."""
+        """Return cells that are the same for every input."""
         values = np.asarray(values, np.float64)
         cells = np.zeros((values.size, 1), np.int64)
-        made = self.rows(cells, 0.0, values.reshape(-1), inexact=inexact)
-        return made.reshape(values.shape)
+        return self.rows(cells, 0.0, values.reshape(-1), inexact=inexact).reshape(values.shape)
 
     # Layers
 
@@ -180,15 +180,18 @@ class Builder:
         extra: int = 0,
         inexact: float = 0.0,
     ) -> Cells:
-        """`x · weightᵀ + bias` over the last axis; `extra` roundings, as of weights in float64."""
+        """Return `x · weightᵀ + bias` over the last axis.
+
+        `extra` is 1 if float32 rounds the weights.
+        """
         outputs, inputs = weight.shape
-        given = cells.reshape(-1, inputs)
+        examples = cells.reshape(-1, inputs)
         offset = np.zeros(outputs) if bias is None else bias
-        rows = given if len(given) == 1 else np.repeat(given, outputs, axis=0)
-        weights, offsets = np.tile(weight, (len(given), 1)), np.tile(offset, len(given))
+        rows = examples if len(examples) == 1 else np.repeat(examples, outputs, axis=0)
+        weights, offsets = np.tile(weight, (len(examples), 1)), np.tile(offset, len(examples))
         roundings = inputs + 1 + extra
-        made = self.rows(rows, weights, offsets, roundings=roundings, inexact=inexact)
-        return made.reshape(*cells.shape[:-1], outputs)
+        y = self.rows(rows, weights, offsets, roundings=roundings, inexact=inexact)
+        return y.reshape(*cells.shape[:-1], outputs)
 
     def convolution(
         self,
@@ -201,51 +204,50 @@ class Builder:
         groups: int = 1,
         extra: int = 0,
     ) -> Cells:
-        """Cells (channels, …) and a weight (outputs, channels / groups, …)."""
+        """Convolve cells (channels, …) with kernels (outputs, channels / groups, …)."""
         padded = np.pad(cells, ((0, 0), *padding), constant_values=NO_CELL)
         windows = windows_of(padded, weight.shape[2:], stride, dilation)
-        places = windows.shape[1 : 1 + len(stride)]
-        outputs, own = weight.shape[:2]
-        terms = own * prod(weight.shape[2:])
+        sizes = windows.shape[1 : 1 + len(stride)]
+        outputs, channels = weight.shape[:2]
+        terms = channels * prod(weight.shape[2:])
         blocks = []
         for group in range(groups):
-            mine = windows[group * own : (group + 1) * own]
-            taken = np.moveaxis(mine, 0, len(stride)).reshape(prod(places), terms)
+            mine = windows[group * channels : (group + 1) * channels]
+            patches = np.moveaxis(mine, 0, len(stride)).reshape(prod(sizes), terms)
             kernels = weight[group * outputs // groups : (group + 1) * outputs // groups]
-            rows = np.tile(taken, (len(kernels), 1))
-            flat = np.repeat(kernels.reshape(len(kernels), terms), prod(places), axis=0)
+            rows = np.tile(patches, (len(kernels), 1))
+            flat = np.repeat(kernels.reshape(len(kernels), terms), prod(sizes), axis=0)
             blocks.append((rows, flat))
         offset = np.zeros(outputs) if bias is None else bias
-        made = self.rows(
+        y = self.rows(
             np.concatenate([rows for rows, _ in blocks]),
             np.concatenate([flat for _, flat in blocks]),
-            np.repeat(offset, prod(places)),
+            np.repeat(offset, prod(sizes)),
             roundings=terms + 1 + extra,
         )
-        return made.reshape(outputs, *places)
+        return y.reshape(outputs, *sizes)
 
     def mean(self, windows: Cells) -> Cells:
-        """The mean over the last axis; padding counts as zeros."""
+        """Return the mean over the last axis; padding counts as zeros."""
         return self.total(windows, 1 / windows.shape[-1])
 
     def total(self, cells: Cells, scale: float = 1.0) -> Cells:
-        """The sum over the last axis, times a number."""
+        """Return the sum over the last axis, times a number."""
         *shape, count = cells.shape
-        exact = scale == 1.0
-        made = self.rows(
+        total = self.rows(
             cells.reshape(-1, count),
             np.full((prod(shape), count), scale),
-            roundings=count if exact else count + 2,
+            roundings=count if scale == 1.0 else count + 2,
             inexact=0.0 if frexp(scale)[0] == 0.5 else ROUNDED,
         )
-        return made.reshape(shape)
+        return total.reshape(shape)
 
     def maximum(self, a: Cells, b: Cells) -> Cells:
-        """`max(a, b) = b + relu(a - b)`, which no execution rounds."""
+        """Return `max(a, b) = b + relu(a - b)`; an execution does not round it."""
         return self.combine([(1.0, b), (1.0, self.combine([(1.0, a), (-1.0, b)], "relu"))])
 
     def largest(self, windows: Cells) -> Cells:
-        """The maximum over the last axis, pair by pair; padding never is the largest."""
+        """Return the maximum over the last axis, pair by pair; padding is ignored."""
         windows = np.where(windows == NO_CELL, windows.max(-1, keepdims=True), windows)
         while windows.shape[-1] > 1:
             even = windows.shape[-1] // 2 * 2
@@ -254,50 +256,50 @@ class Builder:
         return windows[..., 0]
 
     def leaky_relu(self, cells: Cells, slope: float) -> Cells:
-        """`slope * x + (1 - slope) * relu(x)`."""
+        """Return `slope * x + (1 - slope) * relu(x)`."""
         parts = [(slope, cells), (1.0 - slope, self.function(cells, "relu"))]
         return self.combine(parts, roundings=3, inexact=ROUNDED)
 
     def absolute(self, cells: Cells) -> Cells:
-        """`relu(x) + relu(-x)`."""
-        both = [self.function(cells, "relu"), self.combine([(-1.0, cells)], "relu")]
-        return self.combine([(1.0, each) for each in both])
+        """Return `relu(x) + relu(-x)`."""
+        positive, negative = self.function(cells, "relu"), self.combine([(-1.0, cells)], "relu")
+        return self.combine([(1.0, positive), (1.0, negative)])
 
     def clip(self, cells: Cells, low: float | None, high: float | None) -> Cells:
-        """`max(x, low)`, and the minimum of that and `high`.
+        """Return `min(max(x, low), high)`; `None` is no limit.
 
-        Written so that plain intervals stay within both: `high - relu(high - low - relu(x - low))`.
+        Both limits are `high - relu(high - low - relu(x - low))`, so that intervals stay within.
         """
         if low is not None and high is not None:
-            above = self.combine([(1.0, cells)], "relu", -low, roundings=_lost(low))
-            room, lost = high - low, _lost(low) + _lost(high)
+            above = self.combine([(1.0, cells)], "relu", -low, roundings=_roundings_of(low))
+            room, lost = high - low, _roundings_of(low) + _roundings_of(high)
             inexact = ROUNDED if low else 0.0
             rest = self.combine([(-1.0, above)], "relu", room, roundings=lost, inexact=inexact)
-            return self.combine([(-1.0, rest)], "", high, roundings=_lost(high))
+            return self.combine([(-1.0, rest)], "", high, roundings=_roundings_of(high))
         if low is not None:
-            above = self.combine([(1.0, cells)], "relu", -low, roundings=_lost(low))
+            above = self.combine([(1.0, cells)], "relu", -low, roundings=_roundings_of(low))
             return above if low == 0 else self.combine([(1.0, above)], "", low)
         if high is not None:
-            rest = self.combine([(-1.0, cells)], "relu", high, roundings=_lost(high))
+            rest = self.combine([(-1.0, cells)], "relu", high, roundings=_roundings_of(high))
             return self.combine([(-1.0, rest)], "", high)
         return cells
 
     def normalize(
         self, cells: Cells, scale: Floats, mean: Floats, bias: Floats, inexact: float = ROUNDED
     ) -> Cells:
-        """`(x - mean) * scale + bias`, also where it is computed as `x * scale + (…)`."""
-        apart = self.affine(cells, 1.0, -mean, roundings=_NORM_ROUNDINGS)
-        return self.affine(apart, scale, bias, roundings=_NORM_ROUNDINGS, inexact=inexact)
+        """Return `(x - mean) * scale + bias`, for executions as `x * scale + (…)`, too."""
+        centred = self.affine(cells, 1.0, -mean, roundings=_NORM_ROUNDINGS)
+        return self.affine(centred, scale, bias, roundings=_NORM_ROUNDINGS, inexact=inexact)
 
     def product(self, a: Cells, b: Cells) -> Cells:
-        """`a * b`, element by element."""
+        """Return `a * b`, element by element."""
         a, b = np.broadcast_arrays(a, b)
         return self.dot(a[..., None], b[..., None])
 
     def dot(self, a: Cells, b: Cells) -> Cells:
-        """The sum of `a * b` over the last axis.
+        """Return the sum of `a * b` over the last axis.
 
-        By squares: `((a + b)² - (a - b)²) / 4`, of which each sum is exact and the last is rounded.
+        A product is `((a + b)² - (a - b)²) / 4`: each sum is exact, and the last is rounded.
         """
         a, b = np.broadcast_arrays(a, b)
         terms = a.shape[-1]
@@ -311,24 +313,24 @@ class Builder:
         return self.rows(flat, weights, roundings=terms + 1).reshape(a.shape[:-1])
 
     def _square_of_sum(self, a: Cells, b: Cells, sign: float) -> Cells:
-        pairs, places = np.unique(
+        pairs, index = np.unique(
             np.stack([a.reshape(-1), b.reshape(-1)], -1), axis=0, return_inverse=True
         )
-        made = self.rows(pairs, np.broadcast_to([1.0, sign], pairs.shape), function="square")
-        return made[places.reshape(-1)].reshape(a.shape)
+        squares = self.rows(pairs, np.broadcast_to([1.0, sign], pairs.shape), function="square")
+        return squares[index.reshape(-1)].reshape(a.shape)
 
     def softmax(self, cells: Cells) -> Cells:
-        """`1 / (sum over j of exp(x_j - x_i))` over the last axis.
+        """Return `1 / (sum over j of exp(x_j - x_i))` over the last axis.
 
-        An execution subtracts the largest of a row first, and each difference is rounded: all cells
-        of the row are named with weights 1 and -1, which cancel, and count in the error.
+        An execution subtracts the largest of a row first, which rounds. Therefore all cells of the
+        row have weights 1 and -1: these cancel, and count in the error.
         """
         count = cells.shape[-1]
         rows = cells.reshape(-1, count)
-        own = np.repeat(rows.reshape(-1), count)
+        this = np.repeat(rows.reshape(-1), count)
         other = np.repeat(rows, count, axis=0).reshape(-1)
         every = np.repeat(rows, count * count, axis=0)
-        parts = np.concatenate([other[:, None], own[:, None], every, every], -1)
+        parts = np.concatenate([other[:, None], this[:, None], every, every], -1)
         signs = np.concatenate([[1.0, -1.0], np.ones(count), -np.ones(count)])
         weights = np.broadcast_to(signs, parts.shape)
         ratios = self.rows(parts, weights, function="exp", roundings=4).reshape(-1, count)
@@ -339,86 +341,86 @@ class Builder:
     def layer_norm(
         self, cells: Cells, weight: Floats | None, bias: Floats | None, eps: float
     ) -> Cells:
-        """Mean 0 and variance 1 over the last axis, then scaled and shifted."""
+        """Normalize to mean 0 and variance 1 over the last axis, then scale and shift."""
         count = cells.shape[-1]
         rows = cells.reshape(-1, count)
         centre = np.eye(count) - 1 / count
         every, weights = np.repeat(rows, count, axis=0), np.tile(centre, (len(rows), 1))
-        apart = self.rows(every, weights, roundings=2 * count + 6, inexact=ROUNDED)
-        return self._scaled(cells, rows, apart.reshape(rows.shape), weight, bias, eps)
+        centred = self.rows(every, weights, roundings=2 * count + 6, inexact=ROUNDED)
+        return self._divide_by_rms(cells, rows, centred.reshape(rows.shape), weight, bias, eps)
 
     def rms_norm(self, cells: Cells, weight: Floats | None, eps: float) -> Cells:
-        """Root mean square 1 over the last axis, then scaled."""
+        """Normalize to root mean square 1 over the last axis, then scale."""
         rows = cells.reshape(-1, cells.shape[-1])
-        return self._scaled(cells, rows, rows, weight, None, eps)
+        return self._divide_by_rms(cells, rows, rows, weight, None, eps)
 
-    def _scaled(
+    def _divide_by_rms(
         self,
         cells: Cells,
         rows: Cells,
-        apart: Cells,
+        centred: Cells,
         weight: Floats | None,
         bias: Floats | None,
         eps: float,
     ) -> Cells:
-        """`apart / sqrt(mean of apart² + eps)`, scaled and shifted.
+        """Return `centred / sqrt(mean of centred² + eps)`, scaled and shifted.
 
-        The squares of the cells themselves cancel, and count in the error: a variance may be
-        computed in one pass.
+        The squares of the cells themselves cancel, and count in the error: an execution may
+        compute a variance in one pass.
         """
         count = rows.shape[-1]
-        own, raw = self.function(apart, "square"), self.function(rows, "square")
-        parts = np.concatenate([own, raw, raw], -1)
+        squares, raw = self.function(centred, "square"), self.function(rows, "square")
+        parts = np.concatenate([squares, raw, raw], -1)
         signs = np.concatenate([np.ones(count), np.ones(count), -np.ones(count)]) / count
         weights = np.broadcast_to(signs, parts.shape)
-        around = 2 * count + 8
-        variance = self.rows(parts, weights, 0.0, "relu", roundings=around, inexact=ROUNDED)
+        roundings = 2 * count + 8
+        variance = self.rows(parts, weights, 0.0, "relu", roundings=roundings, inexact=ROUNDED)
         root = self.rows(variance[:, None], 1.0, eps, "rsqrt", roundings=3)
-        made = self.product(apart, root[:, None])
+        y = self.product(centred, root[:, None])
         if weight is not None or bias is not None:
             scale = np.ones(count) if weight is None else weight
             shift = np.zeros(count) if bias is None else bias
-            made = self.affine(made, scale, shift, roundings=4)
-        return made.reshape(cells.shape)
+            y = self.affine(y, scale, shift, roundings=4)
+        return y.reshape(cells.shape)
 
     def attention(self, q: Cells, k: Cells, v: Cells, scale: float, causal: bool) -> Cells:
-        """(heads, tokens, size) each: `softmax(scale · q · kᵀ) · v`."""
+        """Return `softmax(scale · q · kᵀ) · v` of (heads, tokens, size) each."""
         scores = self.dot(q[:, :, None], k[:, None])
         scores = self.affine(scores, scale, roundings=3, inexact=ROUNDED)
         queries, keys = scores.shape[1:]
         if not causal:
             shares = self.softmax(scores)
             return self.dot(shares[:, :, None], np.swapaxes(v, 1, 2)[:, None])
-        made = []
-        for at in range(queries):
-            seen = at + 1 + keys - queries
-            shares = self.softmax(scores[:, at, :seen])
-            made.append(self.dot(shares[:, None], np.swapaxes(v[:, :seen], 1, 2)))
-        return np.stack(made, 1)
+        rows = []
+        for query in range(queries):
+            visible = query + 1 + keys - queries
+            shares = self.softmax(scores[:, query, :visible])
+            rows.append(self.dot(shares[:, None], np.swapaxes(v[:, :visible], 1, 2)))
+        return np.stack(rows, 1)
 
-    # The end
+    # The network
 
     def network(self, cells: Cells) -> Network:
-        """The network whose outputs are these cells; what they do not need is left out."""
+        """Return the network whose outputs are these cells, without nodes that they do not need."""
         flat = cells.reshape(-1)
         number = int(self._node_of(flat[:1])[0])
         if number > 0 and np.array_equal(
             flat, self._starts[number] + np.arange(self._size(number))
         ):
-            return simplified(Network(self.inputs, tuple(self._nodes[:number])))
+            return simplify(Network(self.inputs, tuple(self._nodes[:number])))
         self.rows(flat[:, None], 1.0)
-        return simplified(Network(self.inputs, tuple(self._nodes)))
+        return simplify(Network(self.inputs, tuple(self._nodes)))
 
     def _node_of(self, cells: Cells) -> Cells:
         return np.searchsorted(self._starts, cells, side="right") - 1
 
     def _terms(self, cells: Cells, weights: Floats, size: int) -> Iterator[tuple[int, Floats]]:
-        """Each node that is summed, with its matrix or diagonal."""
+        """Yield each node that is summed, with its matrix or diagonal."""
         width = np.broadcast_shapes(cells.shape, weights.shape)[1]
         if width <= _BY_COLUMN or _repeats(cells):
-            taken = np.broadcast_to(cells, (size, width))
-            factors = np.broadcast_to(weights, (size, width))
-            for column, factor in zip(taken.T, factors.T, strict=True):
+            columns = np.broadcast_to(cells, (size, width)).T
+            factors = np.broadcast_to(weights, (size, width)).T
+            for column, factor in zip(columns, factors, strict=True):
                 yield from self._column(column, factor)
             return
         owners = self._node_of(cells)
@@ -426,8 +428,8 @@ class Builder:
             matrix = self._zeros(size, number)
             here = owners == number
             if len(cells) == 1:
-                places = cells[0, here[0]] - self._starts[number]
-                matrix[:, places] = np.broadcast_to(weights, (size, width))[:, here[0]]
+                columns = cells[0, here[0]] - self._starts[number]
+                matrix[:, columns] = np.broadcast_to(weights, (size, width))[:, here[0]]
             else:
                 rows, columns = np.nonzero(here)
                 factors = np.broadcast_to(weights, (size, width))
@@ -435,33 +437,33 @@ class Builder:
             yield number, matrix
 
     def _column(self, cells: Cells, factors: Floats) -> Iterator[tuple[int, Floats]]:
-        """One term of each row."""
+        """Yield one term of each row, by node."""
         owners = self._node_of(cells)
         for number in np.unique(owners[owners >= 0]).tolist():
             (rows,) = np.nonzero(owners == number)
-            places = cells[rows] - self._starts[number]
-            if len(cells) == self._size(number) and np.array_equal(rows, places):
+            columns = cells[rows] - self._starts[number]
+            if len(cells) == self._size(number) and np.array_equal(rows, columns):
                 diagonal = np.zeros(len(cells))
                 diagonal[rows] = factors[rows]
                 yield number, diagonal
                 continue
             matrix = self._zeros(len(cells), number)
-            matrix[rows, places] = factors[rows]
+            matrix[rows, columns] = factors[rows]
             yield number, matrix
 
-    def _merged(self, terms: Iterator[tuple[int, Floats]]) -> Iterator[tuple[int, Floats]]:
-        """Terms of one node added up where none of their numbers meet, which keeps them exact."""
-        kept: list[tuple[int, Floats]] = []
+    def _merge(self, terms: Iterator[tuple[int, Floats]]) -> Iterator[tuple[int, Floats]]:
+        """Add terms of one node whose nonzero numbers do not overlap, so that sums are exact."""
+        merged: list[tuple[int, Floats]] = []
         for number, matrix in terms:
-            for at, (other, before) in enumerate(kept):
+            for i, (other, before) in enumerate(merged):
                 if number == other and matrix.ndim == before.ndim and not (matrix * before).any():
-                    kept[at] = number, before + matrix
+                    merged[i] = number, before + matrix
                     if matrix.ndim == 2:
                         self._bytes -= matrix.nbytes
                     break
             else:
-                kept.append((number, matrix))
-        yield from kept
+                merged.append((number, matrix))
+        yield from merged
 
     def _size(self, number: int) -> int:
         return self._starts[number + 1] - self._starts[number]
@@ -469,10 +471,10 @@ class Builder:
     def _zeros(self, size: int, number: int) -> Floats:
         shape = size, self._size(number)
         self._bytes += 8 * prod(shape)
-        if self._bytes > MOST_BYTES:
+        if self._bytes > MAX_BYTES:
             raise UnsupportedError(
                 f"{self.path}: as matrices this model takes more than "
-                f"{format_size(MOST_BYTES)}; take a smaller model, or smaller images"
+                f"{format_size(MAX_BYTES)}; take a smaller model, or smaller images"
             )
         return np.zeros(shape)
 
@@ -491,51 +493,50 @@ def windows_of(
     stride: tuple[int, ...],
     dilation: tuple[int, ...] | None = None,
 ) -> Cells:
-    """The windows over the last axes: (…, places along each axis, elements along each axis)."""
+    """Return the windows over the last axes: (…, windows along each axis, elements of each)."""
     spread = (1,) * len(size) if dilation is None else dilation
-    reach = tuple((one - 1) * step + 1 for one, step in zip(size, spread, strict=True))
+    reach = tuple((length - 1) * step + 1 for length, step in zip(size, spread, strict=True))
     axes = tuple(range(cells.ndim - len(size), cells.ndim))
     every = np.lib.stride_tricks.sliding_window_view(cells, reach, axes)
-    by_place = [slice(None, None, step) for step in stride]
-    by_element = [slice(None, None, step) for step in spread]
-    taken: Cells = every[(Ellipsis, *by_place, *by_element)]  # type: ignore[arg-type]
-    return taken
+    steps = [slice(None, None, step) for step in (*stride, *spread)]
+    windows: Cells = every[(Ellipsis, *steps)]  # type: ignore[arg-type]
+    return windows
 
 
-def simplified(network: Network) -> Network:
-    """The network without nodes that nothing needs, and with functions in the node before them."""
-    nodes = list(_renumbered(network.inputs, list(network.nodes)).nodes)
+def simplify(network: Network) -> Network:
+    """Drop nodes that the output does not need, and join functions with the node before."""
+    nodes = list(_drop_unused(network.inputs, list(network.nodes)).nodes)
     uses: dict[int, int] = {}
     for node in nodes:
         for number in node.inputs:
             uses[number] = uses.get(number, 0) + 1
-    for at, node in enumerate(nodes):
+    for i, node in enumerate(nodes):
         if not node.function or not _copies_one(node):
             continue
         (source,) = node.inputs
         before = nodes[source - 1] if source else None
         if before is None or before.function or uses[source] > 1 or before.size != node.size:
             continue
-        nodes[at] = before._replace(function=node.function)
+        nodes[i] = before._replace(function=node.function)
         uses[source] = 0
-    return _renumbered(network.inputs, nodes)
+    return _drop_unused(network.inputs, nodes)
 
 
-def _renumbered(inputs: int, nodes: list[Node]) -> Network:
+def _drop_unused(inputs: int, nodes: list[Node]) -> Network:
     needed = {len(nodes)}
     for number in range(len(nodes), 0, -1):
         if number in needed:
             needed.update(nodes[number - 1].inputs)
     order = sorted(needed - {0})
-    new = {0: 0} | {number: at for at, number in enumerate(order, 1)}
-    kept = [nodes[number - 1] for number in order]
+    new = {0: 0} | {number: i for i, number in enumerate(order, 1)}
+    used = [nodes[number - 1] for number in order]
     return Network(
-        inputs, tuple(n._replace(inputs=tuple([new[each] for each in n.inputs])) for n in kept)
+        inputs, tuple(n._replace(inputs=tuple([new[i] for i in n.inputs])) for n in used)
     )
 
 
 def _copies_one(node: Node) -> bool:
-    """Whether its sum is another node as it is."""
+    """Whether the node's sum is another node as it is."""
     if len(node.inputs) != 1 or node.roundings or node.inexact or node.bias.any():
         return False
     (weight,) = node.weights
@@ -548,14 +549,14 @@ def _repeats(cells: Cells) -> bool:
     return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
 
 
-def _lost(value: float) -> int:
-    """1 where float32 does not hold this number."""
+def _roundings_of(value: float) -> int:
+    """Return 1 if float32 does not hold this number, else 0."""
     return int(float(np.float32(value)) != value)
 
 
-def refused(path: str, what: str, instead: str = INSTEAD) -> UnsupportedError:
-    """The error for a layer that proofs do not take."""
-    return UnsupportedError(f"{path}: proofs do not take {what}; {instead}")
+def refused(path: str, feature: str, instead: str = INSTEAD) -> UnsupportedError:
+    """Return the error for a feature that proofs do not take."""
+    return UnsupportedError(f"{path}: proofs do not take {feature}; {instead}")
 
 
 def rounds(values: Floats) -> bool:
@@ -565,12 +566,12 @@ def rounds(values: Floats) -> bool:
 
 
 def scale_of_norm(weight: Any, variance: Any, eps: float) -> Floats:
-    """`weight / sqrt(variance + eps)` in float64."""
+    """Return `weight / sqrt(variance + eps)` in float64."""
     wide = np.asarray(weight, np.float64), np.asarray(variance, np.float64)
     result: Floats = wide[0] / np.sqrt(wide[1] + eps)
     return result
 
 
 def attention_scale(size: int) -> float:
-    """The usual factor of scores."""
+    """Return the usual factor of attention scores."""
     return 1 / sqrt(size)

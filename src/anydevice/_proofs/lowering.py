@@ -1,12 +1,13 @@
 """Lowers models to a `Network` of affine nodes and elementwise functions, exactly.
 
-Layers of `nn` are lowered by their classes, modules of other libraries by what they compute. What
-cannot be lowered is refused before any proof begins, with the path of the layer.
+Layers of `nn` are lowered by their classes, modules of other libraries by a trace of one run. A
+layer that cannot be lowered is refused with its path, before any proof begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
+from anydevice._core.trees import mapped
 from anydevice._libraries import registry
 from anydevice._libraries.base import ModelAdapter, host_array
 from anydevice._libraries.detect import adapter_of
@@ -45,18 +47,18 @@ from anydevice.errors import (
     VerificationError,
 )
 
-_BEYOND = 1e36
-"""Numbers that are compared are smaller: float32 does not overflow close by."""
+_LARGEST = 1e36
+"""Only smaller numbers are compared: float32 overflows not far above."""
 
 
 def lower(
     model: Any, shape: Shape | None = None, *, classes: bool = False, over: Region | None = None
 ) -> LoweredModel:
-    """The network of a model, for examples of a shape.
+    """Return the network of a model, for examples of a shape.
 
-    A `nn.Model` knows its shape. With `classes`, a softmax at the end is left out, which does not
-    change the order of the outputs. The network of a module is compared with it, also at points of
-    a region that is given.
+    A `nn.Model` knows its shape. With `classes`, a softmax at the end is dropped, which does not
+    change the order of the outputs. The network of a module is compared with the module, also at
+    points of the region `over`.
 
     >>> from anydevice import nn
     >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), "softmax", device="cpu")
@@ -64,13 +66,13 @@ def lower(
     >>> [(node.size, node.function) for node in lowered.network.nodes], lowered.dropped
     ([(8, 'relu'), (2, '')], 'softmax')
 
-    Raises `UnsupportedError`, with the path of the layer, for what a proof cannot take, and
+    Raises `UnsupportedError`, with the path of the layer, for a layer that proofs do not take, and
     `ConfigurationError` for weights that are NaN or infinite and for modules in training mode.
     """
     if isinstance(model, NativeAdapter):
         model = model.model
     if isinstance(model, Model):
-        return _lowered_model(model, shape, classes)
+        return _lower_model(model, shape, classes)
     adapter = model if isinstance(model, ModelAdapter) else adapter_of(model)
     if adapter.library is None:
         raise UnsupportedError(
@@ -97,7 +99,7 @@ def lower(
         lowered = trace.lowered(trace_output(adapter, trace, shape), classes)
     except AnyDeviceError:
         raise
-    except Exception as error:  # whatever the code of a module raises
+    except Exception as error:  # the code of a module may raise anything
         raise ConfigurationError(
             f"the {adapter.kind} does not run for an example of the shape {shape}: "
             f"{type(error).__name__}: {error}",
@@ -141,31 +143,33 @@ def refuse_weights(weights: Mapping[str, Any]) -> None:
 
 
 def _points(lowered: LoweredModel, over: Region | None) -> Floats:
-    """Where the network is compared: around 0, and at corners and inner points of a region."""
+    """Return points for the comparison: around 0, and corners and inner points of a region."""
     generator, inputs = np.random.default_rng(0), prod(lowered.input_shape)
     x = generator.uniform(-1, 1, (3, inputs))
     if over is not None:
-        low, high = [np.array([float(each) for each in ends]) for ends in over.corners(inputs)]
+        low, high = [np.array([float(x) for x in corner]) for corner in over.corners(inputs)]
         inner = low + generator.uniform(0, 1, (3, inputs)) * (high - low)
         x = np.concatenate([x, low[None], high[None], inner])
-    x = x[(np.abs(x) < _BEYOND).all(1)]
+    x = x[(np.abs(x) < _LARGEST).all(1)]
     return x.reshape(len(x), *lowered.input_shape).astype(np.float32)
 
 
 def _check_agrees(
     lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None = None
 ) -> None:
-    """Raise `VerificationError` where the network is another function than the model."""
+    """Raise `VerificationError` if the network is another function than the model."""
     x = _points(lowered, over)
-    expected, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
-    for row, wanted, error in zip(x, expected, off, strict=True):
-        if not (np.abs(wanted) + error < _BEYOND).all():
+    outputs, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
+    for row, expected, error in zip(x, outputs, off, strict=True):
+        if not (np.abs(expected) + error < _LARGEST).all():
             continue  # an execution may overflow, and no proof says otherwise
         got = np.asarray(call(row[None]), np.float64).reshape(-1)
         if lowered.dropped:
-            wanted = _softmax(wanted.reshape(lowered.output_shape)).reshape(-1)
+            logits = expected.reshape(lowered.output_shape)
+            shares = np.exp(logits - logits.max(-1, keepdims=True))
+            expected = (shares / shares.sum(-1, keepdims=True)).reshape(-1)
             got = np.exp(got) if lowered.dropped == "log_softmax" else got
-        if got.shape != wanted.shape or not (np.abs(got - wanted) <= 4 * error + 1e-6).all():
+        if got.shape != expected.shape or not (np.abs(got - expected) <= 4 * error + 1e-6).all():
             raise VerificationError(
                 "the lowered network gives other outputs than the model, so a proof would be about "
                 "another function; the model depends on something that is no part of its layers",
@@ -173,16 +177,10 @@ def _check_agrees(
             )
 
 
-def _softmax(x: Floats) -> Floats:
-    shares = np.exp(x - x.max(-1, keepdims=True))
-    result: Floats = shares / shares.sum(-1, keepdims=True)
-    return result
-
-
 # Layers of nn
 
 
-def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> LoweredModel:
+def _lower_model(model: Model, shape: Shape | None, classes: bool) -> LoweredModel:
     if shape is not None and prod(shape) != prod(model.input_shape):
         raise ConfigurationError(
             f"the model takes examples of the shape {model.input_shape}, and the region has the "
@@ -200,13 +198,13 @@ def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> LoweredM
     refuse_weights(adapter.weights())
     graph = Builder(prod(model.input_shape))
     cells = np.arange(graph.inputs).reshape(model.input_shape)
-    parameters = _hosted(model.parameters)
+    parameters = mapped(lambda x: np.asarray(host_array(x)), model.parameters)
     cells = _lower_layer(graph, layer, parameters, cells, root)
     return LoweredModel(graph.network(cells), model.input_shape, cells.shape, dropped)
 
 
 def _refuse_layers(layer: Layer, path: str) -> None:
-    """Refuse what cannot be lowered before anything is."""
+    """Raise `UnsupportedError` for the first layer that cannot be lowered."""
     if layer.takes_ids_below is not None:
         raise refused(
             path,
@@ -224,14 +222,6 @@ def _refuse_layers(layer: Layer, path: str) -> None:
         _refuse_layers(part, path + step)
 
 
-def _hosted(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _hosted(part) for name, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_hosted(part) for part in tree]
-    return np.asarray(host_array(tree))
-
-
 def _lower_layer(
     graph: Builder, layer: Layer, parameters: Parameters, cells: Cells, path: str
 ) -> Cells:
@@ -240,43 +230,39 @@ def _lower_layer(
 
 
 def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
-    """Parameters in float64, `None` for missing ones, and 1 where float32 rounds some."""
-    found = [None if parameters.get(name) is None else parameters[name] for name in names]
-    wide = [None if each is None else np.asarray(each, np.float64) for each in found]
-    return wide, int(any(rounds(each) for each in wide if each is not None))
+    """Return parameters in float64, `None` for missing ones, and 1 if float32 rounds some."""
+    arrays = [parameters.get(name) for name in names]
+    wide = [None if array is None else np.asarray(array, np.float64) for array in arrays]
+    return wide, int(any(rounds(array) for array in wide if array is not None))
 
 
 def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
-    return activated(graph, graph.dense(cells, weight, bias, extra), layer.activation)
+    return apply_activation(graph, graph.dense(cells, weight, bias, extra), layer.activation)
 
 
 def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
     axes = weight.ndim - 2
     stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
-    around = tuple([(each, each) for each in padding])
-    made = graph.convolution(cells, weight, bias, stride, around, extra=extra)
-    return activated(graph, made, layer.activation)
+    widths = tuple([(width, width) for width in padding])
+    y = graph.convolution(cells, weight, bias, stride, widths, extra=extra)
+    return apply_activation(graph, y, layer.activation)
 
 
 def _all_axes(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
     return (value,) * axes if isinstance(value, int) else value
 
 
-def _pooled(layer: Any, cells: Cells) -> Cells:
-    """The windows of a pooling, elements along the last axis."""
+def _pool_windows(layer: Any, cells: Cells) -> Cells:
+    """Return the windows of a pooling, with elements along the last axis."""
     size = _all_axes(layer.size, 2)
     windows = windows_of(cells, size, size if layer.stride is None else _all_axes(layer.stride, 2))
     return windows.reshape(*windows.shape[:3], -1)
 
 
-def _activation(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
-    return activated(graph, cells, layer.name)
-
-
-def activated(graph: Builder, cells: Cells, name: str | None) -> Cells:
-    """The cells after an activation of `nn`."""
+def apply_activation(graph: Builder, cells: Cells, name: str | None) -> Cells:
+    """Return the cells after an activation of `nn`."""
     return cells if name is None else _ACTIVATIONS[name](graph, cells)
 
 
@@ -284,12 +270,9 @@ _ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
     "identity": lambda graph, cells: cells,
     "leaky_relu": lambda graph, cells: graph.leaky_relu(cells, 0.01),
     "softmax": lambda graph, cells: graph.softmax(cells),
-    "relu": lambda graph, cells: graph.function(cells, "relu"),
-    "sigmoid": lambda graph, cells: graph.function(cells, "sigmoid"),
-    "tanh": lambda graph, cells: graph.function(cells, "tanh"),
-    "gelu": lambda graph, cells: graph.function(cells, "gelu"),
-    "gelu_tanh": lambda graph, cells: graph.function(cells, "gelu_tanh"),
-    "silu": lambda graph, cells: graph.function(cells, "silu"),
+} | {
+    name: partial(Builder.function, name=name)
+    for name in ("relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu")
 }
 
 
@@ -315,16 +298,16 @@ def _positions(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: 
 
 
 def _chain(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
-    for (step, part), own in zip(layer.parts, parameters, strict=True):
-        cells = _lower_layer(graph, part, own, cells, path + step)
+    for (step, part), of_part in zip(layer.parts, parameters, strict=True):
+        cells = _lower_layer(graph, part, of_part, cells, path + step)
     return cells
 
 
 def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     inside = _lower_layer(graph, layer.layer, parameters["layer"], cells, f"{path}.layer")
     if layer.shortcut is not None:
-        own = parameters["shortcut"]
-        cells = _lower_layer(graph, layer.shortcut, own, cells, f"{path}.shortcut")
+        of_shortcut = parameters["shortcut"]
+        cells = _lower_layer(graph, layer.shortcut, of_shortcut, cells, f"{path}.shortcut")
     graph.path = f"{path} {layer.label}"
     return graph.combine([(1.0, inside), (1.0, cells)], roundings=1)
 
@@ -338,8 +321,8 @@ def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: 
     key_heads = layer.heads if layer.kv_heads is None else layer.kv_heads
     edges = [size, size + key_heads * layer.head_size]
     q, k, v = [
-        each.reshape(tokens, -1, layer.head_size).swapaxes(0, 1)
-        for each in np.split(joined, edges, axis=1)
+        heads.reshape(tokens, -1, layer.head_size).swapaxes(0, 1)
+        for heads in np.split(joined, edges, axis=1)
     ]
     shared = layer.heads // key_heads
     k, v = np.repeat(k, shared, axis=0), np.repeat(v, shared, axis=0)
@@ -347,7 +330,7 @@ def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: 
     return graph.dense(y.swapaxes(0, 1).reshape(tokens, size), output, output_bias, extra)
 
 
-def _gated(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _gated_mlp(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
     joined = graph.dense(cells, gate_up, None, extra)
     gate, up = np.split(joined, 2, axis=-1)
@@ -359,8 +342,7 @@ def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str)
     for name in ("attention", "mlp"):
         y = cells
         for part in (f"{name}_norm", name):
-            own = parameters[part]
-            y = _lower_layer(graph, inside[f".{part}"], own, y, f"{path}.{part}")
+            y = _lower_layer(graph, inside[f".{part}"], parameters[part], y, f"{path}.{part}")
         graph.path = f"{path} {layer.label}"
         cells = graph.combine([(1.0, cells), (1.0, y)], roundings=1)
     return cells
@@ -369,7 +351,9 @@ def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str)
 Lowering = Callable[[Builder, Any, Any, Cells, str], Cells]
 
 _LAYERS: dict[type[Layer], Lowering] = {
-    layers.Activation: _activation,
+    layers.Activation: lambda graph, layer, parameters, cells, path: apply_activation(
+        graph, cells, layer.name
+    ),
     layers.BatchNorm: _batch_norm,
     layers.Chain: _chain,
     layers.Dense: _dense,
@@ -388,10 +372,10 @@ _LAYERS: dict[type[Layer], Lowering] = {
     convolution.Conv1d: _convolution,
     convolution.Conv2d: _convolution,
     convolution.AvgPool2d: lambda graph, layer, parameters, cells, path: graph.mean(
-        _pooled(layer, cells)
+        _pool_windows(layer, cells)
     ),
     convolution.MaxPool2d: lambda graph, layer, parameters, cells, path: graph.largest(
-        _pooled(layer, cells)
+        _pool_windows(layer, cells)
     ),
     convolution.GlobalAvgPool: lambda graph, layer, parameters, cells, path: graph.mean(
         cells.reshape(len(cells), -1)
@@ -400,7 +384,7 @@ _LAYERS: dict[type[Layer], Lowering] = {
         cells.reshape(len(cells), -1)
     ),
     transformer.Attention: _attention,
-    transformer.GatedMLP: _gated,
+    transformer.GatedMLP: _gated_mlp,
     transformer.TransformerBlock: _block,
 }
-"""How each layer is lowered: its parameters, the cells of its input, and its path are given."""
+"""The function that lowers each layer, from its parameters, the cells of its input and its path."""

@@ -1,4 +1,4 @@
-"""Where bounds are computed: an engine on a device, in float64 or float32, probed before use."""
+"""The machine that computes bounds: an engine on a device, in float64 or float32, after a probe."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from anydevice import _ops as ops
 from anydevice._core.locks import ForkSafeLock
-from anydevice._libraries.registry import part
+from anydevice._libraries import registry
 from anydevice._machine.choose.scope import device as choose_device
-from anydevice._machine.engines import registry
+from anydevice._machine.engines import registry as engines
 from anydevice.errors import UnsupportedError
 
 Array = Any
@@ -26,11 +26,11 @@ Host = npt.NDArray[Any]
 
 
 class BoundsMachine(NamedTuple):
-    """How an array gets to a device and back, and the numbers it is computed with there.
+    """The functions that place arrays on a device and read them back, and their dtype there.
 
-    `xp` has the functions of `ops`, for arrays that know the operators of Python. `rows` is how
-    many rows are substituted backward at once. `pads` asks for few different sizes, where each
-    new one is compiled.
+    `xp` has the functions of `ops`, for arrays with the operators of Python. `rows` is the number
+    of rows in a batch of backward substitutions. `pads` is whether each new size is compiled, so
+    that batches are padded to a few sizes.
     """
 
     place: Callable[[Host], Array]
@@ -45,12 +45,12 @@ class BoundsMachine(NamedTuple):
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def optimising(self) -> BoundsMachine:
-        """Where slopes and multipliers are optimised, which need not be exact."""
+        """Return the machine that optimises slopes and multipliers, which need not be exact."""
         return numpy_machine("float32") if self.is_numpy else self
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether a call takes so long that only many rows are worth it."""
+        """Whether only large batches are worth a call."""
         return self.rows > 1 << 16
 
     @property
@@ -63,13 +63,13 @@ class BoundsMachine(NamedTuple):
 
     @property
     def tiny(self) -> float:
-        """Every smaller number may be taken for zero."""
+        """The smallest normal number: smaller ones may be flushed to zero."""
         return 2.0**-1022 if self.dtype == "float64" else 2.0**-126
 
 
 def numpy_machine(dtype: str = "float64") -> BoundsMachine:
-    """NumPy itself: what is placed there is where it was."""
-    rows = 512 if dtype == "float64" else 1024  # of 50 neurons: they stay in the cache
+    """Return the machine of NumPy, on which no array is moved."""
+    rows = 512 if dtype == "float64" else 1024  # rows of 50 neurons stay in the cache
 
     def place(x: Host) -> Host:
         return np.ascontiguousarray(x, dtype)
@@ -84,8 +84,9 @@ def numpy_machine(dtype: str = "float64") -> BoundsMachine:
 
 
 class _NumpyOps:
-    """The functions of `ops` that bounds use, as NumPy has them: a call of `ops` takes 1 to 5 µs
-    more, as long as the work on a few boxes.
+    """The functions of `ops` that bounds use, as NumPy has them.
+
+    A call of `ops` takes 1 to 5 µs more, as long as the work on a few boxes.
     """
 
     maximum, minimum, where, matmul, stack = np.maximum, np.minimum, np.where, np.matmul, np.stack
@@ -117,30 +118,30 @@ class _NumpyOps:
 
 
 def machine_on(device: Any, engine: str | None) -> BoundsMachine:
-    """The machine of an engine on a device, after products whose results are known.
+    """Return the machine of an engine on a device, after a probe of it.
 
-    It computes in float64 where the engine has it, else in float32.
+    It computes in float64 if the engine has it, else in float32.
     """
     chosen = choose_device(device, engine=engine)
     name = chosen.engine or "numpy"
     if name == "numpy":
         return numpy_machine()
-    loaded = registry.load(name)
-    context = _wide_jax if name == "jax" else nullcontext
-    lift = _Lifted if name == "opencl" else _same
-    drop = _dropped if name == "opencl" else _same
+    loaded = engines.load(name)
+    context = registry.part("jax", "module").wide_numbers if name == "jax" else nullcontext
+    wrap = _OpenclArray if name == "opencl" else _same
+    unwrap = _unwrap if name == "opencl" else _same
 
     def host(x: Array) -> Host:
-        return np.asarray(loaded.to_host(drop(x)))
+        return np.asarray(loaded.to_host(unwrap(x)))
 
-    def made(dtype: str) -> BoundsMachine:
+    def machine_of(dtype: str) -> BoundsMachine:
         def place(x: Host) -> Array:
-            return lift(loaded.place(np.ascontiguousarray(x, dtype), chosen))
+            return wrap(loaded.place(np.ascontiguousarray(x, dtype), chosen))
 
         def indices(x: Host) -> Array:
-            return lift(loaded.place(np.ascontiguousarray(x, np.int32), chosen))
+            return wrap(loaded.place(np.ascontiguousarray(x, np.int32), chosen))
 
-        xp = _LiftedOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
+        xp = _OpenclOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
         rows = 4096 if chosen.backend in ("cpu", "opencl") else 1 << 18
         pads = name == "jax"
 
@@ -150,7 +151,7 @@ def machine_on(device: Any, engine: str | None) -> BoundsMachine:
         return BoundsMachine(place, indices, host, dtype, rows, pads, xp, dot, name, context)
 
     for dtype in ("float64", "float32"):
-        machine = made(dtype)
+        machine = machine_of(dtype)
         try:
             with context():
                 probe(machine)
@@ -169,7 +170,7 @@ _TAKES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 class _OpsTaking:
-    """`ops` without the checks of `take`: all indices of bounds are in range."""
+    """`ops` with a `take` that checks nothing: all indices of bounds are in range."""
 
     def __init__(self, engine: str) -> None:
         self.take = _TAKES[engine]
@@ -182,17 +183,17 @@ class _OpsTaking:
 def probe(machine: BoundsMachine) -> None:
     """Multiply matrices whose product is known, and compute with NaN and infinity.
 
-    Raises `UnsupportedError` where products have fewer bits than their dtype, as with TF32, or a
+    Raises `UnsupportedError` if products have fewer bits than their dtype, as with TF32, or if a
     compiler takes NaN for a number, as with fast-math: no bound holds there.
     """
     bits = 50 if machine.dtype == "float64" else 21
     random = np.random.default_rng(0)
     whole = [random.integers(1 << (bits - 2), 1 << bits, size) for size in ((8, 64), (64, 8))]
     exact = whole[0].astype(object) @ whole[1].astype(object)
-    a, b = (machine.place(each / 2.0**bits) for each in whole)
-    found = np.asarray(machine.host(machine.xp.matmul(a, b)), np.float64)
+    a, b = (machine.place(integers / 2.0**bits) for integers in whole)
+    product = np.asarray(machine.host(machine.xp.matmul(a, b)), np.float64)
     unit = Fraction(1, 1 << (2 * bits))
-    for got, expected in zip(found.ravel(), exact.ravel(), strict=True):
+    for got, expected in zip(product.ravel(), exact.ravel(), strict=True):
         true = int(expected) * unit
         if not abs(Fraction(float(got)) - true) <= 66 * Fraction(machine.unit) * true:
             raise UnsupportedError(
@@ -202,8 +203,8 @@ def probe(machine: BoundsMachine) -> None:
     x = machine.place(np.array([np.nan, np.inf, -1.0]))
     xp = machine.xp
     with np.errstate(all="ignore"):
-        kept = machine.host(xp.maximum(x, 0.0)), machine.host(x - x), machine.host(x > 0)
-    if not (np.isnan(kept[0][0]) and np.isnan(kept[1][:2]).all() and not kept[2][0]):
+        largest, zeros, positive = (machine.host(y) for y in (xp.maximum(x, 0.0), x - x, x > 0))
+    if not (np.isnan(largest[0]) and np.isnan(zeros[:2]).all() and not positive[0]):
         raise UnsupportedError(
             f"{machine.name} takes NaN for a number, as with fast-math: no bound holds there; turn "
             "that off, or compute on engine='numpy'"
@@ -212,9 +213,9 @@ def probe(machine: BoundsMachine) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Products on one thread of OpenBLAS: those here are small, and threads that wait take time.
+    """Use one thread of OpenBLAS in this block: for small products, others only take time.
 
-    Several threads may search at once: the last that ends puts the number back.
+    Several threads may search at once: the last that ends restores the number.
     """
     library = _openblas()
     if library is None:
@@ -238,7 +239,7 @@ _searching_lock = ForkSafeLock()
 
 @cache
 def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """How many threads the OpenBLAS of NumPy has, and the function that changes it."""
+    """Return the functions that read and set the number of threads of NumPy's OpenBLAS."""
     try:
         paths = set(re.findall(r"/\S*numpy\S*openblas\S*", Path("/proc/self/maps").read_text()))
     except OSError:
@@ -253,22 +254,17 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     return None
 
 
-def _wide_jax() -> AbstractContextManager[Any]:
-    context: AbstractContextManager[Any] = part("jax", "module").wide_numbers()
-    return context
-
-
 def _same(x: Array) -> Array:
     return x
 
 
-def _dropped(x: Any) -> Any:
+def _unwrap(x: Any) -> Any:
     if isinstance(x, list | tuple):
-        return [_dropped(each) for each in x]
-    return x.array if isinstance(x, _Lifted) else x
+        return [_unwrap(item) for item in x]
+    return x.array if isinstance(x, _OpenclArray) else x
 
 
-class _Lifted:
+class _OpenclArray:
     """An array of OpenCL with the operators of Python, which are those of `ops`."""
 
     __slots__ = ("array",)
@@ -280,18 +276,18 @@ class _Lifted:
     def shape(self) -> Any:
         return self.array.shape
 
-    def __neg__(self) -> _Lifted:
-        return _Lifted(ops.negative(self.array))
+    def __neg__(self) -> _OpenclArray:
+        return _OpenclArray(ops.negative(self.array))
 
-    def __abs__(self) -> _Lifted:
-        return _Lifted(ops.abs(self.array))
+    def __abs__(self) -> _OpenclArray:
+        return _OpenclArray(ops.abs(self.array))
 
 
-def _operator(name: str, turned: bool = False) -> Callable[[_Lifted, Any], _Lifted]:
-    def call(self: _Lifted, other: Any) -> _Lifted:
+def _operator(name: str, reflected: bool = False) -> Callable[[_OpenclArray, Any], _OpenclArray]:
+    def call(self: _OpenclArray, other: Any) -> _OpenclArray:
         op = getattr(ops, name)
-        a, b = _dropped(self), _dropped(other)
-        return _Lifted(op(b, a) if turned else op(a, b))
+        a, b = _unwrap(self), _unwrap(other)
+        return _OpenclArray(op(b, a) if reflected else op(a, b))
 
     return call
 
@@ -302,25 +298,25 @@ for _python, _ops in (
     ("mul", "multiply"),
     ("truediv", "divide"),
 ):
-    setattr(_Lifted, f"__{_python}__", _operator(_ops))
-    setattr(_Lifted, f"__r{_python}__", _operator(_ops, turned=True))
+    setattr(_OpenclArray, f"__{_python}__", _operator(_ops))
+    setattr(_OpenclArray, f"__r{_python}__", _operator(_ops, reflected=True))
 for _python, _ops in (
     ("lt", "less"),
     ("le", "less_equal"),
     ("gt", "greater"),
     ("ge", "greater_equal"),
 ):
-    setattr(_Lifted, f"__{_python}__", _operator(_ops))
+    setattr(_OpenclArray, f"__{_python}__", _operator(_ops))
 
 
-class _LiftedOps:
-    """`ops` for lifted arrays."""
+class _OpenclOps:
+    """`ops` for arrays of OpenCL with operators."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(ops, name)
 
         def call(*arguments: Any) -> Any:
-            return _Lifted(function(*map(_dropped, arguments)))
+            return _OpenclArray(function(*map(_unwrap, arguments)))
 
         self.__dict__[name] = call
         return call

@@ -1,7 +1,7 @@
-"""Properties and regions: what is to hold, and for which inputs, as data.
+"""Properties of outputs, and regions of inputs, as data.
 
-Both can be compared, printed, saved as JSON and attached to models. `problems` turns them into what
-a proof is about: networks, and queries over boxes with exact rational numbers.
+Both can be compared, printed, saved as JSON and attached to models. `problems` turns them into
+networks, and queries over boxes in exact rational numbers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from anydevice._proofs.derivative import absolute_sums, derivative
 from anydevice.errors import ConfigurationError
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-MOST_GROUPS = 10_000
-"""Combinations of the parts of an `any_of`."""
+MAX_GROUPS = 10_000
+"""The limit for combinations of the parts of an `any_of`."""
 
 Shape = tuple[int, ...]
 Numbers = tuple[float, ...]
 
 
 class Inequality(NamedTuple):
-    """`coefficients · y + constant`: an output is bad where it is <= 0, or < 0 where strict."""
+    """`coefficients · y + constant`; outputs are bad if it is <= 0, or < 0 if `strict`."""
 
     coefficients: dict[int, int]
     constant: Fraction
@@ -41,13 +41,13 @@ class Inequality(NamedTuple):
 
 
 Bad = list[list[Inequality]]
-"""The outputs are bad where all rows of one of these lists say so."""
+"""Groups of rows; outputs are bad if they are bad for all rows of one group."""
 
 
 class Problem(NamedTuple):
-    """One thing to prove: that the outputs of a network are never bad in a box.
+    """A query to prove: that the outputs of a network are never bad in a box.
 
-    `arithmetic` is "real" where the network is a derivative, which nobody executes.
+    `arithmetic` is "real" if the network is a derivative, which is never executed.
     """
 
     network: Network
@@ -64,11 +64,11 @@ class Region(Record):
 
     @property
     def shape(self) -> Shape | None:
-        """The shape of an example; `None` where the region fits every one."""
+        """The shape of an example; `None` if the region fits every shape."""
         raise NotImplementedError
 
     def corners(self, inputs: int) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-        """The exact lowest and highest numbers of an input; raises `ConfigurationError`."""
+        """Return the exact lower and upper corner; raises `ConfigurationError` for another size."""
         raise NotImplementedError
 
 
@@ -116,7 +116,7 @@ class Ball(Region):
 
 
 def box(low: Any, high: Any) -> Box:
-    """All inputs x with `low <= x <= high`, element by element.
+    """Return the region of all x with `low <= x <= high`, element by element.
 
     Both are arrays of the shape of one example, or one is a number; two numbers fit every shape.
 
@@ -139,7 +139,7 @@ def box(low: Any, high: Any) -> Box:
 
 
 def ball(centre: Any, radius: float, low: float = -inf, high: float = inf) -> Ball:
-    """All inputs that differ from `centre` by at most `radius` in each element.
+    """Return the region of all x that differ from `centre` by at most `radius` in each element.
 
     `low` and `high` are the range of valid inputs, such as 0 and 1 for images: the ball ends there.
 
@@ -164,10 +164,10 @@ def ball(centre: Any, radius: float, low: float = -inf, high: float = inf) -> Ba
 
 
 class Property(Record):
-    """What is to hold for the outputs of every input; see the functions of this module."""
+    """A property of the outputs for every input; see the functions of this module."""
 
     def bad(self, outputs: int) -> Bad:
-        """When it does not hold; raises `ConfigurationError` for other numbers of outputs."""
+        """Return the groups for which it does not hold; raises `ConfigurationError`."""
         raise NotImplementedError
 
     @property
@@ -185,8 +185,8 @@ class SameClass(Property):
         _check_output(self.label, outputs, "same_class")
         if outputs == 1:
             raise _wrong("same_class", "the model has one output, and there is nothing to compare")
-        others = [each for each in range(outputs) if each != self.label]
-        return [[Inequality({self.label: 1, each: -1}, Fraction(0))] for each in others]
+        others = [output for output in range(outputs) if output != self.label]
+        return [[Inequality({self.label: 1, other: -1}, Fraction(0))] for other in others]
 
     @property
     def about_order(self) -> bool:
@@ -200,8 +200,8 @@ class Less(Property):
     larger: int
 
     def bad(self, outputs: int) -> Bad:
-        for each in (self.smaller, self.larger):
-            _check_output(each, outputs, "less")
+        for output in (self.smaller, self.larger):
+            _check_output(output, outputs, "less")
         return [[Inequality({self.larger: 1, self.smaller: -1}, Fraction(0))]]
 
     @property
@@ -218,14 +218,14 @@ class Within(Property):
 
     def bad(self, outputs: int) -> Bad:
         chosen = range(outputs) if self.outputs is None else self.outputs
-        found: Bad = []
-        for each in chosen:
-            _check_output(each, outputs, "within")
+        groups: Bad = []
+        for output in chosen:
+            _check_output(output, outputs, "within")
             if isfinite(self.low):
-                found.append([Inequality({each: 1}, -Fraction(self.low), strict=True)])
+                groups.append([Inequality({output: 1}, -Fraction(self.low), strict=True)])
             if isfinite(self.high):
-                found.append([Inequality({each: -1}, Fraction(self.high), strict=True)])
-        return found
+                groups.append([Inequality({output: -1}, Fraction(self.high), strict=True)])
+        return groups
 
 
 class Finite(Property):
@@ -256,7 +256,7 @@ class AnyOf(Property):
     def bad(self, outputs: int) -> Bad:
         every = [part.bad(outputs) for part in self.parts]
         count = prod(len(groups) for groups in every)
-        if count > MOST_GROUPS:
+        if count > MAX_GROUPS:
             raise _wrong("any_of", f"its parts have {count:,} combinations; take simpler ones")
         return [[row for group in groups for row in group] for groups in product(*every)]
 
@@ -274,7 +274,7 @@ class Monotone(Property):
     tolerance: float = 1e-6
 
     def problem(self, network: Network) -> tuple[Network, Bad]:
-        """The derivative, and when it is bad."""
+        """Return the network of the derivative, and its bad groups."""
         _check_output(self.output, network.outputs, "monotone")
         if not 0 <= self.input < network.inputs:
             raise _wrong("monotone", f"the model has {network.inputs} inputs, and no {self.input}")
@@ -289,18 +289,18 @@ class Lipschitz(Property):
     bound: float
 
     def problem(self, network: Network) -> tuple[Network, Bad]:
-        """The sums of absolute derivatives of each output, and when they are bad."""
+        """Return the network of sums of absolute derivatives, and its bad groups."""
         sums = absolute_sums(network)
         rows = [
-            [Inequality({each: -1}, Fraction(self.bound), True)] for each in range(sums.outputs)
+            [Inequality({output: -1}, Fraction(self.bound), True)] for output in range(sums.outputs)
         ]
         return sums, rows
 
 
 def same_class(label: int) -> SameClass:
-    """The output `label` is greater than every other one: the input is always put into this class.
+    """Return the property that the output `label` is greater than every other one.
 
-    A softmax at the end of the model is left out: the theorem is about its logits.
+    A softmax at the end of the model is dropped: the theorem is about its logits.
 
     >>> same_class(3)
     SameClass(label=3)
@@ -309,7 +309,7 @@ def same_class(label: int) -> SameClass:
 
 
 def less(smaller: int, larger: int) -> Less:
-    """The output `smaller` is always less than the output `larger`.
+    """Return the property that the output `smaller` is less than the output `larger`.
 
     >>> less(0, 1)
     Less(smaller=0, larger=1)
@@ -321,12 +321,14 @@ def less(smaller: int, larger: int) -> Less:
 
 
 def within(low: float, high: float, outputs: int | Iterable[int] | None = None) -> Within:
-    """All outputs, or the given ones, are from `low` to `high`, both included.
+    """Return the property that outputs are from `low` to `high`, both included.
+
+    `outputs` are the indices of those it is about, `None` for all.
 
     >>> within(0, 1)
     Within(low=0.0, high=1.0, outputs=None)
 
-    Raises `ConfigurationError` if no number is, or every number.
+    Raises `ConfigurationError` if no number is in the range, or every number.
     """
     least, most = float(_number(low, "within")), float(_number(high, "within"))
     if not least <= most or least == inf or most == -inf:
@@ -335,14 +337,14 @@ def within(low: float, high: float, outputs: int | Iterable[int] | None = None) 
         raise _wrong("within", "every number is from -inf to inf; proofs.finite() is what you mean")
     if outputs is None:
         return Within(least, most)
-    given = [outputs] if isinstance(outputs, int) else list(outputs)
-    if not given:
+    indices = [outputs] if isinstance(outputs, int) else list(outputs)
+    if not indices:
         raise _wrong("within", "it is about no outputs")
-    return Within(least, most, tuple([_index(each, "within") for each in given]))
+    return Within(least, most, tuple([_index(index, "within") for index in indices]))
 
 
 def finite() -> Finite:
-    """All outputs are finite numbers of float32, and nothing overflows on the way.
+    """Return the property that outputs are finite in float32, and that nothing overflows.
 
     >>> finite()
     Finite()
@@ -357,7 +359,7 @@ def monotone(
     rising: bool = True,
     tolerance: float = 1e-6,
 ) -> Monotone:
-    """An output never falls where one input rises and the others stay.
+    """Return the property that an output never falls if one input rises and the others stay.
 
     With `rising=False` it never rises. It is proved by the derivative, in real arithmetic: the
     output may fall by `tolerance` times as much as the input rises, and float32 adds its roundings.
@@ -374,7 +376,9 @@ def monotone(
 
 
 def lipschitz(bound: float) -> Lipschitz:
-    """No output changes by more than `bound` times the largest change of an input.
+    """Return the property that no output changes by more than `bound` times an input's change.
+
+    The change of an input is that of the element that changes most (the L∞ norm).
 
     It is proved by the derivatives, in real arithmetic; float32 adds its roundings.
 
@@ -388,7 +392,7 @@ def lipschitz(bound: float) -> Lipschitz:
 
 
 def all_of(*parts: Property) -> AllOf:
-    """Each of these properties holds for every input.
+    """Return the property that each of `parts` holds for every input.
 
     >>> all_of(less(0, 1), within(0, 1)).about_order
     False
@@ -397,43 +401,45 @@ def all_of(*parts: Property) -> AllOf:
 
 
 def any_of(*parts: Property) -> AnyOf:
-    """For every input at least one of these properties holds, not always the same one.
+    """Return the property that at least one of `parts` holds for every input.
+
+    It need not be the same one for all inputs.
 
     >>> any_of(less(0, 1), less(1, 0)).about_order
     True
     """
-    found = _parts(parts, "any_of")
-    if any(_by_derivative(part) for part in found):
+    checked = _parts(parts, "any_of")
+    if any(_by_derivative(part) for part in checked):
         raise _wrong(
             "any_of",
             "monotone and lipschitz are about all inputs at once; prove them by themselves",
         )
-    return AnyOf(found)
+    return AnyOf(checked)
 
 
-# What is to be proved
+# Queries
 
 
 def problems(claim: Property, network: Network, region: Region) -> list[Problem]:
-    """What has to be proved so that the property holds over the region.
+    """Return the queries that together are the property over the region.
 
-    Raises `ConfigurationError` for a region of another size, and for outputs that are not there.
+    Raises `ConfigurationError` for a region of another size, and for outputs that do not exist.
     """
     check_property(claim)
     check_region(region)
     low, high = region.corners(network.inputs)
-    found = []
-    values = [part for part in _flattened(claim) if not _by_derivative(part)]
+    result = []
+    values = [part for part in _conjuncts(claim) if not _by_derivative(part)]
     if values:
         part = values[0] if len(values) == 1 else AllOf(tuple(values))
         query = _query(low, high, part.bad(network.outputs), network.outputs)
-        found.append(Problem(network, query, str(part)))
-    for part in _flattened(claim):
+        result.append(Problem(network, query, str(part)))
+    for part in _conjuncts(claim):
         if isinstance(part, Monotone | Lipschitz):
             slopes, bad = part.problem(network)
             query = _query(low, high, bad, slopes.outputs)
-            found.append(Problem(slopes, query, str(part), "real"))
-    return found
+            result.append(Problem(slopes, query, str(part), "real"))
+    return result
 
 
 def check_region(over: Any) -> None:
@@ -466,10 +472,11 @@ def check_property(claim: Any) -> None:
     )
 
 
-def _flattened(claim: Property) -> Iterator[Property]:
+def _conjuncts(claim: Property) -> Iterator[Property]:
+    """Yield the parts of nested `all_of`."""
     if isinstance(claim, AllOf):
         for part in claim.parts:
-            yield from _flattened(part)
+            yield from _conjuncts(part)
     else:
         yield claim
 
@@ -477,8 +484,7 @@ def _flattened(claim: Property) -> Iterator[Property]:
 def _query(low: Any, high: Any, bad: Bad, outputs: int) -> Query:
     rows = [(row, number) for number, group in enumerate(bad) for row in group]
     coefficients = [
-        tuple([Fraction(row.coefficients.get(each, 0)) for each in range(outputs)])
-        for row, _ in rows
+        tuple([Fraction(row.coefficients.get(i, 0)) for i in range(outputs)]) for row, _ in rows
     ]
     return Query(
         low,
@@ -490,7 +496,7 @@ def _query(low: Any, high: Any, bad: Bad, outputs: int) -> Query:
     )
 
 
-# As JSON
+# JSON
 
 _KINDS: dict[str, type[Record]] = {
     kind.__name__: kind
@@ -507,7 +513,7 @@ _KINDS: dict[str, type[Record]] = {
         Within,
     )
 }
-_MADE: dict[type[Record], Callable[..., Any]] = {
+_MAKERS: dict[type[Record], Callable[..., Any]] = {
     SameClass: same_class,
     Less: less,
     Within: within,
@@ -525,30 +531,30 @@ _MADE: dict[type[Record], Callable[..., Any]] = {
         *[np.asarray(x, np.float64).reshape(() if sizes is None else sizes) for x in (low, high)]
     ),
 }
-"""How each is made from its fields, with all checks."""
+"""The function that makes each from its fields, with all checks."""
 
 
 def to_json(value: Property | Region) -> dict[str, Any]:
-    """A property or region as JSON.
+    """Return a property or region as JSON.
 
     >>> to_json(within(0, 1))
     {'kind': 'Within', 'low': 0.0, 'high': 1.0, 'outputs': None}
 
-    Raises `ConfigurationError` for a Python function: what it does cannot be written down.
+    Raises `ConfigurationError` for a Python function, which is no data.
     """
-    if type(value) not in _MADE:
+    if type(value) not in _MAKERS:
         what = f"{name_of(value)}, a Python function," if callable(value) else type_text(value)
         raise ConfigurationError(
             f"{what} cannot be saved as a property: only those of anydevice.proofs are data",
             source="properties",
         )
     return {"kind": type(value).__name__} | {
-        name: _plain(field) for name, field in as_dict(value).items()
+        name: _field_to_json(field) for name, field in as_dict(value).items()
     }
 
 
 def from_json(described: Any) -> Any:
-    """The property or region that `to_json` described; raises `ConfigurationError`.
+    """Return the property or region that `to_json` described; raises `ConfigurationError`.
 
     >>> from_json(to_json(all_of(less(0, 1), finite())))
     AllOf(parts=(Less(smaller=0, larger=1), Finite()))
@@ -556,7 +562,7 @@ def from_json(described: Any) -> Any:
     try:
         fields = dict(described)
         kind = _KINDS[fields.pop("kind")]
-        return _MADE[kind](**{name: _restored(field) for name, field in fields.items()})
+        return _MAKERS[kind](**{name: _field_from_json(field) for name, field in fields.items()})
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         shown = json.dumps(described, default=repr)[:80]
         raise ConfigurationError(
@@ -564,25 +570,25 @@ def from_json(described: Any) -> Any:
         ) from error
 
 
-def _plain(field: Any) -> Any:
+def _field_to_json(field: Any) -> Any:
     if isinstance(field, Record):
         return to_json(field)  # type: ignore[arg-type]
     if isinstance(field, tuple):
-        return [_plain(each) for each in field]
+        return [_field_to_json(item) for item in field]
     # JSON has no infinities.
     return str(field) if isinstance(field, float) and not isfinite(field) else field
 
 
-def _restored(field: Any) -> Any:
+def _field_from_json(field: Any) -> Any:
     if isinstance(field, dict):
         return from_json(field)
     if isinstance(field, list):
-        return tuple([_restored(each) for each in field])
+        return tuple([_field_from_json(item) for item in field])
     return float(field) if field in ("inf", "-inf") else field
 
 
 def name_of(value: Any) -> str:
-    """The name of a function, for messages."""
+    """Return the name of a function, for messages."""
     return str(getattr(value, "__name__", repr(value)))
 
 
@@ -590,7 +596,7 @@ def name_of(value: Any) -> str:
 
 
 def _by_derivative(claim: Property) -> bool:
-    return any(isinstance(part, Monotone | Lipschitz) for part in _flattened(claim))
+    return any(isinstance(part, Monotone | Lipschitz) for part in _conjuncts(claim))
 
 
 def _parts(parts: Sequence[Any], name: str) -> tuple[Property, ...]:
