@@ -96,7 +96,7 @@ def proved_by_cpu(instance: Instance, precision: str, limit: float) -> Any:
     clock = time.process_time
     limits = SearchLimits(until=clock() + limit, clock=clock)
     with machine.context():
-        return proving._proved(theorems, machine, limits, time.monotonic(), shape, file_hash)
+        return proving.prove_theorems(theorems, machine, limits, time.monotonic(), shape, file_hash)
 
 
 def run(instance: Instance, options: argparse.Namespace) -> Outcome:

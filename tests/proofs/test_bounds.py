@@ -290,4 +290,4 @@ def test_ten_thousand_executions_in_float32() -> None:
 
 
 def test_few_sizes_are_compiled() -> None:
-    assert {bounds.padded(n) for n in range(1, 3000)} == {32, 256, 2048, 16384}
+    assert {bounds.padded_size(n) for n in range(1, 3000)} == {32, 256, 2048, 16384}

@@ -16,7 +16,7 @@ from anydevice._proofs.checking.checker import refused
 from anydevice._proofs.checking.network import Network
 from anydevice._proofs.lemmas import Effort, Sharpened, Sharpening
 from anydevice._proofs.machines import numpy_machine
-from anydevice._proofs.prove import Theorem, _proved
+from anydevice._proofs.prove import Theorem, prove_theorems
 from anydevice._proofs.search import SearchLimits
 from tests.proofs.networks import exact_arguments, executed, network, query
 
@@ -98,7 +98,7 @@ def claim(net: Network, share: float) -> Any:
 def asked(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecided:
     net = NETWORKS["chain"]
     theorem = Theorem(net, (claim(net, share),), "float32", False)
-    return _proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    return prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
 
 
 def test_parts_of_lemmas_are_as_many_as_memory_holds() -> None:
@@ -131,7 +131,9 @@ def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(Sharpening, "run", noted)
     theorem = Theorem(NETWORKS["chain"], (claim(NETWORKS["chain"], 0.35),), "float32", False)
-    result = _proved([theorem], numpy_machine(), SearchLimits(tell=told.append), 0.0, None, "")
+    result = prove_theorems(
+        [theorem], numpy_machine(), SearchLimits(tell=told.append), 0.0, None, ""
+    )
     assert isinstance(result, proofs.Proof)
     assert at[1] - at[0] > 5
     boxes = [each.boxes for each in told]

@@ -16,7 +16,7 @@ def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
     recorder = ProgressRecorder(time.monotonic(), told.append)
     for number in range(5000):
         recorder(Progress(number / 5000, 1, number, 1.0, -1.0))
-    course = recorder.course("real")
+    course = recorder.progress("real")
     assert len(told) == 5000
     assert 100 < len(course.points) <= 401
     assert course.points[-1][1].boxes == 4999
@@ -25,7 +25,7 @@ def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
     gaps = {after - before for before, after in pairwise(boxes[:-1])}
     assert len(gaps) == 1
     assert repr(course) == f"SearchProgress(real, {len(course.points)} points)"
-    assert ProgressRecorder(0.0, None).course("float32") == SearchProgress()
+    assert ProgressRecorder(0.0, None).progress("float32") == SearchProgress()
 
 
 def test_the_share_of_several_queries_never_falls() -> None:

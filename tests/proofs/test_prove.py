@@ -17,9 +17,9 @@ from anydevice._core.record import replace
 from anydevice._machine.engines import registry
 from anydevice._proofs import machines
 from anydevice._proofs import prove as proving
-from anydevice._proofs.attack import exact_outputs, violation_of
+from anydevice._proofs.attack import Attack, exact_outputs, violation_of
 from anydevice._proofs.bounds import LinearBounds, outward, prepare
-from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Tree, read_certificate
+from anydevice._proofs.checking.certificate import EACH_GROUP, read_certificate
 from anydevice._proofs.checking.network import Network, Node, Query
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice._proofs.prove import Theorem
@@ -47,7 +47,7 @@ def proved(
     theorem = Theorem(net, (asked,), arithmetic, True)
     machine = machine or numpy_machine()
     with machine.context():
-        return proving._proved([theorem], machine, SearchLimits(**limits), 0.0, None, "")
+        return proving.prove_theorems([theorem], machine, SearchLimits(**limits), 0.0, None, "")
 
 
 def hard(inputs: int = 3, hidden: int = 12) -> tuple[Network, Query, float]:
@@ -80,7 +80,7 @@ def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> No
     first = Node((0,), (np.ones((1, 1)),), np.array([large]), "relu")
     net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-large - 0.75]))))
     asked = networks.query(net, [0], [1], [[1]], [0])
-    attack = proving._attack(net, asked, NO_LIMITS.keep)
+    attack = Attack(net, asked, NO_LIMITS.keep)
     found = attack.search()
     assert found is not None
     assert Fraction(0) <= found.x[0] <= Fraction(3, 4)
@@ -93,7 +93,7 @@ def test_what_float32_puts_just_above_zero_is_looked_at_exactly() -> None:
     first = Node((0,), (np.ones((1, 1)),), np.array([1 - 2.0**-30]), "relu")
     net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-1.0]))))
     asked = networks.query(net, [0], [1], [[1]], [2.0**-31])
-    attack = proving._attack(net, asked, NO_LIMITS.keep)
+    attack = Attack(net, asked, NO_LIMITS.keep)
     found = attack.search()
     assert attack._values(np.zeros((1, 1)))[-1].dtype == np.float32
     assert found is not None
@@ -106,7 +106,7 @@ def test_points_with_the_least_margin_go_on(monkeypatch: pytest.MonkeyPatch) -> 
     first = Node((0,), (-np.ones((1, 1)),), np.zeros(1), "relu")
     net = Network(1, (first, Node((1,), (-np.ones((1, 1)),), np.array([0.5]))))
     asked = networks.query(net, [-1], [1], [[1]], [0])
-    attack = proving._attack(net, asked, NO_LIMITS.keep)
+    attack = Attack(net, asked, NO_LIMITS.keep)
     found = attack._descend(np.array([[0.2], [0.4], [-0.2], [0.6]]), 6, 0.1)
     assert found is not None
     assert found[0] <= -0.5
@@ -114,11 +114,9 @@ def test_points_with_the_least_margin_go_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that closes its first box whatever the bounds say."""
-    leaf = Tree(
-        np.array([LEAF]), np.full((1, 1), 255, np.uint8), np.array([-1]), *proving._NO_CASES
-    )
+    leaf = proving.LEAF_OF_ONE_ROW
     reached = Progress(1.0, 0, 1, 1.0, 1.0)
-    monkeypatch.setattr(proving, "_searched", lambda *_: SearchResult(leaf, None, "", reached))
+    monkeypatch.setattr(proving, "_search_query", lambda *_: SearchResult(leaf, None, "", reached))
     net, asked, _ = hard()
     result = proved(net, asked)
     assert isinstance(result, proofs.Undecided)
@@ -270,7 +268,7 @@ def test_a_limit_of_time_is_kept_between_many_queries(until: int) -> None:
     _, theorem = many(100, (hard()[1],))
     clock = Ticks()
     limits = SearchLimits(until=until, clock=clock)
-    result = proving._proved([theorem], numpy_machine(), limits, 0.0, None, "")
+    result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
     assert isinstance(result, proofs.Undecided)
     assert result.reason == "time"
     assert 0.1 < result.proved_share < 1
@@ -280,10 +278,12 @@ def test_a_limit_of_time_is_kept_between_many_queries(until: int) -> None:
 def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
     _, theorem = many(50)
     clock = Ticks()
-    assert proving._proved([theorem], numpy_machine(), SearchLimits(clock=clock), 0.0, None, "")
+    assert proving.prove_theorems(
+        [theorem], numpy_machine(), SearchLimits(clock=clock), 0.0, None, ""
+    )
     needed = clock.now
     limits = SearchLimits(until=needed - 5, clock=Ticks())
-    result = proving._proved([theorem], numpy_machine(), limits, 0.0, None, "")
+    result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("time", 1.0)
 
@@ -315,7 +315,7 @@ def test_queries_about_one_network_share_its_arrays(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(proving, "prepare", counted)
     _, theorem = many(20, (hard()[1],))
-    result = proving._proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    result = proving.prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
     assert isinstance(result, proofs.Proof)
     assert result.check() > 30
     assert sorted(prepared) == ["float32", "float64"]
@@ -327,7 +327,7 @@ def test_a_false_query_is_found_before_one_that_takes_long_is_searched() -> None
     theorem = Theorem(net, (asked, wrong), "float32", True)
     told: list[Progress] = []
     limits = SearchLimits(tell=told.append)
-    result = proving._proved([theorem], numpy_machine(), limits, 0.0, None, "")
+    result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
     assert isinstance(result, proofs.Counterexample)
     assert 0 < told[-1].boxes <= 2
 
@@ -375,7 +375,7 @@ def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(proving, "_attack", interrupted)
+    monkeypatch.setattr(proving, "Attack", interrupted)
     model = nn.build(nn.Dense(2, 2), device="cpu", seed=0)
     result = proofs.prove(model, proofs.within(0, 1), over=proofs.box([0, 0], [1, 1]))
     assert isinstance(result, proofs.Undecided)
@@ -385,16 +385,16 @@ def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) ->
 def test_ctrl_c_among_many_claims_keeps_what_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     net = networks.network(2, 4, 2, seed=0)
     claims = [networks.query(net, [0, 0], [1, 1], [[1, -1]], [100.0 + n]) for n in range(6)]
-    searched, calls = proving._searched, iter(range(100))
+    searched, calls = proving._search_query, iter(range(100))
 
     def interrupted(*given: Any, **options: Any) -> Any:
         if next(calls) == 3:
             signal.raise_signal(signal.SIGINT)
         return searched(*given, **options)
 
-    monkeypatch.setattr(proving, "_searched", interrupted)
+    monkeypatch.setattr(proving, "_search_query", interrupted)
     theorem = Theorem(net, tuple(claims), "float32", True)
-    result = proving._proved([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    result = proving.prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("interrupted", 3 / 6)
 

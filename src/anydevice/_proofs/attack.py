@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.checking.network import Network, Node, Query
+from anydevice._proofs.checking.network import Network, Node, Query, outward
 from anydevice._proofs.evaluation import FUNCTIONS
 
 Floats = npt.NDArray[np.float64]
@@ -21,22 +21,23 @@ _EXACT = ("", "relu", "square", "step")
 
 
 _PROMISING, _NEAR_STEPS = 16, 5
-"""So many points that a search gives are moved by so many steps."""
+"""The points of each batch of a search that are moved, and the steps of each."""
 
 _LONG, _LONG_AFTER, _LONG_WORK = 2000, (6, 24, 96), 5e7
-"""So many random points are tried after so many batches of a search, fewer in large networks."""
+"""Random points, tried after these batches of a search; points times weights stay below the last.
+"""
 
-_FEW, _KEPT = 64, 0.6
-"""Of more than a few points, which part goes on with the next step: those with the least margin."""
+_FEW, _SURVIVING = 64, 0.6
+"""Above `_FEW` points, each step goes on with this share, which has the smallest margins."""
 
 _ROUGH = 1e-3
-"""Points are looked for in float32 where margins are off by less than this part of the largest."""
+"""The attack computes in float32 if margins are off by at most this part of the largest."""
 
 
 class Violation(NamedTuple):
-    """A point of the box, the outputs there, and by how much all rows of a group are violated.
+    """A point of the box, its outputs, and the amount by which all rows of a group are violated.
 
-    `amount` is at least 0. All are exact, but where the network has smooth functions.
+    `amount` is at least 0. All numbers are exact, unless the network has smooth functions.
     """
 
     x: Exact
@@ -46,33 +47,26 @@ class Violation(NamedTuple):
 
 
 class Attack:
-    """Looks for points of the box of a query at which the outputs are bad.
+    """Looks for counterexamples by projected gradient descent (PGD; Madry et al., 2018).
 
     `pause` is called before each step, and may raise an error that ends it.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        query: Query,
-        low: Floats,
-        high: Floats,
-        pause: Callable[[], None],
-    ) -> None:
+    def __init__(self, network: Network, query: Query, pause: Callable[[], None]) -> None:
         self.network, self.query, self.pause = network, query, pause
-        self.low, self.high = low, high
+        self.low, self.high = outward(query.low, query.high)
         self.coefficients = np.array([[float(c) for c in row] for row in query.coefficients])
         self.constants = np.array([float(d) for d in query.constants])
         self.group = np.array(query.group)
         self.groups = int(self.group.max()) + 1
         self._columns = [np.flatnonzero(self.group == g) for g in range(self.groups)]
-        self.found: Violation | None = None
-        self._searched, self._calls = False, 0
+        self.violation: Violation | None = None
+        self._has_searched, self._calls = False, 0
         self._network, self._off = network, 0.0
 
     def search(self, starts: int = 64, steps: int = 24, seed: int = 0) -> Violation | None:
-        """Projected gradient steps from random points, on each group in turn."""
-        self._searched = True
+        """Take PGD steps from random points, on each group in turn."""
+        self._has_searched = True
         random = np.random.default_rng(seed)
         part = random.random((starts, len(self.low)))
         # Counterexamples are often on faces and corners: half of the points begin there.
@@ -82,48 +76,48 @@ class Attack:
         if self._calls <= 1:
             self._narrow(points)
         self._descend(points, steps, 0.25)
-        return self.found
+        return self.violation
 
     def near(self, points: Floats) -> Floats | None:
-        """A counterexample among points or near the most promising ones of them.
+        """Return a counterexample among points, or near the most promising ones of them.
 
-        Random points come first where none were tried before, and more of them now and then.
+        The first call tries random points before, and so do some later ones.
         """
         self._calls += 1
-        if not self._searched:
+        if not self._has_searched:
             self.search()
         elif self._calls in _LONG_AFTER:
             weights = sum(w.size for node in self.network.nodes for w in node.weights)
             self.search(min(_LONG, max(64, int(_LONG_WORK / weights))), seed=self._calls)
-        if self.found is not None:
-            return np.array([float(each) for each in self.found.x])
+        if self.violation is not None:
+            return np.array([float(number) for number in self.violation.x])
         margins = self._margins(self._values(points)[-1])
-        found = self.refutes(points, margins)
-        if found is not None:
-            return found
+        point = self.refutes(points, margins)
+        if point is not None:
+            return point
         best = np.argsort(np.nan_to_num(margins.min(1), nan=np.inf))[:_PROMISING]
         return self._descend(points[best], _NEAR_STEPS, 0.03, margins[best].argmin(1))
 
     def _descend(self, points: Floats, steps: int, far: float, goal: Any = None) -> Floats | None:
-        """Steps against the sign of the gradient, each shorter than the one before."""
+        """Take steps against the sign of the gradient, each shorter than the one before."""
         wide = self.high - self.low
         goal = np.arange(len(points)) // 2 % self.groups if goal is None else goal
         for i in range(steps):
             self.pause()
             margins, slopes = self._gradients(points, goal)
-            found = self.refutes(points, margins)
-            if found is not None:
-                return found
+            point = self.refutes(points, margins)
+            if point is not None:
+                return point
             if len(points) > _FEW:
-                own = np.nan_to_num(margins[np.arange(len(points)), goal], nan=np.inf)
-                best = np.argsort(own)[: max(_FEW, int(_KEPT * len(points)))]
+                of_goal = np.nan_to_num(margins[np.arange(len(points)), goal], nan=np.inf)
+                best = np.argsort(of_goal)[: max(_FEW, int(_SURVIVING * len(points)))]
                 points, slopes, goal = points[best], slopes[best], goal[best]
             away = np.sign(slopes) * wide * far * 0.85**i
             points = np.clip(points - away, self.low, self.high)
         return self.refutes(points)
 
     def refutes(self, points: Floats, margins: Floats | None = None) -> Floats | None:
-        """The first of these points that is bad, exactly; it is kept in `found`."""
+        """Return the first of these points that is exactly a counterexample, and keep it."""
         if margins is None:
             margins = self._margins(self._values(points)[-1])
         worst = np.where(np.isnan(margins), np.inf, margins).min(1)
@@ -135,14 +129,14 @@ class Attack:
         worst = np.where(np.isnan(margins), np.inf, margins).min(1)
         for i in np.argsort(worst):
             if worst[i] <= 0:
-                violation = self.confirmed(points[some[i]])
+                violation = self.confirm(points[some[i]])
                 if violation is not None:
-                    self.found = violation
-                    return np.array([float(each) for each in violation.x])
+                    self.violation = violation
+                    return np.array([float(number) for number in violation.x])
         return None
 
-    def confirmed(self, point: Floats) -> Violation | None:
-        """The violation at a point, moved into the exact box; `None` if there is none."""
+    def confirm(self, point: Floats) -> Violation | None:
+        """Return the violation at a point, moved into the exact box; `None` if there is none."""
         x = tuple(
             _inside(float(value), low, high)
             for value, low, high in zip(point, self.query.low, self.query.high, strict=True)
@@ -151,17 +145,17 @@ class Attack:
         if is_exact:
             y = exact_outputs(self.network, x)
         else:
-            point = np.array([[float(each) for each in x]])
+            point = np.array([[float(number) for number in x]])
             values = self._values(point, self.network)[-1][0]
             if not np.isfinite(values).all():
                 return None
-            y = tuple(Fraction(float(each)) for each in values)
+            y = tuple(Fraction(float(value)) for value in values)
         slack = Fraction(0) if is_exact else Fraction(1, 10**9)
         amount = violation_of(self.query, y, slack)
         return None if amount is None else Violation(x, y, amount, is_exact)
 
     def _narrow(self, points: Floats) -> None:
-        """Compute in float32 from here on, where that is close enough at some points."""
+        """Compute in float32 from here on, if that is close enough at these points."""
         self._network, self._off = self.network, 0.0
         if any(node.function not in _EXACT for node in self.network.nodes):
             return
@@ -184,7 +178,7 @@ class Attack:
             self._network = self.network
 
     def _values(self, points: Floats, network: Network | None = None) -> list[Any]:
-        """The values of all nodes, the points first."""
+        """Return the values of all nodes, the points first."""
         network = self._network if network is None else network
         values, self._arguments = [points.astype(network.nodes[0].bias.dtype)], []
         with np.errstate(all="ignore"):
@@ -203,16 +197,16 @@ class Attack:
         return total
 
     def _margins(self, outputs: Any) -> Floats:
-        """For each group its largest row: the outputs are bad where it is <= 0."""
+        """Return the largest row of each group: the outputs are bad if it is <= 0."""
         rows = outputs @ self.coefficients.T + self.constants
-        return np.stack([rows[:, its].max(1) for its in self._columns], 1)
+        return np.stack([rows[:, columns].max(1) for columns in self._columns], 1)
 
     def _gradients(self, points: Floats, goal: Any) -> tuple[Floats, Floats]:
-        """Margins, and the gradient of the largest row of each point's own group."""
+        """Return margins, and the gradient of the largest row of each point's goal."""
         values, nodes = self._values(points), self._network.nodes
         rows = values[-1] @ self.coefficients.T + self.constants
-        own = np.where(self.group == goal[:, None], rows, -np.inf)
-        chosen = self.coefficients[own.argmax(1)].astype(nodes[0].bias.dtype)
+        of_goal = np.where(self.group == goal[:, None], rows, -np.inf)
+        chosen = self.coefficients[of_goal.argmax(1)].astype(nodes[0].bias.dtype)
         slopes = {len(nodes): chosen}
         with np.errstate(all="ignore"):
             for number in range(len(nodes), 0, -1):
@@ -225,12 +219,12 @@ class Attack:
                 for i, weight in zip(node.inputs, node.weights, strict=True):
                     part = row * weight if weight.ndim == 1 else row @ weight
                     slopes[i] = slopes[i] + part if i in slopes else part
-        margins = np.stack([rows[:, its].max(1) for its in self._columns], 1)
+        margins = np.stack([rows[:, columns].max(1) for columns in self._columns], 1)
         return margins, np.nan_to_num(slopes[0])
 
 
 def _slope(function: str, z: Floats) -> Any:
-    """The derivative of a function, by differences where it is smooth."""
+    """Return the derivative of a function, by central differences if it is smooth."""
     if function in ("relu", "step"):
         return z > 0
     away = 1e-6 * (1 + np.abs(z))
@@ -238,7 +232,7 @@ def _slope(function: str, z: Floats) -> Any:
 
 
 def _inside(value: float, low: Fraction, high: Fraction) -> Fraction:
-    """The float32 next to a number that lies between two rationals, or float64, or one of them."""
+    """Return a float32 near a number and between two rationals, else a float64, else `low`."""
     for kind in (np.float32, np.float64):
         with np.errstate(over="ignore"):
             near = kind(value)
@@ -256,7 +250,7 @@ def _inside(value: float, low: Fraction, high: Fraction) -> Fraction:
 
 
 def violation_of(query: Query, y: Exact, slack: Fraction = Fraction(0)) -> Fraction | None:
-    """By how much the rows of the worst group are below 0, or `None` where no group is bad."""
+    """Return the amount by which the worst group is below 0, or `None` if no group is bad."""
     largest: dict[int, Fraction] = {}
     bad: dict[int, bool] = {}
     for row, constant, group, strict in zip(
@@ -270,36 +264,36 @@ def violation_of(query: Query, y: Exact, slack: Fraction = Fraction(0)) -> Fract
 
 
 def exact_outputs(network: Network, x: Exact) -> Exact:
-    """The outputs of a network of affine nodes, ReLUs, squares and steps at a rational point."""
-    values: list[tuple[Any, Fraction]] = [_scaled(x)]
+    """Return the outputs of a network of affine nodes, ReLUs, squares and steps, exactly."""
+    common = lcm(*(number.denominator for number in x))
+    whole = [number.numerator * (common // number.denominator) for number in x]
+    values: list[tuple[Any, Fraction]] = [(np.array(whole, object), Fraction(1, common))]
     for node in network.nodes:
         parts = []
         for i, weight in zip(node.inputs, node.weights, strict=True):
             numbers, unit = values[i]
             product, scale = _exact_product(weight, numbers)
             parts.append((product, unit * scale))
-        parts.append(_whole(node.bias))
-        unit = Fraction(1)
-        for _, each in parts:
-            unit = min(unit, each)
-        total = sum(numbers * int(each / unit) for numbers, each in parts)
+        parts.append(_as_integers(node.bias))
+        unit = min(Fraction(1), *(scale for _, scale in parts))
+        total = sum(numbers * int(scale / unit) for numbers, scale in parts)
         values.append(_function(node.function, total, unit))
     numbers, unit = values[-1]
-    return tuple(int(each) * unit for each in numbers)
+    return tuple(int(number) * unit for number in numbers)
 
 
 def _exact_product(weight: Floats, numbers: Any) -> tuple[Any, Fraction]:
-    """A matrix, or the diagonal of one, times integers: integers, and their unit.
+    """Return a matrix, or the diagonal of one, times integers: integers and their unit.
 
     Most weights of a convolution are zero, and so are many values behind a ReLU.
     """
     if weight.ndim == 1:
-        whole, scale = _whole(weight)
+        whole, scale = _as_integers(weight)
         return whole * numbers, scale
     rows, columns = np.nonzero(weight)
     used = (numbers != 0)[columns]
     rows, columns = rows[used], columns[used]
-    whole, scale = _whole(weight[rows, columns])
+    whole, scale = _as_integers(weight[rows, columns])
     total = np.zeros(len(weight), object)
     if len(rows):
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
@@ -317,24 +311,12 @@ def _function(name: str, numbers: Any, unit: Fraction) -> tuple[Any, Fraction]:
     return numbers, unit
 
 
-def _scaled(x: Exact) -> tuple[Any, Fraction]:
-    """Rationals as integers times one unit fraction."""
-    common = lcm(*(each.denominator for each in x))
-    whole = [each.numerator * (common // each.denominator) for each in x]
-    return np.array(whole, object), Fraction(1, common)
-
-
-def _whole(weight: Floats) -> tuple[Any, Fraction]:
-    """Floats as integers times a power of two."""
+def _as_integers(weight: Floats) -> tuple[Any, Fraction]:
+    """Return floats as integers and a power of two that they are multiplied by."""
     mantissa, exponent = np.frexp(weight)
     used = exponent[weight != 0]
-    least = int(used.min()) - 53 if used.size else 0
-    least = min(least, 0)
+    least = min(int(used.min()) - 53, 0) if used.size else 0
     whole = (mantissa * 2.0**53).astype(np.int64).astype(object)
-    return whole * _powers(exponent - 53 - least), Fraction(1, 1 << -least)
-
-
-def _powers(exponents: Any) -> Any:
-    exponents = np.maximum(exponents, 0)
-    table = [1 << k for k in range(int(exponents.max(initial=0)) + 1)]
-    return np.array(table, object)[exponents]
+    shifts = np.maximum(exponent - 53 - least, 0)
+    powers = np.array([1 << k for k in range(int(shifts.max(initial=0)) + 1)], object)
+    return whole * powers[shifts], Fraction(1, 1 << -least)

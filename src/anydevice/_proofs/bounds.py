@@ -1,13 +1,17 @@
 """Sound bounds of a network over many boxes at once, on any engine.
 
-For each neuron two linear functions of the input are carried forward, one below it and one above.
-Where they leave open whether a ReLU is on or off, the neuron is substituted backward through the
-layers before, which is tighter. At last the rows of the query are substituted backward.
+1. Forward: two linear functions of the input bound each neuron (DeepPoly, Singh et al., 2019).
+   Networks of many inputs have intervals instead (IBP, Gowal et al., 2018).
+2. Backward: a ReLU that these leave undecided is substituted through the layers before it (CROWN,
+   Zhang et al., 2018), which is tighter.
+3. At last the rows of the query are substituted backward.
 
 Everything is computed in plain floating point, in any order of summation, with FMA or without. The
-coefficients that come out are taken for the exact ones; how far a step may stand from the exact one
-is at most gamma times known magnitudes, and is added up beside it. So is what an execution of the
-network in float32 may add. A NaN anywhere makes a bound NaN, and a NaN proves nothing.
+computed coefficients are taken for the exact ones. The error of each step is at most γ_n times
+known magnitudes, with γ_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical
+Algorithms, 2002, section 3.1). The sum of these errors is subtracted from the bound, together with
+the error that an execution of the network in float32 may add. A NaN anywhere makes a bound NaN, and
+a NaN proves nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +29,13 @@ from anydevice._proofs.curves import Relaxation, TwoLines, open_neurons, relu_cu
 from anydevice._proofs.machines import Array, BoundsMachine, Host
 
 FORWARD_INPUTS = 50
-"""Beyond so many inputs, intervals are carried forward instead of linear functions."""
+"""Networks with more inputs have intervals instead of linear functions."""
 
 Live = Mapping[int, Host]
-"""The neurons of some nodes, by the number of the node, that are not off in every box."""
+"""Neurons that are not off in every box, by the number of their node."""
 
 KnownBounds = Mapping[int, tuple[Host, Host]]
-"""The least and the most that neurons of some nodes can be before their function, in all boxes."""
+"""Lower and upper bounds of neurons before their function, in all boxes, by node."""
 
 _SLACK = 1.02
 """Covers the rounding of the error terms themselves, and terms of second order."""
@@ -40,9 +44,9 @@ _SLACK = 1.02
 class PlacedNode(NamedTuple):
     """A node of a network as bounds need it.
 
-    `back` and `forth` bound the relative rounding of a backward and a forward step, `run` that of
-    an execution of the network and of inexact weights, `floor` what is lost where numbers near
-    zero are taken for it.
+    `turned` are the transposed weights, and `sizes` their magnitudes. `back` and `forth` bound the
+    relative rounding of a backward and a forward step, `run` that of an execution of the network
+    and of inexact weights, `floor` the loss if small numbers are flushed to zero.
     """
 
     inputs: tuple[int, ...]
@@ -62,8 +66,8 @@ class PlacedNode(NamedTuple):
 class Prepared(NamedTuple):
     """A network on a machine; `linear` is the number of inputs of its forward functions.
 
-    `executed` is whether bounds are about every execution in float32. `pause` is called now and
-    then while bounds are computed, and may raise an error that ends it.
+    `executed` is whether bounds are about every execution in float32. `pause` is called between
+    batches of bounds, and may raise an error.
     """
 
     machine: BoundsMachine
@@ -74,31 +78,32 @@ class Prepared(NamedTuple):
     pause: Callable[[], None] = lambda: None
 
     def gamma(self, count: int) -> float:
+        """Return γ_count of the machine's dtype, with slack."""
         return _SLACK * count * self.machine.unit
 
     @property
     def weights(self) -> int:
-        """How many there are, zeros included."""
+        """Return the number of weights, zeros included."""
         shapes = (weight.shape for step in self.steps for weight in step.weights)
         return sum(prod(shape) for shape in shapes)
 
     @property
     def terms(self) -> float:
-        """How many products one backward substitution consists of, at most, with room to spare."""
+        """Return an upper bound of the number of products in one backward substitution."""
         return 8.0 * sum(step.size for step in self.steps) + 64.0 * self.inputs
 
 
 def prepare(network: Network, arithmetic: str, machine: BoundsMachine) -> Prepared:
-    """The arrays of a network where bounds are computed, and the constants of their errors."""
+    """Place the arrays of a network on a machine, with the constants of their errors."""
     linear = network.inputs if network.inputs <= FORWARD_INPUTS else 0
     steps = tuple(_step(node, arithmetic == "float32", machine) for node in network.nodes)
     return Prepared(machine, network.inputs, linear, steps, arithmetic == "float32")
 
 
 def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
-    given = (*node.weights, node.bias)
-    *weights, bias = [np.ascontiguousarray(each, machine.dtype) for each in given]
-    is_exact = all((a == b).all() for a, b in zip((*weights, bias), given, strict=True))
+    exact = (*node.weights, node.bias)
+    *weights, bias = [np.ascontiguousarray(array, machine.dtype) for array in exact]
+    is_exact = all((a == b).all() for a, b in zip((*weights, bias), exact, strict=True))
     inexact = node.inexact + (0.0 if is_exact else machine.unit)
     terms = sum(w.shape[1] if w.ndim == 2 else 1 for w in weights) + len(weights)
     place = machine.place
@@ -119,13 +124,13 @@ def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
 
 
 def until(net: Prepared, number: int) -> Prepared:
-    """A network that ends with a node, before its function."""
+    """Return the network that ends with a node, before its function."""
     *before, last = net.steps[:number]
     return net._replace(steps=(*before, last._replace(function="")))
 
 
 def without(net: Prepared, live: Live) -> Prepared:
-    """A network without the neurons that are always off, for substitution: their rows vanish."""
+    """Return the network without the neurons that are always off, for substitution alone."""
     machine = net.machine
 
     def part(array: Array, rows: Host | None, columns: Host | None) -> Array:
@@ -136,7 +141,7 @@ def without(net: Prepared, live: Live) -> Prepared:
     steps = []
     for number, step in enumerate(net.steps, 1):
         its, before = live.get(number), [live.get(i) for i in step.inputs]
-        if its is None and all(each is None for each in before):
+        if its is None and all(neurons is None for neurons in before):
             steps.append(step)
             continue
         weights = tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True))
@@ -157,11 +162,11 @@ def without(net: Prepared, live: Live) -> Prepared:
 
 
 class Form(NamedTuple):
-    """What is known of the values of a node over each box.
+    """Linear functions below and above the values of a node over each box.
 
-    Two linear functions, `middle - spread` and `middle + spread`, of inputs between -1 and 1:
-    coefficients (boxes, inputs + 1, size), the constant last. `spread` has two rows more: the sum
-    of the magnitudes of all coefficients, and the largest magnitude of the value.
+    They are `middle - spread` and `middle + spread`, of inputs between -1 and 1, with coefficients
+    (boxes, inputs + 1, size), the constant last. `spread` has two more rows: the sum of the
+    magnitudes of all coefficients, and the largest magnitude of the value.
     """
 
     middle: Array
@@ -169,10 +174,10 @@ class Form(NamedTuple):
 
 
 class NodeBounds(NamedTuple):
-    """A node over each box, as backward substitution needs it to pass from values to inputs.
+    """The bounds of a node over each box, as backward substitution needs them.
 
-    `share` says how much of the node's range each input is responsible for. `packed` are the lines
-    and the error in one array (boxes, 4 or 5, size), where one call is to take all of them.
+    `share` is the share of each input in the node's range. `packed` has the lines and the error in
+    one array (boxes, 4 or 5, size), so that one call takes all of them.
     """
 
     low: Array
@@ -183,42 +188,42 @@ class NodeBounds(NamedTuple):
     packed: Array | None = None
 
     def of_rows(self, xp: Any, box: Array) -> tuple[TwoLines | None, Array]:
-        """The lines and the error for the box of each row."""
+        """Return the lines and the error for the box of each row."""
         if self.packed is None or self.lines is None:
             lines = None if self.lines is None else self.lines.take(xp, box)
             return lines, xp.take(self.error, box)
-        found = xp.take(self.packed, box)
-        rows = [_row(xp, found, k) for k in range(found.shape[1])]
+        packed = xp.take(self.packed, box)
+        rows = [_row(xp, packed, k) for k in range(packed.shape[1])]
         lower, upper, above, error = rows[:4]
         return TwoLines(lower, rows[4] if len(rows) > 4 else 0.0, upper, above), error
 
 
 class NodeLines(NamedTuple):
-    """TwoLines of a node for each row alone, and what is taken of its values before the function.
+    """The lines of a node for each row, and the multiple of its argument that is subtracted.
 
-    That is a multiplier >= 0 times the sign which the value is assumed to have.
+    `taken` is a multiplier >= 0 times the sign that the argument is assumed to have (β in β-CROWN).
     """
 
     lines: TwoLines
     taken: Array
 
 
-class Lowered(NamedTuple):
+class LowerBounds(NamedTuple):
     """Lower bounds of rows, as linear functions of the inputs: (rows,), (rows, inputs), (rows,).
 
-    `nominal` are the bounds without what rounding and execution may take away. `met` has the
-    coefficients of each node on the way, where they were asked for.
+    `nominal` are the bounds without the errors of rounding and execution. `rows` has the
+    coefficients of each node on the way, if `keep` asked for them.
     """
 
     low: Array
     nominal: Array
     slopes: Array
     constant: Array
-    met: dict[int, Array]
+    rows: dict[int, Array]
 
 
 class LinearBounds:
-    """The bounds of all nodes of a network over a batch of boxes, computed when it is made."""
+    """The bounds of all nodes of a network over a batch of boxes."""
 
     def __init__(
         self,
@@ -232,7 +237,7 @@ class LinearBounds:
         self.known = known or {}
         self.xp = net.machine.xp
         self.boxes = len(centre)
-        if net.executed:  # which may flush an input to zero
+        if net.executed:  # an execution may flush an input to zero
             radius = radius + 2.0**-126
         self.pairs = 0
         self.layers: list[NodeBounds] = []
@@ -265,7 +270,7 @@ class LinearBounds:
         return Form(place(middle), place(spread))
 
     def _pass(self, number: int, step: PlacedNode, tighten: bool) -> None:
-        """The bounds of one node, from those of the nodes before it."""
+        """Bound one node, from the bounds of the nodes before it."""
         xp, net = self.xp, self.net
         linear, tiny = net.linear, net.machine.tiny
         used = [self._forms[i] for i in step.inputs]
@@ -274,14 +279,14 @@ class LinearBounds:
         sizes = _row(xp, spread, linear + 1) + step.size_of_bias
         reach = _row(xp, spread, linear + 2) + step.size_of_bias
         spread = xp.slice_axis(spread, 1, 0, linear + 1)
-        # What an execution adds; what the backward step adds to it; what the forward step adds.
+        # The errors of an execution, of the backward step, and of the forward step
         executed = reach * step.run + (self.total + 1.0) * step.floor + self._overflow(reach)
         error = reach * step.back + executed
         off = sizes * step.forth + executed
         lower, upper = middle - spread, middle + spread
         below, above = abs(lower), abs(upper)
         sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
-        # And what the sums over the inputs add.
+        # The error of the sums over the inputs
         off = off + sizes * net.gamma(linear + 8) + tiny
         low = _row(xp, lower, linear) + step.bias - off
         high = _row(xp, upper, linear) + step.bias + off
@@ -291,34 +296,34 @@ class LinearBounds:
             low, high = low - xp.sum(below, 1), high + xp.sum(above, 1)
             share = below + above
         if number in self.known:
-            least, most = (net.machine.place(each) for each in self.known[number])
+            least, most = (net.machine.place(ends) for ends in self.known[number])
             low, high = xp.maximum(low, least), xp.minimum(high, most)
         self.total = self.total + xp.sum(reach, 1, True)
         self.layers.append(NodeBounds(low, high, error, share))
         if step.function and tighten and number > 1:
-            found = self._tightened(number, step, low, high)
-            if found is not None and linear:
-                middle, spread = self._replaced(found, lower, upper, step.bias)
+            tighter = self._substitute_open(number, step, low, high)
+            if tighter is not None and linear:
+                middle, spread = self._use_tighter(tighter, lower, upper, step.bias)
                 lower, upper = middle - spread, middle + spread
                 below, above = abs(lower), abs(upper)
                 sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
                 share = xp.slice_axis(below, 1, 0, linear) + xp.slice_axis(above, 1, 0, linear)
-            if found is not None:
-                low, high = found.low, found.high
+            if tighter is not None:
+                low, high = tighter.low, tighter.high
         curve = self._curve(step, low, high)
         largest = xp.maximum(abs(curve.least), abs(curve.most))
         self.total = self.total + xp.sum(largest, 1, True)
         self.largest[number] = largest
         lines = curve.lines if step.function else None
-        self.layers[-1] = NodeBounds(low, high, error, share, lines, self._packed(lines, error))
+        self.layers[-1] = NodeBounds(low, high, error, share, lines, self._pack(lines, error))
         if number < len(net.steps):
             form = _Functions(middle, spread, sizes, off, step.bias)
             self._forms[number] = self._form(form, curve, largest)
 
     def _overflow(self, reach: Array) -> Array:
-        """Infinite where a sum might overflow float32: then no error term bounds it."""
-        most = 2.0**127
-        return self.xp.maximum(reach - most, 0.0) * most * most
+        """Return infinity for sums that might overflow float32: no error term bounds them."""
+        limit = 2.0**127
+        return self.xp.maximum(reach - limit, 0.0) * limit * limit
 
     def _curve(self, step: PlacedNode, low: Array, high: Array) -> Relaxation:
         machine = self.net.machine
@@ -327,15 +332,15 @@ class LinearBounds:
         if not step.function:
             one, zero = low * 0 + 1, low * 0
             return Relaxation(TwoLines(one, zero, one, zero), low, high)
-        found = smooth_curve(
+        curve = smooth_curve(
             step.function, machine.host(low), machine.host(high), self.net.executed
         )
         place = machine.place
-        lines = TwoLines(*(place(each) for each in found.lines))
-        return Relaxation(lines, place(found.least), place(found.most))
+        lines = TwoLines(*(place(line) for line in curve.lines))
+        return Relaxation(lines, place(curve.least), place(curve.most))
 
-    def _form(self, given: _Functions, curve: Relaxation, largest: Array) -> Form:
-        """The linear functions behind a node's own function, or the intervals."""
+    def _form(self, before: _Functions, curve: Relaxation, largest: Array) -> Form:
+        """Return the linear functions behind a node's own function, or the intervals."""
         xp, net = self.xp, self.net
         if not net.linear:
             half = (curve.least + curve.most) * 0.5
@@ -345,22 +350,24 @@ class LinearBounds:
             return Form(_row_of(xp, half), rows)
         lower, below, upper, above = curve.lines
         grown = abs(lower) + abs(upper)
-        size = (given.sizes + given.off) * grown + (abs(below) + abs(above))
-        # The products below round; and the lines pass on what the affine step was off.
+        size = (before.sizes + before.off) * grown + (abs(below) + abs(above))
+        # The products below round, and the lines pass on the error of the affine step.
         steep = xp.maximum(abs(lower), abs(upper))
-        pad = size * net.gamma(net.linear + 12) + steep * given.off + net.machine.tiny
+        pad = size * net.gamma(net.linear + 12) + steep * before.off + net.machine.tiny
         mean, turn = (lower + upper) * 0.5, (upper - lower) * 0.5
         tilt = (abs(upper) - abs(lower)) * 0.5
-        bias = given.bias
-        middle = given.middle * _row_of(xp, mean) + given.spread * _row_of(xp, tilt)
-        spread = given.middle * _row_of(xp, turn) + given.spread * _row_of(xp, grown * 0.5)
+        bias = before.bias
+        middle = before.middle * _row_of(xp, mean) + before.spread * _row_of(xp, tilt)
+        spread = before.middle * _row_of(xp, turn) + before.spread * _row_of(xp, grown * 0.5)
         middle = _with_last(xp, middle, mean * bias + (above + below) * 0.5)
         spread = _with_last(xp, spread, turn * bias + (above - below) * 0.5 + pad)
         extra = xp.stack([size + pad, largest], 1)
         return Form(middle, xp.concat([spread, extra], 1))
 
-    def _tightened(self, number: int, step: PlacedNode, low: Array, high: Array) -> _Tighter | None:
-        """The bounds of the neurons that the forward functions leave open, by substitution."""
+    def _substitute_open(
+        self, number: int, step: PlacedNode, low: Array, high: Array
+    ) -> _Tighter | None:
+        """Bound by substitution the neurons that the forward functions leave open (CROWN)."""
         machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
         is_open = machine.host(open_neurons(xp, step.function, low, high))
         box, neuron = np.nonzero(is_open)
@@ -376,28 +383,28 @@ class LinearBounds:
         place[box, neuron] = np.arange(len(box))
         where, mask = machine.indices(place.ravel()), machine.place(is_open)
         joined = [
-            each[0] if len(chunks) == 1 else xp.concat(list(each), 0)
-            for each in zip(*chunks, strict=True)
+            arrays[0] if len(chunks) == 1 else xp.concat(list(arrays), 0)
+            for arrays in zip(*chunks, strict=True)
         ]
-        lower, upper, rising, falling = (xp.take(each, where) for each in joined)
-        lower, upper = (xp.reshape(each, is_open.shape) for each in (lower, upper))
+        lower, upper, rising, falling = (xp.take(array, where) for array in joined)
+        lower, upper = (xp.reshape(side, is_open.shape) for side in (lower, upper))
         better = xp.logical_and(mask > 0, lower > low)
         worse = xp.logical_and(mask > 0, upper < high)
-        # A NaN is no better than what was known, and stays known where it was.
+        # A comparison with NaN is False: the bound of before stays.
         low, high = xp.where(better, lower, low), xp.where(worse, upper, high)
         return _Tighter(low, xp.maximum(low, high), better, worse, rising, falling)
 
-    def _replaced(
-        self, found: _Tighter, lower: Array, upper: Array, bias: Array
+    def _use_tighter(
+        self, tighter: _Tighter, lower: Array, upper: Array, bias: Array
     ) -> tuple[Array, Array]:
-        """The forward functions, where substitution found better ones those instead."""
+        """Return the forward functions, with those of substitution if these are tighter."""
         xp, linear = self.xp, self.net.linear
         boxes, _, size = lower.shape
         radius = xp.reshape(self.radius, (boxes, linear, 1))
         functions = []
         for old, slopes, better, end, sign in (
-            (lower, found.rising, found.better, found.low, 1.0),
-            (upper, found.falling, found.worse, found.high, -1.0),
+            (lower, tighter.rising, tighter.better, tighter.low, 1.0),
+            (upper, tighter.falling, tighter.worse, tighter.high, -1.0),
         ):
             slopes = xp.permute(xp.reshape(slopes, (boxes, size, linear)), (0, 2, 1)) * radius
             constant = end + xp.sum(abs(slopes), 1) * sign - bias
@@ -409,10 +416,10 @@ class LinearBounds:
     def _both_sides(
         self, number: int, step: PlacedNode, box: Host, neuron: Host
     ) -> tuple[Array, ...]:
-        """Lower and upper bounds of neurons, each over one box, and the functions behind them."""
+        """Return lower and upper bounds of neurons, each over one box, and their functions."""
         machine, xp, count = self.net.machine, self.xp, len(box)
         if machine.pads:
-            more = padded(count) - count
+            more = padded_size(count) - count
             box, neuron = np.pad(box, (0, more)), np.pad(neuron, (0, more))
         where, which = machine.indices(box), machine.indices(neuron)
         flat = xp.reshape(self.layers[number - 1].error, (self.boxes * step.size,))
@@ -420,24 +427,21 @@ class LinearBounds:
         bias = xp.take(step.bias, which)
         pending: dict[int, Array] = {}
         for i, weight in zip(step.inputs, step.weights, strict=True):
-            rows = self._rows(weight, which)
+            if len(weight.shape) == 2:
+                rows = xp.take(weight, which)
+            else:
+                rows = xp.one_hot(which, weight.shape[0], machine.dtype) * _row_of(xp, weight)
             rows = xp.concat([rows, -rows], 0)
             pending[i] = pending[i] + rows if i in pending else rows
         twice = xp.concat([where, where], 0)
         constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
-        found = self.substitute(pending, constant, errors, twice)
+        bounds = self.substitute(pending, constant, errors, twice)
         half = len(box)
-        lower, upper = (xp.slice_axis(found.low, 0, k * half, k * half + count) for k in range(2))
+        lower, upper = (xp.slice_axis(bounds.low, 0, k * half, k * half + count) for k in range(2))
         rising, falling = (
-            xp.slice_axis(found.slopes, 0, k * half, k * half + count) for k in range(2)
+            xp.slice_axis(bounds.slopes, 0, k * half, k * half + count) for k in range(2)
         )
         return lower, -upper, rising, -falling
-
-    def _rows(self, weight: Array, which: Array) -> Array:
-        if len(weight.shape) == 2:
-            return self.xp.take(weight, which)
-        hot = self.xp.one_hot(which, weight.shape[0], self.net.machine.dtype)
-        return hot * _row_of(self.xp, weight)
 
     def substitute(
         self,
@@ -447,35 +451,37 @@ class LinearBounds:
         box: Array,
         keep: bool = False,
         own: Mapping[int, NodeLines] | None = None,
-    ) -> Lowered:
-        """Lower bounds of sums `coefficients @ values of nodes + constant - error`, one a row.
+    ) -> LowerBounds:
+        """Bound sums `coefficients @ values of nodes + constant - error` from below, one a row.
 
-        `pending` has the coefficients by node; `box` says over which box a row is bounded. `own`
-        has lines of rows, instead of those of the box.
+        `pending` has the coefficients by node, and `box` the box of each row. `own` has lines of
+        rows, instead of those of the box.
         """
         xp, net, dot = self.xp, self.net, self.net.machine.dot
-        met: dict[int, Array] = {}
+        kept: dict[int, Array] = {}
         unit = net.machine.unit
-        error = error + xp.take(self._floor, box)
+        # The loss if numbers near zero are flushed
+        floor = (self.total + 1.0) * (net.terms * net.machine.tiny)
+        error = error + xp.take(xp.reshape(floor, (self.boxes,)), box)
         for number in range(max(pending), 0, -1):
             if number not in pending:
                 continue
             row = pending.pop(number)
             step, layer = net.steps[number - 1], self.layers[number - 1]
             if keep:
-                met[number] = row
+                kept[number] = row
             size = abs(constant)
             lines: TwoLines | None
-            mine = own.get(number) if own else None
-            if mine is not None:
-                lines, off = mine.lines, xp.take(layer.error, box)
+            of_rows = own.get(number) if own else None
+            if of_rows is not None:
+                lines, off = of_rows.lines, xp.take(layer.error, box)
             else:
                 lines, off = layer.of_rows(xp, box)
             if lines is not None:
                 negative = xp.minimum(row, 0.0)
                 row = row - negative
                 moved = dot(negative, lines.above)
-                if isinstance(lines.below, float):  # a ReLU: its upper line is nowhere below 0
+                if isinstance(lines.below, float):  # the upper line of a ReLU is nowhere below 0
                     size = size - moved
                 else:
                     size = size + dot(-negative, abs(lines.above)) + dot(row, abs(lines.below))
@@ -484,11 +490,11 @@ class LinearBounds:
                 negative *= lines.upper
                 row += negative
                 constant = constant + moved
-                if mine is not None:
+                if of_rows is not None:
                     # The difference rounds relative to itself, and the multiplier is exact.
-                    row = row - mine.taken
+                    row = row - of_rows.taken
             error = error + size * step.back + dot(abs(row), off)
-            constant = constant + _times_vector(xp, row, step.bias)
+            constant = constant + times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
                 passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
                 if i in pending:
@@ -503,13 +509,7 @@ class LinearBounds:
             dot(size, abs(centre)) + around + abs(constant)
         )
         nominal = dot(slopes, centre) - around + constant
-        return Lowered(nominal - _SLACK * error, nominal, slopes, constant, met)
-
-    @property
-    def _floor(self) -> Array:
-        """What a substitution loses where numbers near zero are taken for zero."""
-        scale = self.net.terms * self.net.machine.tiny
-        return self.xp.reshape((self.total + 1.0) * scale, (self.boxes,))
+        return LowerBounds(nominal - _SLACK * error, nominal, slopes, constant, kept)
 
     def rows_below(
         self,
@@ -518,15 +518,15 @@ class LinearBounds:
         box: Array,
         keep: bool = False,
         own: Mapping[int, NodeLines] | None = None,
-    ) -> Lowered:
-        """Lower bounds of rows of coefficients over the outputs, plus constants."""
+    ) -> LowerBounds:
+        """Bound `rows @ outputs + constants` from below."""
         last = len(self.net.steps)
         size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
         error = self.net.gamma(8) * (size + abs(constants))
         return self.substitute({last: rows}, constants, error, box, keep, own)
 
     def live(self) -> dict[int, Host]:
-        """The neurons that may be on, of the nodes where some never are."""
+        """Return the neurons that may be on, for nodes of which some are always off."""
         steps, host = self.net.steps, self.net.machine.host
         diagonal = {
             n
@@ -535,18 +535,18 @@ class LinearBounds:
             if len(weight.shape) == 1
             for n in (i, number)
         }
-        found = {}
+        live = {}
         for number, (step, layer) in enumerate(zip(steps, self.layers, strict=True), 1):
             if step.function == "relu" and number not in diagonal:
                 on = ~(host(layer.high) <= 0).all(0)
                 if not on.all():
-                    found[number] = np.flatnonzero(on)
-        return found
+                    live[number] = np.flatnonzero(on)
+        return live
 
     def without(self, live: Live) -> LinearBounds:
-        """The same bounds for substitution alone, without the neurons that are always off.
+        """Return the same bounds without the neurons that are always off, for substitution alone.
 
-        Both of their lines are 0, so that neither their coefficients nor their errors get anywhere.
+        Both of their lines are 0, so they pass on neither coefficients nor errors.
         """
         machine = self.net.machine
         smaller = copy.copy(self)
@@ -564,21 +564,21 @@ class LinearBounds:
             layer = self.layers[number - 1]
             lines = None if layer.lines is None else TwoLines(*(part(x) for x in layer.lines))
             error = part(layer.error)
-            packed = self._packed(lines, error)
+            packed = self._pack(lines, error)
             smaller.layers[number - 1] = NodeBounds(
                 part(layer.low), part(layer.high), error, None, lines, packed
             )
             smaller.largest[number] = part(self.largest[number])
         return smaller
 
-    def _packed(self, lines: TwoLines | None, error: Array) -> Array | None:
-        if lines is None or self.net.machine.is_numpy:  # whose calls are cheap, unlike strides
+    def _pack(self, lines: TwoLines | None, error: Array) -> Array | None:
+        if lines is None or self.net.machine.is_numpy:  # calls of NumPy are cheap, strides are not
             return None
         below = [] if isinstance(lines.below, float) else [lines.below]
         return self.xp.stack([lines.lower, lines.upper, lines.above, error, *below], 1)
 
     def _times(self, rows: Array, weight: Array) -> Array:
-        """(boxes, rows, inputs) times a matrix (inputs, outputs) or a diagonal."""
+        """Multiply (boxes, rows, inputs) with a matrix (inputs, outputs) or a diagonal."""
         if len(weight.shape) == 1:
             return rows * weight
         boxes, count, inputs = rows.shape
@@ -587,7 +587,7 @@ class LinearBounds:
 
 
 class _Tighter(NamedTuple):
-    """Bounds after substitution, where they are better, and the slopes of their functions."""
+    """Bounds by substitution, whether they are tighter, and the slopes of their functions."""
 
     low: Array
     high: Array
@@ -607,8 +607,8 @@ class _Functions(NamedTuple):
     bias: Array
 
 
-def padded(count: int) -> int:
-    """The next of few sizes: 32, 256, 2048 and so on."""
+def padded_size(count: int) -> int:
+    """Return the next of the sizes 32, 256, 2048 and so on."""
     size = 32
     while size < count:
         size *= 8
@@ -618,7 +618,7 @@ def padded(count: int) -> int:
 def outward(
     low: npt.NDArray[np.float64], high: npt.NDArray[np.float64], dtype: str
 ) -> tuple[Host, Host]:
-    """Centres and radii in a dtype, such that they contain boxes of float64."""
+    """Return centres and radii in a dtype that contain boxes of float64."""
     centre = (low + (high - low) * 0.5).astype(dtype)
     exact = centre.astype(np.float64)
     radius = np.maximum(high - exact, exact - low) * (1 + 2.0**-50)
@@ -637,11 +637,12 @@ def _row_of(xp: Any, x: Array) -> Array:
 
 
 def _with_last(xp: Any, x: Array, last: Array) -> Array:
-    """The coefficients with something added to the constants."""
+    """Return the coefficients with `last` added to the constants."""
     rows = x.shape[1]
     end = xp.slice_axis(x, 1, rows - 1, rows) + _row_of(xp, last)
     return xp.concat([xp.slice_axis(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
 
 
-def _times_vector(xp: Any, rows: Array, vector: Array) -> Array:
+def times_vector(xp: Any, rows: Array, vector: Array) -> Array:
+    """Return `rows @ vector`."""
     return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))

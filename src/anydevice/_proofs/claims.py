@@ -15,8 +15,7 @@ from anydevice._proofs.checking.certificate import read_certificate
 from anydevice._proofs.checking.network import FormatError, RefusedError
 from anydevice._proofs.lowering import lower
 from anydevice._proofs.properties import Property, Region, name_of
-from anydevice._proofs.prove import Counterexample, Proof, Undecided, prove
-from anydevice._proofs.prove import _by_network as by_network
+from anydevice._proofs.prove import Counterexample, Proof, Undecided, group_by_network, prove
 from anydevice.errors import ConfigurationError, VerificationError
 
 LIMIT = 60.0
@@ -24,7 +23,7 @@ LIMIT = 60.0
 
 
 class Claim(Record):
-    """That a property holds for every input of a region; see `claim`."""
+    """A property that holds for every input of a region; see `claim`."""
 
     property: Property
     region: Region
@@ -37,11 +36,11 @@ class Claim(Record):
         return f"{self.property} over a {kind}" + ("" if shape is None else f" of {shape}")
 
     def check(self, model: Any) -> int:
-        """Check the certificates for a model; how many parts the proof has.
+        """Check the certificates for a model, and return the number of parts of the proof.
 
-        It is checked with NumPy alone, for the weights that the model has now. Raises
-        `VerificationError` where they prove something else, as after a training, and
-        `ConfigurationError` where there is none.
+        Checks with NumPy alone, for the weights that the model has now. Raises
+        `VerificationError` if they prove something else, as after a training, and
+        `ConfigurationError` if there is none.
         """
         if not self.certificates:
             raise ConfigurationError(
@@ -51,8 +50,8 @@ class Claim(Record):
         lowered = lower(
             model, self.region.shape, classes=self.property.about_order, over=self.region
         )
-        found = properties.problems(self.property, lowered.network, self.region)
-        theorems = by_network(found, self.precision)
+        problems = properties.problems(self.property, lowered.network, self.region)
+        theorems = group_by_network(problems, self.precision)
         if len(theorems) != len(self.certificates):
             raise VerificationError(f"{self}: its certificates are about something else")
         leaves = 0
@@ -65,16 +64,16 @@ class Claim(Record):
             except (FormatError, RefusedError) as error:
                 raise VerificationError(
                     f"the certificate of {self} does not hold for this model: {error}; prove it "
-                    "again where the weights have changed",
+                    "again if the weights have changed",
                     where=str(self),
                 ) from error
         return leaves
 
     def checked(self, model: Any) -> str:
-        """What is proved of a model, in words; a claim without certificates is proved first."""
-        own = self if self.certificates else self.proved(model)
-        leaves = own.check(model)
-        size = format_size(sum(map(len, own.certificates)))
+        """Check the claim, and say in words what is proved; one without certificates is proved."""
+        claim = self if self.certificates else self.proved(model)
+        leaves = claim.check(model)
+        size = format_size(sum(map(len, claim.certificates)))
         covered = (
             "for every float32 execution"
             if self.precision == "float32"
@@ -83,7 +82,7 @@ class Claim(Record):
         return f"{covered}; {leaves} parts checked again, certificate of {size}"
 
     def proved(self, model: Any, limit: float | None = LIMIT) -> Claim:
-        """The claim with certificates for a model.
+        """Prove the claim for a model, and return it with certificates.
 
         Raises `VerificationError` if it does not hold, or was not decided within the limit.
         """
@@ -109,9 +108,9 @@ def claim(
     precision: str = "float32",
     proof: Proof | None = None,
 ) -> Claim:
-    """A property over a region, to be attached to a model, saved with it, and checked again.
+    """Return a claim, to be attached to a model, saved with it, and checked again.
 
-    `proof` is the result of `proofs.prove`; its certificates and its precision are taken over.
+    `proof` is the result of `proofs.prove`: the claim has its certificates and its precision.
 
     >>> from anydevice import nn, proofs
     >>> model = nn.build(nn.Dense(2, 1), "sigmoid", device="cpu")
@@ -129,28 +128,28 @@ def claim(
             f"proof= is a proofs.Proof, and this is {type_text(proof)}: nothing was proved",
             source="proof=",
         )
-    data = [each._replace(carried=None).to_bytes() for each in proof.certificates]
+    data = [certificate._replace(carried=None).to_bytes() for certificate in proof.certificates]
     return Claim(property, over, proof.precision, tuple(data))
 
 
-def split_claims(given: Collection[Any]) -> tuple[list[Claim], list[Any]]:
+def split_claims(items: Collection[Any]) -> tuple[list[Claim], list[Any]]:
     """Separate the claims, which hold for every input, from functions.
 
     Raises `ConfigurationError` for a property without a region.
     """
-    for each in given:
-        if isinstance(each, Property):
+    for item in items:
+        if isinstance(item, Property):
             raise ConfigurationError(
-                f"{each} says nothing about inputs; give it a region, as in "
+                f"{item} says nothing about inputs; give it a region, as in "
                 "proofs.claim(property, over=proofs.box(low, high))",
                 source="properties=",
             )
-    claims = [each for each in given if isinstance(each, Claim)]
-    return claims, [each for each in given if not isinstance(each, Claim)]
+    claims = [item for item in items if isinstance(item, Claim)]
+    return claims, [item for item in items if not isinstance(item, Claim)]
 
 
 def to_json(claim: Any) -> dict[str, Any]:
-    """A claim as JSON; raises `ConfigurationError` for a Python function."""
+    """Return a claim as JSON; raises `ConfigurationError` for a Python function."""
     if not isinstance(claim, Claim):
         what = f"{name_of(claim)}, a Python function," if callable(claim) else type_text(claim)
         raise ConfigurationError(
@@ -162,15 +161,15 @@ def to_json(claim: Any) -> dict[str, Any]:
         "property": properties.to_json(claim.property),
         "region": properties.to_json(claim.region),
         "precision": claim.precision,
-        "certificates": [base64.b64encode(each).decode() for each in claim.certificates],
+        "certificates": [base64.b64encode(data).decode() for data in claim.certificates],
     }
 
 
 def from_json(described: Any) -> Claim:
-    """The claim that `to_json` described; raises `ConfigurationError`."""
+    """Return the claim that `to_json` described; raises `ConfigurationError`."""
     try:
         precision = described["precision"]
-        data = [base64.b64decode(each, validate=True) for each in described["certificates"]]
+        data = [base64.b64decode(text, validate=True) for text in described["certificates"]]
         made = claim(
             properties.from_json(described["property"]),
             properties.from_json(described["region"]),

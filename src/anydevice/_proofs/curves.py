@@ -1,4 +1,4 @@
-"""TwoLines below and above an elementwise function between two bounds of its argument."""
+"""Lines below and above an elementwise function between two bounds of its argument."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TwoLines(NamedTuple):
     above: Array
 
     def take(self, xp: Any, box: Array) -> TwoLines:
-        """Those of the box of each row."""
+        """Return the lines of the box of each row."""
         if isinstance(self.below, float):
             below: Array = self.below
         else:
@@ -38,9 +38,9 @@ class Relaxation(NamedTuple):
 
 
 def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Relaxation:
-    """The chord above, and below the line through 0 that leaves the smaller triangle.
+    """Bound a ReLU by its chord, and by the line through 0 that leaves the smaller triangle.
 
-    The chord is moved up until it is valid at both ends, whatever slope came out.
+    This is the triangle relaxation of CROWN. The chord is moved up until it is valid at both ends.
     """
     on, off = low >= 0, high <= 0
     decided = xp.logical_or(on, off)
@@ -56,22 +56,22 @@ def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Re
 
 
 def open_neurons(xp: Any, function: str, low: Array, high: Array) -> Array:
-    """Which neurons better bounds would help: ReLUs neither on nor off, and all others."""
+    """Whether better bounds would help each neuron: ReLUs neither on nor off, and all others."""
     return xp.logical_and(low < 0, high > 0) if function == "relu" else low < high
 
 
 def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Relaxation:
-    """Tangents and chords of a smooth function, in float64 on the host.
+    """Return tangents and chords of a smooth function, in float64 on the host.
 
-    They are those of the checker. Whoever checks a proof depends on them in any case.
+    They are those of the checker, on which a proof depends in any case.
     """
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     with np.errstate(all="ignore"):
-        found = smooth.lines(function, low, high, executed)
-        floor = np.zeros_like(low) if found.floor is None else found.floor
-        size = abs(found.below) * np.maximum(abs(low), abs(high)) + abs(floor)
-        least = np.minimum(found.below * low, found.below * high) + floor - size * 1e-14
-        size = abs(found.above) * np.maximum(abs(low), abs(high)) + abs(found.ceiling)
-        most = np.maximum(found.above * low, found.above * high) + found.ceiling + size * 1e-14
-        least, most = np.maximum(least, -found.size), np.minimum(most, found.size)
-    return Relaxation(TwoLines(found.below, floor, found.above, found.ceiling), least, most)
+        pair = smooth.lines(function, low, high, executed)
+        floor = np.zeros_like(low) if pair.floor is None else pair.floor
+        size = abs(pair.below) * np.maximum(abs(low), abs(high)) + abs(floor)
+        least = np.minimum(pair.below * low, pair.below * high) + floor - size * 1e-14
+        size = abs(pair.above) * np.maximum(abs(low), abs(high)) + abs(pair.ceiling)
+        most = np.maximum(pair.above * low, pair.above * high) + pair.ceiling + size * 1e-14
+        least, most = np.maximum(least, -pair.size), np.minimum(most, pair.size)
+    return Relaxation(TwoLines(pair.below, floor, pair.above, pair.ceiling), least, most)

@@ -1,9 +1,9 @@
-"""Better bounds of neurons over the whole box, for networks that are not divided by their inputs.
+"""Better bounds of neurons over the whole box, for networks that are not halved along inputs.
 
-Node by node, what a neuron can be is divided by cases of neurons before it, with slopes and
-multipliers of its own, and the worst case of each neuron is divided further. In the cases that are
-left, far fewer neurons of the next node are undecided. What is found is a lemma for the
-certificate: the numbers, and the tree that proves them.
+Node by node, each undecided neuron is a problem of its own: `neurons.py` splits it into cases of
+neurons before it, and splits its worst cases further. With these bounds, far fewer neurons of the
+next node are undecided. The result is a lemma of the certificate: the bounds, and the tree that
+proves them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Integers = npt.NDArray[np.int64]
 _FIRST_STEPS, _STEPS = 20, 10
 """Steps of optimisation for a neuron, and for each case of another one."""
 
-_ROWS, _MOST_PARTS, _BYTES = 256, 100_000, 9
-"""So many parts at once and in all; a part has sign, slope and multiplier of each neuron."""
+_ROWS, _MAX_PARTS, _BYTES = 256, 100_000, 9
+"""The parts of a batch and of a node, and the bytes of sign, slope and multiplier of a neuron."""
 
 _GAIN = 1e-3
-"""Which part of the width of an interval a lemma must take away to be worth its bytes."""
+"""The share of an interval's width that a lemma must remove to be worth its bytes."""
 
 
 class Effort(NamedTuple):
-    """How often each undecided neuron is divided further, and how many of its cases at once."""
+    """The rounds of splits for each undecided neuron, and the cases of it that a round splits."""
 
     rounds: int
     width: int
@@ -48,7 +48,7 @@ class Sharpened(NamedTuple):
 class Sharpening:
     """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs).
 
-    The parts of a node take at most half of `memory` bytes. `parts` is how many were bounded.
+    The parts of a node take at most half of `memory` bytes. `parts` is the number of bounded ones.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Sharpening:
     ) -> None:
         self.net, self.fast, self.box, self.memory = net, fast, box, memory
         self.parts = 0
-        self._kept: dict[int, _NeuronSides] = {}
+        self._sides: dict[int, _NeuronSides] = {}
 
     def run(self, effort: Effort, stop: Callable[[], bool]) -> Sharpened:
-        """Lemmas about all nodes behind the first in turn, until `stop` says so.
+        """Find lemmas about all nodes behind the first in turn, until `stop` returns True.
 
-        It is asked before each batch of parts.
+        `stop` is called before each batch of parts.
         """
         lemmas: list[Lemma] = []
         known: dict[int, Any] = {}
@@ -74,29 +74,29 @@ class Sharpening:
                 cases = self._cases(number, known)
                 if cases is not None:
                     self._divide(cases, effort, stop)
-                    found = cases.lemma()
-                    if found is not None:
-                        lemma, known[number] = found
+                    result = cases.lemma()
+                    if result is not None:
+                        lemma, known[number] = result
                         lemmas.append(lemma)
         return Sharpened(tuple(lemmas), known)
 
     def _divide(self, cases: _NeuronSides, effort: Effort, stop: Callable[[], bool]) -> None:
         before, already = self.parts, cases.neurons.parts
 
-        def counted() -> bool:
+        def count_and_stop() -> bool:
             self.parts = before + cases.neurons.parts - already
             return stop()
 
-        cases.divide(effort, counted)
-        counted()
+        cases.divide(effort, count_and_stop)
+        count_and_stop()
 
     def _cases(self, number: int, known: KnownBounds) -> _NeuronSides | None:
-        """The cases of the undecided neurons of a node; those of an earlier run, where they hold.
+        """Return the cases of the undecided neurons of a node; `None` if all are decided.
 
-        That is where nothing new is known of the nodes before.
+        Those of an earlier run go on if nothing new is known of the nodes before.
         """
-        if not known and number in self._kept:
-            return self._kept[number]
+        if not known and number in self._sides:
+            return self._sides[number]
         net, fast = until(self.net, number), until(self.fast, number)
         relaxed = LinearBounds(net, *self.box, known=known)
         place, size = net.machine.place, net.steps[-1].size
@@ -108,7 +108,7 @@ class Sharpening:
             return None
         cases = _NeuronSides(relaxed, fast, bounds, self.memory // 2)
         if not known:
-            self._kept[number] = cases
+            self._sides[number] = cases
         return cases
 
 
@@ -116,8 +116,7 @@ class _NeuronSides:
     """The cases of both sides of all undecided neurons of the last node of a network.
 
     `plain` are sound bounds of all its neurons and of their negatives. There is one branch for
-    each side, the lower ones first, and `parts` are what the branches end with. They take at most
-    `room` bytes.
+    each side, the lower ones first, and `parts` are their leaves, which take at most `room` bytes.
     """
 
     def __init__(self, relaxed: LinearBounds, fast: Prepared, plain: Floats, room: int) -> None:
@@ -131,21 +130,21 @@ class _NeuronSides:
         )
         self.neurons = Neurons(relaxed, fast, self.undecided)
         self.branches = [Branch() for _ in range(2 * count)]
-        self.most = min(_MOST_PARTS, room // (_BYTES * max(1, self.neurons.count)))
+        self.limit = min(_MAX_PARTS, room // (_BYTES * max(1, self.neurons.count)))
         self.rounds = 0
         parts, _ = self.neurons.start(self.problems, _FIRST_STEPS)
         self.count = len(parts.node)
         self.parts = parts.take(np.arange(self.count))
-        # What sound bounds are lower by, with room to spare
+        # Sound bounds are lower by less than this.
         low = self.neurons.keep(self.problems, parts, self.branches)
         self.margin = 1.5 * np.maximum(parts.bound - low, 0) + 1e-6 * (1 + np.abs(low))
 
     def lemma(self) -> tuple[Lemma, tuple[Floats, Floats]] | None:
-        """What the cases prove, and as bounds of all neurons; `None` where it is not worth it."""
+        """Return a lemma and its bounds of all neurons; `None` if it is not worth its bytes."""
         bounds = self._sound()
         pairs = self.plain.reshape(2, -1)
         gained = bounds > self.plain - _GAIN * np.tile(pairs.sum(0), 2)
-        # What is on or off needs only the bound that says so.
+        # A neuron that is on or off needs only the bound that shows it.
         pairs = bounds.reshape(2, -1)
         gained &= ~((pairs[::-1] > 0) & (pairs <= 0)).ravel()
         which = np.flatnonzero(gained)
@@ -153,7 +152,7 @@ class _NeuronSides:
             return None
         growing = Growing(len(which), len(which), self.neurons.neurons)
         branches = {group: self.branches[i] for group, i in enumerate(which)}
-        growing.cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
+        growing.add_cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
         side, neuron = np.divmod(which, len(self.undecided))
         sides = 2 * self.undecided[neuron] + side
         most = np.full(2 * self.size, np.inf)
@@ -162,6 +161,7 @@ class _NeuronSides:
         return lemma, (-most[::2], most[1::2])
 
     def divide(self, effort: Effort, stop: Callable[[], bool]) -> None:
+        """Split the worst cases of each neuron, round by round."""
         while self.rounds < effort.rounds:
             self.rounds += 1
             worst = self._worst(effort.width)
@@ -169,12 +169,12 @@ class _NeuronSides:
                 return
             for start in range(0, len(worst), _ROWS):
                 some = worst[start : start + _ROWS]
-                if self.count + len(some) > self.most or stop():
+                if self.count + len(some) > self.limit or stop():
                     return
                 self._divide(some)
 
     def _worst(self, width: int) -> Integers:
-        """The parts with the lowest bounds of each neuron that is neither on nor off."""
+        """Return the parts with the lowest bounds of each neuron that is neither on nor off."""
         parts, count = self.parts, len(self.branches)
         lowest = np.full(count, np.inf)
         np.minimum.at(lowest, parts.problem[: self.count], parts.bound[: self.count])
@@ -182,10 +182,10 @@ class _NeuronSides:
         bound, problem = parts.bound[: self.count], parts.problem[: self.count]
         can = (bound <= self.margin[problem]) & ~np.tile(decided, 2)[problem]
         can &= parts.neuron[: self.count] >= 0
-        its = np.flatnonzero(can)
-        its = its[np.lexsort((bound[its], problem[its]))]
-        first = np.searchsorted(problem[its], problem[its])
-        return its[np.arange(len(its)) - first < width]
+        which = np.flatnonzero(can)
+        which = which[np.lexsort((bound[which], problem[which]))]
+        first = np.searchsorted(problem[which], problem[which])
+        return which[np.arange(len(which)) - first < width]
 
     def _divide(self, which: Integers) -> None:
         halves, _ = self.neurons.halve(self.problems, self.parts.take(which), self.branches, _STEPS)
@@ -196,16 +196,16 @@ class _NeuronSides:
         arrays: Any = zip(self.parts[:-1], halves[:-1], strict=True)
         for mine, theirs in arrays:
             mine[new] = theirs
-        for place, path in zip(new, halves.path, strict=True):
-            self.parts.path[place] = path
+        for index, path in zip(new, halves.path, strict=True):
+            self.parts.path[index] = path
         self.count += more
 
     def _sound(self) -> Floats:
-        """Sound bounds of all problems, each the least one of its parts."""
-        found = np.full(len(self.branches), np.inf)
+        """Return sound bounds of all problems, each the least one of its parts."""
+        bounds = np.full(len(self.branches), np.inf)
         for start in range(0, self.count, _ROWS):
             parts = self.parts.take(np.arange(start, min(start + _ROWS, self.count)))
             low = self.neurons.keep(self.problems, parts, self.branches)
-            np.minimum.at(found, parts.problem, np.where(np.isnan(low), -np.inf, low))
-        # The checker's roundings are others.
-        return np.asarray(found - 1e-7 * (1 + np.abs(found)))
+            np.minimum.at(bounds, parts.problem, np.where(np.isnan(low), -np.inf, low))
+        # The checker rounds in another order.
+        return np.asarray(bounds - 1e-7 * (1 + np.abs(bounds)))

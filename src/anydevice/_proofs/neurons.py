@@ -1,13 +1,16 @@
-"""Splits on the signs of neurons, with slopes and multipliers that are optimised for each part.
+"""Splits on the signs of ReLUs, with slopes (α) and multipliers (β) optimised for each part.
 
-What halving inputs cannot do, networks of many inputs and the hardest queries, is divided by cases
-instead: a ReLU that is neither on nor off throughout is on in one case and off in the other. In
-each case its relaxation is exact, and the sign that it has is used with a multiplier (a Lagrangian
-relaxation). Slopes of lower lines and multipliers are improved by gradients, which need no
-autodiff: the substitution runs backward, and where its bound is attained, forward again.
+This is β-CROWN (Wang et al., 2021) with the slopes of α-CROWN (Xu et al., 2021). It decides
+networks of many inputs and hard queries, for which halving inputs takes too long. A ReLU that is
+neither on nor off is on in one case and off in the other. In each case its relaxation is exact, and
+a Lagrange multiplier uses its sign. `split_neurons` repeats, for a batch of parts:
 
-They are found in fast arithmetic. What closes a part is a sound bound with the slopes rounded to
-bytes and the multipliers rounded to float16, as a certificate has them.
+1. Optimise slopes and multipliers with Adam (Kingma and Ba, 2015), in fast arithmetic. Gradients
+   need no autodiff: substitution runs backward, and forward again from the point that attains the
+   bound.
+2. Close the parts whose sound bound is above 0, with the slopes rounded to bytes and the
+   multipliers rounded to float16, as the certificate has them.
+3. Split each other part on the neuron whose relaxation loses most.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.bounds import LinearBounds, NodeLines, Prepared, without
+from anydevice._proofs.bounds import LinearBounds, NodeLines, Prepared, times_vector, without
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
 from anydevice._proofs.curves import relu_curve
 from anydevice._proofs.machines import Array, Host
@@ -31,12 +34,12 @@ Integers = npt.NDArray[np.int64]
 _RATE_OF_SLOPES, _RATE_OF_MULTIPLIERS = 0.25, 0.05
 _DECAY = 0.97
 
-_MOST_MULTIPLIER = 60_000.0
-"""A float16 holds it."""
+_MAX_MULTIPLIER = 60_000.0
+"""float16 holds it."""
 
 
 class Branch:
-    """The part of a tree below one open box, numbered by itself."""
+    """The part of a tree below one open box, with numbers of its own."""
 
     def __init__(self) -> None:
         self.steps: list[int] = [LEAF]
@@ -46,7 +49,7 @@ class Branch:
         self.open = 1
 
     def split(self, node: int, step: int) -> int:
-        """The first of two new nodes."""
+        """Split a node, and return the first of its two children."""
         first = len(self.steps)
         self.steps[node], self.first[node] = step, first
         self.steps += [LEAF, LEAF]
@@ -56,7 +59,7 @@ class Branch:
 
 
 class Growing:
-    """A tree while it grows: what was done at each node, and where its children are."""
+    """A tree while it grows: the step at each node, and the numbers of its children."""
 
     def __init__(self, groups: int, rows: int, neurons: int) -> None:
         self._groups, self._neurons = groups, neurons
@@ -68,20 +71,22 @@ class Growing:
         self.nodes = 1
 
     def _add(self, ids: Any, steps: Any, first: Any, weights: Bytes) -> None:
-        arrays = [np.asarray(each, np.int64) for each in (ids, steps, first)]
+        arrays = [np.asarray(array, np.int64) for array in (ids, steps, first)]
         self._parts.append((arrays[0], arrays[1], arrays[2], weights))
 
     def close(self, ids: Integers, weights: Bytes) -> None:
         self._add(ids, np.full(len(ids), LEAF), np.zeros(len(ids)), weights)
 
     def split(self, ids: Integers, inputs: Integers) -> Integers:
-        """The numbers of the first of two children of each node."""
+        """Split nodes, and return the number of the first child of each."""
         first = self.nodes + 2 * np.arange(len(ids))
         self.nodes += 2 * len(ids)
         self._add(ids, inputs, first, np.tile(self._empty, (len(ids), 1)))
         return first
 
-    def cases(self, box: int, weights: Bytes, of: Integers, branches: dict[int, Branch]) -> None:
+    def add_cases(
+        self, box: int, weights: Bytes, group_of_row: Integers, branches: dict[int, Branch]
+    ) -> None:
         """Close a box by branches of cases of neurons, by the number of their group."""
         if self._groups == 1:
             self._graft(box, weights, branches[0])
@@ -90,11 +95,11 @@ class Growing:
         self.nodes += self._groups
         self._add([box], [EACH_GROUP], [first], self._empty[None])
         for group in range(self._groups):
-            its = np.where(of == group, weights, 0).astype(np.uint8)
+            of_group = np.where(group_of_row == group, weights, 0).astype(np.uint8)
             if group in branches:
-                self._graft(first + group, its, branches[group])
+                self._graft(first + group, of_group, branches[group])
             else:
-                self.close(np.array([first + group]), its[None])
+                self.close(np.array([first + group]), of_group[None])
 
     def _graft(self, root: int, weights: Bytes, branch: Branch) -> None:
         count = len(branch.steps)
@@ -109,8 +114,9 @@ class Growing:
             self._multipliers[int(ids[node])] = branch.multipliers[node]
 
     def tree(self) -> Tree:
+        """Return the tree in preorder, with each set of slopes once."""
         parts = zip(*self._parts, strict=True)
-        ids, steps, first, weights = (np.concatenate(each) for each in parts)
+        ids, steps, first, weights = (np.concatenate(arrays) for arrays in parts)
         by_id = np.argsort(ids)
         order = preorder(steps[by_id], first[by_id], self._groups)
         ids, steps, weights = ids[by_id][order], steps[by_id][order], weights[by_id][order]
@@ -119,10 +125,10 @@ class Growing:
         slopes_of = np.full(int(leaves.sum()), -1)
         multipliers = [np.zeros(0, np.float16)]
         if self._slopes:
-            for place, leaf in enumerate(ids[leaves].tolist()):
+            for index, leaf in enumerate(ids[leaves].tolist()):
                 if leaf in self._slopes:
                     key = self._slopes[leaf].tobytes()
-                    slopes_of[place] = sets.setdefault(key, len(sets))
+                    slopes_of[index] = sets.setdefault(key, len(sets))
                     multipliers.append(self._multipliers[leaf])
         table = np.frombuffer(b"".join(sets), np.uint8)
         slopes = table.reshape(len(sets), self._neurons) if sets else np.zeros((0, 0), np.uint8)
@@ -139,9 +145,9 @@ class Problems(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts that are open: their problem, their node in its branch, and what is known of them.
+    """Open parts: their problem, their node in its branch, and their state.
 
-    `sign` is 1 or -1 for each neuron whose case it is, else 0. `path` lists these neurons, from
+    `sign` is 1 or -1 for each neuron that a case decides, else 0. `path` lists these neurons from
     the root. `neuron` is the one to split next, -1 if there is none, and `pull` its coefficient.
     """
 
@@ -156,13 +162,13 @@ class Parts(NamedTuple):
     path: list[tuple[int, ...]]
 
     def take(self, which: Host) -> Parts:
-        arrays: list[Any] = [each[which] for each in self[:-1]]
+        arrays: list[Any] = [array[which] for array in self[:-1]]
         arrays.append([self.path[i] for i in which])
         return Parts(*arrays)
 
 
 class Optimised(NamedTuple):
-    """Slopes and multipliers of parts, their bounds, what to split next, and where they are met."""
+    """Bounds of parts with their slopes and multipliers, and the points that attain them."""
 
     bound: Singles
     slopes: Singles
@@ -171,13 +177,19 @@ class Optimised(NamedTuple):
     pull: Singles
     points: Floats
 
+    def update(self, parts: Parts) -> Parts:
+        """Return the parts with these bounds, slopes and multipliers."""
+        fields = self._asdict()
+        del fields["points"]
+        return parts._replace(**fields)
+
 
 class Neurons:
     """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
 
-    `fast` is the same network, on the machine that optimises. Neurons that are off in every box
-    are left out; `kept` are the numbers of the others, in the order that `Parts` have them. Of the
-    outputs only some may be asked for.
+    `fast` is the same network, on the machine that optimises. Neurons that are off in every box are
+    dropped; `kept` are the numbers of the others, in the order of `Parts`. `outputs` are those that
+    problems are about, `None` for all.
     """
 
     def __init__(self, relaxed: LinearBounds, fast: Prepared, outputs: Host | None = None) -> None:
@@ -205,7 +217,7 @@ class Neurons:
         self.parts = 0
 
     def start(self, problems: Problems, steps: int) -> tuple[Parts, Floats]:
-        """One part for each problem, with slopes that are optimised, and where it is attained."""
+        """Return one part for each problem, optimised, and the points that attain its bound."""
         count = len(problems.box)
         low, high = self.low[problems.box], self.high[problems.box]
         slopes = (high > -low).astype(np.float32)
@@ -221,25 +233,16 @@ class Neurons:
             np.zeros(count, np.float32),
             [()] * count,
         )
-        found = self.optimise(problems, parts, steps)
-        return self._with(parts, found), found.points
-
-    def _with(self, parts: Parts, found: Optimised) -> Parts:
-        return parts._replace(
-            bound=found.bound,
-            slopes=found.slopes,
-            multipliers=found.multipliers,
-            neuron=found.neuron,
-            pull=found.pull,
-        )
+        optimised = self.optimise(problems, parts, steps)
+        return optimised.update(parts), optimised.points
 
     def halve(
         self, problems: Problems, parts: Parts, branches: list[Branch], steps: int
     ) -> tuple[Parts, Floats]:
-        """Both cases of the neuron of each part.
+        """Return both cases of the neuron of each part, on and off.
 
-        Their multipliers begin where both have at least the bound that the part has: what the
-        exact line takes from the lower line, and what 0 takes from it.
+        Their multipliers begin with the difference between the exact line and the lower line, so
+        that both have at least the bound of the part.
         """
         neuron = parts.neuron
         count = len(neuron)
@@ -262,14 +265,14 @@ class Neurons:
         path = [(*path, int(n)) for path, n in zip(twice.path, np.tile(neuron, 2), strict=True)]
         node = np.concatenate([first, first + 1])
         twice = twice._replace(node=node, sign=sign, multipliers=multipliers, path=path)
-        found = self.optimise(problems, twice, steps)
+        optimised = self.optimise(problems, twice, steps)
         self.parts += len(twice.node)
-        return self._with(twice, found), found.points
+        return optimised.update(twice), optimised.points
 
     def close(
         self, problems: Problems, parts: Parts, branches: list[Branch]
     ) -> npt.NDArray[np.bool_]:
-        """Which parts a sound bound closes; the branch notes their slopes and multipliers."""
+        """Whether a sound bound closes each part; the branch keeps its slopes and multipliers."""
         closed = np.zeros(len(parts.node), bool)
         likely = np.flatnonzero(parts.bound > 0)
         if not len(likely):
@@ -284,26 +287,26 @@ class Neurons:
     def keep(
         self, problems: Problems, parts: Parts, branches: list[Branch], least: float = -np.inf
     ) -> Floats:
-        """Sound bounds of parts; those above `least` are noted, with slopes and multipliers."""
+        """Return sound bounds of parts, and keep slopes and multipliers of those above `least`."""
         slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
-        multipliers = np.minimum(parts.multipliers, _MOST_MULTIPLIER).astype(np.float16)
-        found = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
-        for i in np.flatnonzero(found > least):
+        multipliers = np.minimum(parts.multipliers, _MAX_MULTIPLIER).astype(np.float16)
+        bounds = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
+        for i in np.flatnonzero(bounds > least):
             branch, node = branches[parts.problem[i]], int(parts.node[i])
             box = problems.box[parts.problem[i]]
             low, high = self.low[box], self.high[box]
-            # Those of decided neurons, too: another bound may find them undecided by a hair.
+            # Decided neurons have slopes, too: the checker may find them undecided by a hair.
             usual = np.where(high > -low, 255, 0)
             free = (low < 0) & (high > 0) & (parts.sign[i] == 0)
-            branch.slopes[node] = its = np.zeros(self.neurons, np.uint8)
-            its[self.kept] = np.where(free, slopes[i], usual)
+            branch.slopes[node] = bytes_ = np.zeros(self.neurons, np.uint8)
+            bytes_[self.kept] = np.where(free, slopes[i], usual)
             branch.multipliers[node] = multipliers[i, list(parts.path[i])]
-        return found
+        return bounds
 
     def sound(
         self, problems: Problems, parts: Parts, slopes: Floats, multipliers: Floats
     ) -> Floats:
-        """Sound lower bounds of parts, for whatever slopes in [0, 1] and multipliers >= 0."""
+        """Return sound lower bounds of parts, for any slopes in [0, 1] and multipliers >= 0."""
         relaxed, machine = self.relaxed, self.relaxed.net.machine
         box = problems.box[parts.problem]
         own = {}
@@ -317,23 +320,23 @@ class Neurons:
             is_open = machine.xp.logical_and(low < 0, high > 0)
             lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
             own[number] = NodeLines(lines, machine.place(multipliers[:, its] * sign))
-        found = relaxed.rows_below(
+        lower = relaxed.rows_below(
             machine.place(problems.rows[parts.problem]),
             machine.place(problems.constants[parts.problem]),
             machine.indices(box),
             own=own,
         )
-        return np.array(machine.host(found.low), np.float64)
+        return np.array(machine.host(lower.low), np.float64)
 
     def optimise(self, problems: Problems, parts: Parts, steps: int) -> Optimised:
-        """Better slopes and multipliers, by steps of Adam on both.
+        """Improve slopes and multipliers by steps of Adam on both.
 
         No neuron has both: `values` are the slopes of open ones and the multipliers of cases.
         """
         machine = self.fast.machine
         place, xp = machine.place, machine.xp
         box = problems.box[parts.problem]
-        given = _Given(
+        rows = _PartRows(
             place(problems.rows[parts.problem]),
             place(problems.constants[parts.problem]),
             place(self.centre[box]),
@@ -342,13 +345,13 @@ class Neurons:
         layers = {n: self._layer(its, box, parts) for n, its in self.where.items()}
         start = np.where(parts.sign != 0, parts.multipliers, parts.slopes)
         values = {n: place(start[:, its]) for n, its in self.where.items()}
-        mean = {n: each * 0 for n, each in values.items()}
+        mean = {n: value * 0 for n, value in values.items()}
         square = dict(mean)
-        passed = self._pass(layers, values, given)
+        passed = self._pass(layers, values, rows)
         best, kept = passed.bound, values
         for i in range(steps):
             values = {}
-            # Both averages begin at 0: what is too small of them is made up for by these.
+            # Both averages begin at 0; these correct their bias.
             much, little = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
             for n, layer in layers.items():
                 g = passed.gradient[n]
@@ -360,29 +363,30 @@ class Neurons:
                 way *= layer.rate
                 way *= _DECAY**i * little / much
                 way += passed.values[n]
-                values[n] = xp.minimum(xp.maximum(way, 0.0), layer.most)
-            passed = self._pass(layers, values, given)
+                values[n] = xp.minimum(xp.maximum(way, 0.0), layer.limit)
+            passed = self._pass(layers, values, rows)
             better = xp.reshape(passed.bound > best, (len(box), 1))
             best = xp.maximum(passed.bound, best)
             kept = {n: xp.where(better, new, kept[n]) for n, new in values.items()}
-        passed = self._pass(layers, kept, given)
-        found, row, score = (
-            np.concatenate([np.asarray(machine.host(each[n]), np.float32) for n in layers], 1)
-            for each in (kept, passed.row, self._score(layers, passed))
+        passed = self._pass(layers, kept, rows)
+        best_values, row, score = (
+            np.concatenate([np.asarray(machine.host(arrays[n]), np.float32) for n in layers], 1)
+            for arrays in (kept, passed.row, self._score(layers, passed))
         )
         bound, points = (np.asarray(machine.host(x)) for x in (passed.bound, passed.points))
         points = points.astype(np.float64)
-        if not self.count:  # nor any neuron to split next
-            return Optimised(bound, found, found, np.full(len(bound), -1), parts.pull, points)
+        if not self.count:  # there is no neuron to split
+            no_neuron = np.full(len(bound), -1)
+            return Optimised(bound, best_values, best_values, no_neuron, parts.pull, points)
         first = score.argmax(1)
-        each = np.arange(len(first))
-        cased = parts.sign != 0
+        every = np.arange(len(first))
+        is_case = parts.sign != 0
         return Optimised(
             bound,
-            np.where(cased, parts.slopes, found),
-            np.where(cased, found, np.float32(0)),
-            np.where(score[each, first] > 0, first, -1),
-            row[each, first],
+            np.where(is_case, parts.slopes, best_values),
+            np.where(is_case, best_values, np.float32(0)),
+            np.where(score[every, first] > 0, first, -1),
+            row[every, first],
             points,
         )
 
@@ -406,13 +410,15 @@ class Neurons:
             place(sign.astype(float)),
             place(np.minimum(-low, high) * is_open),
             place(np.where(sign != 0, _RATE_OF_MULTIPLIERS, _RATE_OF_SLOPES)),
-            place(np.where(sign != 0, _MOST_MULTIPLIER, 1.0)),
+            place(np.where(sign != 0, _MAX_MULTIPLIER, 1.0)),
         )
 
-    def _pass(self, layers: dict[int, _Cases], values: dict[int, Array], given: _Given) -> _Passed:
-        """Backward to the bound, and forward from where it is attained: the gradients."""
+    def _pass(
+        self, layers: dict[int, _Cases], values: dict[int, Array], rows: _PartRows
+    ) -> _Passed:
+        """Go backward to the bound, and forward from the point that attains it: the gradients."""
         xp, dot, net = self.fast.machine.xp, self.fast.machine.dot, self.fast
-        pending, constant = {len(net.steps): given.rows}, given.constants
+        pending, constant = {len(net.steps): rows.rows}, rows.constants
         met: dict[int, Array] = {}
         used: dict[int, Array] = {}
         for number in range(len(net.steps), 0, -1):
@@ -427,12 +433,12 @@ class Neurons:
                 constant = constant + dot(negative, layer.above)
                 row = row * slope
                 row -= value * layer.sign
-            constant = constant + _vector(xp, row, step.bias)
+            constant = constant + times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
                 passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
                 pending[i] = pending[i] + passed if i in pending else passed
         row = pending[0]
-        points = given.centre - xp.sign(row) * given.radius
+        points = rows.centre - xp.sign(row) * rows.radius
         bound = dot(row, points) + constant
         reached, gradient, arguments = {0: points}, {}, {}
         for number, step in enumerate(net.steps, 1):
@@ -456,16 +462,19 @@ class Neurons:
         return _Passed(bound, points, values, gradient, met, arguments, reached)
 
     def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, Array]:
-        """What each relaxation loses where the bound is attained, and a little of it at most."""
-        xp, found = self.fast.machine.xp, {}
+        """Return the loss of each relaxation at the point that attains the bound.
+
+        A little of the largest possible loss is added.
+        """
+        xp, scores = self.fast.machine.xp, {}
         for n, layer in layers.items():
             row, z = passed.row[n], passed.arguments[n]
             loss = xp.maximum(row * (xp.maximum(z, 0.0) - passed.reached[n]), 0.0)
-            found[n] = layer.open * (loss + 1e-3 * abs(row) * layer.gap)
-        return found
+            scores[n] = layer.open * (loss + 1e-3 * abs(row) * layer.gap)
+        return scores
 
 
-class _Given(NamedTuple):
+class _PartRows(NamedTuple):
     """The rows of parts, their constants, and their boxes."""
 
     rows: Array
@@ -475,9 +484,9 @@ class _Given(NamedTuple):
 
 
 class _Cases(NamedTuple):
-    """Which neurons of a node are open, on, or cases; the upper line of those that are open.
+    """The neurons of a node that are open, on, or cases, and the upper lines of open ones.
 
-    `rate` is that of their slopes or multipliers, and `most` what these can be.
+    `rate` is the learning rate of their slopes or multipliers, and `limit` the largest value.
     """
 
     open: Array
@@ -487,11 +496,11 @@ class _Cases(NamedTuple):
     sign: Array
     gap: Array
     rate: Array
-    most: Array
+    limit: Array
 
 
 class _Passed(NamedTuple):
-    """Bounds of parts, where they are attained, and by node what was met on both ways."""
+    """Bounds of parts, the points that attain them, and arrays of both passes by node."""
 
     bound: Array
     points: Array
@@ -502,24 +511,21 @@ class _Passed(NamedTuple):
     reached: dict[int, Array]
 
 
-def _vector(xp: Any, rows: Array, vector: Array) -> Array:
-    return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))
-
-
 def split_neurons(
     neurons: Neurons,
     problems: Problems,
     stop: Callable[[], bool],
     refutes: Callable[[Floats], Floats | None],
     *,
-    most: int = 1_000_000,
+    limit: int = 1_000_000,
     batch: int = 96,
     first_steps: int = 30,
     steps: int = 12,
 ) -> tuple[list[Branch], Floats | None]:
-    """A branch for each problem, whose `open` is 0 where it was proved, and a refuting point.
+    """Return a branch for each problem, and a point that refutes one, if there is.
 
-    A problem is given up when it has `most` open parts; all are when `stop` says so.
+    A branch without open parts is a proof. A problem is given up beyond `limit` open parts, and all
+    are if `stop` returns True.
     """
     count = len(problems.box)
     branches = [Branch() for _ in range(count)]
@@ -535,20 +541,22 @@ def split_neurons(
             waiting.append(parts.take(rest))
         if stop():
             return branches, None
-        parts_or_none = _next(waiting, branches, most, batch)
+        parts_or_none = _next_parts(waiting, branches, limit, batch)
         if parts_or_none is None:
             return branches, None
         parts, points = neurons.halve(problems, parts_or_none, branches, steps)
 
 
-def _next(waiting: list[Parts], branches: list[Branch], most: int, batch: int) -> Parts | None:
-    """The parts to split next, those that came last; not those of problems that were given up."""
+def _next_parts(
+    waiting: list[Parts], branches: list[Branch], limit: int, batch: int
+) -> Parts | None:
+    """Pop the parts to split next, the last first, without problems that were given up."""
     while waiting:
         last = waiting.pop()
         fine = [
             i
             for i, p in enumerate(last.problem)
-            if branches[p].open <= most and last.neuron[i] >= 0
+            if branches[p].open <= limit and last.neuron[i] >= 0
         ]
         if len(fine) > batch:
             order = np.array(fine)[np.argsort(last.bound[fine], kind="stable")]

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from anydevice._proofs.prove import Result
     from anydevice._proofs.search import Progress
 
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 
 
 class SearchProgress(Record):
-    """How a search went: in which arithmetic, and how far it was after so many seconds.
+    """The progress of a search: its arithmetic, and points of seconds and `Progress`.
 
-    There are some hundred points at most, and none where the first bound decided it.
+    There are at most 401 points, and none if the first bound decided the query.
     """
 
     precision: str = "float32"
@@ -30,28 +30,28 @@ class SearchProgress(Record):
 
 
 class ProgressRecorder:
-    """Keeps how far a search is each time that it tells, and tells it on."""
+    """Keeps some of the reports of a search, and passes each on."""
 
     def __init__(self, begin: float, tell: Callable[[Progress], None] | None) -> None:
         self._begin, self._tell = begin, tell
-        self._kept: list[tuple[float, Progress]] = []
+        self._points: list[tuple[float, Progress]] = []
         self._last: tuple[tuple[float, Progress], ...] = ()
-        self._told, self._every = 0, 1
+        self._reports, self._every = 0, 1
 
     def __call__(self, now: Progress) -> None:
         self._last = ((time.monotonic() - self._begin, now),)
-        if self._told % self._every == 0:
-            self._kept.append(self._last[0])
-        self._told += 1
-        if len(self._kept) == _MOST_POINTS:
-            self._kept, self._every = self._kept[::2], 2 * self._every
+        if self._reports % self._every == 0:
+            self._points.append(self._last[0])
+        self._reports += 1
+        if len(self._points) == _MAX_POINTS:
+            self._points, self._every = self._points[::2], 2 * self._every
         if self._tell is not None:
             self._tell(now)
 
-    def course(self, precision: str) -> SearchProgress:
-        """What was kept, and how far the search was at its end."""
-        end = () if self._kept[-1:] == list(self._last) else self._last
-        return SearchProgress(precision, (*self._kept, *end))
+    def progress(self, precision: str) -> SearchProgress:
+        """Return the points that were kept, and the last report."""
+        end = () if self._points[-1:] == list(self._last) else self._last
+        return SearchProgress(precision, (*self._points, *end))
 
 
 def outcome_data(result: Result) -> dict[str, Any]:

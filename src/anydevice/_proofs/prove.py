@@ -1,10 +1,9 @@
-"""`prove`: a property of a model over a region, with a certificate or a counterexample."""
+"""`prove`: a certificate or a counterexample for a property of a model over a region."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from math import inf, prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,13 @@ from anydevice._proofs.attack import Attack, Violation
 from anydevice._proofs.bounds import Prepared, prepare
 from anydevice._proofs.checking import checker, smooth
 from anydevice._proofs.checking.certificate import LEAF, Certificate, Tree
-from anydevice._proofs.checking.network import FormatError, Network, Query, RefusedError, outward
-from anydevice._proofs.checking.network import check_query as checked
+from anydevice._proofs.checking.network import (
+    FormatError,
+    Network,
+    Query,
+    RefusedError,
+    check_query,
+)
 from anydevice._proofs.files import read_model, read_queries
 from anydevice._proofs.lemmas import Sharpening
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
@@ -66,10 +70,9 @@ class Outcome(Record):
 class Proof(Outcome):
     """The property holds for every input of the region.
 
-    `certificates` say why, one for each network that the property is about: `check` computes all
-    of it again with code of its own, which `prove` did once already, and `save` writes it to a
-    file. `boxes` are the parts that
-    were bounded on the way.
+    `certificates` are the proof, one for each network that the property is about. `prove` has
+    checked them; `check` does it again, with code of its own, and `save` writes them to files.
+    `boxes` is the number of boxes and cases that were bounded.
     """
 
     certificates: tuple[Certificate, ...]
@@ -83,7 +86,7 @@ class Proof(Outcome):
         return True
 
     def check(self) -> int:
-        """Check the proof again, with NumPy alone; how many parts it consists of.
+        """Check the proof again, with NumPy alone, and return the number of its parts.
 
         Raises `VerificationError` with the part that is not proved.
         """
@@ -96,25 +99,25 @@ class Proof(Outcome):
         return leaves
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
-        """Write the certificate; where there are several, the others beside it, with a number."""
+        """Write the certificate; further ones go beside it, with a number in their names."""
         path = Path(path)
         others = range(2, len(self.certificates) + 1)
         paths = (path, *(path.with_name(f"{path.stem}.{n}{path.suffix}") for n in others))
-        for place, certificate in zip(paths, self.certificates, strict=True):
-            write_whole(place, [certificate.to_bytes()])
+        for file, certificate in zip(paths, self.certificates, strict=True):
+            write_whole(file, [certificate.to_bytes()])
         return paths
 
     def __repr__(self) -> str:
-        leaves = sum(tree.leaves for each in self.certificates for tree in each.trees)
+        leaves = sum(tree.leaves for certificate in self.certificates for tree in certificate.trees)
         return f"Proof({self.precision}, {leaves} parts, {self.seconds:.1f} s)"
 
 
 class Counterexample(Outcome):
     """An input of the region for which the property does not hold.
 
-    `y` are the outputs for it, and `violation` is by how much they miss the property: 0 where they
-    just reach what must not be reached. Where `exact`, that was computed in rational numbers, and
-    in float64 for networks with smooth functions.
+    `y` are its outputs, and `violation` is the amount by which they miss the property, 0 on the
+    edge. `exact` is whether that was computed in rational numbers; networks with smooth functions
+    are computed in float64.
     """
 
     x: Any
@@ -131,10 +134,9 @@ class Counterexample(Outcome):
 class Undecided(Outcome):
     """Neither a proof nor a counterexample was found.
 
-    `reason` is "time", "memory", "interrupted", "resolution" where boxes cannot be divided further,
-    or "refused" where the checker does not accept what the search found. `proved_share` of the
-    region is proved; `best_bound` is the lower bound of what is open: the property would be proved
-    if it were greater than 0.
+    `reason` is "time", "memory", "interrupted", "resolution" if boxes cannot be divided further, or
+    "refused" if the checker does not accept the certificate. `proved_share` is the proved part of
+    the region. `best_bound` is the lower bound over the rest, which a proof needs to be above 0.
     """
 
     reason: str
@@ -171,7 +173,7 @@ def prove(
     `precision` is "float32" for every execution of the model in float32, whatever the order of
     its sums, or "real" for exact arithmetic. After `limit` seconds, beyond `memory` bytes of open
     parts, or with Ctrl-C, the result is `Undecided`. Without `device` and `engine`, NumPy computes:
-    for small networks nothing is faster. `progress` is called with how far the search is.
+    for small networks nothing is faster. `progress` is called with the progress of the search.
 
     >>> from anydevice import nn, proofs
     >>> model = nn.build(nn.Dense(2, 8), "relu", nn.Dense(8, 1), "sigmoid", device="cpu", seed=0)
@@ -191,14 +193,17 @@ def prove(
     result: Result
     try:
         with machine.context():
-            result = _proved(theorems, machine, limits, begin, shape, file_hash)
-    except KeyboardInterrupt:  # before a search began; what one reached it says itself
+            result = prove_theorems(theorems, machine, limits, begin, shape, file_hash)
+    except KeyboardInterrupt:  # before a search began
         result = Undecided("interrupted", 0.0, -inf, 0, time.monotonic() - begin)
-    return replace(result, course=recorder.course(theorems[0].arithmetic))
+    return replace(result, course=recorder.progress(theorems[0].arithmetic))
 
 
 class Theorem(NamedTuple):
-    """Queries about one network, all of which have to be proved, in an arithmetic."""
+    """Queries about one network, all of which have to be proved, in an arithmetic.
+
+    Its certificate carries the network, unless that is the network of a file.
+    """
 
     network: Network
     queries: tuple[Query, ...]
@@ -209,56 +214,54 @@ class Theorem(NamedTuple):
 def _theorems(
     model: Any, claim: Any, over: Region | None, precision: str
 ) -> tuple[list[Theorem], Shape | None, str]:
+    """Return the theorems to prove, the shape of an example, and the hash of the model's file."""
     if isinstance(model, str | Path):
         file = read_model(model)
         if isinstance(claim, str | Path):
             queries = read_queries(claim, file)
             return [Theorem(file.network, queries, precision, False)], None, file.hash
         check_region(over)
-        network, hash_, shape = file.network, file.hash, None
+        assert over is not None
+        network, file_hash, shape = file.network, file.hash, None
     elif isinstance(claim, str | Path):
         raise ConfigurationError(
             f"{claim} is about an ONNX file; give the path of one as the model", source="claim"
         )
     else:
+        from anydevice._proofs.lowering import lower
+
         check_property(claim)
         check_region(over)
-        network, shape = _lowered(model, claim, over)
-        hash_ = ""
-    assert over is not None
-    found = _by_network(problems(claim, network, over), precision)
-    carried = [not hash_ or each.network is not network for each in found]
-    theorems = [
-        each._replace(is_carried=each_carried)
-        for each, each_carried in zip(found, carried, strict=True)
-    ]
-    return theorems, shape, hash_
+        assert over is not None
+        lowered = lower(model, over.shape, classes=claim.about_order, over=over)
+        network, file_hash, shape = lowered.network, "", lowered.input_shape
+    theorems = group_by_network(problems(claim, network, over), precision)
+    return (
+        [
+            theorem._replace(is_carried=not file_hash or theorem.network is not network)
+            for theorem in theorems
+        ],
+        shape,
+        file_hash,
+    )
 
 
-def _lowered(model: Any, claim: Property, over: Region | None) -> tuple[Network, Shape | None]:
-    from anydevice._proofs.lowering import lower
-
-    shape = None if over is None else over.shape
-    lowered = lower(model, shape, classes=claim.about_order, over=over)
-    return lowered.network, lowered.input_shape
-
-
-def _by_network(found: Sequence[Problem], precision: str) -> list[Theorem]:
-    """One theorem for each network and arithmetic."""
+def group_by_network(parts: Sequence[Problem], precision: str) -> list[Theorem]:
+    """Return one theorem for each network and arithmetic."""
     theorems: list[Theorem] = []
-    for each in found:
-        arithmetic = each.arithmetic or precision
+    for problem in parts:
+        arithmetic = problem.arithmetic or precision
         for i, theorem in enumerate(theorems):
-            if theorem.network is each.network and theorem.arithmetic == arithmetic:
-                theorems[i] = theorem._replace(queries=(*theorem.queries, each.query))
+            if theorem.network is problem.network and theorem.arithmetic == arithmetic:
+                theorems[i] = theorem._replace(queries=(*theorem.queries, problem.query))
                 break
         else:
-            theorems.append(Theorem(each.network, (each.query,), arithmetic, True))
+            theorems.append(Theorem(problem.network, (problem.query,), arithmetic, True))
     return theorems
 
 
 @np.errstate(all="ignore")  # infinite and NaN bounds are no reason to warn: they prove nothing
-def _proved(
+def prove_theorems(
     theorems: Sequence[Theorem],
     machine: BoundsMachine,
     limits: SearchLimits,
@@ -266,46 +269,58 @@ def _proved(
     shape: Shape | None,
     file_hash: str,
 ) -> Result:
-    works = [each for theorem in theorems for each in _works(theorem, limits)]
-    done = _Done(len(works))
+    """Search all queries, then check the proof.
+
+    1. If there are several queries, the first bound of each, and an attack on those left open:
+       a false one ends it before a long search of another begins.
+    2. A branch and bound search for each query that is still open.
+    3. The independent checker, on the certificates that will be saved.
+    """
+    works = [work for theorem in theorems for work in _query_works(theorem, limits)]
+    tally = _Tally(len(works))
     try:
-        # What the first bound proves is never attacked; where there are several, one may be false.
         for work in works if len(works) > 1 else ():
-            done.add(work, _searched(work, machine, done.limits(limits), is_first=True))
-            if work.attack.found is not None:
-                return _counterexample(work.attack.found, shape, begin)
-        for work in [each for each in works if each.tree is None]:
-            found = _searched(work, machine, done.limits(limits))
-            done.add(work, found)
-            if work.attack.found is not None:
-                return _counterexample(work.attack.found, shape, begin)
+            tally.add(work, _search_query(work, machine, tally.limits(limits), is_first=True))
+            if work.attack.violation is not None:
+                return _counterexample(work.attack.violation, shape, begin)
+        for work in [work for work in works if work.tree is None]:
+            result = _search_query(work, machine, tally.limits(limits))
+            tally.add(work, result)
+            if work.attack.violation is not None:
+                return _counterexample(work.attack.violation, shape, begin)
             if work.tree is None:
-                return done.undecided(found.reason, begin)
-        proof = _proof(theorems, works, done.boxes, file_hash)
+                return tally.undecided(result.reason, begin)
+        proof = _proof(theorems, works, tally.boxes, file_hash)
         for certificate, (network, queries) in zip(proof.certificates, proof.theorems, strict=True):
-            checker.check(network, _Watched(queries, limits.keep), certificate)
+            checker.check(network, _PausingQueries(queries, limits.keep), certificate)
     except OutOfTimeError:
-        return done.undecided("time", begin)
+        return tally.undecided("time", begin)
     except KeyboardInterrupt:
-        return done.undecided("interrupted", begin)
+        return tally.undecided("interrupted", begin)
     except RefusedError:
-        return Undecided("refused", 0.0, -inf, done.boxes, time.monotonic() - begin)
+        return Undecided("refused", 0.0, -inf, tally.boxes, time.monotonic() - begin)
     return replace(proof, seconds=time.monotonic() - begin)
 
 
 class _QueryWork:
-    """A query under way: how it is attacked, and its tree where it is proved.
+    """A query under way: its attack, and its tree once it is proved.
 
     `prepared` are the network's arrays by engine and dtype, which all queries about it share.
     """
 
-    def __init__(self, theorem: Theorem, query: Query, attack: Attack, prepared: Any) -> None:
+    def __init__(
+        self,
+        theorem: Theorem,
+        query: Query,
+        attack: Attack,
+        prepared: dict[tuple[str, str], Prepared],
+    ) -> None:
         self.theorem, self.query, self.attack = theorem, query, attack
         self.tree: Tree | None = None
-        self._prepared: dict[tuple[str, str], Prepared] = prepared
+        self._prepared = prepared
 
     def on(self, machine: BoundsMachine, limits: SearchLimits) -> Prepared:
-        """The network on a machine, whose bounds keep the limit of time."""
+        """Return the network on a machine, whose bounds keep the limit of time."""
         key = machine.name, machine.dtype
         if key not in self._prepared:
             theorem = self.theorem
@@ -313,31 +328,39 @@ class _QueryWork:
         return self._prepared[key]._replace(pause=limits.keep)
 
 
-def _works(theorem: Theorem, limits: SearchLimits) -> list[_QueryWork]:
+def _query_works(theorem: Theorem, limits: SearchLimits) -> Iterator[_QueryWork]:
     prepared: dict[tuple[str, str], Prepared] = {}
-    attacks = (_attack(theorem.network, query, limits.keep) for query in theorem.queries)
-    pairs = zip(theorem.queries, attacks, strict=True)
-    return [_QueryWork(theorem, query, attack, prepared) for query, attack in pairs]
+    for query in theorem.queries:
+        try:
+            check_query(query, theorem.network)
+        except FormatError as error:
+            raise ConfigurationError(str(error), source="claim") from error
+        attack = Attack(theorem.network, query, limits.keep)
+        yield _QueryWork(theorem, query, attack, prepared)
 
 
-class _Done:
-    """How far all queries are."""
+class _Tally:
+    """The progress of all queries together."""
 
     def __init__(self, whole: int) -> None:
         self.whole, self.proved, self.boxes = whole, 0, 0
         self._rest, self._worst = 0.0, -inf  # of a query that is not proved
 
     def limits(self, limits: SearchLimits) -> SearchLimits:
-        """The limits of the next search, which tells how far all queries are."""
+        """Return the limits of the next search, which reports the progress of all queries."""
         proved, whole, boxes = self.proved, self.whole, self.boxes
-        return limits._replace(tell=partial(_tell, limits.tell, proved, whole, boxes))
 
-    def add(self, work: _QueryWork, found: SearchResult) -> None:
-        self.boxes += found.progress.boxes
-        work.tree = found.tree
-        self.proved += found.tree is not None
-        if found.tree is None:
-            self._rest, self._worst = found.progress.share, found.progress.worst
+        def tell(now: Progress) -> None:
+            limits.tell(now._replace(share=(proved + now.share) / whole, boxes=boxes + now.boxes))
+
+        return limits._replace(tell=tell)
+
+    def add(self, work: _QueryWork, result: SearchResult) -> None:
+        self.boxes += result.progress.boxes
+        work.tree = result.tree
+        self.proved += result.tree is not None
+        if result.tree is None:
+            self._rest, self._worst = result.progress.share, result.progress.worst
 
     def undecided(self, reason: str, begin: float) -> Undecided:
         rest, worst = (self._rest, self._worst) if self.proved < self.whole else (0.0, -inf)
@@ -345,8 +368,8 @@ class _Done:
         return Undecided(reason, share, worst, self.boxes, time.monotonic() - begin)
 
 
-class _Watched(Sequence[Any]):
-    """Queries that call a function whenever one is read, as the checker does before each."""
+class _PausingQueries(Sequence[Any]):
+    """Queries that call `pause` when one is read, as the checker does before each."""
 
     def __init__(self, queries: Sequence[Query], pause: Callable[[], None]) -> None:
         self._queries, self._pause = queries, pause
@@ -362,42 +385,34 @@ class _Watched(Sequence[Any]):
 def _proof(
     theorems: Sequence[Theorem], works: Sequence[_QueryWork], boxes: int, file_hash: str
 ) -> Proof:
-    certificates = tuple(
-        _certificate(
-            theorem,
-            [each.tree for each in works if each.theorem is theorem and each.tree is not None],
-            file_hash,
+    certificates = []
+    for theorem in theorems:
+        functions = {node.function for node in theorem.network.nodes}
+        mine = [work for work in works if work.theorem is theorem]
+        certificate = Certificate(
+            "" if theorem.is_carried else file_hash,
+            theorem.network.hash(),
+            tuple(query.hash() for query in theorem.queries),
+            theorem.arithmetic,
+            smooth.assumptions(functions, theorem.arithmetic == "float32"),
+            tuple(work.tree for work in mine if work.tree is not None),
+            theorem.network if theorem.is_carried else None,
         )
-        for theorem in theorems
-    )
-    about = tuple((each.network, each.queries) for each in theorems)
-    return Proof(certificates, about, theorems[0].arithmetic, boxes, 0.0)
+        certificates.append(certificate)
+    subjects = tuple((theorem.network, theorem.queries) for theorem in theorems)
+    return Proof(tuple(certificates), subjects, theorems[0].arithmetic, boxes, 0.0)
 
 
-def _tell(
-    tell: Callable[[Progress], None], done: int, whole: int, boxes: int, now: Progress
-) -> None:
-    """Tell how far all queries are, of which some are done."""
-    tell(now._replace(share=(done + now.share) / whole, boxes=boxes + now.boxes))
-
-
-def _attack(network: Network, query: Query, pause: Callable[[], None]) -> Attack:
-    try:
-        checked(query, network)
-    except FormatError as error:
-        raise ConfigurationError(str(error), source="claim") from error
-    return Attack(network, query, *outward(query.low, query.high), pause)
-
-
-def _searched(
+def _search_query(
     work: _QueryWork, machine: BoundsMachine, limits: SearchLimits, is_first: bool = False
 ) -> SearchResult:
-    """Search a query, on NumPy what is small or needs more digits than the machine has.
+    """Search a query; NumPy takes small batches, and those that float32 cannot decide.
 
-    Where `is_first`, that is its first bound and, if it does not prove it, an attack.
+    With `is_first`, compute its first bound alone, and attack it if that proves nothing.
     """
     network, arithmetic = work.theorem.network, work.theorem.arithmetic
-    rows = rows_of(work.query)._replace(held=_held(network, work.query, arithmetic))
+    trivial = _trivial_groups(network, work.query, arithmetic)
+    rows = rows_of(work.query)._replace(trivial=trivial)
     cases = {node.function for node in network.nodes} - {""} == {"relu"} and not is_first
     optimising = work.on(machine.optimising(), limits) if cases else None
     bounding = Bounding(work.on(machine, limits), rows, optimising)
@@ -411,7 +426,7 @@ def _searched(
         limits = limits._replace(batch=8192, cases_batch=8192)
 
     def sharpening(box: tuple[Floats, Floats]) -> Sharpening:
-        """On NumPy: its batches are small."""
+        """Sharpen on NumPy: the batches are small."""
         net, fast = (work.on(numpy_machine(dtype), limits) for dtype in ("float64", "float32"))
         return Sharpening(net, fast, box, limits.memory)
 
@@ -419,53 +434,43 @@ def _searched(
     return (search.first if is_first else search.run)(work.attack.low, work.attack.high)
 
 
-def _held(network: Network, query: Query, arithmetic: str) -> frozenset[int]:
-    """The groups that hold with equality, as a ReLU that is at least 0: no bound shows it.
+def _trivial_groups(network: Network, query: Query, arithmetic: str) -> frozenset[int]:
+    """Return the groups that hold with equality, such as a ReLU >= 0, which no bound shows.
 
     The checker sees it by rational intervals, for the whole box as for each part.
     """
-    found = set()
+    trivial = set()
     for group in sorted(set(query.group)):
-        its = [i for i, each in enumerate(query.group) if each == group]
-        if len(its) == 1 and query.strict[its[0]]:
-            alone = Query(
-                query.low,
-                query.high,
-                (query.coefficients[its[0]],),
-                (query.constants[its[0]],),
-                (0,),
-                (True,),
+        rows = [i for i, other in enumerate(query.group) if other == group]
+        if len(rows) == 1 and query.strict[rows[0]]:
+            (row,) = rows
+            alone = query._replace(
+                coefficients=(query.coefficients[row],),
+                constants=(query.constants[row],),
+                group=(0,),
+                strict=(True,),
             )
-            leaf = Tree(
-                np.array([LEAF]), np.full((1, 1), 255, np.uint8), np.array([-1]), *_NO_CASES
-            )
-            if not checker.refused(network, alone, leaf, arithmetic):
-                found.add(group)
-    return frozenset(found)
+            if not checker.refused(network, alone, LEAF_OF_ONE_ROW, arithmetic):
+                trivial.add(group)
+    return frozenset(trivial)
 
 
-_NO_CASES = (np.zeros((0, 0), np.uint8), np.zeros(0, np.float16))
+LEAF_OF_ONE_ROW = Tree(
+    np.array([LEAF]),
+    np.full((1, 1), 255, np.uint8),
+    np.array([-1]),
+    np.zeros((0, 0), np.uint8),
+    np.zeros(0, np.float16),
+)
+"""The tree of a query with one row that bounds decide without a split."""
 
 
-def _certificate(theorem: Theorem, trees: Sequence[Tree], file_hash: str) -> Certificate:
-    functions = {node.function for node in theorem.network.nodes}
-    return Certificate(
-        "" if theorem.is_carried else file_hash,
-        theorem.network.hash(),
-        tuple(query.hash() for query in theorem.queries),
-        theorem.arithmetic,
-        smooth.assumptions(functions, theorem.arithmetic == "float32"),
-        tuple(trees),
-        theorem.network if theorem.is_carried else None,
-    )
-
-
-def _counterexample(found: Violation | None, shape: Shape | None, begin: float) -> Counterexample:
-    assert found is not None
-    x = np.array([float(each) for each in found.x])
-    if all(float(np.float32(each)) == each for each in x):
+def _counterexample(violation: Violation, shape: Shape | None, begin: float) -> Counterexample:
+    x = np.array([float(number) for number in violation.x])
+    if all(float(np.float32(number)) == number for number in x):
         x = x.astype(np.float32)
     if shape is not None and prod(shape) == len(x):
         x = x.reshape(shape)
-    y = np.array([float(each) for each in found.y])
-    return Counterexample(x, y, float(found.amount), found.is_exact, time.monotonic() - begin)
+    y = np.array([float(number) for number in violation.y])
+    seconds = time.monotonic() - begin
+    return Counterexample(x, y, float(violation.amount), violation.is_exact, seconds)

@@ -1,8 +1,15 @@
-"""Branch and bound over boxes of inputs: a box whose bounds do not decide it is halved.
+"""Branch and bound over boxes of inputs (as in Bunel et al., 2018, and β-CROWN, 2021).
 
-Boxes live on the host in float64, in the numbers that a certificate names; batches of them are
-bounded on an engine. Where that computes in float32, what it cannot decide by a hair is bounded
-again in float64.
+The phases of `Search.run`, for one batch of open boxes after another:
+
+1. Bound the outputs over each box (`bounds.py`), and close the boxes whose rows are proved.
+2. Attack the boxes that stay open, from the points at which their bounds are attained.
+3. Bound again in float64 the boxes that float32 leaves open by a hair.
+4. Split on the signs of a few neurons (`neurons.py`). Networks of many inputs are split in no
+   other way: lemmas about neurons (`lemmas.py`) and more cases follow in turn.
+5. Halve each box that is still open along the input with the highest score.
+
+Boxes live on the host in float64, in the numbers that a certificate names; an engine bounds them.
 """
 
 from __future__ import annotations
@@ -19,10 +26,10 @@ from anydevice._proofs.bounds import (
     FORWARD_INPUTS,
     KnownBounds,
     LinearBounds,
-    Lowered,
+    LowerBounds,
     Prepared,
     outward,
-    padded,
+    padded_size,
 )
 from anydevice._proofs.checking.certificate import Tree
 from anydevice._proofs.checking.network import Query
@@ -38,20 +45,20 @@ _ROUNDS = 40
 
 _PARTS = (1_000, 4_000, 16_000, 16_000, 16_000, 1 << 40)
 _EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort(240, 16))
-"""So many parts by cases are tried, and after each try neurons are bounded as well as this."""
+"""The number of parts by cases in each try, and the effort for lemmas after it."""
 
 _LARGE, _PARTS_OF_LARGE = 1 << 21, 16_000
-"""With more weights, better bounds of all neurons take minutes: more cases are tried before."""
+"""Above this number of weights, lemmas take minutes: the first tries have more parts."""
 
 
 class OutOfTimeError(Exception):
-    """The time of a search is up, in the midst of bounds or of an attack."""
+    """The time of a search is up, while bounds or an attack were computed."""
 
 
 class QueryRows(NamedTuple):
-    """The rows of a query in float64: constants rounded downward.
+    """The rows of a query in float64, with constants rounded downward.
 
-    `mixes`: sums of them are exact. `held` are groups that are known to hold.
+    `mixes` is whether their sums are exact. `trivial` are groups that are known to hold.
     """
 
     coefficients: Floats
@@ -59,10 +66,11 @@ class QueryRows(NamedTuple):
     groups: tuple[Integers, ...]
     strict: npt.NDArray[np.bool_]
     mixes: bool
-    held: frozenset[int] = frozenset()
+    trivial: frozenset[int] = frozenset()
 
 
 def rows_of(query: Query) -> QueryRows:
+    """Return the rows of a query for bounds in floating point."""
     coefficients = np.array([[float(c) for c in row] for row in query.coefficients])
     constants = np.array([float(d) for d in query.constants])
     for i, exact in enumerate(query.constants):
@@ -78,7 +86,7 @@ def rows_of(query: Query) -> QueryRows:
 
 
 class Boxes(NamedTuple):
-    """Boxes that are still open: their number in the tree, depth, and bounds of the inputs."""
+    """Open boxes: their numbers in the tree, their depths, and the bounds of their inputs."""
 
     ids: Integers
     depth: Integers
@@ -90,9 +98,9 @@ class Boxes(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a search is: the share of the box that is proved, and what is still open.
+    """The progress of a search: the proved share of the box, and the number of open parts.
 
-    The parts that are being bounded are open, too.
+    The parts that are being bounded are open, too. `worst` is the lowest bound of the last batch.
     """
 
     share: float
@@ -103,7 +111,7 @@ class Progress(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """How a search ended: with a tree that proves it, a point that refutes it, or neither."""
+    """The end of a search: a tree that proves the query, a point that refutes it, or neither."""
 
     tree: Tree | None
     point: Floats | None
@@ -112,12 +120,13 @@ class SearchResult(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What the bounds of a batch say of each box.
+    """The groups that bounds prove over each box of a batch, and how to go on with the others.
 
-    `holds` (boxes, groups) are the groups that are proved, by `weights` (boxes, rows). For the
-    others these are the best weights, `bound` the smallest bound; `scores` say what each input
-    has to do with it. `points` (boxes, rows + 1, inputs) are where bounds are attained, which may
-    be counterexamples. `near` are the boxes that float64 might close.
+    `holds` (boxes, groups) is whether a group is proved, by `weights` (boxes, rows). For the others
+    these are the best weights, and `bound` is the smallest bound. `scores` (boxes, inputs) is the
+    share of each input in the relaxation's loss. `points` (boxes, rows + 1, inputs) are those at
+    which bounds are attained, which may be counterexamples. `near` are the boxes that float64 might
+    close.
     """
 
     holds: npt.NDArray[np.bool_]
@@ -134,10 +143,10 @@ class Decision(NamedTuple):
 
 
 class Bounding:
-    """Decides batches of boxes by the bounds of a prepared network.
+    """Decides batches of boxes by the bounds of a network on a machine.
 
-    `fast` is the same network where slopes and multipliers are optimised, if cases of neurons are
-    to be tried.
+    `fast` is the same network on the machine that optimises slopes and multipliers; `None` if
+    neurons are not split.
     """
 
     def __init__(self, net: Prepared, rows: QueryRows, fast: Prepared | None = None) -> None:
@@ -146,25 +155,25 @@ class Bounding:
     def __call__(self, low: Floats, high: Floats, known: KnownBounds | None = None) -> Decision:
         count = len(low)
         if self.net.machine.pads:
-            more = padded(count) - count
+            more = padded_size(count) - count
             low, high = (np.concatenate([x, np.repeat(x[:1], more, 0)]) for x in (low, high))
         with np.errstate(all="ignore"):
             box = outward(low, high, self.net.machine.dtype)
             relaxed = LinearBounds(self.net, *box, known=known)
             verdict = self._decide(relaxed, len(low))
-        arrays: list[Any] = [*(each[:count] for each in verdict[:-1]), relaxed]
+        arrays: list[Any] = [*(array[:count] for array in verdict[:-1]), relaxed]
         return Decision(*arrays)
 
     def _decide(self, relaxed: LinearBounds, boxes: int) -> Decision:
         rows, host = self.rows, self._host
-        number, each = len(rows.constants), np.arange(boxes)
-        box = np.repeat(each, number)
+        number, every = len(rows.constants), np.arange(boxes)
+        box = np.repeat(every, number)
         tiled = np.tile(rows.coefficients, (boxes, 1)), np.tile(rows.constants, boxes)
-        found = self._below(relaxed, *tiled, box)
+        lower = self._lower(relaxed, *tiled, box)
         low, nominal, constant = (
-            host(x).reshape(boxes, number) for x in (found.low, found.nominal, found.constant)
+            host(x).reshape(boxes, number) for x in (lower.low, lower.nominal, lower.constant)
         )
-        slopes = host(found.slopes).reshape(boxes, number, -1)
+        slopes = host(lower.slopes).reshape(boxes, number, -1)
         proved = np.where(rows.strict, low >= 0, low > 0)
         low = np.where(np.isnan(low), -np.inf, low)
         weights = np.zeros((boxes, number), np.uint8)
@@ -172,9 +181,9 @@ class Bounding:
         worst, chosen = np.full(boxes, np.inf), np.zeros((boxes, number))
         for g, group in enumerate(rows.groups):
             best = group[low[:, group].argmax(1)]
-            done, bound, hair = proved[each, best], low[each, best], nominal[each, best]
-            weights[each, best] = 255
-            if g in rows.held:
+            done, bound, hair = proved[every, best], low[every, best], nominal[every, best]
+            weights[every, best] = 255
+            if g in rows.trivial:
                 done = np.ones(boxes, bool)
             open_ = np.flatnonzero(~done)
             if len(open_) and len(group) > 1 and rows.mixes:
@@ -182,7 +191,7 @@ class Bounding:
                 mixed[:, group] = self._mix(
                     relaxed, open_, slopes[open_][:, group], constant[open_][:, group]
                 )
-                again = self._below(
+                again = self._lower(
                     relaxed, mixed @ rows.coefficients, mixed @ rows.constants, open_
                 )
                 scale = mixed.max(1)
@@ -192,7 +201,7 @@ class Bounding:
                 bound[some], hair[some] = value[better], other[better]
                 weights[some[:, None], group] = mixed[better][:, group].astype(np.uint8)
                 done[some] = value[better] > 0
-            # What rounding in float32 may have hidden, and what float64 would show
+            # float64 might show what rounding in float32 hides
             near &= done | (bound + 0.75 * (hair - bound) > 0)
             holds[:, g] = done
             lowest = np.flatnonzero(~done & (bound < worst))
@@ -211,22 +220,23 @@ class Bounding:
     def _host(self, x: Any) -> Floats:
         return np.asarray(self.net.machine.host(x), np.float64)
 
-    def _below(
+    def _lower(
         self,
         relaxed: LinearBounds,
         coefficients: Floats,
         constants: Floats,
         box: Host,
         keep: bool = False,
-    ) -> Lowered:
+    ) -> LowerBounds:
         machine = self.net.machine
         rows, constants = machine.place(coefficients), machine.place(constants)
         return relaxed.rows_below(rows, constants, machine.indices(box), keep)
 
     def _mix(self, relaxed: LinearBounds, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
-        """Bytes that weigh the rows of a group such that their sum has the best lower bound.
+        """Return bytes that weigh the rows of a group such that their sum has the best lower bound.
 
-        By steps of exponentiated gradients on the linear functions that bound the rows.
+        Takes steps of exponentiated gradients (Kivinen and Warmuth, 1997) on the linear functions
+        that bound the rows.
         """
         centre, radius = self._host(relaxed.centre)[boxes], self._host(relaxed.radius)[boxes]
         middle = np.einsum("brd,bd->br", slopes, centre) + constant
@@ -248,16 +258,16 @@ class Bounding:
         return np.where(np.isfinite(best), best, 255)
 
     def _scores(self, relaxed: LinearBounds, open_: Host, chosen: Floats) -> tuple[Floats, Floats]:
-        """How much of the relaxation's loss each input carries, and the slopes of the bound."""
+        """Return each input's share of the relaxation's loss, and the slopes of the bound."""
         machine, rows = self.net.machine, self.rows
         if not len(open_):
             return np.zeros((0, self.net.inputs)), np.zeros((0, self.net.inputs))
-        found = self._below(
+        lower = self._lower(
             relaxed, chosen @ rows.coefficients, chosen @ rows.constants, open_, keep=True
         )
         xp, where = machine.xp, machine.indices(open_)
         total: Any = None
-        for number, row in found.met.items():
+        for number, row in lower.rows.items():
             layer = relaxed.layers[number - 1]
             if layer.lines is None or layer.share is None:
                 continue
@@ -269,17 +279,17 @@ class Bounding:
             share = share / (xp.sum(share, 1, True) + 1e-30)
             part = xp.sum(share * xp.reshape(loss, (len(open_), 1, loss.shape[1])), 2)
             total = part if total is None else total + part
-        slopes = self._host(found.slopes)
+        slopes = self._host(lower.slopes)
         radius = self._host(relaxed.radius)[open_]
         return abs(slopes) * radius if total is None else self._host(total), slopes
 
 
 class Search:
-    """One search: the boxes that are open, the tree so far, and how far it is.
+    """One search: the open boxes, the tree so far, and the progress.
 
-    `finishing` decides in float64 what is near, where `bounding` has only float32; `small` decides
-    batches that are too small to be worth a call of an accelerator. `sharpening` finds lemmas about
-    a box, a centre and a radius, where it is not divided by its inputs.
+    `finishing` decides near boxes in float64 if `bounding` has only float32. `small` decides
+    batches that are too small for an accelerator. `sharpening` makes the search for lemmas about a
+    box, given as centre and radius, that is not halved along its inputs.
     """
 
     def __init__(
@@ -298,17 +308,19 @@ class Search:
         neurons = sum(step.size for step in net.steps if step.function)
         self.growing = Growing(len(rows.groups), len(rows.constants), neurons)
         self.stack: list[Boxes] = []
-        self._in_hand = 0  # boxes of the batch that is being decided, which are open as well
+        self._in_hand = 0  # open boxes of the batch that is being decided
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
         self._under_way: Neurons | Sharpening | None = None
-        self._divides_inputs = False  # of many, where few vary and no cases of neurons can be tried
+        self._halves_inputs = (
+            False  # although there are many: few of them vary, and no ReLU is split
+        )
         self.point: Floats | None = None
         self.begin = limits.clock()
 
     def first(self, low: Floats, high: Floats) -> SearchResult:
-        """What the first bound says of a box; where it says nothing the box is attacked, no more.
+        """Bound a box once, and attack it if that does not prove the query.
 
-        The reason is "open" where it is neither proved nor refuted.
+        The reason is "open" if the query is neither proved nor refuted.
         """
         self.limits.keep()
         boxes = _whole(low, high)
@@ -325,13 +337,14 @@ class Search:
         return SearchResult(tree, self.point, "open" if self._in_hand else "", now)
 
     def run(self, low: Floats, high: Floats) -> SearchResult:
+        """Search a box until it is proved or refuted, or a limit is reached."""
         self.stack.append(_whole(low, high))
         few = np.count_nonzero(high > low) <= FORWARD_INPUTS
-        self._divides_inputs = bool(few and self.bounding.fast is None)
+        self._halves_inputs = bool(few and self.bounding.fast is None)
         reason = ""
         try:
             while self.stack and not reason and self.point is None:
-                reason = self._stopped() or self._step() or ""
+                reason = self._limit_reached() or self._step()
                 self.limits.tell(self.progress())
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -343,19 +356,19 @@ class Search:
         )
 
     def progress(self) -> Progress:
-        passed = max(self.limits.clock() - self.begin, 1e-9)
-        still = self._in_hand + sum(len(each.ids) for each in self.stack)
+        seconds = max(self.limits.clock() - self.begin, 1e-9)
+        still = self._in_hand + sum(len(batch.ids) for batch in self.stack)
         boxes = self.boxes + (0 if self._under_way is None else self._under_way.parts)
-        return Progress(self.share, still, boxes, boxes / passed, self.worst)
+        return Progress(self.share, still, boxes, boxes / seconds, self.worst)
 
-    def _told(self) -> bool:
-        """Tell how far it is, and say whether it must stop."""
+    def _must_stop(self) -> bool:
+        """Report the progress; whether a limit is reached."""
         self.limits.tell(self.progress())
-        return bool(self._stopped())
+        return bool(self._limit_reached())
 
     @contextmanager
-    def _counted(self, parts: Neurons | Sharpening) -> Iterator[None]:
-        """Count the parts that are bounded, while they are and from then on."""
+    def _count_parts(self, parts: Neurons | Sharpening) -> Iterator[None]:
+        """Count the parts that are bounded in this block, also in reports from inside of it."""
         before = parts.parts
         self.boxes -= before
         self._under_way = parts
@@ -365,15 +378,16 @@ class Search:
             self.boxes += parts.parts
             self._under_way = None
 
-    def _stopped(self) -> str:
+    def _limit_reached(self) -> str:
+        """Return "time" or "memory" if that limit is reached, else ""."""
         if self.limits.clock() > self.limits.until:
             return "time"
-        waiting = sum(len(each.ids) for each in self.stack)
+        waiting = sum(len(batch.ids) for batch in self.stack)
         size = waiting * (16 * self.bounding.net.inputs + 16) + 40 * self.growing.nodes
         return "memory" if size > self.limits.memory else ""
 
     def _step(self) -> str:
-        """Decide one batch; halve what stays open. A reason to stop, if it cannot be."""
+        """Decide one batch, and halve the boxes that stay open; return a reason to stop, or ""."""
         boxes = _pop(self.stack, self.limits.batch)
         self._in_hand = len(boxes.ids)
         self.boxes += self._in_hand
@@ -381,8 +395,8 @@ class Search:
         open_, scores = self._settle(self.small if few and self.small else self.bounding, boxes)
         if self.point is not None or not len(open_.ids):
             return ""
-        if self.bounding.net.linear == 0 and not self._divides_inputs:
-            return self._stopped() or "resolution"
+        if self.bounding.net.linear == 0 and not self._halves_inputs:
+            return self._limit_reached() or "resolution"
         halves = _halve(open_, scores, self.growing)
         if halves is None:
             return "resolution"
@@ -391,7 +405,7 @@ class Search:
         return ""
 
     def _settle(self, bounding: Bounding, boxes: Boxes) -> tuple[Boxes, Floats]:
-        """Close what bounds or cases of neurons close; what is left, and scores of its inputs."""
+        """Close boxes by bounds and cases; return those that stay open, with scores of inputs."""
         verdict = bounding(boxes.low, boxes.high)
         closed = verdict.closed
         self._close(boxes, np.flatnonzero(closed), verdict)
@@ -408,12 +422,12 @@ class Search:
             patient = bounding.net.linear and self.boxes < self.limits.patience
             if self.point is None and bounding.fast is not None and not patient:
                 open_ = self._by_neurons(bounding, boxes, open_, verdict)
-        rest, left = boxes.take(open_), scores[open_]
+        rest, rest_scores = boxes.take(open_), scores[open_]
         if again.any() and self.finishing is not None and self.point is None:
-            more, theirs = self._settle(self.finishing, boxes.take(np.flatnonzero(again)))
-            rest = Boxes(*(np.concatenate(each) for each in zip(rest, more, strict=True)))
-            left = np.concatenate([left, theirs])
-        return rest, left
+            more, more_scores = self._settle(self.finishing, boxes.take(np.flatnonzero(again)))
+            rest = Boxes(*(np.concatenate(pair) for pair in zip(rest, more, strict=True)))
+            rest_scores = np.concatenate([rest_scores, more_scores])
+        return rest, rest_scores
 
     def _close(self, boxes: Boxes, which: Host, verdict: Decision) -> None:
         self.growing.close(boxes.ids[which], verdict.weights[which])
@@ -421,7 +435,7 @@ class Search:
         self._in_hand -= len(which)
 
     def _by_neurons(self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision) -> Host:
-        """The boxes that cases of neurons do not close, nor better bounds of neurons."""
+        """Close boxes by cases of neurons, with lemmas between; return those that stay open."""
         if bounding.net.linear or self.sharpening is None:
             return self._split_neurons(bounding, boxes, open_, verdict)
         sharpening = self.sharpening(outward(boxes.low, boxes.high, "float64"))
@@ -429,12 +443,12 @@ class Search:
         for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
             parts = max(parts, least)
             open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
-            if effort is None or not len(open_) or self.point is not None or self._stopped():
+            if effort is None or not len(open_) or self.point is not None or self._limit_reached():
                 break
-            with self._counted(sharpening):
-                found = sharpening.run(effort, self._told)
-            self.growing.lemmas = found.lemmas
-            verdict = bounding(boxes.low, boxes.high, found.known)
+            with self._count_parts(sharpening):
+                sharpened = sharpening.run(effort, self._must_stop)
+            self.growing.lemmas = sharpened.lemmas
+            verdict = bounding(boxes.low, boxes.high, sharpened.known)
             self.worst = float(verdict.bound.min())
             if verdict.closed.all():
                 self._close(boxes, open_, verdict)
@@ -449,7 +463,7 @@ class Search:
         verdict: Decision,
         parts: int = 1 << 40,
     ) -> Host:
-        """The boxes that so many parts by cases of neurons do not close either."""
+        """Close boxes by at most `parts` cases of neurons; return those that stay open."""
         rows, limits = bounding.rows, self.limits
         alone = bounding.net.linear == 0
         assert bounding.fast is not None
@@ -458,20 +472,20 @@ class Search:
         tried = open_ if alone else open_[undecided[open_] <= limits.undecided]
         if not len(tried):
             return open_
-        place, group = np.nonzero(~verdict.holds[tried])
-        of = np.zeros(len(rows.constants), np.int64)
-        for number, its in enumerate(rows.groups):
-            of[its] = number
-        box = tried[place]
-        weights = np.where(of == group[:, None], verdict.weights[box], 0) / 255.0
+        index, group = np.nonzero(~verdict.holds[tried])
+        group_of_row = np.zeros(len(rows.constants), np.int64)
+        for number, its_rows in enumerate(rows.groups):
+            group_of_row[its_rows] = number
+        box = tried[index]
+        weights = np.where(group_of_row == group[:, None], verdict.weights[box], 0) / 255.0
         problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
-        with self._counted(neurons):
+        with self._count_parts(neurons):
             branches, self.point = split_neurons(
                 neurons,
                 problems,
-                lambda: self._told() or neurons.parts > parts,
+                lambda: self._must_stop() or neurons.parts > parts,
                 self.refutes,
-                most=1 << 40 if alone else limits.cases,
+                limit=1 << 40 if alone else limits.cases,
                 batch=limits.cases_batch,
                 first_steps=30 if alone else 10,
                 steps=12 if alone else 8,
@@ -480,19 +494,21 @@ class Search:
         failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
         for b in tried.tolist():
             if b not in failed:
-                of_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
-                self.growing.cases(int(boxes.ids[b]), verdict.weights[b], of, of_group)
+                by_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
+                self.growing.add_cases(
+                    int(boxes.ids[b]), verdict.weights[b], group_of_row, by_group
+                )
                 self.share += 0.5 ** float(boxes.depth[b])
                 self._in_hand -= 1
         return np.array(sorted(failed), np.int64)
 
 
 class SearchLimits(NamedTuple):
-    """What a search may take: until when on its clock, bytes, boxes and cases at a time.
+    """The limits of a search: the end on its clock, bytes, and the sizes of batches.
 
     Fewer than `few` boxes are not worth an accelerator. Cases of neurons are tried after `patience`
-    boxes, where at most `undecided` neurons are neither on nor off, and given up beyond `cases`
-    open ones.
+    boxes if at most `undecided` neurons are neither on nor off, and given up beyond `cases` open
+    ones. `tell` gets the progress.
     """
 
     until: float = float("inf")
@@ -507,21 +523,21 @@ class SearchLimits(NamedTuple):
     clock: Callable[[], float] = time.monotonic
 
     def keep(self) -> None:
-        """Raise `OutOfTimeError` where the time is up."""
+        """Raise `OutOfTimeError` if the time is up."""
         if self.clock() > self.until:
             raise OutOfTimeError
 
 
 def _whole(low: Floats, high: Floats) -> Boxes:
-    """The box at the root of a tree."""
-    first = np.zeros(1, np.int64)
-    return Boxes(first, first, low[None], high[None])
+    """Return the box at the root of a tree."""
+    root = np.zeros(1, np.int64)
+    return Boxes(root, root, low[None], high[None])
 
 
-def _pop(stack: list[Boxes], most: int) -> Boxes:
-    """The boxes that were added last, which are the smallest."""
+def _pop(stack: list[Boxes], limit: int) -> Boxes:
+    """Pop the boxes that were added last, which are the smallest."""
     parts: list[Boxes] = []
-    room = most
+    room = limit
     while stack and room:
         last = stack.pop()
         if len(last.ids) > room:
@@ -529,11 +545,11 @@ def _pop(stack: list[Boxes], most: int) -> Boxes:
             last = last.take(slice(len(last.ids) - room, None))
         parts.append(last)
         room -= len(last.ids)
-    return Boxes(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    return Boxes(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def _halve(boxes: Boxes, scores: Floats, growing: Growing) -> Boxes | None:
-    """Both halves of each box along its input of the highest score; `None` if one cannot be."""
+    """Halve each box along its input of the highest score; `None` if one has no midpoint."""
     count = np.arange(len(boxes.ids))
     middle = (boxes.low + boxes.high) / 2
     can = (middle > boxes.low) & (middle < boxes.high)
@@ -543,8 +559,6 @@ def _halve(boxes: Boxes, scores: Floats, growing: Growing) -> Boxes | None:
         return None
     first = growing.split(boxes.ids, inputs)
     low, high = boxes.low.copy(), boxes.high.copy()
-    at = middle[count, inputs]
-    high[count, inputs] = at
-    low[count, inputs] = at
+    high[count, inputs] = low[count, inputs] = middle[count, inputs]
     ids, depth = np.concatenate([first, first + 1]), np.tile(boxes.depth + 1, 2)
     return Boxes(ids, depth, np.concatenate([boxes.low, low]), np.concatenate([high, boxes.high]))
