@@ -94,9 +94,9 @@ def _separated_rows(
 
 
 def download(array: Any, engine: Engine) -> Any:
-    """An array of an engine as a NumPy array of its own."""
-    places = engine.devices_of(array)
-    ring = ring_of(places[0]) if len(places) == 1 and _is_large(array) else None
+    """Read an array of an engine as a NumPy array of its own."""
+    places = engine.devices_of(array) if _is_large(array) else ()
+    ring = ring_of(places[0]) if len(places) == 1 else None
     if ring is None or engine.address(array) is None:
         return engine.to_host(array)
     engine.finish([array])

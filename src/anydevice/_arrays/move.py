@@ -370,6 +370,8 @@ class _Move:
             for position, value in enumerate(values)
             if self._must_move(value, leaves[position], engines[type(value)])
         ]
+        if len(going) < 2:
+            return []
         place, found = self.target.device, shared_memory(values, going)
         if self.dtype is not None:
             found = [one for each in found if (one := each.cast(self.dtype)) is not None]

@@ -101,8 +101,7 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
         raise ConfigurationError(
             f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize="
         )
-    claims, functions = split_claims(properties)
-    check_functions(functions)
+    claims, functions = ([], ()) if properties == () else split_claims(properties)
     if functions and verify is None:
         raise ConfigurationError(
             "properties that are functions are checked on an example; give one with verify=",
@@ -119,7 +118,8 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     compiled = Compiled(model, moved, target, policy, optimize, notes, gradients=gradients)
     if original is not None:
         compiled._verify(original, verify, functions)
-    compiled._prove(claims)
+    if claims:
+        compiled._prove(claims)
     return compiled
 
 
@@ -258,7 +258,7 @@ class Compiled:
 
     def _prove(self, claims: Sequence[Any]) -> None:
         self._proved = check_claims(self._adapter, self.device, self.policy, claims)
-        self._proved_detector = self._adapter.verified_detector(()) if claims else None
+        self._proved_detector = self._adapter.verified_detector(())
 
     def _inputs_of(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         named = example if isinstance(example, dict) else {}

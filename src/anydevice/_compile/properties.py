@@ -33,10 +33,15 @@ def check_functions(properties: Any) -> None:
 
 
 def split_claims(properties: Any) -> tuple[list[Any], Any]:
-    """Return the claims among properties, which hold for every input, and the functions."""
-    if not properties or not isinstance(properties, Collection):
-        return [], properties
-    return hooks.split_claims(properties)
+    """Return the claims among properties, which hold for every input, and the functions.
+
+    Raises `ConfigurationError` for anything else.
+    """
+    claims, functions = [], properties
+    if properties and isinstance(properties, Collection):
+        claims, functions = hooks.split_claims(properties)
+    check_functions(functions)
+    return claims, functions
 
 
 def check_claims(

@@ -85,38 +85,39 @@ class Tolerance(Record):
         """
         with np.errstate(all="ignore"):
             if here.dtype.kind == exact.dtype.kind == "i":
-                moves = np.maximum.reduce([each != exact for each in (*changed, *strongly)])
+                moves = (np.stack([*changed, *strongly]) != exact).any(0)
                 allowed = np.where(moves, np.inf, 0.0)
                 uncertain = int(moves.sum())
-                return Deviation(np.abs(here - exact), allowed, _excused(moves), uncertain)
+                return Deviation(np.abs(here - exact), allowed, _excused_count(moves), uncertain)
             there = np.isfinite(exact)
-            here, exact = (np.where(there, x, 0.0) for x in (here, exact))
-            changes = [np.where(there, _finite(each - exact), 0.0) for each in changed]
-            changes += [np.where(there, _finite(x - exact) / STRONGLY, 0.0) for x in strongly]
-            effect = np.maximum.reduce([np.abs(each) for each in changes])
-            usual = self._usual(np.abs(exact), effect)
+            here, exact = np.where(there, here, 0.0), np.where(there, exact, 0.0)
+            changes = np.asarray(np.stack([*changed, *strongly]) - exact, np.float64)
+            changes[len(changed) :] /= STRONGLY
+            changes = np.where(there & np.isfinite(changes), changes, 0.0)
+            effect = np.abs(changes).max(0)
+            usual = self._usual_effect(np.abs(exact), effect)
             expected = np.maximum(effect, usual)
             off, allowed = here - exact, self.factor * expected
-            relative = _quantile_of_all(allowed / np.abs(exact), exact != 0, 0.5)
-            excused = _excused(effect > self.factor * usual)
             size = np.abs(exact)
+            relative = float(_quantiles(allowed / size, exact != 0, 0.5, rows=False)[0])
+            excused = _excused_count(effect > self.factor * usual)
             uncertain = int((effect > np.maximum(size, np.median(size)) / 2).sum())
             found = "", relative
             if self.in_averages:
                 found = self._in_averages(exact, expected, off, changes)
             return Deviation(np.abs(off), allowed, excused, uncertain, *found)
 
-    def _usual(self, size: Array, effect: Array) -> Array:
-        """The usual effect on elements like these: by their row, by their size, and at least."""
+    def _usual_effect(self, size: Array, effect: Array) -> Array:
+        """Return the usual effect on elements like these: by row, by size, and at least."""
         some = size > 0
-        share = max(self.unit, 2 * _quantile_of_all(effect / size, some, _SMALL))
-        counts, typical = some | (effect > 0), _quantile_of_all(size, some, 0.5)
-        if effect.ndim and effect.shape[-1] >= _SHORT_ROW:
-            row, small = (_quantile(effect, counts, each) for each in (_LARGER, _SMALL))
-            typical = np.maximum(typical, _quantile(size, some, 0.5))
-        else:
-            row, small = (_quantile_of_all(effect, counts, each) for each in (0.5, _SMALL))
-        row = np.minimum(row, _SPREAD * small)
+        share = max(self.unit, 2 * float(_quantiles(effect / size, some, _SMALL, rows=False)[0]))
+        typical = _quantiles(size, some, 0.5, rows=False)
+        long = bool(effect.ndim) and effect.shape[-1] >= _SHORT_ROW
+        if long:
+            typical = np.maximum(typical, _quantiles(size, some, 0.5))
+        larger = _LARGER if long else 0.5
+        effects = _quantiles(effect, some | (effect > 0), larger, _SMALL, rows=long)
+        row = np.minimum(effects[..., :1], _SPREAD * effects[..., 1:])
         least = np.maximum(self.unit * typical, self.smallest)
         return np.maximum(np.maximum(row, least), share * size)
 
@@ -168,6 +169,7 @@ class Deviation(Record):
 
     @property
     def is_right(self) -> bool:
+        """Whether every element but the excused ones is right, and so are the averages."""
         return self.wrong <= self.excused and not self.in_averages
 
     @property
@@ -197,7 +199,7 @@ def tolerance_of(compute: str, *, coarse_products: bool = False) -> Tolerance:
     return Tolerance(ROUNDING_UNIT[compute], 64.0, smallest)
 
 
-def _excused(jumps: Array) -> int:
+def _excused_count(jumps: Array) -> int:
     """How many elements may jump that were not seen to: two, which may change places, or more."""
     return max(min(2, jumps.size // 8), int(_JUMPING * jumps.size)) if jumps.any() else 0
 
@@ -211,21 +213,19 @@ def _in_means(name: str, axis: int, off: Array, changes: Sequence[Array]) -> str
     return wrong if mean > most else ""
 
 
-def _quantile_of_all(x: Array, counts: Array, share: float) -> float:
-    return float(_quantile(x.reshape(-1), counts.reshape(-1), share)[0])
+def _quantiles(x: Array, counts: Array, *shares: float, rows: bool = True) -> Array:
+    """Return the element of each row, or of all, that has each share of those that count below it.
 
-
-def _quantile(x: Array, counts: Array, share: float) -> Array:
-    """The element of each row that has this share below it, of those that count; 0 of none."""
+    The last axis is that of the shares. An element is 0 if none counts.
+    """
+    if not rows:
+        x, counts = x.reshape(-1), counts.reshape(-1)
     step = max(1, x.shape[-1] // _SAMPLE)
     x, counts = x[..., ::step], counts[..., ::step]
     ordered = np.sort(np.where(counts, x, np.inf), axis=-1)
     last = np.maximum(counts.sum(-1, keepdims=True) - 1, 0)
-    return _finite(np.take_along_axis(ordered, (last * share).astype(int), axis=-1))
-
-
-def _finite(x: Array) -> Array:
-    return np.where(np.isfinite(x), x, 0.0)
+    elements = np.take_along_axis(ordered, (last * np.array(shares)).astype(int), -1)
+    return np.where(np.isfinite(elements), elements, 0.0)
 
 
 def matched_rows(x: Array, other: Array) -> Array:

@@ -10,6 +10,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from anydevice._arrays.copy import download
+from anydevice._arrays.move import is_array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._libraries.changes import ChangeDetector
@@ -148,6 +149,13 @@ class ModelAdapter(ABC):
     def reference_input(self, x: Array) -> Array:
         """A NumPy array as this reference takes it."""
         return x
+
+    def read(self, x: object) -> Array | None:
+        """Read an array of an output into host memory; `None` if it is none, or only traced.
+
+        Floating numbers may come as float64.
+        """
+        return host_array(x) if is_array(x) else None
 
 
 def training_mode_error(path: str, instead: str = "model.eval()") -> ConfigurationError:

@@ -170,10 +170,10 @@ class TorchEngine(BaseEngine):
             raise lacking(f"PyTorch on {device}", known_dtype(host.dtype)) from error
 
     def to_host(self, x: Tensor) -> Any:
-        if self.is_meta(x):
+        traced = self.is_traced(x)
+        if traced and self.is_meta(x):
             raise _NO_DATA.error()
-        row = self.dtype_of(x)
-        if x.layout != torch.strided or self.is_traced(x) or row not in NATIVE:
+        if x.layout != torch.strided or traced or x.dtype not in KNOWN:
             raise Absent(
                 f"a tensor of {x.dtype} with {x.layout} on {x.device} cannot be read as it is",
                 instead="make it a plain one first, with to_dense() or dequantize()",
@@ -182,6 +182,7 @@ class TorchEngine(BaseEngine):
             tensor = x.detach().to("cpu", copy=True).resolve_conj().resolve_neg()
             if x.dtype in _BY_NUMPY:
                 return tensor.numpy()
+            row = self.dtype_of(x)
             as_bits = getattr(torch, _AS_BITS[row.itemsize])
             return tensor.view(as_bits).numpy().view(row.numpy())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -24,8 +25,6 @@ from anydevice._libraries.base import (
     Change,
     ModelAdapter,
     State,
-    cpu_placer,
-    host_array,
     in_mode,
     parameter_names,
     training_mode_error,
@@ -35,6 +34,7 @@ from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, has_coarse_products
 from anydevice._machine.engines import registry
 
+_FORWARD = attrgetter("forward")
 _FOLLOWS = (
     "weights, steps of optimizers, buffers, parts, mode, hooks, forward; not plain attributes, nor "
     "writes through NumPy or .data: call refresh() after these"
@@ -43,7 +43,7 @@ _SHARED = (
     "everything, for the module itself runs; only writes through NumPy or .data do not end a "
     "verification"
 )
-_RANDOM_IN_TRAINING = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "DropPath")
+_RANDOM_IN_TRAINING = re.compile("Dropout|BatchNorm|InstanceNorm|RReLU|DropPath")
 
 
 class TorchAdapter(ModelAdapter):
@@ -97,7 +97,7 @@ class TorchAdapter(ModelAdapter):
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         with ExitStack() as hooks:
             for path, part in self.module.named_modules():
-                if path and not _is_script(part):
+                if path and not isinstance(part, torch.jit.ScriptModule):  # that runs no hooks
                     hook = partial(_forward_hook, f"{path} {type(part).__name__}", after)
                     hooks.callback(part.register_forward_hook(hook).remove)
             return self.module(*inputs, **named)
@@ -146,22 +146,23 @@ class TorchAdapter(ModelAdapter):
         plain = vars(torch.nn.Module()).keys()
         found: dict[str, tuple[Any, int]] = {}
         for path, part in self.module.named_modules():
-            own = {name: value for name, value in vars(part).items() if name not in plain}
-            for name, x in (*part._buffers.items(), *own.items()):
-                found[f"{path}.{name}".lstrip(".")] = x, _version_of(x)
+            for name, x in (*part._buffers.items(), *vars(part).items()):
+                if name not in plain:
+                    version = _version_of(x) if isinstance(x, torch.Tensor) else 0
+                    found[f"{path}.{name}".lstrip(".")] = x, version
         return found
 
     def reference(self, change: Change, engine: str) -> ModelAdapter:
-        module, place = _copy_of(self.module), cpu_placer("torch")
-        for part in module.modules():
+        adapter = TorchAdapter(_copy_of(self.module))
+        for part in adapter.module.modules():
             for x in part._parameters.values():
                 if x is not None:
                     x.requires_grad_(False)
-                    x.data = place(change(host_array(x.detach())))
+                    x.data = adapter.reference_input(change(_wide_array(x.detach())))
             for name, x in part._buffers.items():
                 if x is not None:
-                    part._buffers[name] = place(change(host_array(x)))
-        return TorchAdapter(module)
+                    part._buffers[name] = adapter.reference_input(change(_wide_array(x)))
+        return adapter
 
     @property
     def device(self) -> Device | None:
@@ -176,26 +177,27 @@ class TorchAdapter(ModelAdapter):
         return stack
 
     def reference_input(self, x: Array) -> Array:
-        return cpu_placer("torch")(x)
+        return torch.from_numpy(x.copy())  # a part may write to it
+
+    def read(self, x: object) -> Array | None:
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+            return super().read(x)
+        return None if registry.load("torch").is_traced(x) else _wide_array(x)
 
     def input_names(self) -> frozenset[str]:
         return parameter_names(self.module.forward)
 
     def check_verifiable(self) -> None:
-        random = [
-            name
-            for name, part in self.module.named_modules()
-            if part.training and any(word in _name_of(part) for word in _RANDOM_IN_TRAINING)
-        ]
-        if random:
-            raise training_mode_error(random[0])
+        for name, part in self.module.named_modules():
+            if part.training and _RANDOM_IN_TRAINING.search(_name_of(part)):
+                raise training_mode_error(name)
 
     def has_coarse_products(self, device: Device) -> bool:
         """See the base class. Weights of convolutions have three axes and more."""
         recurrent = torch.nn.RNNBase
-        convolutions = any(x.ndim > 2 for x in self.weights().values()) or any(
-            isinstance(part, recurrent) for part in self.module.modules()
-        )
+        convolutions = max([x.ndim for x in self.weights().values()], default=0) > 2
+        for part in self.module.modules():
+            convolutions = convolutions or isinstance(part, recurrent)
         return has_coarse_products(device, convolutions=convolutions)
 
     def _device_type(self) -> str:
@@ -242,6 +244,12 @@ def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -
     return after(name, result)
 
 
+def _wide_array(x: torch.Tensor) -> Array:
+    """Read a tensor as a NumPy array; floating numbers as float64, which holds them all."""
+    x = x.detach().resolve_conj().resolve_neg()
+    return x.to("cpu", torch.float64 if x.is_floating_point() else x.dtype, copy=True).numpy()
+
+
 def _copy_of(module: Any) -> Any:
     copied = deepcopy(module)
     for x in copied.parameters():
@@ -250,14 +258,10 @@ def _copy_of(module: Any) -> Any:
     return copied
 
 
-def _is_script(module: Any) -> bool:
-    """Whether it is TorchScript, which runs its parts without hooks."""
-    return isinstance(module, torch.jit.ScriptModule)
-
-
 def _name_of(module: Any) -> str:
     """The name of a module's class; TorchScript has one class for all, and keeps the name."""
-    return str(module.original_name if _is_script(module) else type(module).__name__)
+    script = isinstance(module, torch.jit.ScriptModule)
+    return str(module.original_name if script else type(module).__name__)
 
 
 def _watched(module: Any, *, buffers: bool = True) -> Watched:
@@ -307,7 +311,7 @@ def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collecti
 def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
     """The `forward` of each class, and each that is a part's own, with whose it is."""
     own = [(id(part), part["forward"]) for part in parts if "forward" in part]
-    return [kind.forward for kind in kinds] + own
+    return [*map(_FORWARD, kinds), *own]
 
 
 def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
