@@ -111,13 +111,14 @@ class Tolerance(Record):
         """Return the usual effect on elements like these: by row, by size, and at least."""
         some = size > 0
         share = max(self.unit, 2 * float(_quantiles(effect / size, some, _SMALL, rows=False)[0]))
-        typical = _quantiles(size, some, 0.5, rows=False)
+        typical = float(_quantiles(size, some, 0.5, rows=False)[0])
         long = bool(effect.ndim) and effect.shape[-1] >= _SHORT_ROW
         if long:
             typical = np.maximum(typical, _quantiles(size, some, 0.5))
         larger = _LARGER if long else 0.5
         effects = _quantiles(effect, some | (effect > 0), larger, _SMALL, rows=long)
-        row = np.minimum(effects[..., :1], _SPREAD * effects[..., 1:])
+        row, small = (effects[..., :1], effects[..., 1:]) if long else effects
+        row = np.minimum(row, _SPREAD * small)
         least = np.maximum(self.unit * typical, self.smallest)
         return np.maximum(np.maximum(row, least), share * size)
 
