@@ -86,14 +86,14 @@ def to_device(
 
 
 def _floating(dtype: object) -> DType:
-    found = as_dtype(dtype)
-    if found.kind != "float":
+    row = as_dtype(dtype)
+    if row.kind != "float":
         raise ConfigurationError(
-            f"dtype={found.name!r} is not a floating dtype, and only floating arrays are cast; "
+            f"dtype={row.name!r} is not a floating dtype, and only floating arrays are cast; "
             'give one such as "float32" or "bfloat16"',
             source="dtype=",
         )
-    return found
+    return row
 
 
 def to_numpy(tree: Any) -> Any:
@@ -244,7 +244,7 @@ class Destination:
         if kind in self.already_there:
             return
         native = owner.native(self.device)
-        if any(owner.native(each) == native for each in owner.devices() if each != self.device):
+        if any(owner.native(other) == native for other in owner.devices() if other != self.device):
             return  # on a fake machine, the library does not tell its devices apart
         if owner.name == "numpy":
             self.already_there[kind] = lambda x: True
@@ -267,9 +267,9 @@ def destination_of(device: Device | str) -> Destination:
     if known is not None and known[0] is discovery.kept_report():
         return known[1]
     usable = device if device.usable else one_device(device)
-    found = Destination(usable)
-    _kept[key] = (discovery.discover(), found)
-    return found
+    destination = Destination(usable)
+    _kept[key] = (discovery.discover(), destination)
+    return destination
 
 
 class _Move:
@@ -305,7 +305,7 @@ class _Move:
             try:
                 if self._stays(owner):
                     moved[position] = self._within_library(value, owner, position)
-                elif not self.copy and (adopted := self._adopted(value, owner)) is not None:
+                elif not self.copy and (adopted := self._share_memory(value, owner)) is not None:
                     moved[position] = adopted
                 else:
                     moved[position] = _host_copy(value, owner)
@@ -372,11 +372,11 @@ class _Move:
         ]
         if len(going) < 2:
             return []
-        place, found = self.target.device, shared_memory(values, going)
+        place, blocks = self.target.device, shared_memory(values, going)
         if self.dtype is not None:
-            found = [one for each in found if (one := each.cast(self.dtype)) is not None]
+            blocks = [one for block in blocks if (one := block.cast(self.dtype)) is not None]
         return [
-            shared for shared in found if can_hold(self._engine_for(shared.owner), place, shared)
+            shared for shared in blocks if can_hold(self._engine_for(shared.owner), place, shared)
         ]
 
     def _must_move(self, value: Any, leaf: Leaf, owner: Engine) -> bool:
@@ -396,11 +396,11 @@ class _Move:
         if places == (target.device,):
             target.remember(value, owner)
             return value
-        kept = self.leaves is not None and self.leaves[position].kept
-        return move(value, owner, places, target.device, detached=kept)
+        detached = self.leaves is not None and self.leaves[position].kept
+        return move(value, owner, places, target.device, detached=detached)
 
-    def _adopted(self, value: Any, owner: Engine) -> Any:
-        """The same memory as an array of the target's library; `None` if that cannot be."""
+    def _share_memory(self, value: Any, owner: Engine) -> Any:
+        """Return the same memory in the target's library; `None` if it cannot be shared."""
         engine = self.target.engine
         try:
             adopted = engine.adopt(owner.export(value))
@@ -475,8 +475,8 @@ def _raise_named(
         raise error
     path = leaves[position].path if leaves else ""
     raise_if_oom(error, place, what=path)
-    said = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
-    raise TransferError(f"{path or 'the array'}: {said}", path) from error
+    reason = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
+    raise TransferError(f"{path or 'the array'}: {reason}", path) from error
 
 
 hooks.to_device.register(to_device)

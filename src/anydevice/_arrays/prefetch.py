@@ -91,7 +91,7 @@ class PrefetchIterator(Iterator[Any]):
             raise StopIteration
         try:
             batch = self._pull.wait()
-        except BaseException:  # such as Ctrl-C while waiting, after which nobody asks again
+        except BaseException:  # such as Ctrl-C while waiting: no batch will be taken again
             self._ended = True
             self._pull.stop()
             raise

@@ -29,7 +29,7 @@ class View(Record):
     """An array as a part of a block of memory: its first byte, and its layout."""
 
     position: int
-    """Its number among the arrays that were asked about."""
+    """The index among the given arrays."""
     dtype: DType
     offset: int
     strides: tuple[int, ...]
@@ -98,8 +98,8 @@ def shared_memory(values: Sequence[Any], positions: Sequence[int]) -> list[Share
 
     An array whose library knows nothing of its memory shares none.
     """
-    found = [span for position in positions if (span := _span(values[position], position))]
-    spans = sorted(found, key=lambda span: (span.place, span.start))
+    known = [span for position in positions if (span := _span(values[position], position))]
+    spans = sorted(known, key=lambda span: (span.place, span.start))
     together: list[list[_Span]] = []
     reach = 0
     for span in spans:
@@ -135,7 +135,7 @@ def can_hold(engine: Engine, device: Device, shared: SharedMemory) -> bool:
 
 
 class _Span(Record):
-    """Where an array begins and ends; `place` is its library, device and allocation."""
+    """The bytes of an array in memory; `place` is its library, device and allocation."""
 
     place: tuple[str, str, int, int]
     start: int

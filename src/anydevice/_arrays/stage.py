@@ -118,12 +118,12 @@ class _Lane:
         turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
         for piece, (buffer, event) in zip(pieces, turns, strict=False):
             self.copier.wait(event)
-            source = self._filled(buffer, piece, fill)
+            source = self._fill(buffer, piece, fill)
             self.copier.copy_in(piece.device, source, piece.size, self.stream)
             self.copier.mark(event, self.stream)
 
-    def _filled(self, buffer: int, piece: Piece, fill: Fill | None) -> int:
-        """The address of pinned memory with the piece: the buffer, or the piece's own memory."""
+    def _fill(self, buffer: int, piece: Piece, fill: Fill | None) -> int:
+        """Return the address of pinned memory with the piece: the buffer, or the piece's own."""
         if fill is not None:
             fill(buffer, piece)
         elif self.copier.is_pinned(piece.host, piece.size):
@@ -216,8 +216,8 @@ class Ring:
 
     def events(self) -> list[Any]:
         """A mark for each lane."""
-        found: list[Any] = self._aside(lambda: [self._copier.event() for _ in self._lanes])
-        return found
+        events: list[Any] = self._aside(lambda: [self._copier.event() for _ in self._lanes])
+        return events
 
     def wait(self, marks: Sequence[Any]) -> None:
         """Wait for all that was begun with these marks."""
@@ -235,7 +235,7 @@ class Ring:
         def fill(buffer: int, piece: Piece) -> None:
             start = piece.host // size
             packed = rows[start : start + piece.size // size]
-            if not _written(packed, piece.size, self._copier.file_of(buffer)):
+            if not _write_rows(packed, piece.size, self._copier.file_of(buffer)):
                 _concatenate(packed, buffer, piece.size)
 
         self.upload(
@@ -274,7 +274,7 @@ class Ring:
                 each.result()
 
 
-def _written(rows: Sequence[Any], size: int, file: int | None) -> bool:
+def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
     """Pack arrays contiguously by writing them to the file that the buffer maps.
 
     That is one call for many arrays, during which other threads may run Python. `False` where

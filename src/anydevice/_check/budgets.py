@@ -289,10 +289,10 @@ def of_update(want: Any, coarse: float, *arguments: Any, **options: Any) -> Any:
     pairs = zip(parameters, want[0], strict=True)
     moved = [8 * np.abs(old) + correction * (np.abs(new - old) + rate) for old, new in pairs]
     forces = [np.abs(g) + decay * np.abs(p) for p, g in zip(parameters, gradients, strict=True)]
-    kept = []
+    bounds = []
     for place, (before, after) in enumerate(zip(states, want[1:], strict=True)):
         if before is not None:  # there are no velocities without momentum
             squared = place == 1
             three = zip(before, after, forces, strict=True)
-            kept.append([8 * (abs(a) + abs(b) + (c**2 if squared else c)) for a, b, c in three])
-    return (moved, *kept)
+            bounds.append([8 * (abs(a) + abs(b) + (c**2 if squared else c)) for a, b, c in three])
+    return (moved, *bounds)

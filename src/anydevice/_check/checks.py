@@ -74,7 +74,7 @@ def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
     wants = [want]
     if case.denormal:
         wants.append(_reference(row, mapped(made, lambda x: _flushed(x, dtype))))
-    comparable = [list(leaves(_comparable(row, each, made))) for each in wants]
+    comparable = [list(leaves(_comparable(row, wanted, made))) for wanted in wants]
     types = list(row.gives(dtype, made))
     types += types[-1:] * (len(comparable[0]) - len(types))
     return Trial(row, case, dtype, made, tuple(comparable), _budgets(row, want, made, dtype), types)
@@ -156,7 +156,7 @@ def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | 
         differentiated = compiler.compile(differentiated)
     with scope_of(engine, device):
         _, gradients = differentiated(first)
-    return _judged_gradients(trial, [engine.to_host(each) for each in leaves(gradients)])
+    return _judged_gradients(trial, [engine.to_host(gradient) for gradient in leaves(gradients)])
 
 
 def place(x: Array, engine: Engine, device: Device) -> Any:
@@ -224,7 +224,7 @@ def _comparable(row: Row, result: Any, made: Call) -> Any:
 
 def _read(result: Any, engine: Engine) -> Any:
     if isinstance(result, list | tuple):
-        return [_read(each, engine) for each in result]
+        return [_read(part, engine) for part in result]
     return None if result is None else engine.to_host(result)
 
 

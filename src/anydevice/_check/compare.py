@@ -73,8 +73,8 @@ def leaves(tree: Any) -> Iterator[Any]:
     [1, 2, 3]
     """
     if isinstance(tree, list | tuple):
-        for each in tree:
-            yield from leaves(each)
+        for part in tree:
+            yield from leaves(part)
     elif tree is not None:
         yield tree
 

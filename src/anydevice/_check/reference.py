@@ -277,8 +277,8 @@ def frequencies(
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
     turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-    return float(kept * frequency + (1 - kept) * frequency / scaling["factor"])
+    share = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return float(share * frequency + (1 - share) * frequency / scaling["factor"])
 
 
 def _yarn(plain: Array, size: int, theta: float, scaling: Mapping[str, Any]) -> Array:
@@ -323,12 +323,12 @@ def rotary_angles(
     """The angle of each pair, (batch, 1, tokens, size / 2), and a factor of cosines and sines."""
     rows = np.broadcast_to(positions, (x.shape[0], x.shape[2]))
     lengths = rows.max(-1, initial=-1) + 1 if length is None else length
-    each = [
+    columns = [
         frequencies(x.shape[-1], theta, scaling, int(one))
         for one in np.broadcast_to(lengths, x.shape[:1])
     ]
-    turns = np.array([turn for turn, _ in each])
-    return rows[:, None, :, None] * turns[:, None, None], each[0][1]
+    turns = np.array([turn for turn, _ in columns])
+    return rows[:, None, :, None] * turns[:, None, None], columns[0][1]
 
 
 def _rope(
@@ -363,20 +363,20 @@ def seen_keys(
     """Which key each query sees: bool, (batch, heads, queries, keys)."""
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
-    seen = np.ones((batch, heads, queries, keys), bool)
+    visible = np.ones((batch, heads, queries, keys), bool)
     for b in range(batch):
         valid = keys if lengths is None else min(max(int(lengths[b]), 0), keys)
         key = np.arange(keys)[None, :]
         newest = valid - queries + np.arange(queries)[:, None]
-        seen[b] &= key < valid
+        visible[b] &= key < valid
         if causal:
-            seen[b] &= key <= newest
+            visible[b] &= key <= newest
         if window is not None:
-            seen[b] &= key > newest - window
+            visible[b] &= key > newest - window
     if mask is not None:
         shaped = mask[:, None, None, :] if mask.shape == (batch, keys) else mask
-        seen &= np.broadcast_to(shaped, seen.shape)
-    return seen
+        visible &= np.broadcast_to(shaped, visible.shape)
+    return visible
 
 
 def _attention(
@@ -460,9 +460,9 @@ def _experts(
         if 0 <= expert < len(down):
             both = gate_up[expert] @ x[token]
             both = both if gate_up_bias is None else both + gate_up_bias[expert]
-            found = down[expert] @ gated(activation, both[:inner], both[inner:], alpha, limit)
-            found = found if down_bias is None else found + down_bias[expert]
-            result[token] += weights[token, place] * found
+            output = down[expert] @ gated(activation, both[:inner], both[inner:], alpha, limit)
+            output = output if down_bias is None else output + down_bias[expert]
+            result[token] += weights[token, place] * output
     return result
 
 
@@ -529,8 +529,8 @@ def _conv_transpose2d(
     for i, j in np.ndindex(high, wide):
         there = result[:, :, i : i + down * rows : down, j : j + right * columns : right]
         there[:, :, :rows, :columns] += np.einsum("bchw,co->bohw", x, weight[:, :, i, j])
-    kept = result[:, :, cut[0] : sizes[0] - cut[0], cut[1] : sizes[1] - cut[1]]
-    return kept if bias is None else kept + bias[:, None, None]
+    cropped = result[:, :, cut[0] : sizes[0] - cut[0], cut[1] : sizes[1] - cut[1]]
+    return cropped if bias is None else cropped + bias[:, None, None]
 
 
 def _pool(reduce: Callable[..., Array]) -> Callable[..., Array]:

@@ -128,10 +128,10 @@ def verify(
     if quick and not named:
         runners = _one_of_each_model(runners)
     cells: list[Cell] = []
-    for found in _each_op(rows, kinds, runners, progress, quick=quick, isolated=isolated):
-        cells += found
+    for op_cells in _each_op(rows, kinds, runners, progress, quick=quick, isolated=isolated):
+        cells += op_cells
         if on_op is not None:
-            on_op(found)
+            on_op(op_cells)
     verdicts = Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
     refuse_wrong(verdicts)
     return verdicts
@@ -173,13 +173,15 @@ def _each_op(
 def _one_of_each_model(runners: Sequence[Runner]) -> list[Runner]:
     """The first of the devices that an engine has several of, alike in backend and name."""
     first = {
-        (each.engine, each.device.backend, each.device.facts.name): each
-        for each in reversed(runners)
+        (runner.engine, runner.device.backend, runner.device.facts.name): runner
+        for runner in reversed(runners)
     }
-    kept = [each for each in runners if each in first.values()]
-    engines = list(dict.fromkeys(each.engine for each in kept))
+    chosen = [runner for runner in runners if runner in first.values()]
+    engines = list(dict.fromkeys(runner.engine for runner in chosen))
     # The CPU is quick, and leaves its engine's other devices the time.
-    return sorted(kept, key=lambda each: (engines.index(each.engine), each.device.backend != "cpu"))
+    return sorted(
+        chosen, key=lambda each: (engines.index(each.engine), each.device.backend != "cpu")
+    )
 
 
 def _steps(
@@ -188,7 +190,7 @@ def _steps(
     """The steps of an op; `ours` are the ops that have kernels of our own."""
     dtypes = [dtype for dtype in row.dtypes if kinds is None or dtype in kinds]
     if quick and kinds is None:
-        dtypes = list({(DTYPES[each].kind, DTYPES[each].bits): each for each in dtypes}.values())
+        dtypes = list({(DTYPES[name].kind, DTYPES[name].bits): name for name in dtypes}.values())
     floats = [dtype for dtype in dtypes if dtype in ROUNDING_UNIT]
     parts: tuple[tuple[Of, Sequence[str]], ...] = (
         ("value", dtypes),

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from anydevice._proofs.claims import Claim
 
 Key = tuple[CallSignature, Any]
-"""What code is made for: the static part of a call, and the shapes and dtypes of its arrays."""
+"""The key of compiled code: the static part of a call, and the shapes and dtypes of its arrays."""
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
 MOST_SHAPES = 32
 """The number of sets of shapes and dtypes that a model is compiled for; others run as written."""
 
 
-def compile(  # noqa: A001 - the public name, which nobody imports by itself
+def compile(  # noqa: A001 - the public name
     model: Any,
     device: Device | str | None = None,
     *,
@@ -212,8 +212,8 @@ class Compiled:
 
         Later calls with these shapes do not compile. Returns the report.
         """
-        given, named = self._inputs_of(example)
-        self._wait_for(self(*given, **named))
+        inputs, named = self._inputs_of(example)
+        self._wait_for(self(*inputs, **named))
         return self.report
 
     def refresh(self) -> None:
@@ -300,13 +300,13 @@ class Compiled:
             fell_back=tuple(dict.fromkeys(fell_back)),
             notes=self._notes + tuple(self._adapter.notes),
             checked=self._checked,
-            unverified=self._unverified(),
+            unverified=self._unverified_shapes(),
             is_outdated=self._is_outdated,
             follows=self._adapter.follows,
             proved=self._proved,
         )
 
-    def _unverified(self) -> tuple[str, ...]:
+    def _unverified_shapes(self) -> tuple[str, ...]:
         """The shapes that code was made for, and that were not verified."""
         verified = {self._made[key].shapes for key in self._verified}
         others = [made.shapes for key, made in self._made.items() if key not in self._verified]

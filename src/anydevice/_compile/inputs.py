@@ -22,7 +22,7 @@ KeyFunction = Callable[[Array], Hashable]
 Path = tuple[Any, ...]
 
 _SMALLER, _LARGER = 1 / 16, 4.0
-"""What rows of other inputs are multiplied by."""
+"""Factors for the rows of other inputs."""
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -65,7 +65,7 @@ class CallSignature(Record):
         values = [
             static[place].value if place in static else next(rest) for place in range(self.count)
         ]
-        given, named = _unflattened(self.structure, iter(values))
+        given, named = _unflatten(self.structure, iter(values))
         return tuple(given), dict(named)
 
 
@@ -86,15 +86,15 @@ def split_inputs(
     structure = _structure((tuple(inputs), dict(sorted(named.items()))), (), leaves)
     arrays: list[Array] = []
     constants: list[tuple[int, StaticInput]] = []
-    for place, (path, given) in enumerate(leaves):
-        value = without_tables(given)
+    for place, (path, leaf) in enumerate(leaves):
+        value = without_tables(leaf)
         if owner_of(value) is not None:
             arrays.append(value)
         elif isinstance(value, _CONSTANTS):
             constants.append((place, StaticInput(value)))
         else:
             raise ConfigurationError(
-                f"{_named(path)} is a {type(value).__module__}.{type(value).__qualname__}; "
+                f"{_path_text(path)} is a {type(value).__module__}.{type(value).__qualname__}; "
                 "a compiled model takes arrays, numbers and texts, in dicts, lists and tuples",
                 source="inputs",
             )
@@ -115,13 +115,13 @@ def _structure(tree: Any, path: Path, leaves: list[tuple[Path, Any]]) -> Any:
     return None
 
 
-def _unflattened(structure: Any, leaves: Iterator[Any]) -> Any:
+def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     if structure is None:
         return next(leaves)
     kind, parts = structure
     if issubclass(kind, dict):
-        return kind((key, _unflattened(part, leaves)) for key, part in parts)
-    made = [_unflattened(part, leaves) for part in parts]
+        return kind((key, _unflatten(part, leaves)) for key, part in parts)
+    made = [_unflatten(part, leaves) for part in parts]
     return kind._make(made) if hasattr(kind, "_make") else kind(made)
 
 
@@ -175,8 +175,8 @@ def other_numbers(example: Sequence[Array]) -> Iterator[list[Array]]:
     rows = _rows_of(example)
     if any(map(_is_floating, example)):
         if rows > 1:
-            yield [_scaled(x, (_SMALLER, _LARGER)) for x in example]
-        yield [_scaled(x, (_SMALLER,)) for x in example]
+            yield [_scale_rows(x, (_SMALLER, _LARGER)) for x in example]
+        yield [_scale_rows(x, (_SMALLER,)) for x in example]
     else:
         yield [np.roll(x, 1, 0 if rows > 1 else -1) if x.ndim else x for x in example]
 
@@ -185,7 +185,7 @@ def other_rows(example: Sequence[Array]) -> Iterator[list[Array]]:
     """Inputs with one row more, where all have as many."""
     rows = _rows_of(example)
     for factors in ((_SMALLER, _LARGER), (_SMALLER, 1.0)) if rows else ():
-        yield [_scaled(x[np.arange(rows + 1) % rows], factors) for x in example]
+        yield [_scale_rows(x[np.arange(rows + 1) % rows], factors) for x in example]
 
 
 def _rows_of(example: Sequence[Array]) -> int:
@@ -194,14 +194,14 @@ def _rows_of(example: Sequence[Array]) -> int:
     return rows.pop() if len(rows) == 1 else 0
 
 
-def _scaled(x: Array, factors: Sequence[float]) -> Array:
+def _scale_rows(x: Array, factors: Sequence[float]) -> Array:
     """The rows of floating numbers multiplied by one factor after the other."""
     if not _is_floating(x):
         return x
     if not x.ndim:
         return np.asarray(x * factors[0], x.dtype)
-    each = np.resize(factors, x.shape[0]).reshape(-1, *[1] * (x.ndim - 1))
-    return np.asarray(x.astype(np.float64) * each).astype(x.dtype)
+    scales = np.resize(factors, x.shape[0]).reshape(-1, *[1] * (x.ndim - 1))
+    return np.asarray(x.astype(np.float64) * scales).astype(x.dtype)
 
 
 def _is_floating(x: Array) -> bool:
@@ -210,7 +210,7 @@ def _is_floating(x: Array) -> bool:
 
 def range_of(examples: Sequence[Sequence[Array]]) -> tuple[float, float] | None:
     """The least and the largest of all floating inputs; `None` where there are none."""
-    floats = [np.asarray(x, np.float64) for each in examples for x in each if _is_floating(x)]
+    floats = [np.asarray(x, np.float64) for arrays in examples for x in arrays if _is_floating(x)]
     numbers = [x[np.isfinite(x)] for x in floats]
     numbers = [x for x in numbers if x.size]
     if not numbers:
@@ -218,7 +218,7 @@ def range_of(examples: Sequence[Sequence[Array]]) -> tuple[float, float] | None:
     return float(min(x.min() for x in numbers)), float(max(x.max() for x in numbers))
 
 
-def _named(path: Path) -> str:
+def _path_text(path: Path) -> str:
     side, *steps = path
     if side == 1:
         name, *steps = steps

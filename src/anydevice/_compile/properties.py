@@ -73,12 +73,12 @@ def takes_input(holds: Property) -> bool:
         shape = signature(holds)
     except (TypeError, ValueError):  # functions in C may have no signature
         return False
-    for given in ((0,), (0, 0)):
+    for arguments in ((0,), (0, 0)):
         try:
-            shape.bind(*given)
+            shape.bind(*arguments)
         except TypeError:
             continue
-        return len(given) == 2
+        return len(arguments) == 2
     raise ConfigurationError(
         f"the property {_name_of(holds)} takes {shape}; a property takes the output, (y), or the "
         "input and the output, (x, y)",
@@ -88,7 +88,7 @@ def takes_input(holds: Property) -> bool:
 
 def check_properties(example: Any, output: Any, properties: Sequence[Property]) -> tuple[str, ...]:
     """The names of the properties; raises `VerificationError` for the first that does not hold."""
-    x, y = _hosted(example), _hosted(output)
+    x, y = _to_host(example), _to_host(output)
     for holds in properties:
         name = _name_of(holds)
         try:
@@ -120,7 +120,7 @@ def _name_of(holds: Property) -> str:
     return str(getattr(holds, "__name__", repr(holds)))
 
 
-def _hosted(tree: Any) -> Any:
+def _to_host(tree: Any) -> Any:
     """A tree with its arrays as NumPy arrays."""
     arrays, rebuild = flatten(tree, is_array)
     return rebuild([host_array(x) for x in arrays.values])

@@ -54,7 +54,7 @@ class Checked(Record):
     def __str__(self) -> str:
         inside = f"{self.parts} parts, " if self.parts else ""
         weights = f"{self.weights} weights read back, " if self.weights else ""
-        held = f"; holds: {', '.join(self.properties)}" if self.properties else ""
+        properties = f"; holds: {', '.join(self.properties)}" if self.properties else ""
         unsure = ""
         if self.uncertain > _UNSURE:
             unsure = f"; {self.uncertain:.0%} of the output not covered, for rounding decides it"
@@ -66,7 +66,7 @@ class Checked(Record):
         return (
             f"right: {inside}{weights}{self.calls} calls, largest error {self.largest:.2g} of what "
             f"is allowed, against {self.reference}; for {' and '.join(self.shapes)}{within}"
-            f"{unsure}{held}"
+            f"{unsure}{properties}"
         )
 
 
@@ -122,11 +122,11 @@ class CompileReport(Record):
         rows += [("note", note) for note in self.notes]
         if self.follows:
             rows.append(("follows", self.follows))
-        rows.append(("verified", self._verified()))
+        rows.append(("verified", self._verdict_text()))
         rows += [("proved", text) for text in self.proved]
         return rows
 
-    def _verified(self) -> str:
+    def _verdict_text(self) -> str:
         if self.checked is not None:
             others = ", ".join(self.unverified[:_SHOWN]) + ", …" * (len(self.unverified) > _SHOWN)
             return f"{self.checked}" + f"; not verified: {others}" * bool(self.unverified)
@@ -137,13 +137,13 @@ def _rows(made: Sequence[Made]) -> list[str]:
     if not made:
         return ["not called yet"]
     rows = [
-        f"{each.shapes}: {each.how} in {each.seconds:.2f} s with its first run"
-        for each in made[:_SHOWN]
+        f"{version.shapes}: {version.how} in {version.seconds:.2f} s with its first run"
+        for version in made[:_SHOWN]
     ]
     rest = made[_SHOWN:]
     if rest:
-        ways = Counter(each.how for each in rest)
+        ways = Counter(version.how for version in rest)
         how = ", ".join(f"{count} {name}" for name, count in ways.items())
-        seconds = sum(each.seconds for each in rest)
+        seconds = sum(version.seconds for version in rest)
         rows.append(f"{len(rest)} more: {how} in {seconds:.2f} s with their first runs")
     return rows

@@ -39,7 +39,7 @@ from anydevice._core.record import Record
 Array = Any
 
 _MOST_ROWS = 4096
-"""Of a part, to look whether they are in another order."""
+"""The largest part whose rows are matched with those of the reference."""
 
 _SMALLEST = {"float16": 2.0**-24}
 """The distance of the numbers next to 0; in all other dtypes it is too small to matter."""
@@ -67,7 +67,7 @@ class Tolerance(Record):
     in_averages: bool = False
 
     def changed(self, x: Array, draw: np.random.Generator, units: float = 1.0) -> Array:
-        """Every element up or down by about so many rounding units; 0 stays 0."""
+        """Move every element up or down by about `units` rounding units; 0 stays 0."""
         if x.dtype.kind == "c":
             return self.changed(x.real, draw, units) + 1j * self.changed(x.imag, draw, units)
         signs = draw.integers(0, 2, x.shape) * 2 - 1
@@ -102,10 +102,10 @@ class Tolerance(Record):
             relative = float(_quantiles(allowed / size, exact != 0, 0.5, rows=False)[0])
             excused = _excused_count(effect > self.factor * usual)
             uncertain = int((effect > np.maximum(size, np.median(size)) / 2).sum())
-            found = "", relative
+            averages = "", relative
             if self.in_averages:
-                found = self._in_averages(exact, expected, off, changes)
-            return Deviation(np.abs(off), allowed, excused, uncertain, *found)
+                averages = self._in_averages(exact, expected, off, changes)
+            return Deviation(np.abs(off), allowed, excused, uncertain, *averages)
 
     def _usual_effect(self, size: Array, effect: Array) -> Array:
         """Return the usual effect on elements like these: by row, by size, and at least."""
@@ -125,12 +125,12 @@ class Tolerance(Record):
     def _in_averages(
         self, exact: Array, expected: Array, off: Array, changes: Sequence[Array]
     ) -> tuple[str, float]:
-        """What is wrong with the averages, as text, and the smallest factor that would be."""
+        """Return the fault in the averages as text, and the smallest relative error seen there."""
         number = int(((exact != 0) | (off != 0)).sum())
         if not number:
             return "", 0.0
         off, sizes = off / expected, exact / expected
-        changes = [each / expected for each in changes]
+        changes = [change / expected for change in changes]
         together = float(np.sqrt((off**2).sum() / number))
         wrong = ""
         if together > 1 + 3 / np.sqrt(number):
@@ -175,7 +175,7 @@ class Deviation(Record):
 
     @property
     def worst(self) -> tuple[int, ...]:
-        """Where the error is largest as a share of the allowed one."""
+        """The index of the largest error, as a share of the allowed one."""
         place = np.unravel_index(int(np.argmax(self._share())), self.error.shape)
         return tuple(int(i) for i in place)
 
@@ -206,7 +206,7 @@ def _excused_count(jumps: Array) -> int:
 
 
 def _in_means(name: str, axis: int, off: Array, changes: Sequence[Array]) -> str:
-    """What is wrong with the averages of rows or columns, as text."""
+    """Return the fault in the averages of rows or columns as text; empty if there is none."""
     table = [x.reshape(-1, x.shape[-1]) for x in (off, *changes)]
     mean, *others = (float(np.sqrt((x.mean(axis) ** 2).mean())) for x in table)
     most = _MARGIN * (max(others) + 0.5 / np.sqrt(table[0].shape[axis]))
@@ -231,7 +231,7 @@ def _quantiles(x: Array, counts: Array, *shares: float, rows: bool = True) -> Ar
 
 def matched_rows(x: Array, other: Array) -> Array:
     """The rows of an array in the order of those of another that they are nearest to."""
-    rows, others = (each.reshape(-1, each.shape[-1] if each.ndim else 1) for each in (x, other))
+    rows, others = (array.reshape(-1, array.shape[-1] if array.ndim else 1) for array in (x, other))
     if x.shape != other.shape or not 1 < len(rows) <= _MOST_ROWS:
         return x
     with np.errstate(all="ignore"):

@@ -47,10 +47,10 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 _REFERENCES = ("float64", "float32")
 _CHANGED_RUNS = (2, 12, 48)
-"""As many runs are changed by rounding; more if something seems wrong, most if that is little."""
+"""Runs that are changed by rounding: at first, if something seems wrong, if few elements do."""
 _LITTLE = 0.1
 _CALLS = 12
-"""Of the compiled model, with the example."""
+"""Calls of the compiled model with the example."""
 _COMPILES_AGAIN = 5.0
 """Seconds of the first call up to which compiled code is made for another number of rows too."""
 _LARGEST_FLOAT16 = 65504.0
@@ -68,10 +68,10 @@ class Original(Record):
     @classmethod
     def of(cls, adapter: ModelAdapter, policy: Policy) -> Original:
         wanted = DTYPES[policy.parameters].numpy()
-        digests, kept = {}, adapter.kept_weights()
+        digests, fixed = {}, adapter.kept_weights()
         for path, x in adapter.weights().items():
             host = host_array(x)
-            if host.dtype.kind in "fV" and path not in kept:
+            if host.dtype.kind in "fV" and path not in fixed:
                 with np.errstate(all="ignore"):  # weights that become infinite are found later
                     host = host.astype(wanted)
             digests[path] = digest_of(host)
@@ -200,7 +200,7 @@ class Reference:
 
 
 class _SoFar:
-    """What was found so far."""
+    """The results so far."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -243,7 +243,7 @@ def verify_model(
         so_far = _SoFar()
         output, seconds = _check_calls(candidate, reference, signature, arrays, _CALLS, so_far)
         example = named or (given[0] if len(given) == 1 else given)
-        held = check_properties(example, output, properties) if properties else ()
+        holding = check_properties(example, output, properties) if properties else ()
         verified = [hosts]
         others = [other_numbers(hosts)]
         if candidate.compiler is None or seconds < _COMPILES_AGAIN:
@@ -264,7 +264,7 @@ def verify_model(
         parts=sum(1 for part in reference.exact[:-1] if part.arrays),
         weights=len(original.digests),
         largest=so_far.largest,
-        properties=held,
+        properties=holding,
         rewritten=reference.rewritten,
         calls=_CALLS,
         shapes=tuple(dict.fromkeys(so_far.shapes)),

@@ -44,12 +44,12 @@ def compilers_for(engine: Engine, optimize: str) -> Compilers:
     if isinstance(compiler, Absent):
         return Compilers((), AS_WRITTEN, (f"{compiler}. It is {AS_WRITTEN}",))
     max_effort = optimize == "aggressive"
-    found = [("compiled as a whole", partial(compiler.compile, max_effort=max_effort))]
+    compilers = [("compiled as a whole", partial(compiler.compile, max_effort=max_effort))]
     if engine.name == "torch":
-        found.append(
+        compilers.append(
             ("compiled in pieces", partial(compiler.compile, max_effort=max_effort, whole=False))
         )
-    return Compilers(tuple(found), compiler.efforts(max_effort))
+    return Compilers(tuple(compilers), compiler.efforts(max_effort))
 
 
 class FallbackFunction:
@@ -123,7 +123,7 @@ class Program:
         self.function: Function = _of_arrays(function, signature, dtype)
         carries_none = engine.name == "torch" and not gradients
         self._finished: Callable[[Function], Function] = (
-            part("torch", "module").without_gradients if carries_none else _unchanged
+            part("torch", "module").without_gradients if carries_none else _as_is
         )
         self.as_written = self._finished(self.function)
 
@@ -158,7 +158,7 @@ class Program:
             self.fell_back.append(f"{'; '.join(failed)}; {name} instead")
 
 
-def _unchanged(function: Function) -> Function:
+def _as_is(function: Function) -> Function:
     return function
 
 

@@ -52,7 +52,7 @@ class PlainFile:
         try:
             self.stamp = self._stamp_now()
             if stamp is not None and not self.stamp.is_of(stamp):
-                raise self._changed()
+                raise self._change_error()
         except BaseException:
             self.close()
             raise
@@ -104,26 +104,26 @@ class PlainFile:
     def confirm_unchanged(self) -> None:
         """Raise where the file was written to since it was opened.
 
-        One that was replaced by another file is still there for whoever has opened it.
+        A file that was replaced by another one can still be read by those who have it open.
         """
         if not self._stamp_now().is_of(self.stamp):
-            raise self._changed()
+            raise self._change_error()
 
     def _stamp_now(self) -> Stamp:
         try:
-            seen = os.fstat(self._file)
+            status = os.fstat(self._file)
         except OSError as error:
             raise self._unreadable(error) from error
         return Stamp(
-            seen.st_dev,
-            seen.st_ino,
-            seen.st_size,
-            seen.st_mtime_ns,
-            seen.st_ctime_ns,
-            seen.st_nlink,
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_nlink,
         )
 
-    def _changed(self) -> TransferError:
+    def _change_error(self) -> TransferError:
         return TransferError(
             f"{self.path} was changed while it was being read; load it again once it is complete"
         )
@@ -140,9 +140,9 @@ def _read_in_turns(file: int, buffer: memoryview, position: int) -> int:
     """The same on systems without `preadv`: one thread at a time moves the file position."""
     with _LOCK.native:
         os.lseek(file, position, os.SEEK_SET)
-        found = os.read(file, min(len(buffer), 2**20))
-    buffer[: len(found)] = found
-    return len(found)
+        chunk = os.read(file, min(len(buffer), 2**20))
+    buffer[: len(chunk)] = chunk
+    return len(chunk)
 
 
 _read: Callable[[int, memoryview, int], int] = (

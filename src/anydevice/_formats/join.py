@@ -39,7 +39,7 @@ class Stored(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the file."""
+        """The name in the file."""
 
     @property
     def path(self) -> Path:
@@ -55,11 +55,11 @@ class Stored(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The size of each axis."""
 
     @property
     def start(self) -> int:
-        """Where its bytes begin in the file."""
+        """The position of the first byte in the file."""
 
     @property
     def nbytes(self) -> int:
@@ -234,7 +234,7 @@ def place(
             return array
         host = np.empty(joined.shape, joined.dtype.numpy())
         _read(joined, files, host.reshape(-1), advance)
-        # Nobody else has the memory it was read into, so NumPy needs no copy.
+        # The memory it was read into has no other owner, so NumPy needs no copy.
         return host if engine.name == "numpy" else engine.place(host, device)
     except TransferError:
         raise

@@ -83,7 +83,7 @@ def load_weights(
         with open_safetensors(source) as file:
             return load_file(file, header_of(file), target, wanted, progress)
     model = read_index(source)
-    arrays = {name: _alone(each.header, each.entry, wanted) for name, each in model.items()}
+    arrays = {name: _alone(weight.header, weight.entry, wanted) for name, weight in model.items()}
     return load_joined(arrays, target, progress)
 
 
@@ -125,7 +125,7 @@ def load_joined(
             for key in in_file_order(arrays):
                 loaded[key] = place(arrays[key], files, engine, device, advance)
     except BaseException:
-        loaded.clear()  # the error keeps the frames, and half a model is of use to nobody
+        loaded.clear()  # the error keeps the frames, and half a model is of no use
         raise
     return loaded
 

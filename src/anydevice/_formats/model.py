@@ -67,7 +67,7 @@ def write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str
 
 def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     arrays: dict[str, Any] = {}
-    described = {name: _described(tree, name, arrays) for name, tree in trees.items()}
+    described = {name: _describe_tree(tree, name, arrays) for name, tree in trees.items()}
     tensors = {name: np.ascontiguousarray(to_numpy(array)) for name, array in arrays.items()}
     text = json.dumps(
         {
@@ -115,12 +115,12 @@ def read(path: Path, kind: str, device: Device) -> Contents:
     # Another process may replace it meanwhile: all is from this one opening.
     with translating_oom(what=f"{path} cannot be read"), open_safetensors(path) as file:
         header = header_of(file)
-        found = _metadata(path, header, kind)
+        metadata = _metadata(path, header, kind)
         _check_hash(file, header)
         arrays = load_file(file, header, device, progress=False)
     try:
-        trees = {name: _filled(tree, arrays) for name, tree in found["trees"].items()}
-        return Contents(trees, found["said"], str(found.get("anydevice", "unknown")))
+        trees = {name: _fill_tree(tree, arrays) for name, tree in metadata["trees"].items()}
+        return Contents(trees, metadata["said"], str(metadata.get("anydevice", "unknown")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TransferError(
             f"{path}: its description does not fit its tensors ({shortened(str(error))})"
@@ -130,7 +130,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 def kind_of(path: Path) -> str | None:
     """The kind of such a file; `None` if there is none, or it cannot be read."""
     try:
-        return str(_parsed(read_header(path).metadata[_KEY])["kind"])
+        return str(_parse_description(read_header(path).metadata[_KEY])["kind"])
     except (TransferError, ValueError, KeyError, TypeError):
         return None
 
@@ -152,8 +152,8 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
             "nn.save or nn.train. Read its tensors with anydevice.load_weights"
         )
     try:
-        read: dict[str, Any] = _parsed(text)
-        version, found = read["version"], str(read["kind"])
+        read: dict[str, Any] = _parse_description(text)
+        version, found_kind = read["version"], str(read["kind"])
         if type(version) is not int:
             raise ValueError(f"its version is {version!r}")
     except (ValueError, KeyError, TypeError) as error:
@@ -165,14 +165,14 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
             f"{path} has version {version} of its format, and this anydevice knows {VERSION}; "
             "run: pip install --upgrade anydevice"
         )
-    if found != kind:
-        other = shortened(found)
+    if found_kind != kind:
+        other = shortened(found_kind)
         raise TransferError(f"{path} holds a {other}, not a {kind}{_RESUME.get(kind, '')}")
     return read
 
 
-def _parsed(text: str) -> Any:
-    """A description; raises `ValueError` for one that is not valid. A loss in it may be NaN."""
+def _parse_description(text: str) -> Any:
+    """Parse a description, in which a loss may be NaN; raises `ValueError`."""
     return parse_json(text.encode(), finite=False, deepest=_DEEPEST)
 
 
@@ -211,17 +211,18 @@ def _bytes(array: Any) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _described(tree: Any, path: str, arrays: dict[str, Any]) -> Any:
-    """A tree as JSON, with a name in place of each array; the arrays go into `arrays`."""
+def _describe_tree(tree: Any, path: str, arrays: dict[str, Any]) -> Any:
+    """Return a tree as JSON, with a name in place of each array; add the arrays to `arrays`."""
     if tree is None:
         return None
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
             raise ConfigurationError(f"{path}: keys must be strings to be saved, not {list(tree)}")
-        return {"dict": {key: _described(tree[key], f"{path}.{key}", arrays) for key in tree}}
+        return {"dict": {key: _describe_tree(tree[key], f"{path}.{key}", arrays) for key in tree}}
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [_described(part, f"{path}.{at}", arrays) for at, part in enumerate(tree)]}
+        parts = enumerate(tree)
+        return {kind: [_describe_tree(part, f"{path}.{at}", arrays) for at, part in parts]}
     assert len(leaves(tree)) == 1
     name = path
     while name in arrays:
@@ -230,13 +231,13 @@ def _described(tree: Any, path: str, arrays: dict[str, Any]) -> Any:
     return name
 
 
-def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+def _fill_tree(tree: Any, arrays: Mapping[str, Any]) -> Any:
     if tree is None:
         return None
     if isinstance(tree, str):
         return arrays[tree]
     ((kind, parts),) = tree.items()
     if kind == "dict":
-        return {key: _filled(part, arrays) for key, part in parts.items()}
-    filled = [_filled(part, arrays) for part in parts]
+        return {key: _fill_tree(part, arrays) for key, part in parts.items()}
+    filled = [_fill_tree(part, arrays) for part in parts]
     return filled if kind == "list" else tuple(filled)

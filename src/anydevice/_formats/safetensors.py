@@ -33,7 +33,7 @@ LONGEST_HEADER = 100_000_000
 """Bytes: the format's own limit for a header, and ours for an index."""
 
 MOST_DIMENSIONS = 32
-"""What the oldest NumPy that we support can hold."""
+"""The most axes of an array in the oldest NumPy that we support."""
 
 _LONGEST_NUMBER = 400
 """Characters of a number; a float has at most some 330."""
@@ -114,7 +114,7 @@ def read_header(path: Path) -> Header:
 def open_safetensors(path: Path) -> PlainFile:
     """The file, opened; one that is a pickle by its name is refused."""
     if path.suffix.lower() in _PICKLED:
-        raise _pickled(path)
+        raise _pickle_error(path)
     return PlainFile(path)
 
 
@@ -163,17 +163,17 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
     text = raw.decode()
     raw.clear()  # it may be large, and what it becomes is larger
     try:
-        found = _object(_DECODER.decode(text))
+        parsed = _object(_DECODER.decode(text))
     except json.JSONDecodeError as error:
         raise ValueError(str(error)) from None  # that error would keep the text
     # Text without wide characters holds no halves of them, which takes longest to find.
     plain = text.isascii() and "\\u" not in text
-    if keys != (_count_keys(found) if plain else _check_strings(found)):
+    if keys != (_count_keys(parsed) if plain else _check_strings(parsed)):
         # Not found by a hook, which would have a list of all pairs beside each dict.
         if len(text) <= _NAMED_DUPLICATES:
             json.loads(text, object_pairs_hook=_unique)
         raise ValueError("a key occurs twice in one object")
-    return found
+    return parsed
 
 
 def _check_size(text: bytearray) -> int:
@@ -223,11 +223,11 @@ def _check_strings(tree: Any) -> int:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; duplicate keys are refused."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {_short(key)} occurs twice in one object")
-    return found
+    return unique
 
 
 def _float(text: str) -> float:
@@ -253,29 +253,29 @@ _DECODER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_consta
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _unexpected("an object", value)
+        raise _type_error("an object", value)
     return value
 
 
 def _strings(value: Any) -> dict[str, str]:
-    found = _object(value)
-    for text in found.values():
+    texts = _object(value)
+    for text in texts.values():
         if not isinstance(text, str):
-            raise _unexpected("a string", text)
-    return found
+            raise _type_error("a string", text)
+    return texts
 
 
 def _integers(value: Any, most: int) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > most:
-        raise _unexpected(f"a list of at most {most} integers", value)
+        raise _type_error(f"a list of at most {most} integers", value)
     for number in value:
         if type(number) is not int or not 0 <= number < 2**64:
-            raise _unexpected("an integer from 0 to 2**64 - 1", number)
+            raise _type_error("an integer from 0 to 2**64 - 1", number)
     return tuple(value)
 
 
-def _unexpected(expected: str, found: Any) -> ValueError:
-    return ValueError(f"expected {expected}, found {reprlib.repr(found)}")
+def _type_error(expected: str, value: Any) -> ValueError:
+    return ValueError(f"expected {expected}, found {reprlib.repr(value)}")
 
 
 def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
@@ -284,7 +284,7 @@ def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> E
         raise _wrong(name, f"it has no {' and no '.join(missing)}")
     code = fields["dtype"]
     if not isinstance(code, str):
-        raise _unexpected("the name of a dtype", code)
+        raise _type_error("the name of a dtype", code)
     shape = _integers(fields["shape"], MOST_DIMENSIONS)
     offsets = _integers(fields["data_offsets"], 2)
     dtype = _type_of(name, code)
@@ -341,7 +341,7 @@ def read_index(path: Path) -> dict[str, Placed]:
     if missing:
         raise TransferError(
             f"{path}: {len(missing)} of its {len(paths)} files are missing: "
-            f"{_listed(missing)}; download them again"
+            f"{_list_names(missing)}; download them again"
         )
     headers = {file: read_header(shard) for file, shard in paths.items()}
     for name, file in files.items():
@@ -395,22 +395,22 @@ def source_of(path: Path) -> Path:
         raise TransferError(f"{path} cannot be read: {error.strerror}") from error
     if INDEX_NAME in names:
         return path / INDEX_NAME
-    found = [name for name in names if name.endswith(".safetensors.index.json")]
-    found = found or [name for name in names if name.lower().endswith(".safetensors")]
-    if len(found) == 1 or MODEL_NAME in found:
-        return path / (MODEL_NAME if MODEL_NAME in found else found[0])
-    if found:
+    indexes = [name for name in names if name.endswith(".safetensors.index.json")]
+    indexes = indexes or [name for name in names if name.lower().endswith(".safetensors")]
+    if len(indexes) == 1 or MODEL_NAME in indexes:
+        return path / (MODEL_NAME if MODEL_NAME in indexes else indexes[0])
+    if indexes:
         raise TransferError(
-            f"{path} has {len(found)} candidate files ({_listed(found)}) "
+            f"{path} has {len(indexes)} candidate files ({_list_names(indexes)}) "
             f"and no {INDEX_NAME}; name one of them"
         )
     pickled = [name for name in names if Path(name).suffix.lower() in _PICKLED]
     if pickled:
-        raise _pickled(path / pickled[0])
+        raise _pickle_error(path / pickled[0])
     packed = [name for name in names if name.lower().endswith(".gguf")]
     if packed:
         raise TransferError(
-            f"{path} holds GGUF files ({_listed(packed)}) and no .safetensors file; "
+            f"{path} holds GGUF files ({_list_names(packed)}) and no .safetensors file; "
             "give anydevice.llm.load or anydevice chat the path of one"
         )
     raise TransferError(
@@ -422,7 +422,7 @@ def source_of(path: Path) -> Path:
 def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferError:
     """The error for a header of an impossible length, or for a file of another kind."""
     if _PICKLED_CONTENT.match(start):
-        return _pickled(file.path)
+        return _pickle_error(file.path)
     if start == b"version ":
         return TransferError(
             f"{file.path} is not the tensors but a pointer to them, as Git LFS leaves it; "
@@ -435,7 +435,7 @@ def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferErr
     )
 
 
-def _pickled(path: Path) -> TransferError:
+def _pickle_error(path: Path) -> TransferError:
     name = path.with_suffix(".safetensors").name
     if name == path.name:  # a pickle under a wrong name, which must not be written over
         name = f"{path.stem}.converted.safetensors"
@@ -450,7 +450,7 @@ def _wrong(name: str, problem: str, then: str = f"; {_AGAIN}") -> TransferError:
     return TransferError(f"the tensor {_short(name)}: {problem}{then}", name)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown = [shortened(name) for name in names[:5]]
     return ", ".join((*shown, "…") if names[5:] else shown)
 

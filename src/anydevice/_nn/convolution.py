@@ -54,7 +54,7 @@ class Conv2d(Layer):
 
     @property
     def label(self) -> str:
-        return f"Conv2d({self.inputs}→{self.outputs}, {_shown(self.size)})"
+        return f"Conv2d({self.inputs}→{self.outputs}, {_size_text(self.size)})"
 
     def settings_fit(self) -> None:
         check_integers(self, inputs=self.inputs, outputs=self.outputs)
@@ -70,7 +70,7 @@ class Conv2d(Layer):
     def initial(self, generator: Random) -> Parameters:
         high, wide = _pair(self.size)
         counts = self.inputs * high * wide, self.outputs * high * wide
-        return _drawn(self, generator, (self.outputs, self.inputs, high, wide), counts)
+        return _draw_parameters(self, generator, (self.outputs, self.inputs, high, wide), counts)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
@@ -120,13 +120,13 @@ class Conv1d(Layer):
 
     def initial(self, generator: Random) -> Parameters:
         counts = self.inputs * self.size, self.outputs * self.size
-        return _drawn(self, generator, (self.outputs, self.inputs, self.size), counts)
+        return _draw_parameters(self, generator, (self.outputs, self.inputs, self.size), counts)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # As images of one row.
         image, kernels = (
-            ops.reshape(each, (*each.shape[:2], 1, *each.shape[2:]))
-            for each in (x, parameters["weight"])
+            ops.reshape(operand, (*operand.shape[:2], 1, *operand.shape[2:]))
+            for operand in (x, parameters["weight"])
         )
         bias = parameters["bias"] if self.bias else None
         y = ops.conv2d(image, kernels, bias, (1, self.stride), (0, self.padding))
@@ -160,7 +160,7 @@ class ConvTranspose2d(Layer):
 
     @property
     def label(self) -> str:
-        return f"ConvTranspose2d({self.inputs}→{self.outputs}, {_shown(self.size)})"
+        return f"ConvTranspose2d({self.inputs}→{self.outputs}, {_size_text(self.size)})"
 
     def settings_fit(self) -> None:
         check_integers(self, inputs=self.inputs, outputs=self.outputs)
@@ -168,7 +168,7 @@ class ConvTranspose2d(Layer):
         _pairs(self, 0, padding=self.padding, output_padding=self.output_padding)
         strides = _pair(self.stride)
         if any(map(ge, _pair(self.output_padding), strides)):
-            wanted = f"less than the stride of {_shown(strides)}"
+            wanted = f"less than the stride of {_size_text(strides)}"
             raise setting_error(self, "output_padding", wanted, self.output_padding)
         _check_rest(self)
 
@@ -188,10 +188,10 @@ class ConvTranspose2d(Layer):
 
     def initial(self, generator: Random) -> Parameters:
         (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
-        # Of a kernel's elements, so many meet at an element of the output.
+        # The number of a kernel's elements that meet at an element of the output.
         met = max(1, high * wide // (down * along))
         counts = self.inputs * met, self.outputs * high * wide
-        return _drawn(self, generator, (self.inputs, self.outputs, high, wide), counts)
+        return _draw_parameters(self, generator, (self.inputs, self.outputs, high, wide), counts)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
@@ -209,7 +209,7 @@ class _Pool(Layer):
 
     @property
     def label(self) -> str:
-        return f"{type(self).__name__}({_shown(self.size)})"
+        return f"{type(self).__name__}({_size_text(self.size)})"
 
     def settings_fit(self) -> None:
         _pairs(self, 1, size=self.size)
@@ -290,10 +290,10 @@ def _check_channels(layer: Conv1d | Conv2d | ConvTranspose2d, shape: Shape) -> N
         raise layer.misfit(f"got {shape[0]} channels")
 
 
-def _drawn(
+def _draw_parameters(
     layer: Conv1d | Conv2d | ConvTranspose2d, generator: Random, shape: Shape, counts: Pair
 ) -> Parameters:
-    """The weight of this shape, for so many inputs and outputs, and the bias."""
+    """Draw the weight of this shape and the bias; `counts` are its inputs and outputs."""
     parameters = {"weight": initializer_of(layer.initializer)(generator, shape, *counts)}
     if layer.bias:
         parameters["bias"] = _ZEROS(generator, (layer.outputs,), *counts)
@@ -311,7 +311,7 @@ def _pairs(layer: Layer, least: int, **fields: int | Pair) -> None:
             check_integers(layer, least, **{name: one})
 
 
-def _shown(size: int | Pair) -> str:
+def _size_text(size: int | Pair) -> str:
     return "×".join(map(str, _pair(size)))
 
 

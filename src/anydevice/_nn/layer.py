@@ -172,7 +172,7 @@ class Layer(Settings):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Those of its own parameters that training updates without gradients."""
+        """Return the names of its own parameters that training updates without gradients."""
         return ()
 
     def output(self, shape: Shape) -> Shape:
@@ -278,7 +278,7 @@ def state_paths(layer: Layer) -> list[str]:
 
 
 def state_leaves(layer: Layer, parameters: Parameters) -> list[bool]:
-    """Which leaves of the parameters are the state of a layer: its training changes them itself."""
+    """Return for each leaf of the parameters whether it is state, which a layer updates itself."""
     state = set(state_paths(layer))
     return [name in state for name in leaf_names(parameters)]
 

@@ -391,7 +391,7 @@ def _batch_norm(
     x: Array, weight: Array, bias: Array, mean: Array, variance: Array, eps: float
 ) -> Array:
     xp = primitives(x)
-    weight, bias, mean, variance = (widened(xp, each) for each in (weight, bias, mean, variance))
+    weight, bias, mean, variance = (widened(xp, array) for array in (weight, bias, mean, variance))
     scale = xp.multiply(weight, xp.rsqrt(xp.add(variance, eps)))
     apart = xp.subtract(widened(xp, x), _over_channels(mean, x))
     y = xp.add(xp.multiply(apart, _over_channels(scale, x)), _over_channels(bias, x))

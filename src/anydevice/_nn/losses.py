@@ -194,18 +194,18 @@ sigmoid out of the model
             f"the activation at the end of the model is left out for {name}, which does the same "
             "by itself and more exactly; the trained model still has it"
         )
-    found = next((each for each in _GIVES_PROBABILITIES if _ends_with(layer, each)), None)
-    if found is None or any(_inner(loss) is each for each in _TAKES_PROBABILITIES):
+    activation = next((known for known in _GIVES_PROBABILITIES if _ends_with(layer, known)), None)
+    if activation is None or any(_inner(loss) is known for known in _TAKES_PROBABILITIES):
         return None
     if done is not None:
         return (
-            f"the model ends with {found}, and {name} applies a {done} of its own to that; leave "
-            f"{found} out of the model"
+            f"the model ends with {activation}, and {name} applies a {done} of its own to that; "
+            f"leave {activation} out of the model"
         )
     return (
-        f"the model ends with {found}, and the loss {name} gets what comes after it; where {name} "
-        "applies the same by itself, as nn.cross_entropy does, it is applied twice: give "
-        f"nn.cross_entropy itself, or leave {found} out of the model"
+        f"the model ends with {activation}, and the loss {name} gets what comes after it; where "
+        f"{name} applies the same by itself, as nn.cross_entropy does, it is applied twice: give "
+        f"nn.cross_entropy itself, or leave {activation} out of the model"
     )
 
 

@@ -118,10 +118,10 @@ class Model:
         They may be on another device, and of another dtype. Raises `ConfigurationError`, with the
         first difference.
         """
-        found = difference(self.parameters, parameters)
-        if found is not None:
+        mismatch = difference(self.parameters, parameters)
+        if mismatch is not None:
             raise ConfigurationError(
-                f"these parameters do not fit this model: {found}", source="parameters"
+                f"these parameters do not fit this model: {mismatch}", source="parameters"
             )
         return bound(self.layer, self.input_shape, parameters, self.frozen, self.properties)
 
@@ -142,11 +142,11 @@ class Model:
         >>> model.with_properties(share).properties == (share,)
         True
         """
-        for each in properties:
-            if not callable(each) and not hasattr(each, "region"):
+        for holds in properties:
+            if not callable(holds) and not hasattr(holds, "region"):
                 raise ConfigurationError(
                     "a property of a model is a claim with its region, as in proofs.claim("
-                    f"proofs.within(0, 1), over=proofs.box(low, high)), not {each!r}",
+                    f"proofs.within(0, 1), over=proofs.box(low, high)), not {holds!r}",
                     source="properties",
                 )
         return bound(self.layer, self.input_shape, self.parameters, self.frozen, properties)
@@ -168,15 +168,15 @@ class Model:
 
         Raises `ConfigurationError`, with the nearest names, for a name that matches nothing.
         """
-        return self._with_frozen(self.frozen | self._named(names, "freeze"))
+        return self._with_frozen(self.frozen | self._matching(names, "freeze"))
 
     def unfreeze(self, *names: str) -> Model:
         """The model with parameters that training changes again; see `freeze`."""
-        return self._with_frozen(self.frozen - self._named(names, "unfreeze"))
+        return self._with_frozen(self.frozen - self._matching(names, "unfreeze"))
 
-    def _named(self, names: Sequence[str], source: str) -> frozenset[str]:
+    def _matching(self, names: Sequence[str], source: str) -> frozenset[str]:
         known = leaf_names(self.parameters)
-        found: set[str] = set() if names else set(known)
+        matched: set[str] = set() if names else set(known)
         for name in names:
             if not isinstance(name, str):
                 raise ConfigurationError(
@@ -184,11 +184,11 @@ class Model:
                 )
             rest = name.removeprefix(self.layer.root)  # errors have it: Chain[2]
             path = rest if rest[:1] in ("", ".", "[") else name
-            here = [each for each in known if name and matches(path, each)]
+            here = [leaf for leaf in known if name and matches(path, leaf)]
             if not here:
                 raise unmatched(name, known, source)
-            found.update(here)
-        return frozenset(found)
+            matched.update(here)
+        return frozenset(matched)
 
     def _with_frozen(self, frozen: frozenset[str]) -> Model:
         return bound(self.layer, self.input_shape, self.parameters, frozen, self.properties)
@@ -208,9 +208,9 @@ class Model:
         counts = _Counts(self)
         rows = list(_rows(self.layer, self.input_shape, self.parameters, "", counts))
         sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
-        *total, held = _row(self.layer.root, sizes, "", self.parameters, "", counts)
-        rows.append((*total, f"{counts.trained:,} trained, {held}"))
-        columns = 6 if held else 5
+        *total, remark = _row(self.layer.root, sizes, "", self.parameters, "", counts)
+        rows.append((*total, f"{counts.trained:,} trained, {remark}"))
+        columns = 6 if remark else 5
         cells = [row[:columns] for row in rows]
         return Table(cells, _HEADINGS[:columns], (3, 4), title=repr(self))
 
@@ -304,8 +304,8 @@ def trained_leaves(model: Model) -> list[bool]:
     >>> trained_leaves(model)[:2], trained_leaves(model)[6:]
     ([False, False], [True, True])
     """
-    held = model.frozen.union(state_paths(model.layer))
-    return [name not in held for name in leaf_names(model.parameters)]
+    untrained = model.frozen.union(state_paths(model.layer))
+    return [name not in untrained for name in leaf_names(model.parameters)]
 
 
 def frozen_layers(model: Model) -> frozenset[str]:
@@ -417,11 +417,11 @@ def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -
             "them with anydevice.to_device(…, device, convert=True)",
             source="x",
         )
-    return _placed(x, first, wanted)
+    return _place_like(x, first, wanted)
 
 
-def _placed(x: Array, like: Array, owner: Engine) -> Array:
-    """A NumPy array on the device of another one; floating numbers get its dtype."""
+def _place_like(x: Array, like: Array, owner: Engine) -> Array:
+    """Place a NumPy array on the device of another one; floating numbers get its dtype."""
     place = device_of(like)
     assert place is not None
     xp = primitives(like)
@@ -502,11 +502,11 @@ class _Counts:
         self.trained = sum(math.prod(array.shape) for array, own in moved if own)
 
     def text(self, path: str, parameters: Parameters) -> str:
-        found = {"frozen": 0, "state": 0}
+        counts = {"frozen": 0, "state": 0}
         for name, array in zip(leaf_names(parameters, path), leaves(parameters), strict=True):
             if name in self._kinds:
-                found[self._kinds[name]] += math.prod(array.shape)
-        return ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
+                counts[self._kinds[name]] += math.prod(array.shape)
+        return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
 
 
 def _rows(
@@ -543,8 +543,8 @@ def _row(
     arrays = leaves(parameters)
     count = sum(math.prod(array.shape) for array in arrays)
     size = sum(math.prod(array.shape) * primitives(array).dtype(array).itemsize for array in arrays)
-    held = counts.text(path, parameters)
-    return shown, label, output, f"{count:,}", format_size(size), held
+    remark = counts.text(path, parameters)
+    return shown, label, output, f"{count:,}", format_size(size), remark
 
 
 def _sizes(shape: Shape) -> str:

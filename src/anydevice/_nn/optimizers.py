@@ -105,8 +105,8 @@ class BuiltIn(Optimizer):
         """The names of the trees of its state."""
         raise NotImplementedError
 
-    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
-        """The new parameters and trees of the state, given the old ones and the gradients."""
+    def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        """Return the new parameters and trees of the state, from the old ones and the gradients."""
         raise NotImplementedError
 
     def init(self, parameters: Tree) -> State:
@@ -131,7 +131,7 @@ class BuiltIn(Optimizer):
         new = (
             self._moved_by_group(leaf_names(parameters), arrays, step, rate)
             if self._groups
-            else self._moved(arrays, step, rate)
+            else self._step(arrays, step, rate)
         )
         moved, *states = [refilled(parameters, arrays) for arrays in new if arrays is not None]
         return moved, dict(zip(names, states, strict=True))
@@ -140,12 +140,12 @@ class BuiltIn(Optimizer):
         self, names: list[str], arrays: list[Arrays], step: int | Array, rate: float | Array
     ) -> list[Arrays]:
         new = [list(old) for old in (arrays[0], *arrays[2:])]  # all but the gradients
-        for options, places in _parted(self._groups, tuple(names)):
+        for options, places in _group_by_options(self._groups, tuple(names)):
             options = dict(options)
             factor = options.pop("rate", None)
             own = replace(self, groups=None, **options)
             scaled = rate if factor is None else _scaled_rate(rate, factor / base_rate(self.rate))
-            moved = own._moved([[old[at] for at in places] for old in arrays], step, scaled)
+            moved = own._step([[old[at] for at in places] for old in arrays], step, scaled)
             for after, part in zip(new, moved, strict=False):
                 for at, array in zip(places, part, strict=True):
                     after[at] = array
@@ -205,8 +205,8 @@ def base_rate(rate: float | Schedule) -> float:
     """
     if isinstance(rate, WarmUp):
         return base_rate(rate.then)
-    found = getattr(rate, "rate", 0.0) if isinstance(rate, Schedule) else rate
-    return float(found) if is_number(found) else 0.0
+    base = getattr(rate, "rate", 0.0) if isinstance(rate, Schedule) else rate
+    return float(base) if is_number(base) else 0.0
 
 
 def _scaled_rate(rate: float | Array, factor: float) -> float | Array:
@@ -214,10 +214,10 @@ def _scaled_rate(rate: float | Array, factor: float) -> float | Array:
 
 
 @lru_cache(maxsize=32)
-def _parted(
+def _group_by_options(
     groups: _Groups, names: tuple[str, ...]
 ) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
-    """The places of the parameters with the same options, with these; later patterns win."""
+    """Group the indices of parameters by their options; later patterns win."""
     parts: dict[_Groups, list[int]] = {}
     for at, name in enumerate(names):
         options: dict[str, Any] = {}
@@ -254,7 +254,7 @@ class SGD(BuiltIn):
         moments = [options.get("momentum", 0.0) for options in self._groups.values()]
         return ("velocities",) if self.momentum or any(moments) else ()
 
-    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+    def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
         parameters, gradients, *velocities = arrays
         return ops.update_sgd(
             parameters,
@@ -286,7 +286,7 @@ class Adam(BuiltIn):
     def _state_names(self) -> tuple[str, ...]:
         return "means", "squares"
 
-    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+    def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
         parameters, gradients, means, squares = arrays
         return ops.update_adam(
             parameters,
@@ -337,7 +337,7 @@ class Lion(BuiltIn):
     def _state_names(self) -> tuple[str, ...]:
         return ("means",)
 
-    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+    def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
         return ops.update_lion(
             *arrays, rate=rate, beta1=self.beta1, beta2=self.beta2, decay=self.decay
         )
@@ -495,7 +495,7 @@ def clip_gradients(gradients: Tree, limit: float) -> tuple[Tree, Array]:
     arrays = leaves(gradients)
     norm = _norm(arrays)
     scale = ops.divide(float(limit), ops.maximum(norm, float(limit)))
-    scaled = [_scaled(array, scale) for array in arrays]
+    scaled = [_scale(array, scale) for array in arrays]
     return refilled(gradients, scaled), ops.reshape(norm, ())
 
 
@@ -514,7 +514,7 @@ def _square(array: Array, dtype: str) -> Array:
     return ops.sum(ops.multiply(row, row), axis=0, keepdims=True)
 
 
-def _scaled(array: Array, scale: Array) -> Array:
+def _scale(array: Array, scale: Array) -> Array:
     dtype = primitives(array).dtype(array)
     wider = ops.multiply(ops.astype(array, wide(dtype)), ops.astype(scale, wide(dtype)))
     return ops.reshape(ops.astype(wider, dtype), tuple(array.shape))

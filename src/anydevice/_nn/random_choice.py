@@ -32,7 +32,7 @@ def folded_seed(seed: int) -> int:
     >>> folded_seed(7), folded_seed(2**40) < 2**31
     (7, True)
     """
-    return seed if 0 <= seed < 2**31 else _hashed(f"seed {seed}")
+    return seed if 0 <= seed < 2**31 else _hash(f"seed {seed}")
 
 
 def random_mask(run: Run, rate: float, like: Array) -> Array:
@@ -43,14 +43,14 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
     """
     shape = tuple(like.shape)
     first, whole = _within(run, shape)
-    rows, columns = _balanced(whole)
+    rows, columns = _balance_axes(whole)
     key = _key(run, like)
     if rows == 1:
         rows, columns, above, before = 1, math.prod(shape), 0, first
     else:
         rows, above, before = math.prod(shape) // columns, first // columns, 0
-    down = _placed(key, rows, (rows, 1), _BY_ROW, like, above)
-    along = _placed(key, columns, (1, columns), _BY_COLUMN, like, before)
+    down = _mix_positions(key, rows, (rows, 1), _BY_ROW, like, above)
+    along = _mix_positions(key, columns, (1, columns), _BY_COLUMN, like, before)
     # An odd factor for each row. Without it, C compilers assume that x · x is not negative,
     # although it wraps around, and fold the comparison below.
     odd = ops.add(ops.multiply(down, 2), 1)
@@ -70,7 +70,7 @@ def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     return first * times * math.prod(shape[1:]), (every * times, *shape[1:])
 
 
-def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:
+def _balance_axes(shape: tuple[int, ...]) -> tuple[int, int]:
     """Two sizes with the elements of a shape as their product, as equal as its axes allow."""
     rows, columns = 1, math.prod(shape)
     for at in range(1, len(shape) + 1):  # in a loop: PyTorch traces no `min` with a key
@@ -95,10 +95,10 @@ def _single(number: int | Array, like: Array) -> Array:
     return ops.reshape(ops.astype(number, _INT32), (1, 1))
 
 
-def _placed(
+def _mix_positions(
     key: Array, size: int, shape: tuple[int, int], factor: int, like: Array, first: int
 ) -> Array:
-    """A number for each of `size` positions from the first one on."""
+    """Return a number for each of `size` positions from the first one on."""
     places = ops.reshape(primitives(like).arange(size, _INT32, like), shape)
     if first:  # not into the places: C compilers fold what they know of these, as if none wrapped
         key = ops.add(key, first)
@@ -114,10 +114,10 @@ def mixed(x: Array) -> Array:
 
 
 def _path_number(path: str) -> int:
-    return _hashed(f"path {path}")
+    return _hash(f"path {path}")
 
 
-def _hashed(text: str) -> int:
+def _hash(text: str) -> int:
     digest = hashlib.sha256(f"anydevice.nn {text}".encode()).digest()
     return int.from_bytes(digest[:4], "little") // 2
 

@@ -39,8 +39,8 @@ class Recomputed(Wrapper):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # A watch reads the outputs of parts, which have no numbers yet inside a checkpoint.
-        kept = not run.training or run.watch is not None
-        autodiff = None if kept else autodiff_of(x)
+        keeps_outputs = not run.training or run.watch is not None
+        autodiff = None if keeps_outputs else autodiff_of(x)
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 
@@ -51,7 +51,7 @@ class Recomputed(Wrapper):
                 continue
             for segment in _segments(steps):
                 layers = [(path, layer) for path, layer, _ in segment]
-                applied = autodiff.checkpoint(_applied(layers, run, autodiff))
+                applied = autodiff.checkpoint(_chain_function(layers, run, autodiff))
                 x = applied([own for _, _, own in segment], x)
         return x
 
@@ -77,15 +77,15 @@ def recompute(model: Model | Layer) -> Model | Layer:
     True
     """
     if isinstance(model, Model):
-        return model.with_layer(_marked(model.layer))
-    return _marked(model)
+        return model.with_layer(_mark_blocks(model.layer))
+    return _mark_blocks(model)
 
 
-def _marked(layer: Layer) -> Layer:
+def _mark_blocks(layer: Layer) -> Layer:
     if isinstance(layer, TiedEmbedding):
-        return replace(layer, inside=_marked(layer.inside))
+        return replace(layer, inside=_mark_blocks(layer.inside))
     if isinstance(layer, Chain) and _has_blocks(layer):
-        return Chain(*[_marked(part) if part.parts else part for part in layer.layers])
+        return Chain(*[_mark_blocks(part) if part.parts else part for part in layer.layers])
     return layer if isinstance(layer, Recomputed) else Recomputed(layer)
 
 
@@ -101,18 +101,18 @@ def _steps(layer: Layer, parameters: Parameters, path: str) -> list[Step]:
     if not isinstance(layer, Chain):
         return [(path, layer, parameters)]
     parts = zip(layer.parts, parameters, strict=True)
-    return [each for (step, part), own in parts for each in _steps(part, own, path + step)]
+    return [inner for (step, part), own in parts for inner in _steps(part, own, path + step)]
 
 
 def _runs(steps: list[Step]) -> list[list[Step]]:
     """Consecutive steps, cut where steps with state begin or end."""
-    found: list[list[Step]] = []
+    runs: list[list[Step]] = []
     for step in steps:  # in plain words, which every compiler of PyTorch follows
-        if found and _has_state(found[-1][0]) == _has_state(step):
-            found[-1].append(step)
+        if runs and _has_state(runs[-1][0]) == _has_state(step):
+            runs[-1].append(step)
         else:
-            found.append([step])
-    return found
+            runs.append([step])
+    return runs
 
 
 def _segments(steps: list[Step]) -> list[list[Step]]:
@@ -122,11 +122,11 @@ def _segments(steps: list[Step]) -> list[list[Step]]:
     """
     starts = [at for at, (_, layer, _) in enumerate(steps) if not at or not _follows(layer)]
     ends = [*starts[1:], len(steps)]
-    found, first = [], 0
+    segments, first = [], 0
     for size in segment_sizes(len(starts)):
-        found.append(steps[starts[first] : ends[first + size - 1]])
+        segments.append(steps[starts[first] : ends[first + size - 1]])
         first += size
-    return found
+    return segments
 
 
 def _has_state(step: Step) -> bool:
@@ -138,7 +138,7 @@ def _follows(layer: Layer) -> bool:
 
 
 def segment_sizes(count: int) -> list[int]:
-    """The sizes of the segments of so many layers.
+    """Return the sizes of the segments of `count` layers.
 
     A layer with its activation holds about two arrays while its segment is recomputed, and the
     input of each segment before it is held too. So every second segment is shorter by one, and all
@@ -156,10 +156,10 @@ def segment_sizes(count: int) -> list[int]:
     return sizes
 
 
-def _applied(
+def _chain_function(
     layers: list[tuple[str, Layer]], run: Run, autodiff: Autodiff
 ) -> Callable[[list[Parameters], Array], Array]:
-    """Layers and their paths as a function of their parameters and input."""
+    """Return layers as a function of their parameters and input."""
 
     def applied(parameters: list[Parameters], x: Array) -> Array:
         for (path, layer), own in zip(layers, parameters, strict=True):

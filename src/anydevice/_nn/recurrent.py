@@ -127,7 +127,7 @@ def _gru(
     recurrent_bias: Array | None,
     last: bool,
 ) -> Array:
-    wide, weight, recurrent, bias, recurrent_bias = _widened(
+    wide, weight, recurrent, bias, recurrent_bias = _widen_all(
         x, weight, recurrent, bias, recurrent_bias
     )
     size = recurrent.shape[1]
@@ -142,7 +142,7 @@ def _gru(
         new = ops.tanh(ops.add(_gate(given, 2, size), kept))
         return (ops.add(new, ops.multiply(update, ops.subtract(before, new))),)
 
-    return _scanned(ops.linear(wide, weight, bias), 1, size, step, last, x)
+    return _scan_steps(ops.linear(wide, weight, bias), 1, size, step, last, x)
 
 
 def _lstm(
@@ -153,7 +153,7 @@ def _lstm(
     recurrent_bias: Array | None,
     last: bool,
 ) -> Array:
-    wide, weight, recurrent, bias, recurrent_bias = _widened(
+    wide, weight, recurrent, bias, recurrent_bias = _widen_all(
         x, weight, recurrent, bias, recurrent_bias
     )
     size = recurrent.shape[1]
@@ -166,34 +166,34 @@ def _lstm(
         cell = ops.add(ops.multiply(forget, cell), new)
         return ops.multiply(leave, ops.tanh(cell)), cell
 
-    return _scanned(ops.linear(wide, weight, bias), 2, size, step, last, x)
+    return _scan_steps(ops.linear(wide, weight, bias), 2, size, step, last, x)
 
 
 def _gate(gates: Array, at: int, size: int) -> Array:
     return ops.slice_axis(gates, 1, at * size, (at + 1) * size)
 
 
-def _widened(x: Array, *weights: Array | None) -> list[Array]:
+def _widen_all(x: Array, *weights: Array | None) -> list[Array]:
     xp = primitives(x)
-    return [None if each is None else widened(xp, each) for each in (x, *weights)]
+    return [None if array is None else widened(xp, array) for array in (x, *weights)]
 
 
-def _scanned(given: Array, count: int, size: int, step: Step, last: bool, x: Array) -> Array:
+def _scan_steps(inputs: Array, count: int, size: int, step: Step, last: bool, x: Array) -> Array:
     """The outputs of a step over (batch, time, …), or the last, in the dtype of x.
 
-    It begins with so many states of this size, all 0.
+    It begins with `count` states of this size, all 0.
     """
-    xp = primitives(given)
-    states = (xp.full((given.shape[0], size), 0, xp.dtype(given), given),) * count
-    y = run_op(own_version(given, "scan", _scan), _scan, given, states, step, last)
+    xp = primitives(inputs)
+    states = (xp.full((inputs.shape[0], size), 0, xp.dtype(inputs), inputs),) * count
+    y = run_op(own_version(inputs, "scan", _scan), _scan, inputs, states, step, last)
     return xp.astype(y, xp.dtype(x))
 
 
-def _scan(given: Array, states: States, step: Step, last: bool) -> Array:
-    xp = primitives(given)
-    batch, time, features = given.shape
+def _scan(inputs: Array, states: States, step: Step, last: bool) -> Array:
+    xp = primitives(inputs)
+    batch, time, features = inputs.shape
     outputs = []
     for at in range(time):
-        states = step(states, xp.reshape(xp.slice_axis(given, 1, at, at + 1), (batch, features)))
+        states = step(states, xp.reshape(xp.slice_axis(inputs, 1, at, at + 1), (batch, features)))
         outputs.append(xp.reshape(states[0], (batch, 1, -1)))
     return states[0] if last else xp.concat(outputs, 1)

@@ -78,7 +78,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     if model.frozen:
         metadata["frozen"] = sorted(model.frozen)
     if model.properties:
-        metadata["properties"] = [hooks.claim_to_json(each) for each in model.properties]
+        metadata["properties"] = [hooks.claim_to_json(claim) for claim in model.properties]
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
 
@@ -108,12 +108,12 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
         raise ConfigurationError(f"{source}: {error}", source=error.source) from error
     if not isinstance(layer, Layer):
         raise TransferError(f"{source} does not describe a layer")
-    found = _misfit(layer, parameters)
-    if found is not None:
-        raise TransferError(f"{source}: its tensors do not fit its layers: {found}")
+    mismatch = _misfit(layer, parameters)
+    if mismatch is not None:
+        raise TransferError(f"{source}: its tensors do not fit its layers: {mismatch}")
     claims = contents.metadata.get("properties", ())
     try:
-        properties = tuple([hooks.claim_from_json(each) for each in claims])
+        properties = tuple([hooks.claim_from_json(claim) for claim in claims])
     except (ConfigurationError, TypeError) as error:
         raise TransferError(f"{source}: its properties are damaged: {error}") from error
     try:
@@ -123,7 +123,7 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
 
 
 def _misfit(layer: Layer, parameters: Any) -> str | None:
-    """Where parameters differ from what the layer draws, in structure or shapes, as a sentence."""
+    """Return the first difference of parameters from those that the layer draws, as a sentence."""
     try:
         expected = layer.initial(ShapesOnly())
     except ConfigurationError as error:
@@ -133,14 +133,14 @@ def _misfit(layer: Layer, parameters: Any) -> str | None:
     return difference(expected, parameters)
 
 
-def _not_a_model(given: Any) -> ConfigurationError:
-    inside = getattr(given, "model", None)
+def _not_a_model(value: Any) -> ConfigurationError:
+    inside = getattr(value, "model", None)
     if isinstance(inside, Model):
         instead = "; give its .model"
     else:
-        instead = _saving_of(given) or _saving_of(inside)
+        instead = _saving_of(value) or _saving_of(inside)
     return ConfigurationError(
-        f"nn.save takes a nn.Model, not {type_text(given)}{instead}", source="model"
+        f"nn.save takes a nn.Model, not {type_text(value)}{instead}", source="model"
     )
 
 

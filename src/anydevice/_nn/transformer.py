@@ -177,13 +177,13 @@ class TransformerBlock(Layer):
     """
 
     # Made once from the fields, and not fields themselves: a saved layer does not repeat itself.
-    __slots__ = ("_dropped", "_inside")
+    __slots__ = ("_dropout", "_inside")
     if TYPE_CHECKING:
 
         @property
         def _inside(self) -> dict[str, Layer]: ...
         @property
-        def _dropped(self) -> Layer: ...
+        def _dropout(self) -> Layer: ...
 
     size: int
     heads: int
@@ -225,7 +225,7 @@ class TransformerBlock(Layer):
             "mlp": self._network(),
         }
         object.__setattr__(self, "_inside", inside)
-        object.__setattr__(self, "_dropped", Dropout(self.dropout))
+        object.__setattr__(self, "_dropout", Dropout(self.dropout))
 
     def output(self, shape: Shape) -> Shape:
         for step, part in self.parts:
@@ -243,7 +243,7 @@ class TransformerBlock(Layer):
             for part in (f"{name}_norm", name):
                 y = run.through(f".{part}", self._inside[part], parameters[part], y)
             if self.dropout:
-                y = run.through(f".{name}_dropout", self._dropped, {}, y)
+                y = run.through(f".{name}_dropout", self._dropout, {}, y)
             x = ops.add(x, y)
         return x
 

@@ -81,7 +81,7 @@ def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | Non
     if isinstance(error, MemoryError):
         return RanOut(error, None)
     if isinstance(error, BaseExceptionGroup):
-        inside = [_ran_out(each, above) for each in error.exceptions]
+        inside = [_ran_out(inner, above) for inner in error.exceptions]
         if all(inside):
             return inside[0]
     return _ran_out(error.__cause__, above)
@@ -105,15 +105,15 @@ def as_oom_error(
     >>> as_oom_error(ValueError("something else")) is None
     True
     """
-    found = ran_out(error)
-    if found is None:
+    match = ran_out(error)
+    if match is None:
         return None
     clear_frames(error)
     if isinstance(error, OutOfMemoryError):
         if what:
             error.args = (f"{what}: {error}",)
         return error
-    ours = _ours(found, device, what, smaller)
+    ours = _ours(match, device, what, smaller)
     ours.__cause__ = error
     return ours
 
@@ -133,7 +133,7 @@ def raise_if_oom(
     """
     if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
         return
-    place = device or _known(partial(_first_place, among))
+    place = device or _try(partial(_first_place, among))
     ours = as_oom_error(error, place, what=what, smaller=smaller)
     if ours is None:
         return
@@ -149,9 +149,9 @@ def in_a_line(error: BaseException, device: Device | None = None) -> str:
     >>> in_a_line(ValueError("no such thing"))
     'ValueError: no such thing'
     """
-    said = as_oom_error(error, device) or error
-    first = (str(said).strip() or "no message").splitlines()[0]
-    return f"{type(said).__name__}: {first}"
+    translated = as_oom_error(error, device) or error
+    first = (str(translated).strip() or "no message").splitlines()[0]
+    return f"{type(translated).__name__}: {first}"
 
 
 class translating_oom:  # noqa: N801 - it is used like a function
@@ -205,9 +205,9 @@ def clear_frames(error: BaseException) -> None:
     caught the error and goes on later.
     """
     frames = [
-        frame for each in _behind(error) for frame, _ in traceback.walk_tb(each.__traceback__)
+        frame for cause in _behind(error) for frame, _ in traceback.walk_tb(cause.__traceback__)
     ]
-    unfinished = _unfinished(frames)
+    unfinished = _unfinished_frames(frames)
     for frame in frames:
         if frame not in unfinished:
             try:
@@ -218,34 +218,34 @@ def clear_frames(error: BaseException) -> None:
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
     """The error, those that it was raised from or after, and those of a group."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
+        error_behind = waiting.pop()
+        if error_behind is None or id(error_behind) in visited:
             continue
-        seen.add(id(each))
-        yield each
-        waiting += [each.__cause__, each.__context__]
-        waiting += getattr(each, "exceptions", ())
+        visited.add(id(error_behind))
+        yield error_behind
+        waiting += [error_behind.__cause__, error_behind.__context__]
+        waiting += getattr(error_behind, "exceptions", ())
 
 
-def _unfinished(frames: list[FrameType]) -> set[FrameType | None]:
+def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
     """The frames of generators and coroutines that have not ended.
 
     Before Python 3.13, clearing such a frame ends its generator. A frame does not tell its owner,
     but only an owner that has not ended refers to it.
     """
     resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
-    found: set[FrameType | None] = set()
+    unfinished: set[FrameType | None] = set()
     for owner in gc.get_referrers(*resumable) if resumable else ():
         if isinstance(owner, GeneratorType):
-            found.add(owner.gi_frame)
+            unfinished.add(owner.gi_frame)
         elif isinstance(owner, CoroutineType):
-            found.add(owner.cr_frame)
+            unfinished.add(owner.cr_frame)
         elif isinstance(owner, AsyncGeneratorType):
-            found.add(owner.ag_frame)
-    return found
+            unfinished.add(owner.ag_frame)
+    return unfinished
 
 
 def _imported_engines(error: BaseException) -> Iterator[Engine]:
@@ -278,33 +278,33 @@ def _first_place(arguments: tuple[Any, ...]) -> Device | None:
     return None
 
 
-def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> OutOfMemoryError:
-    engine, error = found.engine, found.error
+def _ours(match: RanOut, device: Device | None, what: str, smaller: bool) -> OutOfMemoryError:
+    engine, error = match.engine, match.error
     if isinstance(error, OutOfMemoryError):
         return _again(error, what)
-    asked = _known(lambda: engine.memory.asked(error)) if engine else None
-    place = _known(lambda: place_of_error(error, engine, device))
-    facts = _known(lambda: place.facts) if place else None
-    held = _known(lambda: engine.memory.use(place)) if engine and place else None
-    lines = [headline(place, asked, facts)]
-    if engine and held:
-        lines.append(holding(engine, held))
-    lines += _all_known(lambda: doubts(error))
+    requested = _try(lambda: engine.memory.asked(error)) if engine else None
+    place = _try(lambda: place_of_error(error, engine, device))
+    facts = _try(lambda: place.facts) if place else None
+    usage = _try(lambda: engine.memory.use(place)) if engine and place else None
+    lines = [headline(place, requested, facts)]
+    if engine and usage:
+        lines.append(holding(engine, usage))
+    lines += _try_all(lambda: doubts(error))
     if place:
-        lines += _all_known(lambda: own_limit(place))
+        lines += _try_all(lambda: own_limit(place))
     if place and facts:
-        lines += _all_known(lambda: others(place, facts))
-    advice = [*(giving_back(held) if held else ())]
+        lines += _try_all(lambda: others(place, facts))
+    advice = [*(giving_back(usage) if usage else ())]
     if smaller:
         advice.append(_SMALLER_BATCH)
-    if held and held.limit is not None:
+    if usage and usage.limit is not None:
         advice.append(_HIGHER_LIMIT)
-    advice += [_SMALLER_DTYPE, *_all_known(lambda: elsewhere(place, asked, facts))]
+    advice += [_SMALLER_DTYPE, *_try_all(lambda: elsewhere(place, requested, facts))]
     lines += [f"try {tip}" for tip in advice]
-    said = "\n  ".join(lines)
+    message = "\n  ".join(lines)
     return OutOfMemoryError(
-        f"{what}: {said}" if what else said,
-        asked=asked,
+        f"{what}: {message}" if what else message,
+        asked=requested,
         free=facts.free_memory if facts else None,
         total=facts.total_memory if facts else None,
         device=place,
@@ -324,15 +324,15 @@ def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
     )
 
 
-def _known(ask: Callable[[], T]) -> T | None:
+def _try(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
     except Exception:  # with no memory left anything may fail, and the error itself matters more
         return None
 
 
-def _all_known(ask: Callable[[], Iterable[str]]) -> list[str]:
-    return _known(lambda: list(ask())) or []
+def _try_all(ask: Callable[[], Iterable[str]]) -> list[str]:
+    return _try(lambda: list(ask())) or []
 
 
 def place_of_error(
@@ -350,22 +350,22 @@ def place_of_error(
     text = str(error)
     if _HOST_ERROR.search(text):
         return Device("cpu")
-    card, seen = _CARD_ERROR.search(text), engine.devices()
-    for each in seen:
+    card, devices = _CARD_ERROR.search(text), engine.devices()
+    for each in devices:
         if card is not None and each.kind != "cpu" and each.index == int(card[1]):
             return each
-    if device in seen:
+    if device in devices:
         return device
-    return seen[0] if len({each.backend for each in seen}) == 1 else device
+    return devices[0] if len({each.backend for each in devices}) == 1 else device
 
 
-def headline(place: Device | None, asked: int | None, facts: Facts | None) -> str:
+def headline(place: Device | None, requested: int | None, facts: Facts | None) -> str:
     """The first line: whose memory, how much was asked for, how much is free.
 
     >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
     'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
     """
-    parts = [f"{format_size(asked)} were asked for"] if asked is not None else []
+    parts = [f"{format_size(requested)} were asked for"] if requested is not None else []
     if facts is not None and facts.free_memory is not None:
         of = f" of {format_size(facts.total_memory)}" if facts.total_memory is not None else ""
         parts.append(f"{format_size(facts.free_memory)}{of} are free")
@@ -375,13 +375,13 @@ def headline(place: Device | None, asked: int | None, facts: Facts | None) -> st
     return f"{where} is out of memory" + (f": {', '.join(parts)}" if parts else "")
 
 
-def holding(engine: Engine, held: MemoryUse) -> str:
+def holding(engine: Engine, usage: MemoryUse) -> str:
     """How much the library that failed holds already."""
-    limit = f", and may hold {format_size(held.limit)}" if held.limit is not None else ""
-    ahead = ", taken at its start before any array needed it" if held.preallocated else ""
+    limit = f", and may hold {format_size(usage.limit)}" if usage.limit is not None else ""
+    ahead = ", taken at its start before any array needed it" if usage.preallocated else ""
     return (
-        f"{engine.name} holds {format_size(held.reserved)} in this process{ahead}, "
-        f"{format_size(held.in_use)} of it in arrays{limit}"
+        f"{engine.name} holds {format_size(usage.reserved)} in this process{ahead}, "
+        f"{format_size(usage.in_use)} of it in arrays{limit}"
     )
 
 
@@ -398,9 +398,9 @@ def others(place: Device, facts: Facts) -> Iterator[str]:
     """The other processes that hold most memory there, where the driver tells."""
     least = max(_LEAST_TO_TELL, (facts.total_memory or 0) // 100)
     using = [
-        each
-        for each in processes(place.backend, place.index, facts)
-        if each.pid != os.getpid() and (each.memory or 0) >= least
+        process
+        for process in processes(place.backend, place.index, facts)
+        if process.pid != os.getpid() and (process.memory or 0) >= least
     ]
     if using:
         named = [f"{p.name} (pid {p.pid}) {format_size(p.memory)}" for p in using]
@@ -419,24 +419,24 @@ def own_limit(place: Device) -> Iterator[str]:
             yield f"the address space of this process ends at {format_size(limit)} (ulimit -v)"
 
 
-def giving_back(held: MemoryUse) -> Iterator[str]:
+def giving_back(usage: MemoryUse) -> Iterator[str]:
     """Advice to release memory, where there is some that no array uses."""
-    unused = 0 if held.preallocated else held.reserved - held.in_use
+    unused = 0 if usage.preallocated else usage.reserved - usage.in_use
     if unused >= _LEAST_TO_TELL:
         yield f"anydevice.release(), which gives {format_size(unused)} back that no array uses"
 
 
-def elsewhere(place: Device | None, asked: int | None, facts: Facts | None) -> Iterator[str]:
+def elsewhere(place: Device | None, requested: int | None, facts: Facts | None) -> Iterator[str]:
     """Advice to use the device with most free memory, where that is more than was asked for."""
     free: dict[Device, int] = {}
-    for device in discover().devices if asked is not None else ():
+    for device in discover().devices if requested is not None else ():
         if device == place or not device.usable or (device.kind == "cpu") > (device.index == 0):
             continue
         there = device.facts
         shared = facts is not None and (
             same_card(facts, there) or facts.memory_kind == there.memory_kind != "dedicated"
         )
-        if not shared and (there.free_memory or 0) > (asked or 0):
+        if not shared and (there.free_memory or 0) > (requested or 0):
             free[device] = there.free_memory or 0
     if free:
         best = max(free, key=lambda device: (device.kind != "cpu", free[device]))

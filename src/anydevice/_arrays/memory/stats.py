@@ -62,8 +62,8 @@ class MemoryStats(Record):
         """
         idle = max(0, (self.reserved or 0) - (self.in_use or 0))
         if self.free is not None:
-            held = self.free + idle
-            return held if self.usable is None else min(held, self.usable)
+            reserved = self.free + idle
+            return reserved if self.usable is None else min(reserved, self.usable)
         return None if self.usable is None else max(0, self.usable - (self.in_use or 0))
 
     @property

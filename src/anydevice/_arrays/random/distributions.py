@@ -56,11 +56,11 @@ class Scratch:
     def __call__(self, name: str, *shape: int, dtype: Any = np.float64) -> NDArray[Any]:
         """An uninitialized array; it overwrites the one given out by this name before."""
         size = math.prod(shape)
-        held = self._held.get((name, dtype))
-        if held is None or len(held) < size:
-            held = np.empty(1 << max(0, size - 1).bit_length(), dtype)
-            self._held[name, dtype] = held
-        return held[:size].reshape(shape)
+        buffer = self._held.get((name, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = np.empty(1 << max(0, size - 1).bit_length(), dtype)
+            self._held[name, dtype] = buffer
+        return buffer[:size].reshape(shape)
 
 
 Transform = Callable[[Words, Scratch], Numbers]
@@ -105,7 +105,7 @@ def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
     def transform(words: Words, scratch: Scratch) -> Numbers:
         exact = _unit(words, dtype, scratch)
         if plain:
-            return _converted(exact, dtype, scratch)
+            return _convert(exact, dtype, scratch)
         np.multiply(exact, high - low, out=exact)
         np.add(exact, low, out=exact)
         rounded = _rounded_down(exact, dtype, scratch)
@@ -138,7 +138,7 @@ def normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
         np.add(numbers, mean, out=numbers)
         if double:
             return numbers
-        single = _converted(numbers, np.dtype(np.float32), scratch)
+        single = _convert(numbers, np.dtype(np.float32), scratch)
         return single.astype(dtype, copy=False)
 
     return transform
@@ -173,14 +173,14 @@ def _reach(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
-def _converted(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers:
+def _convert(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers:
     numbers = scratch("converted", len(x), dtype=dtype)
     np.copyto(numbers, x, casting="same_kind")
     return numbers
 
 
 def _rounded_down(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers:
-    near = _converted(x, dtype, scratch)
+    near = _convert(x, dtype, scratch)
     again = scratch("rounded and back", len(x))
     np.copyto(again, near)
     above = np.flatnonzero(np.greater(again, x, out=scratch("mask", len(x), dtype=bool)))

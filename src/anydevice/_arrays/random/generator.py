@@ -48,7 +48,7 @@ _PIECES_WORTH_A_THREAD = 8
 
 
 class State(TypedDict):
-    """Where a generator stands, as plain data: integers, ready for JSON."""
+    """The position of a generator, as integers that JSON can hold."""
 
     seed: int
     stream: int
@@ -64,12 +64,12 @@ class Stream(Record):
     @classmethod
     def of_seed(cls, seed: int) -> Stream:
         """The stream of a seed: under 2**64 the seed is the key itself, larger ones are hashed."""
-        return cls(seed, 0) if seed < 2**64 else cls._hashed(f"seed {seed:x}")
+        return cls(seed, 0) if seed < 2**64 else cls._from_text(f"seed {seed:x}")
 
     def derived(self, purpose: str, *numbers: int) -> Stream:
         """Another stream, which depends on this one and on what it is for."""
         numbered = " ".join(f"{number:x}" for number in (self.seed, self.stream, *numbers))
-        return self._hashed(f"{purpose} {numbered}")
+        return self._from_text(f"{purpose} {numbered}")
 
     def words(self, start: int, count: int) -> Words:
         """The words `start` to `start + count`: of each 64-bit integer, first the lower half.
@@ -86,7 +86,7 @@ class Stream(Record):
         return made.astype("<u8", copy=False).view("<u4")[skipped : skipped + count]
 
     @classmethod
-    def _hashed(cls, text: str) -> Stream:
+    def _from_text(cls, text: str) -> Stream:
         digest = hashlib.sha256(f"anydevice.rng {text}".encode()).digest()
         return cls(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little"))
 
@@ -127,18 +127,18 @@ class Random:
 
     @property
     def device(self) -> Device:
-        """Where the numbers are placed."""
+        """The device of the numbers."""
         return self._device
 
     @property
     def state(self) -> State:
-        """Its position now, to be saved as JSON or pickled, and passed to `rng` later."""
+        """The position now, to be saved as JSON or pickled, and passed to `rng` later."""
         stream = self._stream
         return {"seed": stream.seed, "stream": stream.stream, "counter": self._counter}
 
     def bits(self, shape: Shape) -> Any:
         """Words of 32 random bits, as uint32."""
-        return self._drawn(shape, np.dtype(np.uint32), 1, lambda words, *_: words)
+        return self._draw(shape, np.dtype(np.uint32), 1, lambda words, *_: words)
 
     def uniform(
         self, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: Any = "float32"
@@ -187,7 +187,7 @@ class Random:
         def make(words: Words, start: int, _: Scratch) -> NDArray[Any]:
             return (self._below(span, bits, words, start) + lowest).astype(kind)
 
-        return self._drawn(shape, kind, bits // 32, make)
+        return self._draw(shape, kind, bits // 32, make)
 
     def permutation(self, n: int, dtype: Any = "int32") -> Any:
         """The numbers from 0 up to, but not including, `n`, in random order.
@@ -199,7 +199,7 @@ class Random:
         length = checks.integer("n", n, 0)
         if length > np.iinfo(kind).max + 1:
             raise ConfigurationError(f"permutation({n}): n is too large for {kind}; use int64")
-        keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
+        keys = self._fill(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
         return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
 
     def filled(self, shape: Shape, value: float) -> Any:
@@ -209,36 +209,36 @@ class Random:
     def split(self, n: int) -> tuple[Random, ...]:
         """`n` independent generators for this device; splitting again gives new ones."""
         number = checks.integer("n", n, 1)
-        position = self._taken(1)
+        position = self._reserve(1)
         return tuple(
             Random(self._stream.derived("split", position, index), 0, self._device)
             for index in range(number)
         )
 
     def _floats(self, shape: Shape, kind: np.dtype[Any], transform: Transform) -> Any:
-        return self._drawn(
+        return self._draw(
             shape, kind, words_each(kind), lambda words, _, scratch: transform(words, scratch)
         )
 
-    def _drawn(self, shape: Shape, kind: np.dtype[Any], each: int, make: Make) -> Any:
-        """Numbers of a shape, placed; each is made of `each` words."""
+    def _draw(self, shape: Shape, kind: np.dtype[Any], words: int, make: Make) -> Any:
+        """Draw numbers of a shape on the device; each is made of `each` words."""
         sizes, count = _sizes(shape)
-        return to_device(self._made(count, kind, each, make).reshape(sizes), self._device)
+        return to_device(self._fill(count, kind, words, make).reshape(sizes), self._device)
 
-    def _made(self, count: int, kind: np.dtype[Any], each: int, make: Make) -> NDArray[Any]:
-        """Numbers in host memory, made piece by piece."""
+    def _fill(self, count: int, kind: np.dtype[Any], words: int, make: Make) -> NDArray[Any]:
+        """Draw numbers in host memory, chunk by chunk."""
         try:
             made = np.empty(count, dtype=kind)
         except MemoryError as error:
             raise_if_oom(error)
             raise
-        start = self._taken(count * each)
+        start = self._reserve(count * words)
 
         def fill(begin: int, end: int, scratch: Scratch) -> None:
-            position, size = start + begin * each, (end - begin) * each
+            position, size = start + begin * words, (end - begin) * words
             made[begin:end] = make(self._stream.words(position, size), position, scratch)
 
-        in_pieces(count, _WORDS_AT_ONCE // each, fill)
+        in_pieces(count, _WORDS_AT_ONCE // words, fill)
         return made
 
     def _below(self, span: int, bits: int, words: Words, start: int) -> NDArray[np.uint64]:
@@ -260,8 +260,8 @@ class Random:
             again = again[rejected]
         return numbers
 
-    def _taken(self, words: int) -> int:
-        """Reserve so many words of the stream for the caller; the position of the first."""
+    def _reserve(self, words: int) -> int:
+        """Reserve words of the stream for the caller; return the position of the first."""
         with self._lock.native:
             start, end = self._counter, self._counter + words
             if end > LENGTH:
@@ -291,12 +291,12 @@ class ShapesOnly(Random):
         super().__init__(Stream(0, 0), 0, Device("cpu", 0, engine="numpy"))
 
     def filled(self, shape: Shape, value: float) -> Any:
-        return self._drawn(shape, np.dtype(np.float32), 1, lambda words, *_: words)
+        return self._draw(shape, np.dtype(np.float32), 1, lambda words, *_: words)
 
     def split(self, n: int) -> tuple[Random, ...]:
         return (self,) * n
 
-    def _drawn(self, shape: Shape, kind: np.dtype[Any], each: int, make: Make) -> Any:
+    def _draw(self, shape: Shape, kind: np.dtype[Any], words: int, make: Make) -> Any:
         sizes, _ = _sizes(shape)
         try:
             return np.broadcast_to(np.zeros((), kind), sizes)

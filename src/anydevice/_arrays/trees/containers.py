@@ -6,7 +6,7 @@ standard library and their subclasses; dataclasses and attrs classes; and trees 
 
 Left alone on purpose are sets, SciPy's sparse matrices (SciPy has them only on the host), random
 generators (they belong to their device; make one there with `rng`), Flax Linen modules (they
-describe a model and hold none of its arrays), and classes that nobody registered.
+describe a model and hold none of its arrays), and classes that are not registered.
 """
 
 from __future__ import annotations
@@ -199,9 +199,9 @@ def _find(kind: type) -> Rule:
     if kind in ATOMS or issubclass(kind, _ATOMIC_BASES):
         return ATOM
     for base in kind.__mro__:
-        found = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
-        if found is not None:
-            return found if isinstance(found, Rule) else _library_rule(found, kind)
+        rule = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
+        if rule is not None:
+            return rule if isinstance(rule, Rule) else _library_rule(rule, kind)
     if standard := rules.standard_rule(kind):
         return standard
     if issubclass(kind, UserDict | UserList):

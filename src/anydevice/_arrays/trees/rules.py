@@ -123,28 +123,28 @@ def kind_name(kind: type) -> str:
 
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     """The slots of a class by name, its own before those of its bases."""
-    found: dict[str, MemberDescriptorType] = {}
+    slots: dict[str, MemberDescriptorType] = {}
     for base in kind.__mro__:
         for name, member in vars(base).items():
             if isinstance(member, MemberDescriptorType) and name != "__dict__":
-                found.setdefault(name, member)
-    return found
+                slots.setdefault(name, member)
+    return slots
 
 
 def attributes_of(holder: Any, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
     """All attributes of the object itself, in slots or not; unset slots are left out."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for name, member in slots.items():
         try:
-            found[name] = member.__get__(holder)
+            attributes[name] = member.__get__(holder)
         except AttributeError:  # a slot that was never filled
             continue
     try:
         # Not `vars`: a class without a `__dict__` may hand out that of something it wraps.
-        found.update(object.__getattribute__(holder, "__dict__"))
+        attributes.update(object.__getattribute__(holder, "__dict__"))
     except AttributeError:
         pass
-    return found
+    return attributes
 
 
 def give_attributes(
@@ -185,10 +185,11 @@ class AttributeRule(Rule):
         self._slots = slots_of(kind)
 
     def take_apart(self, container: Any) -> Parts:
-        held = {**self._defaults, **attributes_of(container, self._slots)}
+        attributes = {**self._defaults, **attributes_of(container, self._slots)}
         for name in self._static:
-            held.pop(name, None)
-        ordered = {name: held[name] for name in self._first if name in held} | held
+            attributes.pop(name, None)
+        first = {name: attributes[name] for name in self._first if name in attributes}
+        ordered = first | attributes
         return list(ordered), list(ordered.values())
 
     def step(self, key: Any) -> str:
@@ -196,12 +197,12 @@ class AttributeRule(Rule):
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         new = self._base.__new__(self._kind)
-        held = attributes_of(container, self._slots)
-        held.update(zip(keys, parts, strict=True))
+        attributes = attributes_of(container, self._slots)
+        attributes.update(zip(keys, parts, strict=True))
         for name in self._copied:
-            if name in held:
-                held[name] = copy(held[name])
-        give_attributes(new, self._slots, held)
+            if name in attributes:
+                attributes[name] = copy(attributes[name])
+        give_attributes(new, self._slots, attributes)
         return new
 
 
@@ -315,9 +316,9 @@ class SubclassRule(Rule):
 
     def take_apart(self, container: Any) -> Parts:
         keys, items = self.items(container)
-        held = attributes_of(container, self._slots)
-        marked = [(False, key) for key in keys] + [(True, name) for name in held]
-        return marked, [*items, *held.values()]
+        attributes = attributes_of(container, self._slots)
+        marked = [(False, key) for key in keys] + [(True, name) for name in attributes]
+        return marked, [*items, *attributes.values()]
 
     def step(self, key: Any) -> str:
         is_attribute, name = key
@@ -338,8 +339,8 @@ class DictSubclassRule(SubclassRule):
         self._base: type[dict[Any, Any]] = OrderedDict if issubclass(kind, OrderedDict) else dict
 
     def items(self, container: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        held = dict(self._base.items(container))
-        return list(held), list(held.values())
+        entries = dict(self._base.items(container))
+        return list(entries), list(entries.values())
 
     def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
         new: Any = self._base.__new__(self._kind)

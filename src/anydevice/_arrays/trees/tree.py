@@ -41,7 +41,7 @@ class Leaf:
 
     @property
     def path(self) -> str:
-        """Where it is: `"layers[3].bias"`, `"['weight'][0]"`, or `""` for a bare array."""
+        """The path: `"layers[3].bias"`, `"['weight'][0]"`, or `""` for a bare array."""
         return self._node.path_to(self._position)
 
     @property
@@ -263,7 +263,7 @@ class _Node:
     def take_arrays(
         self, leaves: Leaves, numbers: dict[int, int], is_array: Callable[[Any], bool]
     ) -> None:
-        """Take all parts at once, where they are arrays of one type that nobody saw before.
+        """Take all parts at once if they are new arrays of one type.
 
         The same is done part by part otherwise, only slower.
         """

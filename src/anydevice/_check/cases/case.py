@@ -44,11 +44,11 @@ class Call(Record):
 
     def arrays(self) -> list[Array]:
         """Every array of the call, in order."""
-        found: list[Array] = []
+        leaves: list[Array] = []
         for value in (*self.arguments, *self.options.values()):
             several = value if isinstance(value, list) else [value]
-            found += [each for each in several if isinstance(each, np.ndarray)]
-        return found
+            leaves += [x for x in several if isinstance(x, np.ndarray)]
+        return leaves
 
 
 def call(*arguments: Any, **options: Any) -> Call:
