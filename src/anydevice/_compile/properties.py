@@ -37,7 +37,8 @@ def split_claims(properties: Any) -> tuple[list[Any], Any]:
 
     Raises `ConfigurationError` for anything else.
     """
-    claims, functions = [], properties
+    claims: list[Any] = []
+    functions = properties
     if properties and isinstance(properties, Collection):
         claims, functions = hooks.split_claims(properties)
     check_functions(functions)

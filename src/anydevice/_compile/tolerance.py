@@ -123,14 +123,14 @@ class Tolerance(Record):
         return np.maximum(np.maximum(row, least), share * size)
 
     def _in_averages(
-        self, exact: Array, expected: Array, off: Array, changes: Sequence[Array]
+        self, exact: Array, expected: Array, off: Array, changes: Array
     ) -> tuple[str, float]:
         """Return the fault in the averages as text, and the smallest relative error seen there."""
         number = int(((exact != 0) | (off != 0)).sum())
         if not number:
             return "", 0.0
         off, sizes = off / expected, exact / expected
-        changes = [change / expected for change in changes]
+        changes = changes / expected
         together = float(np.sqrt((off**2).sum() / number))
         wrong = ""
         if together > 1 + 3 / np.sqrt(number):
@@ -205,7 +205,7 @@ def _excused_count(jumps: Array) -> int:
     return max(min(2, jumps.size // 8), int(_JUMPING * jumps.size)) if jumps.any() else 0
 
 
-def _in_means(name: str, axis: int, off: Array, changes: Sequence[Array]) -> str:
+def _in_means(name: str, axis: int, off: Array, changes: Array) -> str:
     """Return the fault in the averages of rows or columns as text; empty if there is none."""
     table = [x.reshape(-1, x.shape[-1]) for x in (off, *changes)]
     mean, *others = (float(np.sqrt((x.mean(axis) ** 2).mean())) for x in table)
