@@ -51,7 +51,7 @@ def grouped(networks: Any, x: Any, chosen: Any, weights: Any) -> Any:
 
 
 WAYS: dict[str, Callable[..., Any]] = {
-    "gathered": mixture._gathered,
+    "gathered": mixture._gather_experts,
     "every expert": mixture._side_by_side,
     "sorted on the host": sorted_on_host,
     "grouped": grouped,

@@ -89,11 +89,11 @@ MASKS = {
 
 @pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("at_once", [1 << 26, 1])
+@pytest.mark.parametrize("limit", [1 << 26, 1])
 def test_every_combination(
-    mask_name: str, kv_heads: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+    mask_name: str, kv_heads: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multihead, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(multihead, "_MAX_SCORES", limit)
     q, k, v = inputs(kv_heads=kv_heads)
     shape = MASKS[mask_name]
     mask = None if shape is None else np.random.default_rng(1).random(shape) < 0.6
@@ -118,13 +118,13 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, causal: bool) -
     np.testing.assert_allclose(result, naive(q, k, v, causal), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("at_once", [1 << 26, 1])
+@pytest.mark.parametrize("limit", [1 << 26, 1])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("value_size", [1, 4, 7])
 def test_soft_caps_and_sinks_and_values_of_their_own_size(
-    value_size: int, kv_heads: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+    value_size: int, kv_heads: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multihead, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(multihead, "_MAX_SCORES", limit)
     rng = np.random.default_rng(value_size)
     q, k, _ = inputs(kv_heads=kv_heads)
     v = rng.normal(size=(2, kv_heads, 5, value_size))

@@ -149,12 +149,12 @@ class BaseEngine(Engine):
         return nullcontext()
 
     def not_seen(self, device: Device) -> DeviceNotFoundError:
-        """The error for a device that the library does not have, with those that it has."""
-        seen = ", ".join(map(str, self.devices())) or "no device"
-        return DeviceNotFoundError(f"{self.label} has no {device}; it sees {seen}")
+        """Return the error for a device that the library does not have, with those that it has."""
+        visible = ", ".join(map(str, self.devices())) or "no device"
+        return DeviceNotFoundError(f"{self.label} has no {device}; it sees {visible}")
 
     def not_adopted(self, error: Exception) -> Exception:
-        """The error for an array whose memory the library cannot take over."""
+        """Return the error for an array whose memory the library cannot take over."""
         return Absent(
             f"{self.label} cannot take over this array: {error}",
             instead="copy it with to_device",
@@ -212,7 +212,7 @@ class UncountedMemory:
 
 
 def amount_asked(message: str) -> int | None:
-    """The bytes that a library's message says it was asked for; `None` if it names none.
+    """Return the bytes that a library's message says it was asked for; `None` if it names none.
 
     >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
     21474836480
@@ -221,18 +221,18 @@ def amount_asked(message: str) -> int | None:
     >>> amount_asked("Out of memory while trying to allocate 2.50MiB.")
     2621440
     """
-    found = _ALLOCATION.search(message)
+    match = _ALLOCATION.search(message)
     # Libraries that write "GB" here mean 2**30 bytes, too.
-    return None if found is None else parse_size(found[1].replace(",", "") + found[2])
+    return None if match is None else parse_size(match[1].replace(",", "") + match[2])
 
 
 def refuse_non_scalar(value: Any, is_array: bool) -> None:
     """Raise `TypeError`, and say what to do, unless a function to differentiate gave a scalar."""
     if is_array and not value.shape:
         return
-    given = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
+    result = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
     raise TypeError(
-        f"a gradient needs a function that returns one number, and this one returned {given}; "
+        f"a gradient needs a function that returns one number, and this one returned {result}; "
         "end it with ops.sum or ops.mean"
     )
 
@@ -252,7 +252,7 @@ def compiled_for_each(
     static: Sequence[str],
     compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """The function, compiled once for each set of values of its static arguments.
+    """Return the function, compiled once for each set of values of its static arguments.
 
     Raises `ConfigurationError` for arguments that the function does not have, and when it is
     called with values that cannot be hashed.
@@ -282,10 +282,10 @@ def compiled_for_each(
         if version is None:
 
             def with_constants(*changing: Any, **others: Any) -> Any:
-                given = list(changing)
+                arguments = list(changing)
                 for at, value in zip(by_place, constants, strict=True):
-                    given.insert(at, value)
-                return function(*given, **others, **named_constants)
+                    arguments.insert(at, value)
+                return function(*arguments, **others, **named_constants)
 
             version = versions[key] = compile_one(with_constants)
         return version(*(x for at, x in enumerate(places) if at not in by_place), **names)

@@ -39,7 +39,7 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def pinned(self, size: int) -> int:
-        """The address of newly allocated host memory that the device can read by itself."""
+        """Return the address of newly allocated host memory that the device can read by itself."""
         if hasattr(os, "memfd_create"):
             return self._pinned_file(size)
         address = ctypes.c_void_p()
@@ -62,7 +62,7 @@ class CudaDriver:
         return address
 
     def file_of(self, address: int) -> int | None:
-        """The descriptor of the file that this pinned memory maps; `None` if it maps none."""
+        """Return the descriptor of the file that this pinned memory maps, or `None`."""
         known = self._files.get(address)
         return known[0] if known else None
 
@@ -70,8 +70,8 @@ class CudaDriver:
         """Whether the device can read that much host memory by itself."""
         kind = ctypes.c_uint()
         for end in (address, address + size - 1):
-            asked = (ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(end))
-            if self._cuda.cuPointerGetAttribute(*asked) or kind.value != _HOST:
+            query = (ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(end))
+            if self._cuda.cuPointerGetAttribute(*query) or kind.value != _HOST:
                 return False
         return True
 
@@ -97,13 +97,13 @@ class CudaDriver:
         os.close(file[0])  # the memory goes with the last reference to its map
 
     def stream(self) -> ctypes.c_void_p:
-        """A queue of copies that waits for no other."""
+        """Return a queue of copies that waits for no other."""
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         return stream
 
     def event(self) -> ctypes.c_void_p:
-        """A mark that can be put into a stream."""
+        """Return a mark that can be put into a stream."""
         event = ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(event), _NO_TIMING)
         return event
@@ -141,11 +141,11 @@ class CudaDriver:
         if code:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
-            said = (text.value or b"unknown").decode("utf-8", "replace")
-            raise AnyDeviceError(f"the CUDA driver answered {name} with error {code}: {said}")
+            message = (text.value or b"unknown").decode("utf-8", "replace")
+            raise AnyDeviceError(f"the CUDA driver answered {name} with error {code}: {message}")
 
 
 @cache
 def driver_of(index: int) -> CudaDriver:
-    """The driver of `cuda:index`, opened on the first copy to it."""
+    """Return the driver of `cuda:index`, opened on the first copy to it."""
     return CudaDriver(index)

@@ -24,39 +24,41 @@ _sum: Any = np.add.reduce
 def decoder_layer(
     x: Array, positions: Array, keys: Array, values: Array, attention_norm: Array, qkv: Array,
     output: Array, mlp_norm: Array, gate_up: Array, down: Array, qkv_bias: Any, output_bias: Any,
-    query_norm: Any, key_norm: Any, numbers: LayerConfig,
+    query_norm: Any, key_norm: Any, config: LayerConfig,
 ) -> Any:  # fmt: skip
     """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
-    if not _serves(x, keys, values, numbers):
+    if not _serves(x, keys, values, config):
         return NotImplemented
     at = tuple(positions.tolist())
-    rows, heads, size = len(at), numbers.heads, numbers.size
-    asked, eps, factor = heads + numbers.kv_heads, numbers.eps, numbers.factor
+    rows, heads, size = len(at), config.heads, config.size
+    rope_heads, eps, factor = heads + config.kv_heads, config.eps, config.factor
     stream = x.reshape(rows, -1)
-    y = _normed(stream, attention_norm, eps) @ qkv.T
+    y = _rmsnorm(stream, attention_norm, eps) @ qkv.T
     if qkv_bias is not None:
         y += qkv_bias
     y = y.reshape(rows, -1, size)
-    both, v = y[:, :asked], y[:, asked:]
+    both, v = y[:, :rope_heads], y[:, rope_heads:]
     if query_norm is not None:
-        both[:, :heads] = _normed(both[:, :heads], query_norm, eps)
-        both[:, heads:] = _normed(both[:, heads:], key_norm, eps)
-    if numbers.rotated:
-        both = _turned(both, at, numbers)
+        both[:, :heads] = _rmsnorm(both[:, :heads], query_norm, eps)
+        both[:, heads:] = _rmsnorm(both[:, heads:], key_norm, eps)
+    if config.rotated:
+        both = _rotate(both, at, config)
     y = np.empty((rows, heads * size), np.float32)
     for row, position in enumerate(at):
-        held = _written(keys[row], values[row], both[row, heads:], v[row], position, numbers.ring)
-        y[row] = _attended(both[row, :heads], *held, numbers)
+        cached = _write_cache(
+            keys[row], values[row], both[row, heads:], v[row], position, config.ring
+        )
+        y[row] = _attend(both[row, :heads], *cached, config)
     y = y @ output.T
     if output_bias is not None:
         y += output_bias
     stream = stream + (y if factor == 1 else y * np.float32(factor))
-    y = _gated(_normed(stream, mlp_norm, eps) @ gate_up.T) @ down.T
+    y = _swiglu(_rmsnorm(stream, mlp_norm, eps) @ gate_up.T) @ down.T
     stream += y if factor == 1 else y * np.float32(factor)
     return stream.reshape(x.shape), keys, values
 
 
-def _serves(x: Array, keys: Array, values: Array, numbers: LayerConfig) -> bool:
+def _serves(x: Array, keys: Array, values: Array, config: LayerConfig) -> bool:
     return (
         x.dtype == _FLOAT32 == keys.dtype
         and x.shape[1] == 1
@@ -64,37 +66,37 @@ def _serves(x: Array, keys: Array, values: Array, numbers: LayerConfig) -> bool:
         and keys.flags.c_contiguous
         and values.flags.c_contiguous
         and values.flags.writeable
-        and not (numbers.scaling and depends_on_length(dict(numbers.scaling)))
+        and not (config.scaling and depends_on_length(dict(config.scaling)))
     )
 
 
-def _normed(x: Array, weight: Array, eps: float) -> Array:
+def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
     mean = _sum(x * x, -1, keepdims=True) * np.float32(1 / x.shape[-1])
     normed: Array = x * (1 / np.sqrt(mean + np.float32(eps))) * weight
     return normed
 
 
-def _turned(x: Array, at: tuple[int, ...], numbers: LayerConfig) -> Array:
+def _rotate(x: Array, at: tuple[int, ...], config: LayerConfig) -> Array:
     """Queries and keys (rows, heads, size), rotated as their positions say."""
-    size, interleaved = numbers.rotated, numbers.interleaved
-    cosine, sine = _tables(at, size, numbers.theta, numbers.scaling)
+    size, interleaved = config.rotated, config.interleaved
+    cosine, sine = _tables(at, size, config.theta, config.scaling)
     step, half = (2, 1) if interleaved else (1, size // 2)
     first, second = x[..., : size - half : step], x[..., half:size:step]
-    turned = x.copy()
-    turned[..., : size - half : step] = first * cosine - second * sine
-    turned[..., half:size:step] = second * cosine + first * sine
-    return turned
+    rotated = x.copy()
+    rotated[..., : size - half : step] = first * cosine - second * sine
+    rotated[..., half:size:step] = second * cosine + first * sine
+    return rotated
 
 
 @lru_cache(maxsize=16)
 def _tables(at: tuple[int, ...], size: int, theta: float, scaling: Scaling) -> tuple[Array, Array]:
     """Cosines and sines (rows, 1, pairs), the same for all layers of a step."""
-    found, factor = frequencies(size, theta, dict(scaling) if scaling else None)
-    angles = np.array(at, np.float32)[:, None, None] * np.array(found, np.float32)
+    steps, factor = frequencies(size, theta, dict(scaling) if scaling else None)
+    angles = np.array(at, np.float32)[:, None, None] * np.array(steps, np.float32)
     return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
 
 
-def _written(
+def _write_cache(
     keys: Array, values: Array, k: Array, v: Array, position: int, ring: bool
 ) -> tuple[Array, Array]:
     """The keys and values (kv heads, used, size) that a row sees, its own among them."""
@@ -106,9 +108,9 @@ def _written(
     return keys[:, :used], values[:, :used]
 
 
-def _attended(q: Array, keys: Array, values: Array, numbers: LayerConfig) -> Array:
+def _attend(q: Array, keys: Array, values: Array, config: LayerConfig) -> Array:
     """The attention of one row (heads × size)."""
-    q = q.reshape(numbers.kv_heads, -1, numbers.size) * np.float32(numbers.scale)
+    q = q.reshape(config.kv_heads, -1, config.size) * np.float32(config.scale)
     scores = q @ keys.transpose(0, 2, 1)
     scores -= scores.max(-1, keepdims=True)
     np.exp(scores, out=scores)
@@ -116,7 +118,7 @@ def _attended(q: Array, keys: Array, values: Array, numbers: LayerConfig) -> Arr
     return (scores @ values).reshape(-1)
 
 
-def _gated(y: Array) -> Array:
+def _swiglu(y: Array) -> Array:
     """The first half, by SiLU, times the second."""
     half = y.shape[-1] // 2
     gate, up = y[:, :half], y[:, half:]
@@ -127,22 +129,22 @@ def _gated(y: Array) -> Array:
 
 
 def final_logits(x: Array, norm: Array, head: Array, eps: float) -> Any:
-    """The product (rows, vocabulary) of the normalized x (rows, hidden) with the head."""
+    """Multiply the normed x (rows, hidden) with the head: (rows, vocabulary)."""
     if x.dtype != _FLOAT32 or head.dtype != _FLOAT32:
         return NotImplemented
-    return _normed(x, norm, eps) @ head.T
+    return _rmsnorm(x, norm, eps) @ head.T
 
 
 def draw_token(
     logits: Array, numbers: Array, seeds: Array, place: Array, greedy: bool, *_: object
 ) -> Any:
-    """The likeliest token of each row, -1 if a logit is not finite; draws are left to ops."""
+    """Return the likeliest token of each row, -1 if a logit is not finite; draws are left to ops."""
     if not greedy or logits.dtype != _FLOAT32:
         return NotImplemented
     finite = np.isfinite(_sum(logits, -1))
     return np.where(finite, logits.argmax(-1), -1).astype(np.int32)
 
 
-def viewed(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays of a library whose memory NumPy reads as it is, as NumPy's; `None` stays."""
+def numpy_views(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays of a library whose memory NumPy reads as it is, as NumPy's; `None` stays."""
     return [None if each is None else np.asarray(each) for each in arrays]

@@ -23,7 +23,7 @@ _warned = False
 
 @lru_cache(maxsize=256)
 def known_dtype(spec: object) -> DType:
-    """The row of a library's own object for a dtype.
+    """Return the row of a library's own object for a dtype.
 
     Raises `UnsupportedError` for texts, dates, objects, and whatever else is not in the table.
     """
@@ -35,17 +35,17 @@ def known_dtype(spec: object) -> DType:
 
 
 def no_dtype(what: str, instead: str) -> UnsupportedError:
-    """The error for a dtype that a library cannot store or compute with."""
+    """Return the error for a dtype that a library cannot store or compute with."""
     return Absent(what, instead, code="no_dtype").error()
 
 
 def lacking(library: str, dtype: DType) -> UnsupportedError:
-    """The error for a dtype that a library does not have at all."""
+    """Return the error for a dtype that a library does not have at all."""
     return no_dtype(f"{library} has no {dtype}", "convert the array, or use another engine")
 
 
 def plain(x: Array) -> Array:
-    """The same numbers in C order, native byte order and aligned: `x` itself where it is so.
+    """Return the same numbers in C order, native byte order and aligned: `x` itself where it is so.
 
     Raises `UnsupportedError` if it has a mask, or a dtype that no device has.
     """
@@ -56,7 +56,7 @@ def plain(x: Array) -> Array:
 
 
 def private(x: Array) -> Array:
-    """The same as `plain`, in memory that nobody else has."""
+    """Return the same as `plain`, always in new memory."""
     _refuse_what_is_lost(x)
     return np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
@@ -72,7 +72,7 @@ def _refuse_what_is_lost(x: Array) -> None:
 def narrowed(
     x: Array, lacks: Collection[str], *, why: str, remedy: str, narrow: bool = False
 ) -> Array:
-    """The array in a dtype that a library has, given the 64-bit ones that it `lacks`.
+    """Return the array in a dtype that a library has, given the 64-bit ones that it `lacks`.
 
     `why` says the cause and `remedy` what would keep all bits, both for the message. Rules as in
     `Engine.place`.

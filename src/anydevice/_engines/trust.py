@@ -1,7 +1,7 @@
-"""Which of anydevice's own kernels may be used: those that passed the check on this device.
+"""The table of our own kernels that passed verification on a device and may be used.
 
-The table is kept in memory only. Whoever has checked a kernel on a device, or has read that it was
-checked, says so with `trust` or `replace`; the engines ask with `is_trusted` before each use.
+The table is in memory only. Kernels enter it by `trust` or `replace` once they are verified, here
+or in an earlier process; engines ask `is_trusted` before each use.
 
 While a kernel is on trial, only the thread that tries it uses it: to all others the table is what
 it was. Changes add before they remove, so that no thread sees a table that is half empty.
@@ -56,7 +56,7 @@ def forget() -> None:
 
 @contextmanager
 def trial(entries: Iterable[Entry]) -> Iterator[None]:
-    """A block in which the calling thread uses these kernels and no others.
+    """Use these kernels and no others in the calling thread within the block.
 
     >>> with trial([("softmax", "float16", "cuda:7")]):
     ...     is_trusted("softmax", "float16", "cuda:7")

@@ -41,12 +41,12 @@ _PYTHON_TYPES = {"bool": bool, "int": int, "uint": int, "float": float}
 
 
 def wrong(op: str, what: str) -> ConfigurationError:
-    """The error for an argument that an op cannot take."""
+    """Return the error for an argument that an op cannot take."""
     return ConfigurationError(f"{op}: {what}", source=op)
 
 
 def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> ConfigurationError:
-    """The error for shapes that do not fit: what the rule is, what the shapes are, and advice.
+    """Return the error for shapes that do not fit, with the rule, the shapes and advice.
 
     >>> import numpy
     >>> str(wrong_shapes("matmul", "b must have two axes", b=numpy.ones(3)))
@@ -57,7 +57,7 @@ def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> Co
 
 
 def different_shapes(op: str, **two: Array) -> ConfigurationError:
-    """The error for two arrays that must have one shape; the second is to become like the first.
+    """Return the error for two arrays that must have one shape: that of the first.
 
     >>> import numpy
     >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
@@ -69,21 +69,21 @@ def different_shapes(op: str, **two: Array) -> ConfigurationError:
 
 
 def reshape_advice(name: str, x: Array, shape: tuple[int, ...]) -> str:
-    """The end of a sentence with the call that gives an array this shape; empty if none does."""
+    """Return advice: the call that gives an array this shape; empty if none does."""
     if math.prod(tuple(x.shape)) != math.prod(shape):
         return ""
     return f"; use {name}.reshape({', '.join(map(str, shape))})"
 
 
 def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:
-    """The error for arrays that must have one dtype."""
+    """Return the error for arrays that must have one dtype."""
     dtypes = {name: primitives(x, op, name).dtype(x).name for name, x in arrays.items()}
     shown = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
     return wrong(op, f"arrays must have the same dtype, but {shown}; use astype on one of them")
 
 
 def in_words(value: Any) -> str:
-    """A value as an error shows it: numbers and texts themselves, of anything else the type.
+    """Return a value as an error shows it: numbers and texts themselves, of anything else the type.
 
     >>> import numpy
     >>> in_words(0.5), in_words(numpy.ones(3))
@@ -99,7 +99,7 @@ def in_words(value: Any) -> str:
 
 
 def python_number(x: Any) -> Any:
-    """A NumPy scalar as a Python number, which has no dtype; anything else as it is.
+    """Return a NumPy scalar as a Python number, which has no dtype; anything else as it is.
 
     >>> import numpy
     >>> python_number(1 / numpy.sqrt(64)), python_number(numpy.int8(3)), python_number("text")
@@ -137,7 +137,7 @@ def is_finite(number: Any) -> bool:
 
 
 def integer(op: str, name: str, value: Any, more: str = "") -> int:
-    """The value as a Python integer; a boolean, a fraction and anything else is refused."""
+    """Return the value as a Python integer; a boolean, a fraction and anything else is refused."""
     number: int = python_number(value)
     if not _is_integer(number):
         wanted = f"an integer{more and ' ' + more}"
@@ -155,20 +155,20 @@ def _is_integer(number: Any) -> bool:
 def finite_numbers(
     op: str, rule: str, holds: Callable[[float], bool], **numbers: Any
 ) -> tuple[Any, ...]:
-    """The numbers as Python's own; the first that is not finite or breaks the rule is refused.
+    """Return the numbers as Python's own; refuse one that is not finite or breaks the rule.
 
     >>> finite_numbers("update_adam", "of 0 or more", lambda number: number >= 0, decay=0.5)
     (0.5,)
     """
-    found = tuple([python_number(number) for number in numbers.values()])
-    for name, number in zip(numbers, found, strict=True):
+    values = tuple([python_number(number) for number in numbers.values()])
+    for name, number in zip(numbers, values, strict=True):
         if not is_finite(number) or not holds(number):
             raise wrong(op, f"{name} must be a finite number {rule}, not {in_words(number)}")
-    return found
+    return values
 
 
 def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> Any:
-    """A Python number, or an array without axes whose dtype is of one of the kinds.
+    """Return a Python number, or an array without axes whose dtype is of one of the kinds.
 
     Whether a number is finite is not looked at: code that is compiled for any rate would be
     compiled again for each.
@@ -178,10 +178,10 @@ def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> A
         return number
     xp = known(number)
     if xp is None or number.shape or xp.dtype(number).kind not in kinds:
-        found = in_words(number)
+        shown = in_words(number)
         if xp is not None:
-            found = f"an array of {xp.dtype(number)} of the shape {tuple(number.shape)}"
-        raise wrong(op, f"{name} must be a number, or an array without axes, not {found}")
+            shown = f"an array of {xp.dtype(number)} of the shape {tuple(number.shape)}"
+        raise wrong(op, f"{name} must be a number, or an array without axes, not {shown}")
     return number
 
 
@@ -198,7 +198,7 @@ def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def axis_of(op: str, x: Array, axis: int) -> int:
-    """The axis counted from the front."""
+    """Return the axis counted from the front."""
     if type(axis) is not int:
         axis = integer(op, "axis", axis)
     count: int = x.ndim
@@ -208,7 +208,7 @@ def axis_of(op: str, x: Array, axis: int) -> int:
 
 
 def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The axes counted from the front; all of them for `None`."""
+    """Return the axes counted from the front; all of them for `None`."""
     if type(axis) is int:
         return (axis_of(op, x, axis),)
     if axis is None:
@@ -222,7 +222,7 @@ def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, .
 
 
 def shape_of(op: str, shape: int | Sequence[int]) -> Shape:
-    """A shape that was asked for, as a tuple of Python integers; -1 is left as it is."""
+    """Return a shape that was asked for, as a tuple of Python integers; -1 is left as it is."""
     if _is_integer(python_number(shape)):
         return (python_number(shape),)
     try:
@@ -236,7 +236,7 @@ def shape_of(op: str, shape: int | Sequence[int]) -> Shape:
 
 
 def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
-    """An integer for both height and width, or one for each; neither is smaller than `least`."""
+    """Return height and width from one integer or a pair; neither may be below `least`."""
     if type(value) is int and value >= least:
         return value, value
     one = python_number(value)
@@ -300,7 +300,7 @@ def require_integers(
 def bool_primitives(
     op: str, x: Array, name: str = "", beside: Array = None, beside_name: str = "x"
 ) -> Primitives:
-    """The primitives for a boolean array; any other is refused, as by `require_integers`."""
+    """Return the primitives for a boolean array; any other is refused, as by `require_integers`."""
     if beside is not None and type(x) is not type(beside):
         require_one_library(op, beside_name, beside, name, x)
     xp = known_bool(x)
@@ -315,11 +315,11 @@ def bool_primitives(
 # Two operands: arrays of one library and dtype, or an array and a number
 
 _TAKES = {"divide": float_primitives, "subtract": number_primitives, "power": number_primitives}
-"""What these ops ask of the array; all others take any."""
+"""Checks of the array by op; all other ops take any array."""
 
 
 def operands(op: str, a: Array, b: Array) -> Operands:
-    """Two arrays that go together, or an array and a number, with the primitives for them.
+    """Return two arrays that go together, or an array and a number, with the primitives for them.
 
     Numbers come back as Python's, which take over the dtype of the array. Raises
     `ConfigurationError` if the libraries or dtypes differ, where the shapes do not broadcast,
@@ -340,7 +340,7 @@ def operands(op: str, a: Array, b: Array) -> Operands:
 
 
 def bool_operands(op: str, a: Array, b: Array) -> Operands:
-    """The same for boolean arrays; any others are refused."""
+    """Return the same for boolean arrays; any others are refused."""
     if type(a) is type(b):
         xp = known_bool(a)
         if xp is not None and a.dtype == b.dtype:
@@ -352,17 +352,17 @@ def bool_operands(op: str, a: Array, b: Array) -> Operands:
 
 
 def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a", "b")) -> Operands:
-    """The same as `operands`, whatever they are, with the error that says what is wrong."""
+    """Return the same as `operands`, whatever they are, with the error that says what is wrong."""
     a, b = python_number(a), python_number(b)
     first, second = names
     if type(b) in NUMBERS:
         if type(a) in NUMBERS:
             raise wrong(op, f"{a} and {b} are both numbers; one of them must be an array")
         xp = primitives(a, op, first)
-        return xp, a, _held(op, b, xp, first, a)
+        return xp, a, _number_for(op, b, xp, first, a)
     if type(a) in NUMBERS:
         xp = primitives(b, op, second)
-        return xp, _held(op, a, xp, second, b), b
+        return xp, _number_for(op, a, xp, second, b), b
     require_one_library(op, first, a, second, b)
     if op in _TAKES:
         _TAKES[op](op, a)
@@ -374,15 +374,15 @@ def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a",
     return primitives(a), a, b
 
 
-def _held(op: str, number: float, xp: Primitives, name: str, x: Array) -> float:
-    """The number, where the dtype of the array holds it."""
+def _number_for(op: str, number: float, xp: Primitives, name: str, x: Array) -> float:
+    """Return `number` if it fits the dtype of the array."""
     if op in _TAKES:
         _TAKES[op](op, x)
     return held(op, number, xp.dtype(x), name)
 
 
 def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> float:
-    """The number, where a dtype holds it, which is that of what is named."""
+    """Return `number` if it fits `dtype`; `name` is used in the error."""
     if dtype.kind == "float" or dtype.kind == "complex":
         # No library takes an integer of any size; some take none of more than 32 bits.
         if type(number) is not int or -(2**31) <= number < 2**31:
@@ -417,7 +417,7 @@ def _range(dtype: DType) -> tuple[int, int]:
 
 
 def wide(dtype: DType) -> DType:
-    """The dtype in which an op computes: `float64` for itself, `float32` for all others.
+    """Return the dtype in which an op computes: `float64` for itself, `float32` for all others.
 
     >>> wide(DTYPES["bfloat16"]).name, wide(DTYPES["float64"]).name
     ('float32', 'float64')
@@ -426,6 +426,6 @@ def wide(dtype: DType) -> DType:
 
 
 def widened(xp: Primitives, x: Array) -> Array:
-    """The array as `float32` where it has a floating-point dtype of fewer bits, else itself."""
+    """Return the array, as `float32` if its floating-point dtype has fewer bits."""
     dtype = xp.dtype(x)
     return xp.astype(x, FLOAT32) if dtype.kind == "float" and dtype.bits < 32 else x

@@ -30,7 +30,7 @@ def conv2d(
     stride: int | Pair = 1,
     padding: int | Pair = 0,
 ) -> Array:
-    """The 2-d convolution of images with filters, in the dtype of x.
+    """Return the 2-d convolution of images with filters, in the dtype of x.
 
     x is (batch, channels, height, width), weight (filters, channels, kernel height, kernel width),
     bias (filters,) or `None`; `padding` zeros are added on each side. The result is
@@ -80,7 +80,7 @@ def conv_transpose2d(
     padding: int | Pair = 0,
     output_padding: int | Pair = 0,
 ) -> Array:
-    """The transpose of `conv2d`, which maps its results back to the size of its images.
+    """Return the transpose of `conv2d`, which maps its results back to the size of its images.
 
     x is (batch, channels, height, width), weight (channels, filters, kernel height, kernel width),
     bias (filters,) or `None`. Each element of x adds its multiple of a filter to the result, the
@@ -120,7 +120,7 @@ def conv_transpose2d(
 
 
 def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
-    """The largest element of each window of an image; NaN propagates.
+    """Return the largest element of each window of an image; NaN propagates.
 
     x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart;
     the default stride is `size`. The result is (batch, channels, out height, out width), where
@@ -136,7 +136,7 @@ def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
 
 
 def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
-    """The mean of each window of an image; shapes as in `max_pool2d`.
+    """Return the mean of each window of an image; shapes as in `max_pool2d`.
 
     >>> import numpy
     >>> avg_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
@@ -163,8 +163,8 @@ def _windows_of(
 def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair) -> Array:
     xp = primitives(x)
     filters, channels, high, wide = weight.shape
-    image = _padded(xp, x, padding)
-    parts = list(_shifted(xp, image, (high, wide), stride))
+    image = _pad_sides(xp, x, padding)
+    parts = list(_shifted_views(xp, image, (high, wide), stride))
     batch, _, out_high, out_wide = parts[0].shape
     apart = [xp.reshape(part, (batch, channels, 1, out_high, out_wide)) for part in parts]
     taken = channels * high * wide
@@ -199,13 +199,13 @@ def _spread(xp: Primitives, x: Array, axis: int, step: int) -> Array:
     return xp.slice_axis(together, axis, 0, (size - 1) * step + 1)
 
 
-def _padded(xp: Primitives, x: Array, padding: Pair) -> Array:
+def _pad_sides(xp: Primitives, x: Array, padding: Pair) -> Array:
     for axis, count in zip((2, 3), padding, strict=True):
         x = padded(xp, x, axis, count, count)
     return x
 
 
-def _shifted(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iterator[Array]:
+def _shifted_views(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iterator[Array]:
     """For each place in a window, the elements that all windows have there."""
     ends = [size - window[n] + 1 for n, size in enumerate(x.shape[2:])]
     for down in range(window[0]):
@@ -216,7 +216,7 @@ def _shifted(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iterator[A
 
 def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
     xp = primitives(x)
-    largest, *others = _shifted(xp, x, size, stride)
+    largest, *others = _shifted_views(xp, x, size, stride)
     for other in others:
         largest = xp.maximum(largest, other)
     return largest
@@ -224,7 +224,7 @@ def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
 
 def _avg_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
     xp = primitives(x)
-    total, *others = _shifted(xp, widened(xp, x), size, stride)
+    total, *others = _shifted_views(xp, widened(xp, x), size, stride)
     for other in others:
         total = xp.add(total, other)
     return xp.astype(xp.divide(total, float(size[0] * size[1])), xp.dtype(x))

@@ -54,7 +54,7 @@ _programs: list[tuple[Callable[..., Any], tuple[int, ...], _Programs]] = []
 
 
 def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
-    """The primitives of the engine whose array `x` is, traced arrays included.
+    """Return the primitives of the engine whose array `x` is, traced arrays included.
 
     Raises `ConfigurationError` where `x` is not an array of an imported library; the message names
     the op and the argument.
@@ -68,37 +68,37 @@ def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
 
 
 def float_primitives(op: str, x: Array) -> Primitives:
-    """The primitives for a floating-point array; any other is refused."""
+    """Return the primitives for a floating-point array; any other is refused."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine or _require_float(x, op)]
 
 
 def number_primitives(op: str, x: Array) -> Primitives:
-    """The primitives for an array of numbers; a boolean one is refused."""
+    """Return the primitives for an array of numbers; a boolean one is refused."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine or _require_numbers(x, op)]
 
 
 def known(x: Array) -> Primitives | None:
-    """The primitives for an array whose type was met before; `None` for anything else."""
+    """Return the primitives for an array whose type was met before; `None` for anything else."""
     engine = _engine_of(type(x))
     return None if engine is None else _primitives[engine]
 
 
 def known_float(x: Array) -> Primitives | None:
-    """The primitives for a floating-point array whose type was met before; else `None`."""
+    """Return the primitives for a floating-point array whose type was met before; else `None`."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
 
 
 def known_bool(x: Array) -> Primitives | None:
-    """The primitives for a boolean array whose type was met before; else `None`."""
+    """Return the primitives for a boolean array whose type was met before; else `None`."""
     engine = _bool_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
 
 
 def known_integer(x: Array) -> Primitives | None:
-    """The primitives for an integer array whose type was met before; else `None`."""
+    """Return the primitives for an integer array whose type was met before; else `None`."""
     engine = _integer_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
 
@@ -110,7 +110,7 @@ def is_one_library(a: Array, b: Array) -> bool:
 
 
 def own_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """The engine's own version of an op, or the definition where it has none.
+    """Return the engine's own version of an op, or the definition where it has none.
 
     Both take all arguments by position, in the order of the op's signature. A version of the
     engine's own may return `NotImplemented`: the caller then calls the definition, as `run` does.
@@ -119,7 +119,7 @@ def own_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable
 
 
 def float_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as `own_version` for a floating-point array; any other is refused."""
+    """Return the same as `own_version` for a floating-point array; any other is refused."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _fused[engine or _require_float(x, name)].get(name, definition)
 
@@ -127,13 +127,13 @@ def float_version(x: Array, name: str, definition: Callable[..., Any]) -> Callab
 def version_for_dtype(
     x: Array, dtype: Any, name: str, definition: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The same as `float_version`, where the caller has read the dtype of x, or `None`."""
+    """Return the same as `float_version`, where the caller has read the dtype of x, or `None`."""
     engine = _float_engine(type(x), dtype)
     return _fused[engine or _require_float(x, name)].get(name, definition)
 
 
 def number_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as `own_version` for an array of numbers; a boolean one is refused."""
+    """Return the same as `own_version` for an array of numbers; a boolean one is refused."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _fused[engine or _require_numbers(x, name)].get(name, definition)
 
@@ -141,7 +141,7 @@ def number_version(x: Array, name: str, definition: Callable[..., Any]) -> Calla
 def version_for_mixed_dtypes(
     own: Callable[..., Any], definition: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The version where the operands have several dtypes: those for one have `of_one_dtype` set."""
+    """Return the version for operands of several dtypes: not one with `of_one_dtype` set."""
     return definition if getattr(own, "of_one_dtype", False) else own
 
 
@@ -154,7 +154,7 @@ def run(own: Callable[..., Any], definition: Callable[..., Result], *arguments: 
         result: Any = own(*arguments)
         return definition(*arguments) if result is NotImplemented else result
     except Exception as error:
-        explain(error, **_named(definition, *arguments))
+        explain(error, **_arguments_by_name(definition, *arguments))
         raise
 
 
@@ -163,22 +163,22 @@ def run(own: Callable[..., Any], definition: Callable[..., Result], *arguments: 
 
 
 def run2(own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: Any) -> Result:
-    """The same as `run` for two arguments."""
+    """Do the same as `run` for two arguments."""
     try:
         result: Any = own(a, b)
         return definition(a, b) if result is NotImplemented else result
     except Exception as error:
-        explain(error, **_named(definition, a, b))
+        explain(error, **_arguments_by_name(definition, a, b))
         raise
 
 
 def run3(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any, c: Any) -> Any:
-    """The same as `run` for three arguments."""
+    """Do the same as `run` for three arguments."""
     try:
         result = own(a, b, c)
         return definition(a, b, c) if result is NotImplemented else result
     except Exception as error:
-        explain(error, **_named(definition, a, b, c))
+        explain(error, **_arguments_by_name(definition, a, b, c))
         raise
 
 
@@ -196,7 +196,7 @@ def explain(error: Exception, **arguments: Any) -> None:
         refuse_mismatch(error, **arguments)
 
 
-def _named(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+def _arguments_by_name(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     """The arguments by the names that they have in the definition of an op."""
     code = getattr(definition, "__code__", None)  # a function of a library may have none
     names = code.co_varnames if code else ("x", "y", "z")
@@ -204,7 +204,7 @@ def _named(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
 
 
 def type_name(kind: type) -> str:
-    """The name of a type with its module, except for Python's own types.
+    """Return the name of a type with its module, except for Python's own types.
 
     >>> type_name(int)
     'int'
@@ -213,12 +213,12 @@ def type_name(kind: type) -> str:
 
 
 def wrong_dtype(op: str, dtype: DType, wanted: str) -> ConfigurationError:
-    """The error for an array whose dtype an op does not take."""
+    """Return the error for an array whose dtype an op does not take."""
     return ConfigurationError(f"{op}: this is an array of {dtype}, and the op takes {wanted}", op)
 
 
 def compiled(op: Op) -> Op:
-    """The op as users call it, where an engine that compiles may run it, checks included, at once.
+    """Let an engine that compiles run the whole op, checks included, as one program.
 
     It takes arrays, and an integer as `axis`. Errors of its library are explained, as by `explain`.
 
@@ -233,7 +233,7 @@ def compiled(op: Op) -> Op:
     _programs.append((op, (names.index("axis"),) if "axis" in names else (), programs))
 
     def program(kind: type) -> Callable[..., Any] | None:
-        """The whole op as one program for arrays of exactly this type, or `None`.
+        """Return the whole op as one program for arrays of exactly this type, or `None`.
 
         The axis is a constant of the program. Its checks run when it is compiled, once for each
         shape and dtype.
@@ -344,11 +344,11 @@ def _add_dtype(kind: type, dtype: Any) -> None:
     engine = _engines.get(kind)
     if engine is None:
         return
-    found = ""
+    dtype_kind = ""
     with suppress(ConfigurationError):  # a dtype that only this library has
-        found = as_dtype(dtype).kind
+        dtype_kind = as_dtype(dtype).kind
     for table, kinds in _BY_DTYPE:
-        table.setdefault(kind, {})[dtype] = engine if found in kinds else ""
+        table.setdefault(kind, {})[dtype] = engine if dtype_kind in kinds else ""
 
 
 def _require_float(x: Array, op: str) -> str:

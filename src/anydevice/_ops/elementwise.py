@@ -47,7 +47,7 @@ Bound = Array | float | None
 
 @compiled
 def add(a: Array, b: Array) -> Array:
-    """`a + b`, of the broadcast shape and their dtype.
+    """Return `a + b`, of the broadcast shape and their dtype.
 
     >>> import numpy
     >>> add(numpy.ones((2, 1)), numpy.arange(3.0)).tolist()
@@ -59,7 +59,7 @@ def add(a: Array, b: Array) -> Array:
 
 @compiled
 def subtract(a: Array, b: Array) -> Array:
-    """`a - b`, of the broadcast shape and their dtype.
+    """Return `a - b`, of the broadcast shape and their dtype.
 
     >>> import numpy
     >>> subtract(numpy.arange(3), 1).tolist(), subtract(1, numpy.arange(3)).tolist()
@@ -71,7 +71,7 @@ def subtract(a: Array, b: Array) -> Array:
 
 @compiled
 def multiply(a: Array, b: Array) -> Array:
-    """`a × b` element by element, of the broadcast shape and their dtype.
+    """Return `a × b` element by element, of the broadcast shape and their dtype.
 
     >>> import numpy
     >>> multiply(numpy.arange(3), numpy.arange(3)).tolist()
@@ -83,7 +83,7 @@ def multiply(a: Array, b: Array) -> Array:
 
 @compiled
 def divide(a: Array, b: Array) -> Array:
-    """`a / b` for floating-point arrays, of the broadcast shape and their dtype.
+    """Return `a / b` for floating-point arrays, of the broadcast shape and their dtype.
 
     Dividing by zero gives an infinity, and 0 / 0 NaN.
 
@@ -97,7 +97,7 @@ def divide(a: Array, b: Array) -> Array:
 
 @compiled
 def power(a: Array, b: Array) -> Array:
-    """`a` to the power of b, of the broadcast shape and their dtype.
+    """Return `a` to the power of b, of the broadcast shape and their dtype.
 
     Integers have no negative powers: a negative number b raises an error with them, and in an array
     the result depends on the library.
@@ -114,7 +114,7 @@ def power(a: Array, b: Array) -> Array:
 
 @compiled
 def maximum(a: Array, b: Array) -> Array:
-    """The larger of a and b, of the broadcast shape; NaN propagates.
+    """Return the larger of a and b, of the broadcast shape; NaN propagates.
 
     >>> import numpy
     >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
@@ -126,7 +126,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 @compiled
 def minimum(a: Array, b: Array) -> Array:
-    """The smaller of a and b, of the broadcast shape; NaN propagates.
+    """Return the smaller of a and b, of the broadcast shape; NaN propagates.
 
     >>> import numpy
     >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
@@ -138,7 +138,7 @@ def minimum(a: Array, b: Array) -> Array:
 
 @compiled
 def equal(a: Array, b: Array) -> Array:
-    """Where a equals b: booleans of the broadcast shape.
+    """Return whether a equals b: booleans of the broadcast shape.
 
     >>> import numpy
     >>> equal(numpy.arange(3), 1).tolist()
@@ -150,7 +150,7 @@ def equal(a: Array, b: Array) -> Array:
 
 @compiled
 def not_equal(a: Array, b: Array) -> Array:
-    """Where a does not equal b: booleans of the broadcast shape; NaN equals nothing.
+    """Return whether a differs from b: booleans of the broadcast shape; NaN equals nothing.
 
     >>> import numpy
     >>> not_equal(numpy.arange(3), 1).tolist()
@@ -162,7 +162,7 @@ def not_equal(a: Array, b: Array) -> Array:
 
 @compiled
 def greater(a: Array, b: Array) -> Array:
-    """Where a is larger than b: booleans of the broadcast shape.
+    """Return whether a is larger than b: booleans of the broadcast shape.
 
     >>> import numpy
     >>> greater(numpy.arange(3), 1).tolist()
@@ -174,7 +174,7 @@ def greater(a: Array, b: Array) -> Array:
 
 @compiled
 def greater_equal(a: Array, b: Array) -> Array:
-    """Where a is larger than b or equals it: booleans of the broadcast shape.
+    """Return whether a is larger than b or equals it: booleans of the broadcast shape.
 
     >>> import numpy
     >>> greater_equal(numpy.arange(3), 1).tolist()
@@ -186,7 +186,7 @@ def greater_equal(a: Array, b: Array) -> Array:
 
 @compiled
 def less(a: Array, b: Array) -> Array:
-    """Where a is smaller than b: booleans of the broadcast shape.
+    """Return whether a is smaller than b: booleans of the broadcast shape.
 
     >>> import numpy
     >>> less(numpy.arange(3), 1).tolist()
@@ -198,7 +198,7 @@ def less(a: Array, b: Array) -> Array:
 
 @compiled
 def less_equal(a: Array, b: Array) -> Array:
-    """Where a is smaller than b or equals it: booleans of the broadcast shape.
+    """Return whether a is smaller than b or equals it: booleans of the broadcast shape.
 
     >>> import numpy
     >>> less_equal(numpy.arange(3), 1).tolist()
@@ -210,7 +210,7 @@ def less_equal(a: Array, b: Array) -> Array:
 
 @compiled
 def logical_and(a: Array, b: Array) -> Array:
-    """Where both booleans are true, of the broadcast shape.
+    """Return whether both booleans are true, of the broadcast shape.
 
     >>> import numpy
     >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
@@ -222,7 +222,7 @@ def logical_and(a: Array, b: Array) -> Array:
 
 @compiled
 def logical_or(a: Array, b: Array) -> Array:
-    """Where at least one of two booleans is true, of the broadcast shape.
+    """Return whether at least one of two booleans is true, of the broadcast shape.
 
     >>> import numpy
     >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
@@ -234,7 +234,7 @@ def logical_or(a: Array, b: Array) -> Array:
 
 @compiled
 def where(condition: Array, a: Array, b: Array) -> Array:
-    """`a` where the condition is true, b elsewhere; all three shapes broadcast.
+    """Return `a` where the condition is true, b elsewhere; all three shapes broadcast.
 
     One of a and b may be a number, which takes the dtype of the other.
 
@@ -256,7 +256,7 @@ def where(condition: Array, a: Array, b: Array) -> Array:
 
 @compiled
 def negative(x: Array) -> Array:
-    """`-x`, of the same shape and dtype.
+    """Return `-x`, of the same shape and dtype.
 
     >>> import numpy
     >>> negative(numpy.array([1, -2])).tolist()
@@ -267,7 +267,7 @@ def negative(x: Array) -> Array:
 
 @compiled
 def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
-    """The magnitude of x, of the same shape and dtype.
+    """Return the magnitude of x, of the same shape and dtype.
 
     >>> import numpy
     >>> abs(numpy.array([1, -2])).tolist()
@@ -278,7 +278,7 @@ def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has
 
 @compiled
 def sign(x: Array) -> Array:
-    """-1, 0 or 1, of the same shape and dtype.
+    """Return -1, 0 or 1, of the same shape and dtype.
 
     >>> import numpy
     >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
@@ -289,7 +289,7 @@ def sign(x: Array) -> Array:
 
 @compiled
 def floor(x: Array) -> Array:
-    """The largest integer that is not above x, of the same shape and dtype.
+    """Return the largest integer that is not above x, of the same shape and dtype.
 
     >>> import numpy
     >>> floor(numpy.array([-0.5, 1.5])).tolist()
@@ -300,7 +300,7 @@ def floor(x: Array) -> Array:
 
 @compiled
 def round(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
-    """The nearest integer, of the same shape and dtype; halves are rounded to the even one.
+    """Return the nearest integer, of the same shape and dtype; halves are rounded to the even one.
 
     >>> import numpy
     >>> round(numpy.array([0.5, 1.5, -2.7])).tolist()
@@ -314,7 +314,7 @@ def round(x: Array) -> Array:  # noqa: A001  the name that every array library h
 
 
 def clip(x: Array, min: Bound = None, max: Bound = None) -> Array:  # noqa: A002  as everywhere
-    """`x` limited to the range from `min` to `max`; where they cross, `max` wins.
+    """Return `x` limited to the range from `min` to `max`; where they cross, `max` wins.
 
     Each is a number, an array that broadcasts with x, or `None` for no limit. NaN stays NaN.
 
@@ -333,7 +333,7 @@ def clip(x: Array, min: Bound = None, max: Bound = None) -> Array:  # noqa: A002
 
 @compiled
 def exp(x: Array) -> Array:
-    """The exponential function of a floating-point array, of the same shape and dtype.
+    """Return the exponential function of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> exp(numpy.array([0.0, -numpy.inf])).tolist()
@@ -344,7 +344,7 @@ def exp(x: Array) -> Array:
 
 @compiled
 def log(x: Array) -> Array:
-    """The natural logarithm of a floating-point array, of the same shape and dtype.
+    """Return the natural logarithm of a floating-point array, of the same shape and dtype.
 
     The logarithm of 0 is minus infinity; that of a negative number is NaN.
 
@@ -357,7 +357,7 @@ def log(x: Array) -> Array:
 
 @compiled
 def sqrt(x: Array) -> Array:
-    """The square root of a floating-point array, of the same shape and dtype.
+    """Return the square root of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> sqrt(numpy.array([4.0, -1.0])).tolist()
@@ -368,7 +368,7 @@ def sqrt(x: Array) -> Array:
 
 @compiled
 def rsqrt(x: Array) -> Array:
-    """One over the square root of a floating-point array, of the same shape and dtype.
+    """Return one over the square root of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> rsqrt(numpy.array([4.0, 0.0])).tolist()
@@ -379,7 +379,7 @@ def rsqrt(x: Array) -> Array:
 
 @compiled
 def sin(x: Array) -> Array:
-    """The sine of a floating-point array, of the same shape and dtype.
+    """Return the sine of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> sin(numpy.zeros(2)).tolist()
@@ -390,7 +390,7 @@ def sin(x: Array) -> Array:
 
 @compiled
 def cos(x: Array) -> Array:
-    """The cosine of a floating-point array, of the same shape and dtype.
+    """Return the cosine of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> cos(numpy.zeros(2)).tolist()
@@ -401,7 +401,7 @@ def cos(x: Array) -> Array:
 
 @compiled
 def tanh(x: Array) -> Array:
-    """The hyperbolic tangent of a floating-point array, of the same shape and dtype.
+    """Return the hyperbolic tangent of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> tanh(numpy.array([0.0, numpy.inf])).tolist()
@@ -412,7 +412,7 @@ def tanh(x: Array) -> Array:
 
 @compiled
 def sigmoid(x: Array) -> Array:
-    """`1 / (1 + exp(-x))` of a floating-point array; same shape and dtype, no overflow.
+    """Return `1 / (1 + exp(-x))` of a floating-point array; same shape and dtype, no overflow.
 
     >>> import numpy
     >>> sigmoid(numpy.array([0.0, -numpy.inf, 1000.0])).tolist()
@@ -423,7 +423,7 @@ def sigmoid(x: Array) -> Array:
 
 @compiled
 def erf(x: Array) -> Array:
-    """The error function of a floating-point array, of the same shape and dtype.
+    """Return the error function of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> erf(numpy.array([0.0, numpy.inf])).tolist()
@@ -434,7 +434,7 @@ def erf(x: Array) -> Array:
 
 @compiled
 def isnan(x: Array) -> Array:
-    """Where x is NaN: booleans of the same shape.
+    """Return whether x is NaN: booleans of the same shape.
 
     >>> import numpy
     >>> isnan(numpy.array([1.0, numpy.nan])).tolist()
@@ -445,7 +445,7 @@ def isnan(x: Array) -> Array:
 
 @compiled
 def isfinite(x: Array) -> Array:
-    """Where x is neither infinite nor NaN: booleans of the same shape.
+    """Return whether x is neither infinite nor NaN: booleans of the same shape.
 
     >>> import numpy
     >>> isfinite(numpy.array([1.0, numpy.inf, numpy.nan])).tolist()
@@ -457,7 +457,7 @@ def isfinite(x: Array) -> Array:
 
 @compiled
 def logical_not(x: Array) -> Array:
-    """Where the boolean is false, of the same shape.
+    """Return whether the boolean is false, of the same shape.
 
     >>> import numpy
     >>> logical_not(numpy.array([True, False])).tolist()
@@ -469,7 +469,7 @@ def logical_not(x: Array) -> Array:
 
 @compiled
 def relu(x: Array) -> Array:
-    """The larger of x and 0, of the same shape and dtype; NaN stays NaN.
+    """Return the larger of x and 0, of the same shape and dtype; NaN stays NaN.
 
     >>> import numpy
     >>> relu(numpy.array([-1.0, 2.0])).tolist()
@@ -480,7 +480,7 @@ def relu(x: Array) -> Array:
 
 
 def leaky_relu(x: Array, slope: float = 0.01) -> Array:
-    """`x` where it is positive and `slope × x` elsewhere, of the same shape and dtype.
+    """Return `x` where it is positive and `slope × x` elsewhere, of the same shape and dtype.
 
     >>> import numpy
     >>> leaky_relu(numpy.array([-2.0, 3.0]), 0.25).tolist()
@@ -495,7 +495,7 @@ def leaky_relu(x: Array, slope: float = 0.01) -> Array:
 
 @compiled
 def silu(x: Array) -> Array:
-    """`x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
+    """Return `x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> silu(numpy.array([0.0, 100.0])).tolist()
@@ -506,7 +506,7 @@ def silu(x: Array) -> Array:
 
 
 def gelu(x: Array, approximate: bool = False) -> Array:
-    """`x` times the normal distribution function of x, of the same shape and dtype.
+    """Return `x` times the normal distribution function of x, of the same shape and dtype.
 
     `approximate` uses the usual formula with a hyperbolic tangent, with an error below 0.0005; use
     it for models that were trained with it.
@@ -521,7 +521,7 @@ def gelu(x: Array, approximate: bool = False) -> Array:
 
 
 def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) × up for two arrays of one shape; of that shape and their dtype.
+    """Return silu(gate) × up for two arrays of one shape; of that shape and their dtype.
 
     >>> import numpy
     >>> swiglu(numpy.array([0.0, 100.0]), numpy.array([5.0, 2.0])).tolist()

@@ -17,7 +17,7 @@ from anydevice._ops.dispatch import Array, float_version, primitives, run2
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """The mean over all targets of -log(softmax(logits)[target]); one number.
+    """Return the mean over all targets of -log(softmax(logits)[target]); one number.
 
     logits is (…, classes), before any softmax, and targets (…) holds integers. The result is
     float32, or float64 for such logits. A target outside of the classes makes it NaN.
@@ -43,7 +43,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
 
 
 def mean_squared_error(x: Array, y: Array) -> Array:
-    """The mean of (x - y)² over two arrays of one shape; one number.
+    """Return the mean of (x - y)² over two arrays of one shape; one number.
 
     The result is float32, or float64 for such arrays.
 

@@ -45,7 +45,7 @@ Kind = str | DType | object
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
-    """The elements in C order in another shape; one size may be -1 and is inferred.
+    """Return the elements in C order in another shape; one size may be -1 and is inferred.
 
     >>> import numpy
     >>> reshape(numpy.arange(6), (2, -1)).tolist()
@@ -67,7 +67,7 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
 
 
 def permute(x: Array, axes: Sequence[int]) -> Array:
-    """The axes in another order: axis n of the result is axis `axes[n]` of x.
+    """Return the axes in another order: axis n of the result is axis `axes[n]` of x.
 
     >>> import numpy
     >>> permute(numpy.ones((2, 3, 4)), (2, 0, 1)).shape
@@ -108,7 +108,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
 
 
 def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
-    """Arrays of one shape side by side along a new axis.
+    """Return arrays of one shape side by side along a new axis.
 
     >>> import numpy
     >>> stack([numpy.array([1, 2]), numpy.array([3, 4])], axis=1).tolist()
@@ -135,7 +135,7 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
 
 
 def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]:
-    """The array cut into pieces along an axis: a list of arrays.
+    """Return the array cut into pieces along an axis: a list of arrays.
 
     `sections` is the number of equal pieces, or a list of indices at which to cut.
 
@@ -167,7 +167,7 @@ def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]
 
 
 def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> Array:
-    """The array with elements of one value added before and after it.
+    """Return the array with elements of one value added before and after it.
 
     `widths` says how many: one integer for all sides, or a pair (before, after) for each axis.
 
@@ -182,7 +182,7 @@ def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> 
 
 
 def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
-    """The differences of neighbouring elements along an axis, taken n times, in the dtype of x.
+    """Return the n-th differences of neighbouring elements along an axis, in the dtype of x.
 
     >>> import numpy
     >>> diff(numpy.array([1, 4, 9, 16])).tolist(), diff(numpy.array([1, 4, 9, 16]), n=2).tolist()
@@ -196,7 +196,7 @@ def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
 
 
 def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
-    """x[start:stop:step] at an axis, with 0 <= start <= stop <= its size and step >= 1.
+    """Return `x[start:stop:step]` along an axis; `0 <= start <= stop <= size` and `step >= 1`.
 
     >>> import numpy
     >>> slice_axis(numpy.arange(10), 0, 1, 8, 3).tolist()
@@ -218,7 +218,7 @@ def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Arr
 
 
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
-    """The array repeated along new axes at the front and along axes of size 1.
+    """Return the array repeated along new axes at the front and along axes of size 1.
 
     >>> import numpy
     >>> broadcast_to(numpy.array([1, 2]), (2, 2)).tolist()
@@ -240,7 +240,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
 
 
 def flip(x: Array, axis: Axes = None) -> Array:
-    """The elements in reverse order along one or several axes, or along all.
+    """Return the elements in reverse order along one or several axes, or along all.
 
     >>> import numpy
     >>> flip(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
@@ -251,7 +251,7 @@ def flip(x: Array, axis: Axes = None) -> Array:
 
 
 def astype(x: Array, dtype: Kind) -> Array:
-    """The same numbers in another dtype; x itself if it has that dtype.
+    """Return the same numbers in another dtype; x itself if it has that dtype.
 
     `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
     rounded to the nearest; conversion to integers truncates.
@@ -269,7 +269,7 @@ def astype(x: Array, dtype: Kind) -> Array:
 
 
 def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
-    """A new last axis of this size, with 1 at the index that x has there and 0 elsewhere.
+    """Return a new last axis of this size, with 1 at the index that x has there and 0 elsewhere.
 
     A negative or too large index gives only zeros.
 
@@ -286,65 +286,65 @@ def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
 
 
 def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
-    """Zeros in the shape of x, on its device, and in its dtype unless another is given.
+    """Return zeros in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
     >>> zeros_like(numpy.array([[1.5, 2.5]])).tolist()
     [[0.0, 0.0]]
     """
-    return _filled("zeros_like", None, 0, x, "x", dtype)
+    return _full("zeros_like", None, 0, x, "x", dtype)
 
 
 def ones_like(x: Array, dtype: Kind | None = None) -> Array:
-    """Ones in the shape of x, on its device, and in its dtype unless another is given.
+    """Return ones in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
     >>> ones_like(numpy.array([[1.5, 2.5]])).tolist()
     [[1.0, 1.0]]
     """
-    return _filled("ones_like", None, 1, x, "x", dtype)
+    return _full("ones_like", None, 1, x, "x", dtype)
 
 
 def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
-    """One value in the shape of x, on its device, and in its dtype unless another is given.
+    """Return one value in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
     >>> full_like(numpy.array([1, 2]), 7).tolist()
     [7, 7]
     """
-    return _filled("full_like", None, value, x, "x", dtype)
+    return _full("full_like", None, value, x, "x", dtype)
 
 
 def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
-    """Zeros on the device of the array `like`, in its dtype unless another is given.
+    """Return zeros on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
     >>> zeros((2, 2), like=numpy.array([1.5])).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
-    return _filled("zeros", shape, 0, like, "like", dtype)
+    return _full("zeros", shape, 0, like, "like", dtype)
 
 
 def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
-    """Ones on the device of the array `like`, in its dtype unless another is given.
+    """Return ones on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
     >>> ones(3, like=numpy.array([1.5]), dtype="int32").tolist()
     [1, 1, 1]
     """
-    return _filled("ones", shape, 1, like, "like", dtype)
+    return _full("ones", shape, 1, like, "like", dtype)
 
 
 def full(
     shape: int | Sequence[int], value: float, *, like: Array, dtype: Kind | None = None
 ) -> Array:
-    """An array of one value, on the device of `like` and in its dtype unless another is given.
+    """Return an array of one value on the device of `like`, in its dtype unless another is given.
 
     >>> import numpy
     >>> full((1, 2), numpy.inf, like=numpy.array([1.5])).tolist()
     [[inf, inf]]
     """
-    return _filled("full", shape, value, like, "like", dtype)
+    return _full("full", shape, value, like, "like", dtype)
 
 
 def arange(
@@ -355,7 +355,7 @@ def arange(
     like: Array,
     dtype: Kind | None = None,
 ) -> Array:
-    """The numbers from `start` to before `stop`, `step` apart; `arange(stop)` starts at 0.
+    """Return the numbers from `start` to before `stop`, `step` apart; `arange(stop)` starts at 0.
 
     They are on the device of the array `like`, in its dtype unless another is given.
 
@@ -369,18 +369,18 @@ def arange(
     if kind.kind not in ("int", "uint", "float"):
         raise wrong_dtype("arange", kind, "integers or floating-point numbers; give a dtype")
     first, last = (0, start) if stop is None else (start, stop)
-    given = tuple(map(python_number, (first, last, step)))
-    if not all(map(is_finite, given)) or not given[2]:
+    bounds = tuple(map(python_number, (first, last, step)))
+    if not all(map(is_finite, bounds)) or not bounds[2]:
         rule = "start, stop and step must be finite numbers, and step must not be 0"
-        raise wrong("arange", f"{rule}, but they are {', '.join(map(in_words, given))}")
-    first, last, step = given
-    exact = float not in map(type, given)
+        raise wrong("arange", f"{rule}, but they are {', '.join(map(in_words, bounds))}")
+    first, last, step = bounds
+    exact = float not in map(type, bounds)
     count = max(0, -((first - last) // step) if exact else ceil((last - first) / step))
     ends = (first, first + (count - 1) * step) if count else ()
-    for number in (*ends, *(each for each in given if type(each) is float)):
+    for number in (*ends, *(each for each in bounds if type(each) is float)):
         held("arange", number, kind, "the array", "give another dtype")
     try:
-        return _counted(xp, first, step, count, kind, like)
+        return _count_from(xp, first, step, count, kind, like)
     except Exception as error:
         explain(error, like=like)
         raise
@@ -389,7 +389,7 @@ def arange(
 def eye(
     rows: int, columns: int | None = None, *, k: int = 0, like: Array, dtype: Kind | None = None
 ) -> Array:
-    """A matrix with ones on a diagonal, `k` above the main one, and zeros elsewhere.
+    """Return a matrix with ones on a diagonal, `k` above the main one, and zeros elsewhere.
 
     It is square if `columns` is not given, on the device of the array `like`, and in its dtype
     unless another is given.
@@ -413,7 +413,7 @@ def eye(
 
 
 def embedding(weight: Array, ids: Array) -> Array:
-    """The row of `weight` for each id: weight (rows, size), ids of any shape, result (…, size).
+    """Return the row of `weight` (rows, size) for each id: ids of any shape, result (…, size).
 
     An id that is negative or too large gives a row of NaN.
 
@@ -429,7 +429,7 @@ def embedding(weight: Array, ids: Array) -> Array:
 
 
 def take(x: Array, indices: Array, axis: int = 0) -> Array:
-    """The slices of x at these indices; the axis is replaced by the shape of `indices`.
+    """Return the slices of x at these indices; the axis is replaced by the shape of `indices`.
 
     An index that is negative or too large gives NaN, or 0 if x is not floating-point.
 
@@ -448,7 +448,7 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
 
 
 def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
-    """The elements of x at these indices along an axis, which gets the size it has in `indices`.
+    """Return the elements of x at indices along an axis; it gets the size it has in `indices`.
 
     `indices` has as many axes as x; the other ones have the sizes of x, or 1, which broadcasts. An
     index that is negative or too large gives NaN, or 0 if x is not floating-point.
@@ -473,7 +473,7 @@ def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
 
 
 def cache_write(cache: Array, new: Array, positions: Array) -> Array:
-    """The cache with new rows in it; `cache` itself must not be used afterwards.
+    """Return the cache with new rows in it; `cache` itself must not be used afterwards.
 
     cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
     (batch, tokens), says which key each token is. Positions outside of the cache are left out.
@@ -486,11 +486,16 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
     own = own_version(cache, "cache_write", _cache_write)
     require_one_dtype("cache_write", cache=cache, new=new)
     require_integers("cache_write", "positions", positions, cache, "cache")
-    kept, given = tuple(cache.shape), tuple(new.shape)
-    if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
+    cache_shape, new_shape = tuple(cache.shape), tuple(new.shape)
+    if (
+        len(cache_shape) != 4
+        or len(new_shape) != 4
+        or cache_shape[:2] != new_shape[:2]
+        or cache_shape[3] != new_shape[3]
+    ):
         rule = "cache must be (batch, heads, keys, size) and new (batch, heads, tokens, size)"
         raise wrong_shapes("cache_write", rule, cache=cache, new=new)
-    if tuple(positions.shape) not in ((given[2],), (given[0], given[2])):
+    if tuple(positions.shape) not in ((new_shape[2],), (new_shape[0], new_shape[2])):
         rule = "positions must be (tokens,) or (batch, tokens)"
         raise wrong_shapes("cache_write", rule, new=new, positions=positions)
     return run3(own, _cache_write, cache, new, positions)
@@ -578,7 +583,7 @@ def _kind_like(op: str, like: Array, name: str, dtype: Kind | None) -> tuple[Pri
     return xp, xp.dtype(like) if dtype is None else as_dtype(dtype)
 
 
-def _filled(
+def _full(
     op: str,
     shape: int | Sequence[int] | None,
     value: float,
@@ -598,11 +603,11 @@ def _filled(
         raise
 
 
-def _counted(
+def _count_from(
     xp: Primitives, start: float, step: float, count: int, dtype: DType, like: Array
 ) -> Array:
     if dtype.kind == "uint" and step < 0:  # it has no negative numbers, not even to multiply with
-        return flip(_counted(xp, start + (count - 1) * step, -step, count, dtype, like), 0)
+        return flip(_count_from(xp, start + (count - 1) * step, -step, count, dtype, like), 0)
     if dtype.bits >= 32 and (start, step) == (0, 1):
         return xp.arange(count, dtype, like)
     inside = dtype if dtype.kind != "float" and dtype.bits >= 32 else INT32
@@ -615,7 +620,7 @@ def _counted(
 
 
 def padded(xp: Primitives, x: Array, axis: int, before: int, after: int, value: float = 0) -> Array:
-    """So many more before and after an axis; for a negative number, so many fewer."""
+    """Pad an axis before and after it; negative widths cut elements off."""
     if before < 0 or after < 0:
         x = xp.slice_axis(x, axis, max(0, -before), x.shape[axis] + min(0, after))
     shape, dtype = x.shape, xp.dtype(x)

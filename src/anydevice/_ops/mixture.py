@@ -38,7 +38,7 @@ def experts(
     alpha: float = 1.702,
     limit: float = 7.0,
 ) -> Array:
-    """Mixture of experts: for each token, the weighted sum of the outputs of its experts.
+    """Compute a mixture of experts: for each token, the weighted sum of its experts' outputs.
 
     x is (tokens, hidden). `chosen`, integers, and `weights` are (tokens, k): which experts, and how
     much each counts. An expert is a gated feed-forward network, down · activation(gate, up): the
@@ -73,8 +73,8 @@ def experts(
     """
     own = float_version(x, "experts", _experts)
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-    given = {name: bias for name, bias in biases.items() if bias is not None}
-    require_one_dtype("experts", x=x, gate_up=gate_up, down=down, **given)
+    present = {name: bias for name, bias in biases.items() if bias is not None}
+    require_one_dtype("experts", x=x, gate_up=gate_up, down=down, **present)
     require_integers("experts", "chosen", chosen, x)
     if type(weights) is not type(x):
         require_one_library("experts", "x", x, "weights", weights)
@@ -113,8 +113,8 @@ def _refuse_shapes(
     )
     for name, array, shape, rule in wanted:
         if array is not None and tuple(array.shape) != shape:
-            given = {"x": x, "gate_up": gate_up, "down": down, name: array}
-            raise wrong_shapes("experts", f"{name} must be {rule}", **given)
+            arrays = {"x": x, "gate_up": gate_up, "down": down, name: array}
+            raise wrong_shapes("experts", f"{name} must be {rule}", **arrays)
     if len(chosen.shape) != 2 or chosen.shape[0] != x.shape[0] or chosen.shape != weights.shape:
         rule = "chosen and weights must be (tokens, k)"
         raise wrong_shapes("experts", rule, x=x, chosen=chosen, weights=weights)
@@ -161,7 +161,7 @@ class _Networks:
         self.activation, self.numbers = _GATED[activation], (alpha, limit)
 
     def one(self, number: int, rows: Array) -> Array:
-        """What one expert makes of rows (rows, hidden)."""
+        """Apply one expert to rows (rows, hidden)."""
         xp = self.xp
         gate_up, down, bias, last_bias = (
             None
@@ -173,7 +173,7 @@ class _Networks:
         return widened(xp, linear(between, down, last_bias))
 
     def of_each(self, numbers: Array, rows: Array) -> Array:
-        """What each row's own expert makes of it; its matrices are copied for that."""
+        """Apply each row's own expert to it; the expert's matrices are copied."""
         xp = self.xp
         taken = [None if s is None else xp.take(s, numbers, 0) for s in self.stacks]
         row = xp.reshape(rows, (rows.shape[0], 1, rows.shape[1]))
@@ -181,16 +181,16 @@ class _Networks:
         return xp.reshape(self._product(between, taken[1], taken[3]), tuple(rows.shape))
 
     def of_all(self, rows: Array) -> Array:
-        """What every expert makes of rows (rows, hidden): (experts × rows, hidden)."""
+        """Apply every expert to rows (rows, hidden): (experts × rows, hidden)."""
         xp, (gate_up, down, bias, last_bias) = self.xp, self.stacks
         shape = (self.count, *rows.shape)
         every = xp.broadcast_to(xp.reshape(rows, (1, *rows.shape)), shape)
         between = self._between(self._product(every, gate_up, bias), rows)
-        found = self._product(between, down, last_bias)
-        return xp.reshape(found, (shape[0] * shape[1], shape[2]))
+        outputs = self._product(between, down, last_bias)
+        return xp.reshape(outputs, (shape[0] * shape[1], shape[2]))
 
     def _between(self, both: Array, like: Array) -> Array:
-        """What lies between the two products of an expert."""
+        """Apply the activation between the two products of an expert."""
         xp, last = self.xp, len(both.shape) - 1
         inner, both = both.shape[last] // 2, widened(xp, both)
         gate, up = xp.slice_axis(both, last, 0, inner), xp.slice_axis(both, last, inner, 2 * inner)
@@ -221,7 +221,7 @@ def _experts(
     if where == "host" or (where == "device" and tokens > FEW_TOKENS):
         result = _sorted_by_expert(networks, x, _on_host(chosen), weights)
     elif tokens * k * COPIED <= count:
-        result = _gathered(networks, x, chosen, weights)
+        result = _gather_experts(networks, x, chosen, weights)
     elif tokens <= FEW_TOKENS:
         result = _side_by_side(networks, x, chosen, weights)
     else:
@@ -230,9 +230,9 @@ def _experts(
 
 
 FEW_TOKENS = 128
-"""So many go through all experts on an H200 in less time than it takes to sort them."""
+"""Up to this many tokens go through all experts: on an H200, faster than sorting them."""
 COPIED = 12
-"""A matrix that is gathered takes as long as so many that are read where they are, on an H200."""
+"""Cost of gathering a matrix, in matrices that are read in place, on an H200."""
 
 
 def _where(chosen: Array) -> str:
@@ -276,19 +276,19 @@ def _sorted_by_expert(networks: _Networks, x: Array, chosen: Any, weights: Array
         return xp.sum(xp.concat([nothing, *pieces], 0), 0, True)
     places = np.zeros(tokens * k, np.int64)
     places[order] = np.arange(1, len(order) + 1)
-    found = xp.take(xp.concat([nothing, *pieces], 0), xp.asarray(places, x), 0)
-    return xp.sum(xp.reshape(found, (tokens, k, x.shape[1])), 1)
+    outputs = xp.take(xp.concat([nothing, *pieces], 0), xp.asarray(places, x), 0)
+    return xp.sum(xp.reshape(outputs, (tokens, k, x.shape[1])), 1)
 
 
-def _gathered(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
+def _gather_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
     """The matrices of each choice side by side: nothing of the choice has to be known."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     rows = xp.broadcast_to(xp.reshape(x, (tokens, 1, x.shape[1])), (tokens, k, x.shape[1]))
-    found = networks.of_each(
+    outputs = networks.of_each(
         xp.reshape(safe, (tokens * k,)), xp.reshape(rows, (tokens * k, x.shape[1]))
     )
-    return _shared(xp, found, inside, weights)
+    return _weighted_sum(xp, outputs, inside, weights)
 
 
 def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
@@ -297,15 +297,15 @@ def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) 
     inside, safe = _inside(xp, chosen, networks.count)
     row = xp.reshape(xp.arange(tokens, INT32, x), (tokens, 1))
     places = xp.reshape(xp.add(xp.multiply(safe, tokens), row), (tokens * k,))
-    return _shared(xp, xp.take(networks.of_all(x), places, 0), inside, weights)
+    return _weighted_sum(xp, xp.take(networks.of_all(x), places, 0), inside, weights)
 
 
-def _shared(xp: Primitives, found: Array, inside: Array, weights: Array) -> Array:
+def _weighted_sum(xp: Primitives, outputs: Array, inside: Array, weights: Array) -> Array:
     """The sum of what the choices (tokens × k, hidden) give, each by its weight."""
     shape = (*weights.shape, 1)
-    found = xp.reshape(found, (*weights.shape, found.shape[1]))
+    outputs = xp.reshape(outputs, (*weights.shape, outputs.shape[1]))
     # Left out before they are multiplied: 0 × NaN would be a gradient.
-    own = xp.where(xp.reshape(inside, shape), found, 0.0)
+    own = xp.where(xp.reshape(inside, shape), outputs, 0.0)
     shares = xp.reshape(xp.where(inside, weights, 0.0), shape)
     return xp.sum(xp.multiply(own, shares), 1)
 
@@ -319,13 +319,13 @@ def _all_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -
         own = xp.logical_and(inside, xp.equal(safe, number))
         some = xp.reshape(xp.less(0, xp.sum(xp.astype(own, INT32), 1)), (tokens, 1))
         share = xp.reshape(xp.sum(xp.where(own, weights, 0.0), 1), (tokens, 1))
-        found = xp.where(some, xp.multiply(networks.one(number, x), share), 0.0)
-        total = found if total is None else xp.add(total, found)
+        output = xp.where(some, xp.multiply(networks.one(number, x), share), 0.0)
+        total = output if total is None else xp.add(total, output)
     return total
 
 
 def _inside(xp: Primitives, chosen: Array, count: int) -> tuple[Array, Array]:
-    """Which choices are experts, and int32 numbers that all are."""
+    """Return whether choices are experts, and int32 numbers that all are."""
     if xp.dtype(chosen).bits < 32:
         chosen = xp.astype(chosen, INT32)
     inside = xp.less(chosen, count)

@@ -22,7 +22,7 @@ from anydevice._ops.arguments import (
 from anydevice._ops.dispatch import Array, explain, primitives, version_for_dtype
 from anydevice.errors import ConfigurationError
 
-_SCORES_AT_ONCE = 1 << 26
+_MAX_SCORES = 1 << 26
 """Scores that are in memory at a time, at least for one query: 256 MiB of float32."""
 
 
@@ -39,7 +39,7 @@ def attention(
     soft_cap: float | None = None,
     sinks: Array | None = None,
 ) -> Array:
-    """`softmax(scale × q · kᵀ) · v` over the keys that each query attends to.
+    """Return `softmax(scale × q · kᵀ) · v` over the keys that each query attends to.
 
     q is (batch, heads, queries, size), k (batch, kv heads, keys, size) and v (batch, kv heads,
     keys, value size), where the value size may be another; the result is (batch, heads, queries,
@@ -79,29 +79,31 @@ def attention(
     own = version_for_dtype(q, dtype, "attention", _attention)
     if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
         require_one_dtype("attention", q=q, k=k, v=v)
-    asked, held, values = q.shape, k.shape, v.shape
-    fits = len(asked) == len(held) == 4 and (held == values or _differ_in_size(held, values))
-    fits = fits and asked[0] == held[0] and asked[3] == held[3] and held[1]
-    if not fits or asked[1] % held[1]:
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    fits = len(q_shape) == len(k_shape) == 4 and (
+        k_shape == v_shape or _differ_in_size(k_shape, v_shape)
+    )
+    fits = fits and q_shape[0] == k_shape[0] and q_shape[3] == k_shape[3] and k_shape[1]
+    if not fits or q_shape[1] % k_shape[1]:
         raise _misfit(q, k, v)
     if type(causal) is not bool or scale is not None or window is not None:
         causal, scale, window = map(python_number, (causal, scale, window))
         _refuse_options(causal, scale, window)
-        if window is not None and window >= held[2]:
+        if window is not None and window >= k_shape[2]:
             window = None
     if mask is not None:
         bool_primitives("attention", mask, "mask", q, "q")
         _refuse_mask(q, k, mask)
     if lengths is not None:
         require_integers("attention", "lengths", lengths, q, "q")
-        if tuple(lengths.shape) != (asked[0],):
+        if tuple(lengths.shape) != (q_shape[0],):
             raise wrong_shapes("attention", "lengths must be (batch,)", q=q, lengths=lengths)
     if soft_cap is not None:
         rule = "above 0"
         (soft_cap,) = finite_numbers("attention", rule, lambda cap: cap > 0, soft_cap=soft_cap)
     if sinks is not None:
         require_one_dtype("attention", q=q, sinks=sinks)
-        if tuple(sinks.shape) != (asked[1],):
+        if tuple(sinks.shape) != (q_shape[1],):
             raise wrong_shapes("attention", "sinks must be (heads,)", q=q, sinks=sinks)
     try:
         result = own(q, k, v, causal, scale, mask, window, lengths, soft_cap, sinks)
@@ -175,34 +177,34 @@ def _attention(
     kv_heads, keys = k.shape[1], k.shape[2]
     if not batch * heads * queries * size * keys * v.shape[3]:
         return xp.full((batch, heads, queries, v.shape[3]), 0, xp.dtype(q), q)
-    asked = xp.multiply(widened(xp, q), size**-0.5 if scale is None else float(scale))
+    scaled_q = xp.multiply(widened(xp, q), size**-0.5 if scale is None else float(scale))
     if mask is not None:
         mask = _grouped_mask(xp, mask, kv_heads, heads // kv_heads)
     if mask is not None or lengths is not None:
         # A weight of zero is not enough: times NaN it is NaN.
-        held = _held(xp, q, keys, mask, lengths)
-        k, v = xp.where(held, k, 0), xp.where(held, v, 0)
+        valid = _valid_keys(xp, q, keys, mask, lengths)
+        k, v = xp.where(valid, k, 0), xp.where(valid, v, 0)
     turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
     values = widened(xp, v)
     if sinks is not None:
         sinks = xp.reshape(widened(xp, sinks), (1, kv_heads, heads // kv_heads, 1, 1))
-    block = max(1, _SCORES_AT_ONCE // (batch * heads * keys))
+    block = max(1, _MAX_SCORES // (batch * heads * keys))
     blocks = []
     for start in range(0, queries, block):
         stop = min(start + block, queries)
-        seen = _seen(xp, q, keys, (start, stop), causal, mask, window, lengths)
-        rows = xp.slice_axis(asked, 2, start, stop) if stop - start < queries else asked
-        blocks.append(_weighted(xp, rows, turned, values, seen, soft_cap, sinks))
+        visible = _visible_keys(xp, q, keys, (start, stop), causal, mask, window, lengths)
+        rows = xp.slice_axis(scaled_q, 2, start, stop) if stop - start < queries else scaled_q
+        blocks.append(_weighted_values(xp, rows, turned, values, visible, soft_cap, sinks))
     result = blocks[0] if len(blocks) == 1 else xp.concat(blocks, 2)
     return xp.astype(result, xp.dtype(q))
 
 
-def _weighted(
+def _weighted_values(
     xp: Primitives,
     q: Array,
     k: Array,
     v: Array,
-    seen: Array | None,
+    visible: Array | None,
     soft_cap: float | None,
     sinks: Array | None,
 ) -> Array:
@@ -217,21 +219,21 @@ def _weighted(
     scores = xp.matmul(xp.reshape(q, (*together, size)), k)
     if soft_cap is not None:
         scores = xp.multiply(xp.tanh(xp.divide(scores, float(soft_cap))), float(soft_cap))
-    if seen is not None:
+    if visible is not None:
         apart = xp.reshape(scores, (batch, kv_heads, groups, queries, keys))
-        scores = xp.reshape(xp.where(seen, apart, -math.inf), (*together, keys))
+        scores = xp.reshape(xp.where(visible, apart, -math.inf), (*together, keys))
     largest = xp.max(scores, -1, True)
     if sinks is not None:
         full = (batch, kv_heads, groups, queries, 1)
         sinks = xp.reshape(xp.broadcast_to(sinks, full), (*together, 1))
         largest = xp.maximum(largest, sinks)
-    if seen is not None:  # where nothing is seen, -inf - -inf would be NaN
+    if visible is not None:  # where nothing is seen, -inf - -inf would be NaN
         largest = xp.where(xp.equal(largest, -math.inf), 0.0, largest)
     weights = xp.exp(xp.subtract(scores, largest))
     total = xp.sum(weights, -1, True)
     if sinks is not None:
         total = xp.add(total, xp.exp(xp.subtract(sinks, largest)))
-    if seen is not None:
+    if visible is not None:
         total = xp.where(xp.equal(total, 0.0), 1.0, total)
     averaged = xp.divide(xp.matmul(weights, v), total)
     return xp.reshape(averaged, (batch, heads, queries, v.shape[3]))
@@ -244,19 +246,21 @@ def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
     return xp.astype(xp.maximum(xp.minimum(lengths, keys), 0), INT32)
 
 
-def _held(xp: Primitives, q: Array, keys: int, mask: Array | None, lengths: Array | None) -> Array:
+def _valid_keys(
+    xp: Primitives, q: Array, keys: int, mask: Array | None, lengths: Array | None
+) -> Array:
     """The keys that lengths and mask leave to any query: (batch, kv heads, keys, 1), or 1 each."""
-    held: Array = None
+    valid_keys: Array = None
     if lengths is not None:
         valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1))
-        held = xp.less(xp.reshape(xp.arange(keys, INT32, q), (keys, 1)), valid)
+        valid_keys = xp.less(xp.reshape(xp.arange(keys, INT32, q), (keys, 1)), valid)
     if mask is None:
-        return held
+        return valid_keys
     batch, kv_heads, groups, queries, columns = mask.shape
     if groups * queries > 1:
         mask = xp.less(0, xp.sum(xp.astype(mask, INT32), (2, 3)))
     some = xp.reshape(mask, (batch, kv_heads, columns, 1))
-    return some if held is None else xp.logical_and(some, held)
+    return some if valid_keys is None else xp.logical_and(some, valid_keys)
 
 
 def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:
@@ -269,7 +273,7 @@ def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Ar
     return xp.reshape(mask, (batch, *split, queries, keys))
 
 
-def _seen(
+def _visible_keys(
     xp: Primitives,
     q: Array,
     keys: int,
@@ -279,7 +283,7 @@ def _seen(
     window: int | None,
     lengths: Array | None,
 ) -> Array | None:
-    """Which keys a block of queries may see, of five axes; `None` if that is all of them."""
+    """Return the keys that a block of queries may attend to, of five axes; `None` for all."""
     queries, (start, stop) = q.shape[2], block
     if mask is not None and mask.shape[3] != 1 and stop - start < queries:
         mask = xp.slice_axis(mask, 3, start, stop)
@@ -294,11 +298,11 @@ def _seen(
         own = xp.add(row, keys - queries + start)
         if lengths is not None:
             own = xp.add(xp.add(row, start - queries), valid)
-        seen = xp.less_equal(key, own)
+        visible = xp.less_equal(key, own)
         if window is not None:
-            seen = xp.logical_and(seen, xp.less(xp.subtract(own, window), key))
+            visible = xp.logical_and(visible, xp.less(xp.subtract(own, window), key))
     else:
-        seen = xp.less(key, valid)
-    if len(seen.shape) == 2:
-        seen = xp.reshape(seen, (1, 1, 1, stop - start, keys))
-    return seen if mask is None else xp.logical_and(mask, seen)
+        visible = xp.less(key, valid)
+    if len(visible.shape) == 2:
+        visible = xp.reshape(visible, (1, 1, 1, stop - start, keys))
+    return visible if mask is None else xp.logical_and(mask, visible)

@@ -27,7 +27,7 @@ from anydevice._ops.dispatch import (
 
 @compiled
 def softmax(x: Array, axis: int = -1) -> Array:
-    """`exp(x)` divided by its sum along an axis, of the same shape and dtype.
+    """Return `exp(x)` divided by its sum along an axis, of the same shape and dtype.
 
     Computed in float32 for 16-bit numbers, and without overflow. A row that is minus infinity
     throughout, or has an infinity in it, gives NaN.
@@ -46,7 +46,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 @compiled
 def log_softmax(x: Array, axis: int = -1) -> Array:
-    """The logarithm of `softmax`, exact where softmax itself would be rounded to 0.
+    """Return the logarithm of `softmax`, exact where softmax itself would be rounded to 0.
 
     >>> import numpy
     >>> log_softmax(numpy.array([1000.0, 0.0])).tolist()
@@ -61,7 +61,7 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
 
 
 def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
-    """`x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and dtype of x.
+    """Return `x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and dtype of x.
 
     x is (…, size) and weight (size,). Computed in float32 for 16-bit numbers and rounded once.
 
@@ -82,7 +82,7 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
 
 
 def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:
-    """`(x - mean) / sqrt(variance + eps) × weight + bias` along the last axis.
+    """Return `(x - mean) / sqrt(variance + eps) × weight + bias` along the last axis.
 
     x is (…, size), weight and bias (size,) or `None`; the result has the shape and dtype of x.
     Computed in float32 for 16-bit numbers and rounded once.

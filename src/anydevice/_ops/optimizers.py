@@ -37,7 +37,7 @@ def update_sgd(
     decay: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[list[Array], list[Array] | None]:
-    """One step of SGD with momentum: the new parameters and velocities.
+    """Apply one step of SGD with momentum: the new parameters and velocities.
 
     The velocities begin as zeros, or are always `None` without momentum. `decay` is added to the
     gradients as a multiple of the parameters.
@@ -53,8 +53,8 @@ def update_sgd(
     others = {} if velocities is None else {"velocities": velocities}
     if not _alike("update_sgd", parameters, gradients=gradients, **others):
         return [], None if velocities is None else []
-    given = parameters, gradients, velocities, rate, momentum, decay, nesterov
-    return run(own_version(parameters[0], "update_sgd", _update_sgd), _update_sgd, *given)
+    arguments = parameters, gradients, velocities, rate, momentum, decay, nesterov
+    return run(own_version(parameters[0], "update_sgd", _update_sgd), _update_sgd, *arguments)
 
 
 def update_adam(
@@ -71,7 +71,7 @@ def update_adam(
     decay: float = 0.0,
     decoupled: bool = True,
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    """One step of Adam: the new parameters, means and mean squares of the gradients.
+    """Apply one step of Adam: the new parameters, means and mean squares of the gradients.
 
     Means and squares begin as zeros, and `step` counts from 1. `decay` shrinks the parameters
     themselves (AdamW) or, not `decoupled`, is added to the gradients (Adam).
@@ -87,8 +87,20 @@ def update_adam(
     eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
-    given = parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
-    return run(own_version(parameters[0], "update_adam", _update_adam), _update_adam, *given)
+    arguments = (
+        parameters,
+        gradients,
+        means,
+        squares,
+        step,
+        rate,
+        beta1,
+        beta2,
+        eps,
+        decay,
+        decoupled,
+    )
+    return run(own_version(parameters[0], "update_adam", _update_adam), _update_adam, *arguments)
 
 
 def update_lion(
@@ -101,7 +113,7 @@ def update_lion(
     beta2: float = 0.99,
     decay: float = 0.0,
 ) -> tuple[list[Array], list[Array]]:
-    """One step of Lion, which is sign-based: the new parameters and means of the gradients.
+    """Apply one step of Lion, which is sign-based: the new parameters and means.
 
     The means begin as zeros. `decay` shrinks the parameters themselves.
 
@@ -115,8 +127,8 @@ def update_lion(
     (decay,) = _not_negative("update_lion", decay=decay)
     if not _alike("update_lion", parameters, gradients=gradients, means=means):
         return [], []
-    given = parameters, gradients, means, rate, beta1, beta2, decay
-    return run(own_version(parameters[0], "update_lion", _update_lion), _update_lion, *given)
+    arguments = parameters, gradients, means, rate, beta1, beta2, decay
+    return run(own_version(parameters[0], "update_lion", _update_lion), _update_lion, *arguments)
 
 
 def _rate(op: str, rate: Any) -> Any:
@@ -124,7 +136,7 @@ def _rate(op: str, rate: Any) -> Any:
 
 
 def _step(op: str, step: Any) -> Any:
-    """Which step it is; of one that only the device knows, nobody looks whether it is 1 or more."""
+    """Return the step count; it is not validated if it lives on the device."""
     number = number_or_array(op, "step", step, ("int", "uint", "float"))
     if type(number) in NUMBERS and (type(number) is not int or number < 1):
         raise wrong(op, f"step must be an integer of 1 or more, not {number!r}")
@@ -172,16 +184,16 @@ class _Wide:
         return self.xp.astype(x, self.xp.dtype(like))
 
     def decayed(self, gradient: Array, decay: float) -> Array:
-        """The gradient, and the decay as a part of it."""
+        """Return the gradient, and the decay as a part of it."""
         xp, gradient = self.xp, self.of(gradient)
         return xp.add(gradient, xp.multiply(self.parameter, decay)) if decay else gradient
 
     def blend(self, mean: Array, new: Array, share: float) -> Array:
-        """`share` of the old mean and the rest of the new."""
+        """Return `share` of the old mean and the rest of the new."""
         return self.xp.add(self.xp.multiply(mean, share), self.xp.multiply(new, 1 - share))
 
     def moved(self, change: Array, rate: Array, decay: float = 0.0) -> Array:
-        """The parameter, first made smaller by the decay, after a change at this rate."""
+        """Return the parameter, first made smaller by the decay, after a change at this rate."""
         xp, p, rate = self.xp, self.parameter, self.of(rate)
         if decay:
             shrinking = rate * decay if type(rate) in NUMBERS else xp.multiply(rate, decay)
@@ -189,7 +201,7 @@ class _Wide:
         return self.back(xp.subtract(p, xp.multiply(change, rate)), self.given)
 
     def grown(self, share: float, step: Array) -> Array:
-        """1 - share ** step without the loss of digits that the formula has near 0."""
+        """Return 1 - share ** step without the loss of digits that the formula has near 0."""
         if not share:
             return 1.0
         if type(step) in NUMBERS:
@@ -211,16 +223,16 @@ def _update_sgd(
     decay: float,
     nesterov: bool,
 ) -> tuple[list[Array], list[Array] | None]:
-    moved, kept = [], []
+    moved, new_velocities = [], []
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)
         xp, step = wider.xp, wider.decayed(gradients[at], decay)
         if velocities is not None:
             velocity = xp.add(xp.multiply(wider.of(velocities[at]), momentum), step)
-            kept.append(wider.back(velocity, velocities[at]))
+            new_velocities.append(wider.back(velocity, velocities[at]))
             step = xp.add(step, xp.multiply(velocity, momentum)) if nesterov else velocity
         moved.append(wider.moved(step, rate))
-    return moved, None if velocities is None else kept
+    return moved, None if velocities is None else new_velocities
 
 
 def _update_adam(
@@ -265,11 +277,11 @@ def _update_lion(
     beta2: float,
     decay: float,
 ) -> tuple[list[Array], list[Array]]:
-    moved, kept = [], []
+    moved, new_means = [], []
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)
         gradient, mean = wider.of(gradients[at]), wider.of(means[at])
         change = wider.xp.sign(wider.blend(mean, gradient, beta1))
         moved.append(wider.moved(change, rate, decay))
-        kept.append(wider.back(wider.blend(mean, gradient, beta2), means[at]))
-    return moved, kept
+        new_means.append(wider.back(wider.blend(mean, gradient, beta2), means[at]))
+    return moved, new_means

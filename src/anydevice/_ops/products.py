@@ -30,7 +30,7 @@ from anydevice.errors import ConfigurationError
 
 @compiled
 def matmul(a: Array, b: Array) -> Array:
-    """The products of matrices (…, m, k) and (…, k, n): (…, m, n), of their dtype.
+    """Return the products of matrices (…, m, k) and (…, k, n): (…, m, n), of their dtype.
 
     The axes before the last two broadcast. 16-bit numbers are added up in float32 and rounded
     once.
@@ -56,7 +56,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """`x · weightᵀ + bias`, of the dtype of x.
+    """Return `x · weightᵀ + bias`, of the dtype of x.
 
     x is (…, in), weight (out, in), bias (out,) or `None`; the result is (…, out).
 
@@ -84,7 +84,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @compiled
 def outer(a: Array, b: Array) -> Array:
-    """The outer product of two vectors: (size of a, size of b).
+    """Return the outer product of two vectors: (size of a, size of b).
 
     >>> import numpy
     >>> outer(numpy.array([1, 2]), numpy.array([3, 4, 5])).tolist()
@@ -99,7 +99,7 @@ def outer(a: Array, b: Array) -> Array:
 
 
 def einsum(subscripts: str, *arrays: Array) -> Array:
-    """Einstein summation: products of elements, summed over the axes that the result lacks.
+    """Compute an Einstein summation: products of elements, summed over axes that the result lacks.
 
     `subscripts` names the axes of each array by letters, and after `->` those of the result;
     without it, the result has all letters that occur once, in alphabetical order. `...` stands for
@@ -126,7 +126,7 @@ def einsum(subscripts: str, *arrays: Array) -> Array:
 
 
 def biased(xp: Primitives, product: Array, bias: Array | None, like: Array) -> Array:
-    """A product and its bias, rounded to the dtype of `like`."""
+    """Return a product and its bias, rounded to the dtype of `like`."""
     if bias is not None:
         product = xp.add(product, xp.astype(bias, xp.dtype(product)))
     return xp.astype(product, xp.dtype(like))
@@ -160,12 +160,12 @@ def _einsum(subscripts: str, arrays: Sequence[Array]) -> Array:
     left = left if plain else widened(xp, left)
     for n, x in enumerate(arrays[1:], 1):
         needed = {*result, *(name for term in terms[n + 1 :] for name in term)}
-        left, names = _added(xp, left, names, {*needed, *terms[n]})
+        left, names = _sum_unneeded(xp, left, names, {*needed, *terms[n]})
         right, also = _diagonal(xp, x if plain else widened(xp, x), terms[n])
-        right, also = _added(xp, right, also, {*needed, *names})
+        right, also = _sum_unneeded(xp, right, also, {*needed, *names})
         left, names = _product(xp, left, names, right, also, needed, sizes)
-    left, names = _added(xp, left, names, set(result))
-    return xp.astype(_turned(xp, left, [names.index(name) for name in result]), dtype)
+    left, names = _sum_unneeded(xp, left, names, set(result))
+    return xp.astype(_transpose(xp, left, [names.index(name) for name in result]), dtype)
 
 
 Names = tuple[str, ...]
@@ -173,8 +173,8 @@ Names = tuple[str, ...]
 
 def _axes_of(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Names], Names]:
     """The names of the axes of each array, and of the result; those of `...` are numbers."""
-    given, arrow, wanted = subscripts.replace(" ", "").partition("->")
-    texts = given.split(",")
+    operands, arrow, wanted = subscripts.replace(" ", "").partition("->")
+    texts = operands.split(",")
     if len(texts) != len(arrays):
         rule = f"{subscripts!r} is for {len(texts)} arrays, not {len(arrays)}"
         raise wrong("einsum", rule)
@@ -233,7 +233,7 @@ def _diagonal(xp: Primitives, x: Array, names: Names) -> tuple[Array, Names]:
     return x, names
 
 
-def _added(xp: Primitives, x: Array, names: Names, needed: set[str]) -> tuple[Array, Names]:
+def _sum_unneeded(xp: Primitives, x: Array, names: Names, needed: set[str]) -> tuple[Array, Names]:
     """The sum over the axes that are not needed any more."""
     gone = tuple([at for at, name in enumerate(names) if name not in needed])
     if not gone:
@@ -258,22 +258,22 @@ def _product(
     columns = [name for name in b_names if name not in shared]
     names = (*batch, *rows, *columns)
     if not inner or xp.dtype(a).kind != "float":  # libraries have no such product of integers
-        left = _arranged(xp, a, a_names, [*names, *inner], sizes, columns)
-        right = _arranged(xp, b, b_names, [*names, *inner], sizes, rows)
+        left = _arrange_axes(xp, a, a_names, [*names, *inner], sizes, columns)
+        right = _arrange_axes(xp, b, b_names, [*names, *inner], sizes, rows)
         product = xp.multiply(left, right)
         axes = tuple(range(len(names), len(names) + len(inner)))
         return (xp.sum(product, axes) if axes else product), names
     high, deep, wide = (prod([sizes[name] for name in some]) for some in (rows, inner, columns))
     first = (prod([sizes[name] for name in batch]),) if batch else ()
-    left = _arranged(xp, a, a_names, [*batch, *rows, *inner], sizes)
-    right = _arranged(xp, b, b_names, [*batch, *inner, *columns], sizes)
+    left = _arrange_axes(xp, a, a_names, [*batch, *rows, *inner], sizes)
+    right = _arrange_axes(xp, b, b_names, [*batch, *inner, *columns], sizes)
     product = xp.matmul(
         xp.reshape(left, (*first, high, deep)), xp.reshape(right, (*first, deep, wide))
     )
     return xp.reshape(product, tuple([sizes[name] for name in names])), names
 
 
-def _arranged(
+def _arrange_axes(
     xp: Primitives,
     x: Array,
     names: Names,
@@ -282,13 +282,13 @@ def _arranged(
     missing: Sequence[str] = (),
 ) -> Array:
     """The axes in an order, of size 1 where they are missing, of full size where both have them."""
-    kept = [name for name in order if name in names]
-    turned = _turned(xp, x, [names.index(name) for name in kept])
+    present = [name for name in order if name in names]
+    turned = _transpose(xp, x, [names.index(name) for name in present])
     if missing:
-        shape = [1 if name in missing else turned.shape[kept.index(name)] for name in order]
+        shape = [1 if name in missing else turned.shape[present.index(name)] for name in order]
         return xp.reshape(turned, tuple(shape))
     return xp.broadcast_to(turned, tuple([sizes[name] for name in order]))
 
 
-def _turned(xp: Primitives, x: Array, axes: Sequence[int]) -> Array:
+def _transpose(xp: Primitives, x: Array, axes: Sequence[int]) -> Array:
     return x if list(axes) == sorted(axes) else xp.permute_dims(x, tuple(axes))

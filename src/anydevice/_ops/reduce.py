@@ -38,7 +38,7 @@ Axes = int | Sequence[int] | None
 
 
 def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The sum along one or several axes, or over the whole array, in the dtype of x.
+    """Return the sum along one or several axes, or over the whole array, in the dtype of x.
 
     16-bit numbers are added up in float32, and booleans are counted as int32.
     `keepdims` leaves each axis that is summed over with the size 1.
@@ -67,7 +67,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The product along one or several axes, or over the whole array; dtypes as in `sum`.
+    """Return the product along one or several axes, or over the whole array; dtypes as in `sum`.
 
     The product of no elements is 1.
 
@@ -108,7 +108,7 @@ def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The logarithm of the sum of `exp(x)` along one or several axes, or over the whole array.
+    """Return the logarithm of the sum of `exp(x)` along one or several axes, or over all.
 
     Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. Without
     elements it is minus infinity.
@@ -127,7 +127,7 @@ def vector_norm(
     keepdims: bool = False,
     ord: float = 2,  # noqa: A002  as in the array API standard
 ) -> Array:
-    """The norm along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
+    """Return the norm along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
 
     Of the dtype of x, computed in float32 for 16-bit numbers. With `ord` infinity it is the largest
     magnitude, with minus infinity the smallest, and with 0 the number of elements that are not 0.
@@ -144,12 +144,12 @@ def vector_norm(
         raise wrong("vector_norm", f"ord must be a number, not {in_words(power)}")
     axes = axes_of("vector_norm", x, axis)
     if builtins.abs(power) == math.inf:
-        _filled("vector_norm", x, axis)
+        _nonempty_axes("vector_norm", x, axis)
     return run(own, _vector_norm, x, axes, keepdims, float(power))
 
 
 def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
-    """The running sums along an axis; dtypes as in `sum`.
+    """Return the running sums along an axis; dtypes as in `sum`.
 
     With `include_initial` they start with 0.
 
@@ -166,7 +166,7 @@ def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> A
 
 
 def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
-    """The mean along one or several axes, or over the whole array.
+    """Return the mean along one or several axes, or over the whole array.
 
     Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
     for integers. The mean of no elements is NaN.
@@ -181,7 +181,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
 
 
 def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
-    """The variance along one or several axes, or over the whole array; dtypes as in `mean`.
+    """Return the variance along one or several axes, or over the whole array; dtypes as in `mean`.
 
     The sum of the squares of n differences from the mean is divided by n - `correction`: 1 gives
     the unbiased estimate from a sample. Where nothing is left to divide by, the result is NaN, or
@@ -197,7 +197,7 @@ def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float =
 
 
 def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
-    """The standard deviation along one or several axes, or over the whole array: the root of `var`.
+    """Return the standard deviation along one or several axes, or over all: the root of `var`.
 
     >>> import numpy
     >>> std(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1, correction=0).tolist()
@@ -209,7 +209,7 @@ def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float =
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The largest element along one or several axes, or of the whole array; NaN propagates.
+    """Return the largest element along one or several axes, or of the whole array; NaN propagates.
 
     Raises `ConfigurationError` if an axis has no elements.
 
@@ -222,7 +222,7 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     if type(axis) is int:
         axes = _filled_axis("max", x, axis)
     else:
-        axes = _filled("max", x, axis)
+        axes = _nonempty_axes("max", x, axis)
         if not axes:
             return x
     try:
@@ -233,7 +233,7 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The smallest element along one or several axes, or of the whole array; NaN propagates.
+    """Return the smallest element along one or several axes, or of the whole array; NaN propagates.
 
     Raises `ConfigurationError` if an axis has no elements.
 
@@ -246,7 +246,7 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     if type(axis) is int:
         axes = _filled_axis("min", x, axis)
     else:
-        axes = _filled("min", x, axis)
+        axes = _nonempty_axes("min", x, axis)
         if not axes:
             return x
     try:
@@ -257,7 +257,7 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def argmax(x: Array, axis: int = -1) -> Array:
-    """The index of the largest element along an axis, as int32; the axis is removed.
+    """Return the index of the largest element along an axis, as int32; the axis is removed.
 
     Of equal elements it is the first. NaN counts as the largest.
 
@@ -271,7 +271,7 @@ def argmax(x: Array, axis: int = -1) -> Array:
 
 
 def argmin(x: Array, axis: int = -1) -> Array:
-    """The index of the smallest element along an axis, as int32; the axis is removed.
+    """Return the index of the smallest element along an axis, as int32; the axis is removed.
 
     Of equal elements it is the first. NaN counts as the smallest.
 
@@ -284,7 +284,7 @@ def argmin(x: Array, axis: int = -1) -> Array:
 
 
 def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
-    """The elements sorted along an axis: the smallest first, or with `descending` the largest.
+    """Sort the elements along an axis: the smallest first, or with `descending` the largest.
 
     NaN counts as the largest. Equal elements stay in their order: the sort is stable.
 
@@ -297,7 +297,7 @@ def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
 
 def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
-    """The indices, as int32, that put the elements along an axis into the order of `sort`.
+    """Return the indices, as int32, that put the elements along an axis into the order of `sort`.
 
     Equal elements keep their order, also with `descending`.
 
@@ -312,7 +312,7 @@ def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """The k largest elements along the last axis, the largest first, and their indices as int32.
+    """Return the k largest elements along the last axis, in descending order, and int32 indices.
 
     Both have the shape of x with k in place of the last axis. NaN counts as the largest.
 
@@ -335,11 +335,11 @@ def _filled_axis(op: str, x: Array, axis: int) -> int:
     at = axis + len(shape) if type(axis) is int and axis < 0 else axis
     if type(at) is not int or not 0 <= at < len(shape) or shape[at] == 0:
         at = axis_of(op, x, axis)
-        _filled(op, x, axis)
+        _nonempty_axes(op, x, axis)
     return at
 
 
-def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
+def _nonempty_axes(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
     axes = axes_of(op, x, axis)
     if 0 in [x.shape[one] for one in axes]:
         which = "x" if axis is None else f"axis {axis}"
@@ -362,15 +362,15 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
 def _var(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     xp = primitives(x)
     dtype = xp.dtype(x)
-    found = _squared_spread(xp, "var", x, axes, keepdims, correction)
-    return xp.astype(found, dtype) if dtype.kind == "float" else found
+    variance = _squared_spread(xp, "var", x, axes, keepdims, correction)
+    return xp.astype(variance, dtype) if dtype.kind == "float" else variance
 
 
 def _std(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     xp = primitives(x)
     dtype = xp.dtype(x)
-    found = xp.sqrt(_squared_spread(xp, "std", x, axes, keepdims, correction))
-    return xp.astype(found, dtype) if dtype.kind == "float" else found
+    deviation = xp.sqrt(_squared_spread(xp, "std", x, axes, keepdims, correction))
+    return xp.astype(deviation, dtype) if dtype.kind == "float" else deviation
 
 
 def _squared_spread(
@@ -403,7 +403,7 @@ def _top_k(x: Array, k: int) -> tuple[Array, Array]:
 
 
 def _argmin(x: Array, axis: int) -> Array:
-    """Where the largest is of the same numbers in the opposite order."""
+    """Return the index of the largest of the negated numbers."""
     xp = primitives(x)
     dtype = xp.dtype(x)
     if dtype.kind == "bool":
@@ -482,22 +482,22 @@ def _vector_norm(x: Array, axes: tuple[int, ...], keepdims: bool, power: float) 
     sizes = xp.abs(widened(xp, x))
     added: Callable[[Array], Array] = lambda y: xp.sum(y, axes, keepdims) if axes else y  # noqa: E731
     if not axes and power:
-        found = sizes
+        norm = sizes
     elif power == math.inf:
-        found = xp.max(sizes, axes, keepdims)
+        norm = xp.max(sizes, axes, keepdims)
     elif power == -math.inf:
-        found = xp.min(sizes, axes, keepdims)
+        norm = xp.min(sizes, axes, keepdims)
     elif power == 0:
-        found = added(xp.astype(xp.logical_not(xp.equal(sizes, 0)), xp.dtype(sizes)))
+        norm = added(xp.astype(xp.logical_not(xp.equal(sizes, 0)), xp.dtype(sizes)))
     elif power == 1:
-        found = added(sizes)
+        norm = added(sizes)
     elif power == 2:
         total = added(xp.multiply(sizes, sizes))
         nothing = xp.equal(total, 0)  # where the root has no slope
-        found = xp.where(nothing, total, xp.sqrt(xp.where(nothing, 1.0, total)))
+        norm = xp.where(nothing, total, xp.sqrt(xp.where(nothing, 1.0, total)))
     else:
-        found = xp.pow(added(xp.pow(sizes, power)), 1 / power)
-    return xp.astype(found, xp.dtype(x))
+        norm = xp.pow(added(xp.pow(sizes, power)), 1 / power)
+    return xp.astype(norm, xp.dtype(x))
 
 
 def _cumulative_sum(x: Array, axis: int) -> Array:

@@ -50,7 +50,7 @@ def rope(
     scaling: Scaling | None = None,
     length: int | Array | None = None,
 ) -> Array:
-    """The array with each pair of elements rotated by an angle that grows with its position.
+    """Return the array with each pair of elements rotated by an angle that grows with its position.
 
     x is (batch, heads, tokens, size) with an even size, and positions, integers, is (tokens,) or
     (batch, tokens); the result has the shape and dtype of x. Pair n is rotated by
@@ -176,10 +176,10 @@ def _table(key: Key) -> tuple[Any, float]:
 
         size, theta, scaling, text = key
         length = float.fromhex(text) if text else None
-        found, factor = frequencies(
+        steps, factor = frequencies(
             int(float.fromhex(size)), float.fromhex(theta), thaw(scaling), length
         )
-        _tables[key] = np.array(found, "float32"), float(factor)
+        _tables[key] = np.array(steps, "float32"), float(factor)
     return _tables[key]
 
 

@@ -1,4 +1,4 @@
-"""Which of anydevice's own kernels ops may use on this machine, saved across processes.
+"""Our own kernels that ops may use on this machine, saved across processes.
 
 A kernel is used only where `_engines/trust.py` has it. What is kept is keyed by device, driver and
 library version, as verdicts of checks are, and by the kernels' own text: whatever changes, the
@@ -40,15 +40,15 @@ def load_trusted() -> tuple[Entry, ...]:
     """
     global _is_loaded
     with _lock.native:
-        kept = {} if _is_loaded else _read()
+        saved = {} if _is_loaded else _read()
         _is_loaded = True
-        if kept:  # else nobody need look at the machine
-            found = {
+        if saved:  # else the machine need not be read
+            entries = {
                 (kernel, dtype, device)
                 for device, key in _keys().items()
-                for kernel, dtype in kept.get(key, ())
+                for kernel, dtype in saved.get(key, ())
             }
-            _replace(_trusted | found)
+            _replace(_trusted | entries)
         return tuple(sorted(_trusted))
 
 
@@ -62,13 +62,13 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
         _replace((_trusted | right) - wrong)
         try:
             with writing(kernels_file(), private=True) as write:
-                kept = _read()
+                saved = _read()
                 for device, key in _keys().items():
-                    here = kept.get(key, set())
+                    here = saved.get(key, set())
                     here -= {(kernel, dtype) for kernel, dtype, place in wrong if place == device}
                     here |= {(kernel, dtype) for kernel, dtype, place in right if place == device}
-                    kept[key] = here
-                lists = {key: sorted(map(list, pairs)) for key, pairs in kept.items()}
+                    saved[key] = here
+                lists = {key: sorted(map(list, pairs)) for key, pairs in saved.items()}
                 write(json.dumps(lists, indent=1, sort_keys=True) + "\n")
         except OSError as error:
             return f"the kernels could not be kept in {kernels_file()}: {error.strerror}"
@@ -77,7 +77,7 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
 
 @contextmanager
 def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
-    """A block in which this thread uses these kernels and no others, so that they can be judged.
+    """Use these kernels and no others in this thread within the block, to verify them.
 
     It is given a function that condemns them: they are trusted no more, by any thread. Otherwise
     all are trusted as before.
@@ -102,7 +102,7 @@ def forget() -> None:
 
 
 def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
-    """The kernels of our own that an engine has on a device, by the names of their ops.
+    """Return the kernels of our own that an engine has on a device, by the names of their ops.
 
     >>> kernels_of("numpy", Device("cpu"))
     ()
@@ -115,7 +115,7 @@ def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
 
 @cache
 def kernel_module(engine: str) -> ModuleType | None:
-    """The module with an engine's kernels; `None` if it has none or they cannot be used here."""
+    """Return the module with an engine's kernels; `None` if there are none for this machine."""
     kernels = row_of(engine).kernels
     try:
         return cast("ModuleType", load(kernels)) if kernels else None
@@ -124,13 +124,13 @@ def kernel_module(engine: str) -> ModuleType | None:
 
 
 def kernels_file() -> Path:
-    """Where it is kept which kernels were right."""
+    """Return the path of the file of trusted kernels."""
     return verdicts_file().with_name("kernels.json")
 
 
 @cache
 def sources() -> str:
-    """A short hash of the text of all our kernels, and of the files that start them."""
+    """Return a short hash of the text of all our kernels, and of the files that start them."""
     digest = hashlib.sha256()
     engines = Path(trust.__file__).parent
     patterns = ("torch/fused.py", "torch/triton/*", "opencl/*", "opencl/kernels/*")
@@ -148,7 +148,7 @@ def _replace(entries: set[Entry]) -> None:
 
 def _keys() -> dict[str, str]:
     """The key of each device that kernels may run on, under which its kernels are kept."""
-    found = {}
+    keys = {}
     for device in discover().devices:
         status = device.status
         if status is None or place_of(device) != device:
@@ -156,12 +156,12 @@ def _keys() -> dict[str, str]:
         for engine in status.engines:
             if device.backend in row_of(engine).kernel_backends:
                 card = key_of(device.backend, device.index, status.facts, engine)
-                found[str(device)] = f"{card} | {sources()}"
-    return found
+                keys[str(device)] = f"{card} | {sources()}"
+    return keys
 
 
 def _read() -> dict[str, set[tuple[str, str]]]:
-    """What is kept; nothing where the file is missing or damaged."""
+    """Return the saved entries; none if the file is missing or damaged."""
     return {
         key: {(kernel, dtype) for kernel, dtype in pairs}
         for key, pairs in read_cache(kernels_file()).items()

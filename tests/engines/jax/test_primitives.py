@@ -305,13 +305,13 @@ def test_attention_with_too_many_scores_is_handed_over() -> None:
 def test_a_new_rate_or_step_compiles_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice._engines.jax import fused
 
-    traced, grown = list[float](), fused._grown
+    traced, grown = list[float](), fused._bias_correction
 
     def noted(base: float, count: Any) -> Any:
         traced.append(base)
         return grown(base, count)
 
-    monkeypatch.setattr(fused, "_grown", noted)
+    monkeypatch.setattr(fused, "_bias_correction", noted)
     lists = [[jnp.ones(3)] for _ in range(4)]
     fused._adam.clear_cache()
     for step in (1, 2, 3):

@@ -229,7 +229,7 @@ def test_what_is_left_to_the_definitions(monkeypatch: pytest.MonkeyPatch) -> Non
     assert attention(*first_sees_nothing, True, None, None, None, None) is NotImplemented
     for name, arguments in {"softmax": (-1,), "rmsnorm": (drawn(8), 1e-6)}.items():
         assert FUSED[name](mx.zeros((0, 8)), *arguments) is NotImplemented
-    monkeypatch.setattr("anydevice._engines.mlx.fused._SCORES_AT_ONCE", 71)
+    monkeypatch.setattr("anydevice._engines.mlx.fused._MAX_SCORES", 71)
     assert attention(*queries_keys_values(3, 3), *plain) is NotImplemented
 
 

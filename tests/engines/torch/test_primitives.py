@@ -336,11 +336,11 @@ def test_the_order_of_kernels_is_that_of_the_card(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(fused, "_orders", {})
-    with fused._preferred(Query()):
+    with fused._kernel_order(Query()):
         first = torch._C._get_sdp_priority_order()[0]
     assert first == int(fused.PREFER[9, 0][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     before = torch._C._get_sdp_priority_order()
     fused._orders.clear()
-    with fused._preferred(Query()):
+    with fused._kernel_order(Query()):
         assert torch._C._get_sdp_priority_order() == before

@@ -26,8 +26,8 @@ _ON_GPU = (2, 10, 13)
 class CupyEngine(BaseEngine):
     """Arrays of CuPy.
 
-    CuPy keeps no account of the streams that use an array: whoever computes on a stream of their
-    own waits for it before they let go of the array.
+    CuPy keeps no account of the streams that use an array: synchronize a stream of your own before
+    you release an array that it uses.
     """
 
     name = "cupy"

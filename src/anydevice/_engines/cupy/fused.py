@@ -15,12 +15,12 @@ _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @cupy.fuse(kernel_name="anydevice_silu")  # type: ignore[untyped-decorator,unused-ignore]
-def _silu_at_once(x: ndarray) -> ndarray:
+def _fused_silu(x: ndarray) -> ndarray:
     return x / (cupy.exp(-x) + 1)
 
 
 @cupy.fuse(kernel_name="anydevice_swiglu")  # type: ignore[untyped-decorator,unused-ignore]
-def _swiglu_at_once(gate: ndarray, up: ndarray) -> ndarray:
+def _fused_swiglu(gate: ndarray, up: ndarray) -> ndarray:
     return gate / (cupy.exp(-gate) + 1) * up
 
 
@@ -28,14 +28,14 @@ def _silu(x: ndarray) -> ndarray:
     if x.dtype not in _FULL:  # of 16 bits, which the definition rounds only once
         return NotImplemented
     with x.device:
-        return _silu_at_once(x)
+        return _fused_silu(x)
 
 
 def _swiglu(gate: ndarray, up: ndarray) -> ndarray:
     if gate.dtype not in _FULL or up.dtype != gate.dtype:
         return NotImplemented
     with gate.device:
-        return _swiglu_at_once(gate, up)
+        return _fused_swiglu(gate, up)
 
 
 def _argsort(x: ndarray, axis: int, descending: bool) -> ndarray:

@@ -16,10 +16,10 @@ _before: dict[Device, int] = {}
 
 
 class CupyMemory:
-    """What CuPy's default pool holds, device by device."""
+    """Memory of CuPy's default pool, by device."""
 
     def use(self, device: Device) -> MemoryUse:
-        """What the pool holds; it keeps no peak."""
+        """Return the bytes that the pool holds; it keeps no peak."""
         with ENGINE.native(device):
             pool = cupy.get_default_memory_pool()
             return MemoryUse(
@@ -54,8 +54,8 @@ class CupyMemory:
         if isinstance(error, cupy.cuda.memory.OutOfMemoryError) or type(error) is MemoryError:
             return True
         ours = type(error).__module__.partition(".")[0].startswith("cupy")
-        said = str(error).lower()
-        return isinstance(error, RuntimeError) and ours and any(words in said for words in _SAID)
+        message = str(error).lower()
+        return isinstance(error, RuntimeError) and ours and any(words in message for words in _SAID)
 
     def asked(self, error: BaseException) -> int | None:
         return amount_asked(str(error))

@@ -210,8 +210,8 @@ class CupyPrimitives:
         if not x.shape[axis]:
             return cupy.full(before + indices.shape + after, _nothing(x), x.dtype)
         safe, inside = _safe(indices, x.shape[axis])
-        found = cupy.take(_bits(x), safe, axis).view(x.dtype)
-        return self.where(inside.reshape(inside.shape + (1,) * len(after)), found, _nothing(x))
+        elements = cupy.take(_bits(x), safe, axis).view(x.dtype)
+        return self.where(inside.reshape(inside.shape + (1,) * len(after)), elements, _nothing(x))
 
     @_there
     def take_along_axis(self, x: ndarray, indices: ndarray, axis: int) -> ndarray:
@@ -220,12 +220,12 @@ class CupyPrimitives:
         if not x.shape[axis]:
             return cupy.full(shape, _nothing(x), x.dtype)
         safe, inside = _safe(cupy.broadcast_to(indices, shape), x.shape[axis])
-        found = cupy.take_along_axis(_bits(x), safe, axis).view(x.dtype)
-        return self.where(inside, found, _nothing(x))
+        elements = cupy.take_along_axis(_bits(x), safe, axis).view(x.dtype)
+        return self.where(inside, elements, _nothing(x))
 
     @_there
     def write(self, x: ndarray, new: ndarray, positions: ndarray) -> ndarray:
-        """`x` itself, written into.
+        """Return `x` itself, written into.
 
         A row that goes nowhere writes again what the first row of its batch that goes somewhere
         writes; where there is none, what stands there already. So nothing has to be known of the
@@ -288,7 +288,7 @@ def _number(value: float, beside: Any) -> Any:
 
 
 def _bits(x: ndarray) -> ndarray:
-    """What is to change places: `bfloat16` as `uint16`, all else as it is."""
+    """Return `bfloat16` as `uint16`, so that elements can be moved; all else as it is."""
     is_array = isinstance(x, ndarray)
     return x.view(np.uint16) if is_array and _is_bfloat16(x.dtype) else x
 

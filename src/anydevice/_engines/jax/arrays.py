@@ -49,10 +49,10 @@ class JaxEngine(BaseEngine):
         return tuple(_places().values())
 
     def native(self, device: Device) -> Any:
-        seen = _seen(device.backend)
-        if device.index >= len(seen):
+        devices = _local_devices(device.backend)
+        if device.index >= len(devices):
             raise self.not_seen(device)
-        return seen[device.index]
+        return devices[device.index]
 
     def owns(self, x: object) -> bool:
         return isinstance(x, Array)
@@ -61,7 +61,7 @@ class JaxEngine(BaseEngine):
         return isinstance(x, jax.core.Tracer)
 
     def devices_of(self, x: Array) -> tuple[Device, ...]:
-        """Where the array lives, several where it is sharded; nowhere while it is traced."""
+        """Return the array's devices: several if it is sharded, none while it is traced."""
         if isinstance(x, jax.core.Tracer):
             return ()
         here = x.sharding.addressable_devices  # without those of other hosts
@@ -77,7 +77,7 @@ class JaxEngine(BaseEngine):
         return pointer
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
-        """An array of its own; JAX writes zeros into it, which is waited for."""
+        """Return an array of its own; JAX writes zeros into it, which is waited for."""
         target = self.native(device)
         if dtype.name in _lacking():
             raise NO_64_BITS.error()
@@ -106,7 +106,7 @@ class JaxEngine(BaseEngine):
         return np.array(x.addressable_data(0) if x.is_fully_replicated else x)
 
     def adopt(self, x: Any) -> Array:
-        """The array's memory as JAX; on the CPU, only where it begins at a multiple of 64 bytes."""
+        """Return an array of JAX on the same memory; on the CPU it must be aligned to 64 bytes."""
         try:
             if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
                 raise BufferError(NO_64_BITS.what)
@@ -153,7 +153,7 @@ class JaxEngine(BaseEngine):
 
 
 @cache
-def _seen(backend: str) -> tuple[Array, ...]:
+def _local_devices(backend: str) -> tuple[jax.Device, ...]:
     # JAX starts its backends once for a process, so the answer stays the same.
     if backend not in _BACKENDS:
         return ()
@@ -168,7 +168,7 @@ def _places() -> dict[Any, Device]:
     return {
         native: Device(backend, index)
         for backend in _BACKENDS
-        for index, native in enumerate(_seen(backend))
+        for index, native in enumerate(_local_devices(backend))
     }
 
 

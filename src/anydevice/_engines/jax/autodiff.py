@@ -59,7 +59,7 @@ class JaxAutodiff:
             )
             # What the function closes over is an input too: it may be a tracer, or have a gradient.
             inputs = [*traced.consts, *map(jnp.asarray, jax.tree_util.tree_leaves(arguments))]
-            results = _checkpointed(traced.jaxpr, inputs)
+            results = _run_checkpointed(traced.jaxpr, inputs)
             return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), results)
 
         return run_again
@@ -69,14 +69,14 @@ class JaxAutodiff:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _checkpointed(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
+def _run_checkpointed(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
     return _run(jaxpr, inputs)
 
 
 def _run(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
     constants = len(jaxpr.constvars)
-    found: list[Any] = jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
-    return found
+    outputs: list[Any] = jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
+    return outputs
 
 
 def _forward(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> tuple[list[Array], list[Array]]:
@@ -112,7 +112,7 @@ def _backward(
     return (_with(none, floating, found),)
 
 
-_checkpointed.defvjp(_forward, _backward)
+_run_checkpointed.defvjp(_forward, _backward)
 
 
 def _with(values: list[Array], places: list[int], others: list[Array]) -> list[Array]:

@@ -143,7 +143,7 @@ def _is_cut_off(path: str) -> bool:
 
 
 def _end_of_zstd(data: bytes) -> int:
-    """Where a frame of Zstandard ends (RFC 8878), by the sizes of its blocks."""
+    """Return the end of a Zstandard frame (RFC 8878), by the sizes of its blocks."""
     flags = data[4] if len(data) > 4 else 0
     single, checksum = flags >> 5 & 1, flags >> 2 & 1
     at = 5 + (not single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]

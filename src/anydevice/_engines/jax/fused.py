@@ -26,7 +26,7 @@ Pair = tuple[int, int]
 _LARGEST_SCORES = 2**28
 """Scores of attention that are held at once; the definition takes more of them in blocks."""
 _LONG_CACHE, _BLOCK = 767, 256
-"""Beyond so many keys, one query goes through the valid ones of a cache block by block."""
+"""Above this number of keys, one query goes through the valid keys of a cache block by block."""
 _FEW_ROWS = 16
 _MOST_PLACES = 9
 """The largest window whose elements are visited one by one; beyond, XLA's gradient is as fast."""
@@ -38,7 +38,7 @@ def compiled(*static: int) -> Callable[[Function], Function]:
 
 
 def wide(x: Array) -> Array:
-    """The array in the dtype that it is computed in: 16 bits as float32."""
+    """Return the array in the dtype that it is computed in: 16 bits as float32."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
@@ -88,11 +88,15 @@ def _log_softmax(x: Array, axis: int) -> Array:
 
 
 def _mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return _averaged(x, axis, keepdims) if known_dtype(x.dtype).kind == "float" else NotImplemented
+    return (
+        _mean_of_floats(x, axis, keepdims)
+        if known_dtype(x.dtype).kind == "float"
+        else NotImplemented
+    )
 
 
 @compiled(1, 2)
-def _averaged(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+def _mean_of_floats(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return jnp.mean(x, axis, keepdims=keepdims)
 
 
@@ -128,9 +132,9 @@ def _both_ways(function: Function) -> Function:
 
     @compiled(1, 2)
     def run(x: Array, axis: int, descending: bool) -> Any:
-        given = jnp.flip(x, axis) if descending else x
-        found = function(given, axis=axis, stable=True)
-        return jnp.flip(found, axis) if descending else found
+        ordered = jnp.flip(x, axis) if descending else x
+        result = function(ordered, axis=axis, stable=True)
+        return jnp.flip(result, axis) if descending else result
 
     return run
 
@@ -175,7 +179,7 @@ def _pad(x: Array, widths: Sequence[tuple[int, int]], value: Any) -> Array:
 
 
 @compiled(1)
-def _stacked(arrays: Array, axis: int) -> Array:
+def _stack(arrays: Array, axis: int) -> Array:
     return jnp.stack(arrays, axis)
 
 
@@ -203,11 +207,11 @@ def _rope(
     scaling: Any,
     length: Array | None = None,
 ) -> Array:
-    return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
+    return _rotate(x, positions, theta, interleaved) if scaling is None else NotImplemented
 
 
 @compiled(2, 3)
-def _turned(x: Array, positions: Array, theta: float, interleaved: bool) -> Array:
+def _rotate(x: Array, positions: Array, theta: float, interleaved: bool) -> Array:
     size = x.shape[-1]
     steps = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)], np.float32)
     angles = positions[..., None, :, None].astype(jnp.float32) * steps
@@ -234,33 +238,33 @@ def _attention(
         return NotImplemented  # an array, which cannot be a constant of compiled code
     if q.shape[2] == 1 and mask is None and lengths is not None and k.shape[2] > _LONG_CACHE:
         return _one_token((scale, window, soft_cap), q, k, v, lengths, sinks)
-    return _attended(q, k, v, mask, lengths, sinks, causal, scale, window, soft_cap)
+    return _attend(q, k, v, mask, lengths, sinks, causal, scale, window, soft_cap)
 
 
 @compiled(6, 7, 8, 9)
-def _attended(
+def _attend(
     q: Array, k: Array, v: Array, mask: Array | None, lengths: Array | None, sinks: Array | None,
     causal: bool, scale: float | None, window: int | None, soft_cap: float | None,
 ) -> Array:  # fmt: skip
     """The heads of one key head are rows of one product, so that no key is copied."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
-    asked = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
     product = _product_like(q)
-    held = _seen(q, kv_heads, keys, False, mask, None, lengths)
-    if held is not None:  # a weight of 0 is not enough: times NaN it is NaN
-        some = held.any((2, 3))[..., None]
+    valid_keys = _visible_keys(q, kv_heads, keys, False, mask, None, lengths)
+    if valid_keys is not None:  # a weight of 0 is not enough: times NaN it is NaN
+        some = valid_keys.any((2, 3))[..., None]
         k, v = jnp.where(some, k, 0), jnp.where(some, v, 0)
-    scores = _scores(product, asked, k) * (size**-0.5 if scale is None else scale)
+    scores = _scores(product, grouped, k) * (size**-0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)
-    if seen is None:
+    visible = _visible_keys(q, kv_heads, keys, causal, mask, window, lengths)
+    if visible is None:
         weights = _softmax_beside(scores, sinks)
     else:
-        some = seen.any(-1, keepdims=True)
+        some = visible.any(-1, keepdims=True)
         # A query that sees nothing sees all, and is left out after: no gradient meets a nan.
-        weights = _softmax_beside(jnp.where(seen | ~some, scores, -jnp.inf), sinks)
+        weights = _softmax_beside(jnp.where(visible | ~some, scores, -jnp.inf), sinks)
         weights = jnp.where(some, weights, 0)
     result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
     return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
@@ -282,11 +286,11 @@ def _scores(product: Function, q: Array, k: Array) -> Array:
 @compiled(0)
 def _one_token(options: Any, *arrays: Array) -> Array:
     """One query with a long cache, given scale, window and soft cap."""
-    ways = [partial(way, options) for way in (_by_block, _at_once)]
+    ways = [partial(way, options) for way in (_by_block, _all_keys)]
     return jax.lax.platform_dependent(*arrays, cpu=ways[0], default=ways[1])
 
 
-def _at_once(
+def _all_keys(
     options: Any,
     q: Array,
     k: Array,
@@ -294,7 +298,7 @@ def _at_once(
     lengths: Array | None,
     sinks: Array | None,
 ) -> Array:
-    return _attended(q, k, v, None, lengths, sinks, options[1] is not None, *options)
+    return _attend(q, k, v, None, lengths, sinks, options[1] is not None, *options)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -310,7 +314,7 @@ def _by_block(
     scale, window, soft_cap = options
     (batch, heads, _, size), (_, kv_heads, keys, _) = q.shape, k.shape
     product, kind = _product_like(q), wide(q).dtype
-    asked = q.reshape(batch, kv_heads, heads // kv_heads, 1, size)
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, 1, size)
     valid = _valid(lengths, keys)
     first = jnp.zeros_like(valid) if window is None else jnp.maximum(valid - window, 0)
     factor = size**-0.5 if scale is None else scale
@@ -320,15 +324,15 @@ def _by_block(
         begin = jnp.minimum(at, keys - _BLOCK)  # the last block may reach into the one before
         own, values = (jax.lax.dynamic_slice_in_dim(x, begin, _BLOCK, 2) for x in (k, v))
         key = begin + jnp.arange(_BLOCK)
-        seen = (key < valid) & (key >= jnp.maximum(first, at))
-        scores = _scores(product, asked, own) * factor
+        visible = (key < valid) & (key >= jnp.maximum(first, at))
+        scores = _scores(product, grouped, own) * factor
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
-        scores = jnp.where(seen, scores, -jnp.inf)
+        scores = jnp.where(visible, scores, -jnp.inf)
         larger = jnp.maximum(largest, scores.max(-1, keepdims=True))
         base = jnp.where(larger == -jnp.inf, 0, larger)
         weights, fade = jnp.exp(scores - base), jnp.exp(largest - base)
-        values = jnp.where(seen[:, :, 0, 0, :, None], values, 0)
+        values = jnp.where(visible[:, :, 0, 0, :, None], values, 0)
         added = product("bghqk,bgks->bghqs", weights.astype(v.dtype), values)
         total = total * fade + weights.sum(-1, keepdims=True)
         return at + _BLOCK, larger, total, gathered * fade + added
@@ -345,7 +349,7 @@ def _by_block(
     return result.reshape(batch, heads, 1, v.shape[3]).astype(q.dtype)
 
 
-_by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_at_once, given), values, changes))
+_by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_all_keys, given), values, changes))
 
 
 def _softmax_beside(scores: Array, sinks: Array | None) -> Array:
@@ -358,7 +362,7 @@ def _softmax_beside(scores: Array, sinks: Array | None) -> Array:
     return weights / (weights.sum(-1, keepdims=True) + jnp.exp(beside - largest))
 
 
-def _seen(
+def _visible_keys(
     q: Array,
     kv_heads: int,
     keys: int,
@@ -367,25 +371,25 @@ def _seen(
     window: int | None,
     lengths: Array | None,
 ) -> Any:
-    """Which keys a query may see, with axes that broadcast to the scores; `None` for all."""
+    """Return the keys that a query may attend to, broadcast to the scores; `None` for all."""
     queries, key = q.shape[2], jnp.arange(keys)
-    valid, seen = keys, None
+    valid, visible = keys, None
     if lengths is not None:
         valid = _valid(lengths, keys)
-        seen = key < valid
+        visible = key < valid
     if causal:
         own = jnp.arange(queries)[:, None] + (valid - queries)
         before = key <= own
         before = before if window is None else before & (key > own - window)
-        seen = before if seen is None else seen & before
+        visible = before if visible is None else visible & before
     if mask is None:
-        return seen
+        return visible
     if mask.ndim == 2:
         mask = mask[:, None, None, :]
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
     mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
-    return mask if seen is None else mask & seen
+    return mask if visible is None else mask & visible
 
 
 # Experts. Shapes may not depend on who chose what. A few choices are gone through one by one. Many
@@ -400,11 +404,11 @@ def _experts(
     if not (x.size and chosen.size and down.size):
         return NotImplemented
     stacks = gate_up, down, gate_up_bias, down_bias
-    return _mixed(x, stacks, chosen, weights, activation, alpha, limit)
+    return _mixture(x, stacks, chosen, weights, activation, alpha, limit)
 
 
 @compiled(4, 5, 6)
-def _mixed(
+def _mixture(
     x: Array,
     stacks: Array,
     chosen: Array,
@@ -414,39 +418,39 @@ def _mixed(
     limit: float,
 ) -> Array:
     (tokens, k), count = chosen.shape, len(stacks[0])
-    between = partial(_gated, activation, alpha, limit)
+    between = partial(_gate, activation, alpha, limit)
     narrow = chosen.astype(jnp.int32) if chosen.dtype.itemsize < 4 else chosen
     inside = (narrow >= 0) & (narrow < count)
     numbers = jnp.where(inside, narrow, count).astype(jnp.int32).reshape(-1)
     if tokens * k <= count:
-        found = _each(stacks, numbers, jnp.repeat(x, k, 0)[:, None], between)
+        outputs = _each(stacks, numbers, jnp.repeat(x, k, 0)[:, None], between)
     else:
-        found = _in_blocks(x, stacks, numbers, between)
+        outputs = _in_blocks(x, stacks, numbers, between)
     # Left out before they are multiplied: 0 × NaN would be a gradient.
-    own = jnp.where(inside[..., None], found.reshape(tokens, k, -1), 0)
+    own = jnp.where(inside[..., None], outputs.reshape(tokens, k, -1), 0)
     return (own * jnp.where(inside, weights, 0)[..., None]).sum(1).astype(x.dtype)
 
 
 def _in_blocks(x: Array, stacks: Array, numbers: Array, between: Function) -> Array:
-    """What the expert of each choice makes of its token; the number of experts stands for none."""
+    """Apply the expert of each choice to its token; the number of experts stands for none."""
     count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
     size = min(256, max(8, 1 << (length // count - 1).bit_length()))
     blocks = (length + min(count, length) * (size - 1)) // size
-    held = jnp.zeros(count + 1, jnp.int32).at[numbers].add(1)[:count]
-    ends = jnp.cumsum(-(-held // size))  # in blocks, as far as each expert reaches
+    counts = jnp.zeros(count + 1, jnp.int32).at[numbers].add(1)[:count]
+    ends = jnp.cumsum(-(-counts // size))  # in blocks, as far as each expert reaches
     order = jnp.argsort(numbers, stable=True)
-    before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(held)])
+    before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts)])
     first = jnp.concatenate([jnp.zeros(1, jnp.int32), ends]) * size
     own = numbers[order]
     place = jnp.arange(length, dtype=jnp.int32) - before[own] + first[own]
     place = jnp.where(own < count, place, blocks * size)
     source = jnp.full(blocks * size, length, jnp.int32).at[place].set(order, mode="drop")
     token = source // (length // tokens)
-    given = x.at[token].get(mode="fill", fill_value=0).reshape(blocks, size, hidden)
+    inputs = x.at[token].get(mode="fill", fill_value=0).reshape(blocks, size, hidden)
     expert = jnp.searchsorted(ends, jnp.arange(blocks), side="right", method="compare_all")
-    found = _each(stacks, expert, given, between)
+    outputs = _each(stacks, expert, inputs, between)
     places = jnp.zeros(length, jnp.int32).at[order].set(place)
-    return found.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
+    return outputs.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
 
 
 def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Array:
@@ -469,11 +473,11 @@ def _through(matrices: Array, rows: Array, between: Function) -> Array:
     both = product(rows, gate_up)
     both = both if bias is None else both + bias.astype(kind)[:, None]
     inner = between(*jnp.split(both, 2, -1)).astype(rows.dtype)
-    found = product(inner, down)
-    return found if last_bias is None else found + last_bias.astype(kind)[:, None]
+    outputs = product(inner, down)
+    return outputs if last_bias is None else outputs + last_bias.astype(kind)[:, None]
 
 
-def _gated(activation: str, alpha: float, limit: float, gate: Array, up: Array) -> Array:
+def _gate(activation: str, alpha: float, limit: float, gate: Array, up: Array) -> Array:
     if activation == "clipped_swiglu":
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
         return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
@@ -527,14 +531,14 @@ def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: 
     return (wide(result) + wide(bias)[:, None, None]).astype(kind)
 
 
-def _scan(given: Array, states: Array, step: Function, last: bool) -> Any:
+def _scan(x: Array, states: Array, step: Function, last: bool) -> Any:
     """The first state after each step over (batch, time, …), or after the last, as one loop."""
 
-    def both(states: Array, given: Array) -> Any:
-        states = step(states, given)
+    def both(states: Array, x: Array) -> Any:
+        states = step(states, x)
         return states, None if last else states[0]
 
-    states, outputs = jax.lax.scan(both, states, jnp.swapaxes(given, 0, 1))
+    states, outputs = jax.lax.scan(both, states, jnp.swapaxes(x, 0, 1))
     return states[0] if last else jnp.swapaxes(outputs, 0, 1)
 
 
@@ -565,23 +569,23 @@ def _mean_of(x: Array, size: Pair, stride: Pair) -> Array:
 
 @compiled(1, 2)
 def largest_of_windows(x: Array, size: Pair, stride: Pair) -> Array:
-    """The largest of each window of (batch, channels, height, width); NaN is larger than all.
+    """Return the largest of each window of (batch, channels, height, width); NaN is the largest.
 
     Of several that are the largest, the first one gets the gradient.
     """
     if size == stride and math.prod(size) <= _MOST_PLACES:
         return _largest_of_disjoint(x, size)
-    return _reduced(x, size, stride)
+    return _window_max(x, size, stride)
 
 
-def _reduced(x: Array, size: Pair, stride: Pair) -> Array:
+def _window_max(x: Array, size: Pair, stride: Pair) -> Array:
     window, step = (1, 1, *size), (1, 1, *stride)
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _largest_of_disjoint(x: Array, size: Pair) -> Array:
-    return _reduced(x, size, size)
+    return _window_max(x, size, size)
 
 
 def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Array, Array]:
@@ -590,8 +594,8 @@ def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> 
     largest = reduce(jnp.maximum, places)  # found again, as part of the loop that compares with it
     first = jnp.full(largest.shape, len(places), jnp.uint8)
     for number, place in reversed(list(enumerate(places))):
-        found = (place == largest) | jnp.isnan(place)
-        first = jnp.where(found, jnp.uint8(number), first)
+        is_largest = (place == largest) | jnp.isnan(place)
+        first = jnp.where(is_largest, jnp.uint8(number), first)
     numbers = np.arange(len(places), dtype=np.uint8).reshape(size[0], 1, size[1], 1)
     chosen = first[:, :, None, :, None] == numbers
     change = jnp.where(chosen, moving, 0).sum((2, 4))
@@ -631,17 +635,17 @@ def _sgd(
     parameters: Array, gradients: Array, velocities: Array,
     rate: Any, momentum: float, decay: float, nesterov: bool,
 ) -> Any:  # fmt: skip
-    moved, kept = [], []
+    moved, new_velocities = [], []
     for at, parameter in enumerate(parameters):
         full = _in_full(parameter)
         p, step = full(parameter), full(gradients[at])
         step = step + decay * p if decay else step
         if velocities is not None:
             velocity = momentum * full(velocities[at]) + step
-            kept.append(velocity.astype(velocities[at].dtype))
+            new_velocities.append(velocity.astype(velocities[at].dtype))
             step = step + momentum * velocity if nesterov else velocity
         moved.append((p - full(rate) * step).astype(parameter.dtype))
-    return moved, None if velocities is None else kept
+    return moved, None if velocities is None else new_velocities
 
 
 @compiled(6, 7, 8, 9, 10)
@@ -656,7 +660,11 @@ def _adam(
         g = g if decoupled else g + decay * p
         mean = beta1 * full(means[at]) + (1 - beta1) * g
         square = beta2 * full(squares[at]) + (1 - beta2) * g * g
-        change = mean / _grown(beta1, count) / (jnp.sqrt(square / _grown(beta2, count)) + eps)
+        change = (
+            mean
+            / _bias_correction(beta1, count)
+            / (jnp.sqrt(square / _bias_correction(beta2, count)) + eps)
+        )
         p = p - pace * decay * p if decoupled else p
         moved.append((p - pace * change).astype(parameter.dtype))
         new_means.append(mean.astype(means[at].dtype))
@@ -669,17 +677,17 @@ def _lion(
     parameters: Array, gradients: Array, means: Array,
     rate: Any, beta1: float, beta2: float, decay: float,
 ) -> Any:  # fmt: skip
-    moved, kept = [], []
+    moved, new_means = [], []
     for at, parameter in enumerate(parameters):
         full = _in_full(parameter)
         p, g, m = full(parameter), full(gradients[at]), full(means[at])
         direction = jnp.sign(beta1 * m + (1 - beta1) * g)
         moved.append((p - full(rate) * (direction + decay * p)).astype(parameter.dtype))
-        kept.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
-    return moved, kept
+        new_means.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
+    return moved, new_means
 
 
-def _grown(beta: float, count: Any) -> Array:
+def _bias_correction(beta: float, count: Any) -> Array:
     """`1 - beta**count`, without the digits that the difference would lose."""
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
@@ -708,7 +716,7 @@ FUSED: Mapping[str, Function] = {
     "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
     "round": jnp.round,
     "pad": _pad,
-    "stack": lambda arrays, axis: _stacked(list(arrays), axis),
+    "stack": lambda arrays, axis: _stack(list(arrays), axis),
     "flip": compiled(1)(jnp.flip),
     "leaky_relu": _leaky_relu,
     "argmax": compiled(1)(PRIMITIVES.argmax),

@@ -19,10 +19,10 @@ _ABOUT_EQUAL = 0.03
 
 
 class JaxMemory:
-    """What JAX holds, device by device."""
+    """Memory of JAX's allocators, by device."""
 
     def use(self, device: Device) -> MemoryUse | None:
-        """What XLA's allocator holds; nothing for the CPU, where it does not count.
+        """Return the bytes of XLA's allocator; `None` for the CPU, where it does not count.
 
         On a GPU JAX takes all that it may hold at its start, unless told otherwise: `reserved` is
         that, `preallocated` is true, and `in_use` is what arrays need of it.
@@ -78,13 +78,13 @@ class JaxMemory:
     def ran_out(self, error: BaseException) -> bool:
         if type(error) is MemoryError:
             return True
-        said = str(error)
+        message = str(error)
         # XLA's word, which is also said of what has nothing to do with memory.
-        exhausted = "RESOURCE_EXHAUSTED" in said and "memory" in said.lower()
+        exhausted = "RESOURCE_EXHAUSTED" in message and "memory" in message.lower()
         if type(error) is RuntimeError:  # anybody's, except for how it begins
-            return exhausted and said.startswith("RESOURCE_EXHAUSTED: ")
+            return exhausted and message.startswith("RESOURCE_EXHAUSTED: ")
         return isinstance(error, _FAILED) and (
-            exhausted or "Out of memory" in said or "ERROR_OUT_OF_MEMORY" in said
+            exhausted or "Out of memory" in message or "ERROR_OUT_OF_MEMORY" in message
         )
 
     def asked(self, error: BaseException) -> int | None:
@@ -95,8 +95,8 @@ class JaxMemory:
 def _preallocates() -> bool:
     """Whether JAX took its memory at the start, as the environment told it when first asked."""
     allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
-    asked = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
-    return asked and allocator != "platform"
+    enabled = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") not in ("false", "False", "0")
+    return enabled and allocator != "platform"
 
 
 MEMORY: Memory = JaxMemory()

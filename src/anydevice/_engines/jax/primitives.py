@@ -88,11 +88,11 @@ def _min(x: Array, axis: Axes, keepdims: bool = False) -> Array:
     return _with_nan(x, jnp.min(x, axis, keepdims=keepdims), axis, keepdims)
 
 
-def _with_nan(x: Array, found: Array, axis: Axes, keepdims: bool) -> Array:
+def _with_nan(x: Array, result: Array, axis: Axes, keepdims: bool) -> Array:
     """NaN where there is one: of many numbers, XLA on a CPU finds the largest of the others."""
-    if x.size < _PASSED_OVER * found.size or not jnp.issubdtype(x.dtype, jnp.floating):
-        return found
-    return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, found)
+    if x.size < _PASSED_OVER * result.size or not jnp.issubdtype(x.dtype, jnp.floating):
+        return result
+    return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, result)
 
 
 class JaxPrimitives:
@@ -206,7 +206,7 @@ class JaxPrimitives:
 
     def write(self, x: Array, new: Array, positions: Array) -> Array:
         traced = any(isinstance(part, jax.core.Tracer) for part in (x, new, positions))
-        return (_written if traced else _written_in_place)(x, new, positions)
+        return (_write if traced else _written_in_place)(x, new, positions)
 
 
 def _theirs(dtype: DType) -> Any:
@@ -266,7 +266,7 @@ def _rows_written(x: Array, new: Array, positions: Array) -> Array:
     return one(x, new, places)
 
 
-_written = _one_program(_rows_written)
+_write = _one_program(_rows_written)
 _written_in_place: Callable[..., Any] = jax.jit(_rows_written, donate_argnums=0)
 
 PRIMITIVES: Primitives = JaxPrimitives()

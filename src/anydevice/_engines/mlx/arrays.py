@@ -76,7 +76,7 @@ class MlxEngine(BaseEngine):
         return self.devices()
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> mx.array:
-        """An array of its own, finished: MLX writes zeros into it."""
+        """Return an array of its own, finished: MLX writes zeros into it."""
         target = self.native(device)
         if dtype.name in _missing(device):
             raise _LACKS[dtype.name].error()
@@ -120,7 +120,7 @@ class MlxEngine(BaseEngine):
         return [mx.contiguous(row) for row in stacked]
 
     def matmul(self, a: mx.array, b: mx.array) -> mx.array:
-        """The product, on MLX's default device: `default_scope` sets another one."""
+        """Return the product, on MLX's default device: `default_scope` sets another one."""
         return mx.matmul(a, b)
 
     def finish(self, arrays: Any) -> None:
@@ -156,7 +156,7 @@ def _default(native: mx.Device) -> Iterator[object]:
 
 
 def memory_limit() -> int | None:
-    """The most bytes that MLX may hold; `None` if no limit is set."""
+    """Return the most bytes that MLX may hold; `None` if no limit is set."""
     return _limit
 
 
@@ -178,12 +178,12 @@ def refuse_beyond_limit(size: int) -> None:
     A container counts as a machine of its size.
     """
     most = _machine() if _limit is None else _limit
-    held = mx.get_active_memory()
-    if held + size <= most:
+    in_use = mx.get_active_memory()
+    if in_use + size <= most:
         return
     whose = "the memory that this process can have" if _limit is None else "the limit of MLX"
     raise LimitReachedError(
-        f"{format_size(size)} more, with {format_size(held)} in use, would exceed {whose}, "
+        f"{format_size(size)} more, with {format_size(in_use)} in use, would exceed {whose}, "
         f"{format_size(int(most))}",
         size,
     )

@@ -63,8 +63,8 @@ class MlxAutodiff:
         """
         arrays = leaves(tree)
         floating = [at for at, x in enumerate(arrays) if mx.issubdtype(x.dtype, mx.floating)]
-        given: Any = _together(*[arrays[at] for at in floating])
-        for at, x in zip(floating, given, strict=True):
+        joined: Any = _together(*[arrays[at] for at in floating])
+        for at, x in zip(floating, joined, strict=True):
             arrays[at] = x
         return refilled(tree, arrays)
 

@@ -16,7 +16,7 @@ class MlxCompiler:
     """`mx.compile`, with arguments that are constants.
 
     `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
-    nobody holds the array any more. `whole` and `most` change nothing either: MLX compiles
+    no reference to the array is left. `whole` and `most` change nothing either: MLX compiles
     functions as a whole or not at all, and in one way. The state of `mx.random` is an input and an
     output of what is compiled: random numbers are others in every call, as without a compiler.
     """
@@ -32,7 +32,7 @@ class MlxCompiler:
         fixed: bool = False,
     ) -> Callable[..., Any]:
         check_names(function, donate)
-        return compiled_for_each(function, static, _compiled) if static else _compiled(function)
+        return compiled_for_each(function, static, _compile) if static else _compile(function)
 
     def efforts(self, max_effort: bool) -> str:
         return "mx.compile, which has one way of compiling" if max_effort else "mx.compile"
@@ -41,7 +41,7 @@ class MlxCompiler:
         return None
 
 
-def _compiled(function: Callable[..., mx.array]) -> Callable[..., Any]:
+def _compile(function: Callable[..., mx.array]) -> Callable[..., Any]:
     state: Any = mx.random.state
     compiled = mx.compile(function, inputs=state, outputs=state)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from anydevice._core.engine import LayerConfig
 from anydevice._engines.decoder_layer import decoder_layer as on_host
-from anydevice._engines.decoder_layer import viewed
+from anydevice._engines.decoder_layer import numpy_views
 
 _CPU = mx.Device(mx.cpu, 0)
 
@@ -41,7 +41,7 @@ def host_products() -> Iterator[None]:
 
 
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    """The op of that name; `NotImplemented` outside of such a block, or on another device."""
+    """Compute `ops.linear`; `NotImplemented` outside of such a block, or on another device."""
     if not (_allows(x) and x.size):
         return NotImplemented
     result = np.matmul(np.asarray(x), np.asarray(weight).T)
@@ -54,11 +54,11 @@ def decoder_layer(
     x: mx.array, positions: mx.array, keys: mx.array, values: mx.array, *others: Any
 ) -> Any:
     """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
-    *weights, numbers = others
-    assert isinstance(numbers, LayerConfig)
+    *weights, config = others
+    assert isinstance(config, LayerConfig)
     if not _allows(x):
         return NotImplemented
-    result = on_host(*viewed((x, positions, keys, values, *weights)), numbers)  # type: ignore[call-arg]
+    result = on_host(*numpy_views((x, positions, keys, values, *weights)), config)  # type: ignore[call-arg]
     return result if result is NotImplemented else (mx.array(result[0]), keys, values)
 
 

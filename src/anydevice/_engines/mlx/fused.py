@@ -21,8 +21,8 @@ _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
 _CPU = mx.Device(mx.cpu, 0)
 _rms_norm, _layer_norm = mx.fast.rms_norm, mx.fast.layer_norm
-_attended = mx.fast.scaled_dot_product_attention
-_SCORES_AT_ONCE = 1 << 26
+_attend = mx.fast.scaled_dot_product_attention
+_MAX_SCORES = 1 << 26
 """More of them than this are not to be in memory together, as they are on a CPU."""
 
 
@@ -58,7 +58,7 @@ def _attention(
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
     scores = batch * heads * queries * keys
-    if not (scores and size) or (scores > _SCORES_AT_ONCE and mx.default_device() == _CPU):
+    if not (scores and size) or (scores > _MAX_SCORES and mx.default_device() == _CPU):
         return NotImplemented
     kind = q.dtype
     full = kind == _FLOAT32
@@ -69,30 +69,30 @@ def _attention(
     if sinks is not None:
         options["sinks"] = sinks
     factor = size**-0.5 if scale is None else scale
-    seen: Any = None
+    visible: Any = None
     if mask is not None or window is not None or lengths is not None:
-        seen = _seen(queries, keys, causal, mask, window, lengths)
+        visible = _visible_keys(queries, keys, causal, mask, window, lengths)
         if mask is not None or lengths is not None:
-            k, v = _held(k, v, _seen(queries, keys, False, mask, None, lengths))
+            k, v = _zero_hidden_keys(k, v, _visible_keys(queries, keys, False, mask, None, lengths))
     elif causal:
         if queries > keys:  # the first queries see nothing
             return NotImplemented
-        seen = "causal"
+        visible = "causal"
     elif full and sinks is None:
-        return _attended(q, k, v, scale=factor)
+        return _attend(q, k, v, scale=factor)
     try:
-        result = _attended(q, k, v, scale=factor, mask=seen, **options)
+        result = _attend(q, k, v, scale=factor, mask=visible, **options)
     except (TypeError, ValueError):
         if full:
             raise
         return NotImplemented  # no kernel for these sizes, or MLX is too old to say so
-    if isinstance(seen, mx.array):
+    if isinstance(visible, mx.array):
         # MLX gives a query that sees nothing the mean of all values.
-        result = mx.where(mx.any(seen, axis=-1, keepdims=True), result, 0)
+        result = mx.where(mx.any(visible, axis=-1, keepdims=True), result, 0)
     return result
 
 
-def _seen(
+def _visible_keys(
     queries: int,
     keys: int,
     causal: bool,
@@ -100,7 +100,7 @@ def _seen(
     window: Any,
     lengths: mx.array | None,
 ) -> Any:
-    """Which key each query may see, in a shape that broadcasts to that of the products."""
+    """Return the keys that each query may attend to, broadcast to the scores."""
     key = mx.arange(keys)
     valid = keys if lengths is None else _within(lengths, keys)[:, None, None, None]
     parts = [] if lengths is None else [key < valid]
@@ -111,17 +111,17 @@ def _seen(
             parts.append(key > last - window)
     if mask is not None:
         parts.append(mask[:, None, None, :] if mask.ndim == 2 else mask)
-    seen = parts[0]
+    visible = parts[0]
     for part in parts[1:]:
-        seen = mx.logical_and(seen, part)
-    return seen
+        visible = mx.logical_and(visible, part)
+    return visible
 
 
-def _held(k: mx.array, v: mx.array, seen: mx.array) -> tuple[mx.array, mx.array]:
+def _zero_hidden_keys(k: mx.array, v: mx.array, visible: mx.array) -> tuple[mx.array, mx.array]:
     """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
-    shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
+    shape = (1,) * (4 - visible.ndim) + tuple(visible.shape)
     split = (1, 1) if shape[1] == 1 else (k.shape[1], shape[1] // k.shape[1])
-    some = mx.any(seen.reshape(shape[0], *split, *shape[2:]), axis=(2, 3))[..., None]
+    some = mx.any(visible.reshape(shape[0], *split, *shape[2:]), axis=(2, 3))[..., None]
     return mx.where(some, k, 0), mx.where(some, v, 0)
 
 
@@ -149,34 +149,36 @@ def _experts(
     def through(rows: mx.array, experts: mx.array) -> mx.array:
         """Rows (…, rows, hidden) through the experts of these numbers (…)."""
         both = _chosen_product(rows, gate_up, gate_up_bias, experts)
-        between = _gated(activation, alpha, limit, *mx.split(both, 2, axis=-1))
+        between = _gate(activation, alpha, limit, *mx.split(both, 2, axis=-1))
         return _chosen_product(between.astype(x.dtype), down, down_bias, experts)
 
     if tokens * k <= 2 * count:
-        found = through(x[:, None, None, :], mx.where(inside, numbers, 0))[:, :, 0]
+        outputs = through(x[:, None, None, :], mx.where(inside, numbers, 0))[:, :, 0]
     else:
-        found = _in_blocks(x, numbers.reshape(-1), count, through).reshape(tokens, k, -1)
+        outputs = _in_blocks(x, numbers.reshape(-1), count, through).reshape(tokens, k, -1)
     # Left out before they are multiplied: 0 × NaN would be a gradient.
-    own = mx.where(inside[..., None], found, 0)
-    shares = mx.where(inside, weights.astype(found.dtype), 0)
+    own = mx.where(inside[..., None], outputs, 0)
+    shares = mx.where(inside, weights.astype(outputs.dtype), 0)
     return mx.sum(own * shares[..., None], axis=1).astype(x.dtype)
 
 
 def _in_blocks(
     x: mx.array, numbers: mx.array, count: int, through: Callable[..., mx.array]
 ) -> mx.array:
-    """What the expert of each choice makes of its token; `count` stands for none."""
+    """Apply the expert of each choice to its token; `count` stands for none."""
     length, (tokens, hidden) = numbers.size, x.shape
     size = 8
     while size < min(256, length // count):
         size *= 2
     blocks = (length + min(count, length) * (size - 1)) // size
-    held = mx.zeros(count + 1, dtype=mx.int32).at[numbers].add(1)
-    ends = mx.cumsum((held[:count] + size - 1) // size)  # in blocks, as far as each expert reaches
+    counts = mx.zeros(count + 1, dtype=mx.int32).at[numbers].add(1)
+    ends = mx.cumsum(
+        (counts[:count] + size - 1) // size
+    )  # in blocks, as far as each expert reaches
     order = mx.argsort(numbers).astype(mx.int32)
     own = numbers[order]
     first = mx.concatenate([mx.zeros(1, dtype=mx.int32), ends]) * size
-    place = mx.arange(length) - (mx.cumsum(held) - held)[own] + first[own]
+    place = mx.arange(length) - (mx.cumsum(counts) - counts)[own] + first[own]
     place = mx.where(own < count, place, blocks * size).astype(mx.int32)
     empty = mx.full(blocks * size + 1, length, dtype=mx.int32)
     source = mx.put_along_axis(empty, place, order, axis=0)[:-1] // (length // tokens)
@@ -185,13 +187,13 @@ def _in_blocks(
     expert = mx.minimum(mx.sum(reached.astype(mx.int32), axis=1), count - 1)
     rows = rows.reshape(blocks, size, hidden)
     if _gathers(x):
-        found = through(rows, expert)
+        outputs = through(rows, expert)
     else:  # one after the other, so that the copies of the matrices do not add up
         each = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
-        found = mx.concatenate(each)
-    found = found.reshape(-1, hidden)
+        outputs = mx.concatenate(each)
+    outputs = outputs.reshape(-1, hidden)
     places = mx.put_along_axis(mx.zeros(length, dtype=mx.int32), order, place, axis=0)
-    return found[mx.minimum(places, blocks * size - 1)]
+    return outputs[mx.minimum(places, blocks * size - 1)]
 
 
 def _chosen_product(
@@ -213,7 +215,7 @@ def _gathers(x: mx.array) -> bool:
     return bool(x.dtype == _FLOAT32 or mx.default_device() != _CPU)
 
 
-def _gated(activation: str, alpha: float, limit: float, gate: mx.array, up: mx.array) -> mx.array:
+def _gate(activation: str, alpha: float, limit: float, gate: mx.array, up: mx.array) -> mx.array:
     if activation == "clipped_swiglu":
         gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
         return gate * PRIMITIVES.sigmoid(alpha * gate) * (up + 1)
@@ -228,21 +230,21 @@ def _gated(activation: str, alpha: float, limit: float, gate: mx.array, up: mx.a
 def _sort(x: mx.array, axis: int, descending: bool) -> mx.array:
     if not x.size:
         return x
-    given = _flip(x, (axis,)) if descending else x
-    found = mx.sort(_ordered(given), axis=axis).astype(x.dtype)
-    return _flip(found, (axis,)) if descending else found
+    ordered = _flip(x, (axis,)) if descending else x
+    result = mx.sort(_sortable(ordered), axis=axis).astype(x.dtype)
+    return _flip(result, (axis,)) if descending else result
 
 
 def _argsort(x: mx.array, axis: int, descending: bool) -> mx.array:
     if not x.size:
         return mx.zeros(x.shape, dtype=mx.int32)
     if not descending:
-        return mx.argsort(_ordered(x), axis=axis).astype(mx.int32)
-    order = _flip(mx.argsort(_ordered(_flip(x, (axis,))), axis=axis), (axis,))
+        return mx.argsort(_sortable(x), axis=axis).astype(mx.int32)
+    order = _flip(mx.argsort(_sortable(_flip(x, (axis,))), axis=axis), (axis,))
     return (x.shape[axis] - 1) - order.astype(mx.int32)
 
 
-def _ordered(x: mx.array) -> mx.array:
+def _sortable(x: mx.array) -> mx.array:
     return x.astype(mx.uint8) if x.dtype == mx.bool_ else x
 
 

@@ -20,7 +20,7 @@ _SAID = re.compile(
 
 
 class MlxMemory:
-    """What MLX holds in all: its devices share one memory."""
+    """Memory of MLX in all: its devices share one memory."""
 
     def use(self, device: Device) -> MemoryUse:
         ENGINE.native(device)

@@ -48,7 +48,7 @@ def _two(
 
 
 _LONG_ROW = 1024
-"""Beyond so many elements, finding the largest few is faster than sorting all."""
+"""Above this number of elements, partitioning is faster than sorting."""
 
 
 class MlxPrimitives:

@@ -65,7 +65,7 @@ class NumpyEngine(BaseEngine):
         return private(x)
 
     def adopt(self, x: Any) -> Any:
-        """The array's memory as NumPy; read-only where the other library does not let write."""
+        """Return an array of NumPy on the same memory; read-only if the other library says so."""
         try:
             return np.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:

@@ -21,9 +21,9 @@ _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 _MULTIPLIED: Callable[..., Any] = np.multiply.reduce
 _SOME: Callable[..., Any] = np.logical_or.reduce
 _EVERY: Callable[..., Any] = np.logical_and.reduce
-_SCORES_AT_ONCE = 1 << 26
+_MAX_SCORES = 1 << 26
 _BLOCK = 1 << 16
-"""Elements at a time: a few arrays of so many fit the cache of one core."""
+"""Elements of a block: a few arrays of this size fit the cache of one core."""
 
 
 def _softmax(x: Array, axis: int) -> Any:
@@ -32,8 +32,8 @@ def _softmax(x: Array, axis: int) -> Any:
     rows, result, step = _by_rows(x)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), step):
-            given, block = rows[start : start + step], result[start : start + step]
-            np.subtract(given, given.max(-1, keepdims=True), out=block)
+            source, block = rows[start : start + step], result[start : start + step]
+            np.subtract(source, source.max(-1, keepdims=True), out=block)
             np.exp(block, out=block)
             block /= block.sum(-1, keepdims=True)
     return result.reshape(x.shape)
@@ -46,13 +46,13 @@ def _rmsnorm(x: Array, weight: Array, eps: float) -> Any:
     factor = weight.astype(x.dtype, copy=False)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), step):
-            given, block = rows[start : start + step], result[start : start + step]
-            np.multiply(given, given, out=block)
+            source, block = rows[start : start + step], result[start : start + step]
+            np.multiply(source, source, out=block)
             scale = block.sum(-1, keepdims=True)
             scale /= x.shape[-1]
             scale += eps
             np.sqrt(scale, out=scale)
-            np.divide(given, scale, out=block)
+            np.divide(source, scale, out=block)
             block *= factor
     return result.reshape(x.shape)
 
@@ -64,17 +64,17 @@ def _silu(x: Array) -> Any:
 def _swiglu(gate: Array, up: Array | None) -> Any:
     if not _suits(gate):
         return NotImplemented
-    given = np.ascontiguousarray(gate).reshape(-1)
+    gates = np.ascontiguousarray(gate).reshape(-1)
     other = None if up is None else np.ascontiguousarray(up).reshape(-1)
-    result = np.empty_like(given)
+    result = np.empty_like(gates)
     with np.errstate(all="ignore"):
-        for start in range(0, given.size, _BLOCK):
+        for start in range(0, gates.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             block = result[part]
-            np.negative(given[part], out=block)
+            np.negative(gates[part], out=block)
             np.exp(block, out=block)
             block += 1
-            np.divide(given[part], block, out=block)
+            np.divide(gates[part], block, out=block)
             if other is not None:
                 block *= other[part]
     return result.reshape(gate.shape)
@@ -89,7 +89,7 @@ def _attention(
     _, kv_heads, keys, _ = k.shape
     if mask is not None or lengths is None or not (q.size and k.size and v.size):
         return NotImplemented
-    if heads * queries * keys > _SCORES_AT_ONCE:
+    if heads * queries * keys > _MAX_SCORES:
         return NotImplemented
     kind = q.dtype if q.dtype in _FULL else np.dtype(np.float32)
     factor = kind.type(size**-0.5 if scale is None else scale)
@@ -105,8 +105,8 @@ def _attention(
             own_keys, values = (x[text, :, first:valid].astype(kind, copy=False) for x in (k, v))
             if not own_keys.size:
                 continue
-            asked = q[text].astype(kind, copy=False).reshape(*rows, -1) * factor
-            scores = asked @ own_keys.swapaxes(1, 2)
+            queries_of_text = q[text].astype(kind, copy=False).reshape(*rows, -1) * factor
+            scores = queries_of_text @ own_keys.swapaxes(1, 2)
             if soft_cap is not None:
                 scores = soft_cap * np.tanh(scores / soft_cap)
             if causal and queries > 1:

@@ -110,7 +110,7 @@ def _alike(a: Any, b: Any) -> tuple[Array, Array]:
 
 
 _LONG_ROW = 1024
-"""Beyond so many elements, finding the largest few is faster than sorting all."""
+"""Above this number of elements, partitioning is faster than sorting."""
 
 
 class NumpyPrimitives:
@@ -230,12 +230,12 @@ class NumpyPrimitives:
         """The same as the first k of `_descending`, where only those that may be are sorted."""
         rows = _wide(x).reshape(-1, x.shape[-1])
         least = np.partition(rows, rows.shape[-1] - k, axis=-1)[:, -k]
-        found = np.empty((len(rows), k), np.int32)
+        index = np.empty((len(rows), k), np.int32)
         for number, row in enumerate(rows):
             may_be = np.isnan(row) if np.isnan(least[number]) else ~(row < least[number])
             places = np.flatnonzero(may_be)
-            found[number] = places[self._descending(row[places])[:k]]
-        return found.reshape(*x.shape[:-1], k)
+            index[number] = places[self._descending(row[places])[:k]]
+        return index.reshape(*x.shape[:-1], k)
 
     def top_k(self, x: Array, k: int) -> tuple[Array, Array]:
         long_rows = x.shape[-1] > _LONG_ROW and 4 * k <= x.shape[-1]
@@ -271,8 +271,8 @@ class NumpyPrimitives:
             size = indices.shape[axis]
             axis %= x.ndim
             return np.full((*shape[:axis], size, *shape[axis:]), _nothing(x), x.dtype)
-        found = np.take_along_axis(x, np.where(outside, 0, indices), axis)
-        return np.where(outside, np.asarray(_nothing(x), x.dtype), found)
+        elements = np.take_along_axis(x, np.where(outside, 0, indices), axis)
+        return np.where(outside, np.asarray(_nothing(x), x.dtype), elements)
 
     def write(self, x: Array, new: Array, positions: Array) -> Array:
         result = x if x.flags.writeable else x.copy()
@@ -302,7 +302,7 @@ _ONE_FROM = 6
 """From here on, the error function is 1 in `float64`."""
 
 _BLOCK = 1 << 14
-"""Elements at a time: so many stay in the cache from one term to the next."""
+"""Elements of a block, which stay in the cache from one term to the next."""
 
 
 @cache

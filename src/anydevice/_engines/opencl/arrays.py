@@ -27,22 +27,22 @@ class OpenclEngine(BaseEngine):
     has_views = True
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(Device("opencl", index) for index in range(len(_seen())))
+        return tuple(Device("opencl", index) for index in range(len(_all_devices())))
 
     def native(self, device: Device) -> Any:
-        seen = _seen()
-        if device.backend != "opencl" or device.index >= len(seen):
+        devices = _all_devices()
+        if device.backend != "opencl" or device.index >= len(devices):
             raise self.not_seen(device)
-        return seen[device.index]
+        return devices[device.index]
 
     def owns(self, x: object) -> bool:
         return isinstance(x, Array)
 
     def devices_of(self, x: Array) -> tuple[Device, ...]:
-        return tuple(Device("opencl", _seen().index(native)) for native in x.context.devices)
+        return tuple(Device("opencl", _all_devices().index(native)) for native in x.context.devices)
 
     def storage(self, x: Array) -> Storage | None:
-        """The buffer, known by its handle: OpenCL gives out no pointers."""
+        """Return the buffer, known by its handle: OpenCL gives out no pointers."""
         if not isinstance(x.base_data, cl.MemoryObjectHolder):
             return None
         return Storage(x.base_data.int_ptr, x.base_data.size, x.offset, x.strides, x.shape)
@@ -65,7 +65,7 @@ class OpenclEngine(BaseEngine):
         return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
-        """A copy on the device, also of dtypes that OpenCL cannot compute with.
+        """Return a copy on the device, also of dtypes that OpenCL cannot compute with.
 
         With `narrow`, float64 is rounded where the device computes none.
         """
@@ -105,7 +105,7 @@ class OpenclEngine(BaseEngine):
         queue_of_device(self.native(device)).finish()
 
 
-def _seen() -> list[Array]:
+def _all_devices() -> list[cl.Device]:
     """Every device of every platform, numbered through as the drivers list them."""
     try:
         return [device for platform in cl.get_platforms() for device in _devices_of(platform)]

@@ -25,7 +25,7 @@ from anydevice._core.locks import ForkSafeLock, made_once
 Ints = tuple[int, ...]
 
 _LEADING_BITS = 7
-"""Sizes are rounded up to so many leading bits: 1 % is lost, and about equal ones are reused."""
+"""Leading bits to which sizes are rounded up: 1 % is lost, and similar buffers are reused."""
 _SMALL = 2**16
 _SHARED = "shares_memory_with_another"
 
@@ -34,24 +34,24 @@ limits: dict[Any, int] = {}
 
 _pools: list[Pool] = []
 _counting = ForkSafeLock()
-"""Of all pools that keep to limits one allocates at a time: they may share a device."""
+"""Pools with limits allocate one at a time, since they may share a device."""
 
 
 @made_once
 def queue_of_device(native: cl.Device) -> Any:
-    """The queue of a `pyopencl.Device`, in a context of its own that is made on first use."""
+    """Return the queue of a `pyopencl.Device`; its context is made on first use."""
     return queue_of_context(cl.Context([native]))
 
 
 @made_once
 def queue_of_context(context: cl.Context) -> Any:
-    """The queue that all our work in a context goes through."""
+    """Return the queue that all our work in a context goes through."""
     return cl.CommandQueue(context)
 
 
 @made_once
 def pool(context: cl.Context) -> Pool:
-    """The pool that arrays of a context take their memory from."""
+    """Return the pool that arrays of a context take their memory from."""
     made = Pool(queue_of_context(context))
     _pools.append(made)
     return made
@@ -105,7 +105,7 @@ class Pool:
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
-        """A buffer of at least this size.
+        """Return a buffer of at least this size.
 
         Raises `LimitReachedError` beyond the limit, and what PyOpenCL raises where the device is
         full; both only after what is kept for later was given back.
@@ -124,24 +124,24 @@ class Pool:
     def _within_limits(self, size: int) -> Any:
         needed = int(self._pool.alloc_size(self._pool.bin_number(size)))
         with _counting.native:
-            if needed <= self._left()[0]:
+            if needed <= self._bytes_left()[0]:
                 return self._pool.allocate(size)
-            data = self._kept(size, needed)
+            data = self._reuse(size, needed)
             if data is not None:
                 return data
             for each in self._neighbours():
                 each.release()
-            left, native = self._left()
+            left, native = self._bytes_left()
             if needed <= left:
                 return self._pool.allocate(size)
-        held = sum(each.held for each in pools_of(native))
+        in_use = sum(each.held for each in pools_of(native))
         raise LimitReachedError(
-            f"{size} bytes more, with {held} in use, would exceed the limit of "
-            f"{int(left) + held} bytes",
+            f"{size} bytes more, with {in_use} in use, would exceed the limit of "
+            f"{int(left) + in_use} bytes",
             size,
         )
 
-    def _kept(self, size: int, needed: int) -> Any:
+    def _reuse(self, size: int, needed: int) -> Any:
         """A buffer that was given back and fits, where there is one.
 
         PyOpenCL does not tell which sizes it keeps. One that it had to make again is dropped again:
@@ -153,7 +153,7 @@ class Pool:
         data = self._pool.allocate(size)
         return data if self.held <= before else None
 
-    def _left(self) -> tuple[float, Any]:
+    def _bytes_left(self) -> tuple[float, Any]:
         """How many bytes may still be taken, infinity without a limit, and of which device.
 
         Of several devices it is the one that has least left.
@@ -172,7 +172,7 @@ def _left_of(native: cl.Device) -> float:
 
 
 def new(shape: Ints, dtype: DType, context: cl.Context) -> Array:
-    """A new array in C order, not initialized."""
+    """Return a new array in C order, not initialized."""
     kind = dtype.numpy()
     size = prod(shape) * kind.itemsize
     memory = pool(context)
@@ -181,7 +181,7 @@ def new(shape: Ints, dtype: DType, context: cl.Context) -> Array:
 
 
 def from_host(values: Any, context: cl.Context) -> Array:
-    """A NumPy array on the device; a small one without waiting for what is under way there.
+    """Return a NumPy array on the device; a small one without waiting for what is under way there.
 
     A small one is not counted among the memory in use.
     """
@@ -200,9 +200,9 @@ def from_host(values: Any, context: cl.Context) -> Array:
 
 
 def view(x: Array, shape: Ints, strides: Ints, offset: int) -> Array:
-    """The memory of an array as one of another shape, strides and offset."""
+    """Return the memory of an array as one of another shape, strides and offset."""
     itemsize = x.dtype.itemsize
-    seen = Array(
+    result = Array(
         queue_of_context(x.context),
         shape,
         x.dtype,
@@ -212,69 +212,71 @@ def view(x: Array, shape: Ints, strides: Ints, offset: int) -> Array:
         strides=tuple(stride * itemsize for stride in strides),
         events=x.events,
     )
-    setattr(seen, _SHARED, True)
-    return seen
+    setattr(result, _SHARED, True)
+    return result
 
 
 def strides_of(x: Array) -> Ints:
-    """The strides of an array in elements."""
+    """Return the strides of an array in elements."""
     itemsize = x.dtype.itemsize
     return tuple(stride // itemsize for stride in x.strides)
 
 
 def offset_of(x: Array) -> int:
-    """The offset of the first element in the buffer, in elements."""
+    """Return the offset of the first element in the buffer, in elements."""
     return int(x.offset // x.dtype.itemsize)
 
 
 def events_of(*arrays: Array) -> list[Array] | None:
-    """The events on other queues to wait for before arrays are read; `None` for none."""
+    """Return the events on other queues to wait for before arrays are read; `None` for none."""
     waiting = [event for x in arrays if x.events for event in x.events]
     return waiting or None
 
 
 def may_be_written(x: Array) -> bool:
-    """Whether the array is in C order and, as far as we know, nobody else's view of its memory."""
+    """Whether the array is in C order and not known to share its memory with a view."""
     return not x.offset and is_plain(x) and not hasattr(x, _SHARED)
 
 
 def is_plain(x: Array) -> bool:
     """Whether the elements follow each other in C order."""
-    return not x.size or _collapsed(x.shape, (strides_of(x),))[1][0] in ((1,), ())
+    return not x.size or _merge_axes(x.shape, (strides_of(x),))[1][0] in ((1,), ())
 
 
 def collapsed(shape: Ints, *strides: Ints) -> tuple[Ints, tuple[Ints, ...]]:
-    """The shape with as few axes as walk through all operands, and each one's strides there.
+    """Return the shape with as few axes as walk through all operands, and each one's strides there.
 
     Axes of size 1 are left out; neighbours that are one step in every operand become one axis.
 
     >>> collapsed((2, 3, 4), (12, 4, 1), (0, 4, 1))
     ((2, 12), ((12, 1), (0, 1)))
     """
-    return _collapsed(shape, strides)
+    return _merge_axes(shape, strides)
 
 
 @lru_cache(maxsize=4096)
-def _collapsed(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints, ...]]:
+def _merge_axes(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints, ...]]:
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
         if size == 1:
             continue
         here = [of_one[axis] for of_one in strides]
-        if sizes and all(kept[-1] == size * step for kept, step in zip(steps, here, strict=True)):
+        if sizes and all(
+            merged[-1] == size * step for merged, step in zip(steps, here, strict=True)
+        ):
             sizes[-1] *= size
-            for kept, step in zip(steps, here, strict=True):
-                kept[-1] = step
+            for merged, step in zip(steps, here, strict=True):
+                merged[-1] = step
         else:
             sizes.append(size)
-            for kept, step in zip(steps, here, strict=True):
-                kept.append(step)
-    return tuple(sizes), tuple(tuple(kept) for kept in steps)
+            for merged, step in zip(steps, here, strict=True):
+                merged.append(step)
+    return tuple(sizes), tuple(tuple(merged) for merged in steps)
 
 
 def broadcast_strides(x: Array, shape: Ints) -> Ints:
-    """The strides with which an array is read as if it had a larger shape.
+    """Return the strides with which an array is read as if it had a larger shape.
 
     Raises `ValueError` if it cannot be repeated to that shape.
     """
@@ -289,7 +291,7 @@ def broadcast_strides(x: Array, shape: Ints) -> Ints:
 
 
 def broadcast_shape(*shapes: Ints) -> Ints:
-    """The shape that arrays of these shapes broadcast to.
+    """Return the shape that arrays of these shapes broadcast to.
 
     Raises `ValueError` if they have none.
     """
@@ -300,7 +302,7 @@ def broadcast_shape(*shapes: Ints) -> Ints:
 
 
 def plain_strides(shape: Sequence[int]) -> Ints:
-    """The strides of C order."""
+    """Return the strides of C order."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -309,7 +311,7 @@ def plain_strides(shape: Sequence[int]) -> Ints:
 
 
 def reshaped_strides(x: Array, shape: Ints) -> Ints | None:
-    """The strides with which an array is read in another shape; `None` if none would do."""
+    """Return the strides with which an array is read in another shape; `None` if none would do."""
     sizes, (steps,) = collapsed(x.shape, strides_of(x))
     strides: list[int] = []
     axis, left = len(sizes) - 1, 1

@@ -22,23 +22,23 @@ from anydevice._engines.opencl.primitives import PRIMITIVES, computed
 
 
 def silu(x: Array) -> Array:
-    """`x · sigmoid(x)`, rounded once; `NotImplemented` for integers."""
+    """Return `x · sigmoid(x)`, rounded once; `NotImplemented` for integers."""
     return computed("silu", x) if dtype_of(x).kind == "float" else NotImplemented
 
 
 def swiglu(gate: Array, up: Array) -> Array:
-    """`silu(gate) · up`, rounded once; `NotImplemented` for integers and several dtypes."""
+    """Return `silu(gate) · up`, rounded once; `NotImplemented` for integers and several dtypes."""
     if dtype_of(gate).kind != "float" or gate.dtype != up.dtype:
         return NotImplemented
     return computed("swiglu", gate, up)
 
 
-def _sorted(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
+def _sort_with_index(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
     """The elements in order along an axis, and where they were."""
     order = [at for at in range(x.ndim) if at != axis] + [axis]
-    found = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
+    result = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
     back = sorted(range(x.ndim), key=order.__getitem__)
-    values, places = (PRIMITIVES.permute_dims(each, back) for each in found)
+    values, places = (PRIMITIVES.permute_dims(each, back) for each in result)
     return values, places
 
 
@@ -79,11 +79,11 @@ def _device(x: Array) -> str:
 
 FUSED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "argsort": lambda x, axis, descending: _sorted(x, axis, descending)[1],
+        "argsort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[1],
         "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
         "round": lambda x: computed("round", x),
-        "sort": lambda x, axis, descending: _sorted(x, axis, descending)[0],
+        "sort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[0],
         **{name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()},
     }
 )
-"""What stands for primitives, and the kernels: `NotImplemented` where they are not trusted."""
+"""Primitives, and our kernels; a kernel that is not trusted returns `NotImplemented`."""

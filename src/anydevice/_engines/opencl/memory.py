@@ -20,10 +20,10 @@ _CODES = frozenset(
 
 
 class OpenclMemory:
-    """What anydevice holds of each device; buffers that PyOpenCL makes by itself are not in it."""
+    """Memory of our pools, by device; buffers that PyOpenCL makes by itself are not counted."""
 
     def use(self, device: Device) -> MemoryUse:
-        """The memory of our own arrays; a device that was not used yet is not started for it."""
+        """Return the memory of our own arrays; an unused device is not started for it."""
         native = ENGINE.native(device)
         pools = pools_of(native)
         return MemoryUse(
@@ -60,7 +60,7 @@ class OpenclMemory:
         return isinstance(error, cl.Error) and getattr(error, "code", None) in _CODES
 
     def asked(self, error: BaseException) -> int | None:
-        """The size of an array that was beyond our limit; a driver's error names none."""
+        """Return the size of an array that was beyond our limit; a driver's error names none."""
         return error.asked if isinstance(error, LimitReachedError) else None
 
 

@@ -34,7 +34,7 @@ from anydevice._engines.opencl.kernels.programs import (
 
 
 def computed(operation: str, *operands: Any) -> Any:
-    """The result of an elementwise operation on arrays, or on an array and numbers.
+    """Return the result of an elementwise operation on arrays, or on an array and numbers.
 
     Raises `UnsupportedError` if the operation is not defined for the dtype of the arrays, or
     they have several.
@@ -57,7 +57,7 @@ def computed(operation: str, *operands: Any) -> Any:
 
 
 def same_dtype(operation: str, *arrays: Array) -> DType:
-    """The dtype of arrays.
+    """Return the dtype of arrays.
 
     Raises `UnsupportedError` if they have several.
     """
@@ -173,7 +173,7 @@ class OpenclPrimitives:
     logical_or = _two("logical_or")
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
-        """The elements are copied as bits: any dtype will do."""
+        """Return the elements are copied as bits: any dtype will do."""
         arrays = [x for x in (a, b) if isinstance(x, Array)]
         dtype, context = same_dtype("where", *arrays), arrays[0].context
         bits = bits_of(dtype)

@@ -97,7 +97,7 @@ class TorchEngine(BaseEngine):
         )
 
     def devices_of(self, x: Tensor) -> tuple[Device, ...]:
-        """Where the tensor lives; nowhere that anydevice knows for a meta tensor."""
+        """Return the tensor's device; none for a meta tensor."""
         return _places(x.device)
 
     def dtype_of(self, x: Tensor) -> DType:
@@ -139,7 +139,7 @@ class TorchEngine(BaseEngine):
             raise lacking("PyTorch", dtype)
         try:
             if target.type == "cuda":
-                return _unused(shape, NATIVE[dtype], target)
+                return _allocate_unused(shape, NATIVE[dtype], target)
             return torch.empty(shape, dtype=NATIVE[dtype], device=target)
         except TypeError as error:  # Metal has fewer dtypes than the CPU
             raise lacking(f"PyTorch on {device}", dtype) from error
@@ -255,7 +255,7 @@ class TorchEngine(BaseEngine):
         return plain_layout and not of_tensors and not self.is_traced(x)
 
 
-def _unused(shape: tuple[int, ...], dtype: torch.dtype, target: torch.device) -> Tensor:
+def _allocate_unused(shape: tuple[int, ...], dtype: torch.dtype, target: torch.device) -> Tensor:
     """A tensor whose memory no work on the current stream can still be using.
 
     PyTorch gives memory that was freed on a stream out again on that stream, before the work there

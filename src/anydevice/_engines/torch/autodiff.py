@@ -89,8 +89,8 @@ def _gradients(value: Any, inputs: list[Tensor], depth: int) -> list[Tensor]:
         return []
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in inputs]
-    found = torch.autograd.grad(value, inputs, create_graph=depth > 0, materialize_grads=True)
-    return list(found)
+    gradients = torch.autograd.grad(value, inputs, create_graph=depth > 0, materialize_grads=True)
+    return list(gradients)
 
 
 AUTODIFF: Autodiff = TorchAutodiff()

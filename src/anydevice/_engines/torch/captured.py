@@ -85,7 +85,7 @@ class CapturedStep:
                 self._advance()
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = graph
-        self._step = None  # whoever has both is freed at once, and its memory with it
+        self._step = None  # without this cycle the graph is freed as soon as it is dropped
 
 
 class Reading:
@@ -109,14 +109,14 @@ class Reading:
 def _on_its_way(value: Tensor) -> Tensor:
     if not value.is_cuda:
         return value.clone()
-    # PyTorch gives this memory to nobody else until the copy is done.
+    # PyTorch does not reuse this memory until the copy is done.
     host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
     return host.copy_(value, non_blocking=True)
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A block in which Python collects no garbage: a graph that is freed there ends the capture."""
+    """Collect no garbage within the block: a graph that is freed there ends the capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -128,7 +128,7 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def _own_counters() -> Iterator[object]:
-    """What our kernels count in while they are captured, to be kept as long as the graph."""
+    """Give our kernels counters of their own during a capture, kept as long as the graph."""
     if find_spec("triton") is None:
         yield None
         return
@@ -139,7 +139,7 @@ def _own_counters() -> Iterator[object]:
 
 
 def captured_step(step: Step, state: State, read: Sequence[str]) -> Any:
-    """The step as one CUDA graph; `NotImplemented` where there is none, as on a CPU.
+    """Return the step as one CUDA graph; `NotImplemented` where there is none, as on a CPU.
 
     For `engine.fused`, by which those above reach it.
     """

@@ -24,7 +24,7 @@ with warnings.catch_warnings(), suppress(ImportError):
     import torch.utils.mkldnn
 
 _MOST_VERSIONS = 256
-"""Of one function: as many shapes and types as PyTorch lets one function be compiled for at all."""
+"""Recompilations of one function: as many as PyTorch allows at all."""
 
 _KEEPING = "TORCHINDUCTOR_FX_GRAPH_CACHE"
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -42,7 +42,7 @@ _OPTIONS: dict[str, Any] = (
 
 
 _LOOKED_AT = ("TENSOR_MATCH", "SHAPE_ENV", "GRAD_MODE", "GLOBAL_STATE", "DEFAULT_DEVICE")
-"""What PyTorch looks at before each call of a function in which only arrays differ."""
+"""Guards that PyTorch checks before each call if only arrays differ between calls."""
 
 
 def _few(guards: Sequence[Any]) -> list[bool]:
@@ -85,7 +85,7 @@ class TorchCompiler:
     def keep(self, folder: str) -> str | None:
         """See the protocol. PyTorch reads the variable whenever it compiles.
 
-        It also sets it itself, to a folder among the temporary ones, where nobody has.
+        PyTorch itself sets it to a temporary folder if it is not set.
         """
         if os.environ.get(_KEEPING) == "0":
             return None
@@ -195,22 +195,22 @@ def _check_indices(graph: torch.fx.GraphModule) -> None:
 
 def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
     """The arguments of a node that are indices, each with the range it must be in."""
-    found: list[tuple[Any, Any, Any]] = []
+    uses: list[tuple[Any, Any, Any]] = []
     if any("val" not in x.meta for x in node.all_input_nodes):
         return  # its shapes are not known
     if node.target is _aten.embedding.default:
         table, index = node.args[:2]
-        found = [(index, 0, _shape(table)[0])]
+        uses = [(index, 0, _shape(table)[0])]
     elif node.target in _ALONG_AN_AXIS:
         x, axis, index = node.args[:3]
-        found = [(index, 0, (_shape(x) or (1,))[axis])]
+        uses = [(index, 0, (_shape(x) or (1,))[axis])]
     elif node.target in _OF_ITEMS:
         x, indices = node.args[:2]
         sizes = zip(indices, _shape(x), strict=False)
-        found = [(index, -size, size) for index, size in sizes if index is not None]
-    if not all(_has_integers(index) for index, _, _ in found):
+        uses = [(index, -size, size) for index, size in sizes if index is not None]
+    if not all(_has_integers(index) for index, _, _ in uses):
         return  # a mask, which stands for several axes
-    yield from (each for each in found if isinstance(each[2], int))  # else a size may change
+    yield from (each for each in uses if isinstance(each[2], int))  # else a size may change
 
 
 def _range_of(node: torch.fx.Node) -> tuple[float, float]:

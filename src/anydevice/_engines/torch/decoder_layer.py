@@ -20,41 +20,41 @@ Scaling = tuple[tuple[str, Any], ...]
 
 _linear = torch._C._nn.linear
 _NOTHING = torch.zeros(1)
-"""What a product is added to where `beta` is 0, so that it is not read."""
+"""The addend of `addmv` with `beta` 0, which is not read."""
 _FLOAT32 = torch.float32
-_attended = torch._C._nn.scaled_dot_product_attention
+_attend = torch._C._nn.scaled_dot_product_attention
 _silu = torch._C._nn.silu
 
 
 def decoder_layer(
     x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attention_norm: Tensor, qkv:
     Tensor, output: Tensor, mlp_norm: Tensor, gate_up: Tensor, down: Tensor, qkv_bias: Tensor |
-    None, output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None, numbers:
+    None, output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None, config:
     LayerConfig,
 ) -> Any:  # fmt: skip
     """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
-    if not _serves(x, keys, values, qkv, numbers):
+    if not _serves(x, keys, values, qkv, config):
         return NotImplemented
     at = tuple(positions.tolist())
     if len(at) == 1 and query_norm is None and qkv_bias is None and output_bias is None:
         weights = attention_norm, qkv, output, mlp_norm, gate_up, down
-        return _of_one_row(x, at, keys, values, weights, numbers), keys, values
-    rows, heads, kv_heads, size = len(at), numbers.heads, numbers.kv_heads, numbers.size
-    asked, eps, factor = heads + kv_heads, numbers.eps, numbers.factor
-    y = _linear(_normed(x, attention_norm, eps), qkv, qkv_bias).view(rows, -1, size)
-    both, v = y[:, :asked], y[:, asked:]
+        return _of_one_row(x, at, keys, values, weights, config), keys, values
+    rows, heads, kv_heads, size = len(at), config.heads, config.kv_heads, config.size
+    rope_heads, eps, factor = heads + kv_heads, config.eps, config.factor
+    y = _linear(_rmsnorm(x, attention_norm, eps), qkv, qkv_bias).view(rows, -1, size)
+    both, v = y[:, :rope_heads], y[:, rope_heads:]
     if query_norm is not None:
-        q, k = _normed(both[:, :heads], query_norm, eps), _normed(both[:, heads:], key_norm, eps)
+        q, k = _rmsnorm(both[:, :heads], query_norm, eps), _rmsnorm(both[:, heads:], key_norm, eps)
         both = torch.cat((q, k), 1)
-    if numbers.rotated:
-        both = _turned(both, at, numbers)
-    used, seen = _written(keys, values, both[:, heads:], v, at, numbers.ring)
+    if config.rotated:
+        both = _rotate(both, at, config)
+    used, visible = _write_cache(keys, values, both[:, heads:], v, at, config.ring)
     q = both[:, :heads].reshape(rows, kv_heads, heads // kv_heads, size)
     k, v = keys[:, :, :used], values[:, :, :used]
-    y = _attended(q, k, v, seen, 0.0, False, scale=numbers.scale).reshape(rows, 1, -1)
+    y = _attend(q, k, v, visible, 0.0, False, scale=config.scale).reshape(rows, 1, -1)
     y = _linear(y, output, output_bias)
     x = x + (y if factor == 1 else y * factor)
-    gate, up = _linear(_normed(x, mlp_norm, eps), gate_up).chunk(2, -1)
+    gate, up = _linear(_rmsnorm(x, mlp_norm, eps), gate_up).chunk(2, -1)
     y = _linear(_silu(gate).mul_(up), down)
     return x.add_(y if factor == 1 else y * factor), keys, values
 
@@ -65,25 +65,25 @@ def _of_one_row(
     keys: Tensor,
     values: Tensor,
     weights: tuple[Tensor, ...],
-    numbers: LayerConfig,
+    config: LayerConfig,
 ) -> Tensor:
     """The same for one row without biases: vectors, which take the shortest ways to the BLAS."""
     attention_norm, qkv, output, mlp_norm, gate_up, down = weights
-    heads, kv_heads, size, eps = numbers.heads, numbers.kv_heads, numbers.size, numbers.eps
-    asked, factor, slots = heads + kv_heads, numbers.factor, keys.shape[2]
+    heads, kv_heads, size, eps = config.heads, config.kv_heads, config.size, config.eps
+    rope_heads, factor, slots = heads + kv_heads, config.factor, keys.shape[2]
     stream = x.reshape(-1)
     y = _normed_product(qkv, stream, attention_norm, eps).view(1, -1, size)
-    both, v = y.split_with_sizes((asked, kv_heads), 1)
-    if numbers.rotated:
-        both = _turned(both, at, numbers)
+    both, v = y.split_with_sizes((rope_heads, kv_heads), 1)
+    if config.rotated:
+        both = _rotate(both, at, config)
     q, k = both.split_with_sizes((heads, kv_heads), 1)
-    slot = at[0] % slots if numbers.ring else at[0]
+    slot = at[0] % slots if config.ring else at[0]
     if slot < slots:
         keys.select(2, slot).copy_(k)
         values.select(2, slot).copy_(v)
     used = min(at[0] + 1, slots)
     q, k, v = q.view(1, kv_heads, -1, size), keys.narrow(2, 0, used), values.narrow(2, 0, used)
-    attended = _attended(q, k, v, None, 0.0, False, scale=numbers.scale)
+    attended = _attend(q, k, v, None, 0.0, False, scale=config.scale)
     stream = torch.addmv(stream, output, attended.reshape(-1), alpha=factor)
     gate, up = _normed_product(gate_up, stream, mlp_norm, eps).chunk(2)
     return torch.addmv(stream, down, _silu(gate).mul_(up), alpha=factor).view(1, 1, -1)
@@ -101,7 +101,7 @@ def _serves(
     keys: Tensor,
     values: Tensor,
     qkv: Tensor,
-    numbers: LayerConfig,
+    config: LayerConfig,
 ) -> bool:
     return (
         type(x) is Tensor
@@ -112,19 +112,19 @@ def _serves(
         and x.shape[1] == 1
         and keys.shape[3] == values.shape[3]
         and not ((x.requires_grad or qkv.requires_grad) and torch.is_grad_enabled())
-        and not (numbers.scaling and depends_on_length(dict(numbers.scaling)))
+        and not (config.scaling and depends_on_length(dict(config.scaling)))
         and not torch.compiler.is_compiling()
     )
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.rms_norm(x, weight.shape, weight, eps)
 
 
-def _turned(x: Tensor, at: tuple[int, ...], numbers: LayerConfig) -> Tensor:
+def _rotate(x: Tensor, at: tuple[int, ...], config: LayerConfig) -> Tensor:
     """Queries and keys (rows, heads, size), rotated as their positions say."""
-    size, rotated, interleaved = numbers.size, numbers.rotated, numbers.interleaved
-    cosine, sine = _tables(at, rotated, numbers.theta, numbers.scaling, interleaved)
+    size, rotated, interleaved = config.size, config.rotated, config.interleaved
+    cosine, sine = _tables(at, rotated, config.theta, config.scaling, interleaved)
     y = x if rotated == size else x[..., :rotated]
     if interleaved:
         swapped = y.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
@@ -142,8 +142,8 @@ def _tables(
 
     All layers of a step have the same.
     """
-    found, factor = frequencies(size, theta, dict(scaling) if scaling else None)
-    steps = torch.tensor(found, dtype=torch.float32)
+    frequency, factor = frequencies(size, theta, dict(scaling) if scaling else None)
+    steps = torch.tensor(frequency, dtype=torch.float32)
     angles = torch.tensor(at, dtype=torch.float32)[:, None, None] * steps
     cosine, sine = angles.cos() * factor, angles.sin() * factor
     if interleaved:
@@ -152,7 +152,7 @@ def _tables(
     return torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
 
-def _written(
+def _write_cache(
     keys: Tensor,
     values: Tensor,
     k: Tensor,

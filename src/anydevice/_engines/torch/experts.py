@@ -1,7 +1,7 @@
 """Mixtures of experts on NVIDIA cards: rows in the order of their experts, in two products.
 
 PyTorch's grouped product takes the row at which each expert ends from the card, so nothing is
-waited for, and the matrices are neither copied nor read for experts that nobody chose.
+waited for, and the matrices of experts that no token chose are neither copied nor read.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from anydevice._engines.torch.primitives import is_eager
 _grouped_product = getattr(F, "grouped_mm", None)
 """Releases of PyTorch before 2.10 have none."""
 _ALIGNED = 8
-"""Rows of so many 16-bit numbers begin at addresses that the product takes."""
+"""Rows of a multiple of this many 16-bit numbers begin at aligned addresses."""
 
 _FEW_TOKENS = 64
-"""On an H200, so many pass all experts in less time where most of these are chosen anyway."""
+"""Up to this many tokens pass through all experts: faster on an H200 if most are chosen."""
 _MOST_BETWEEN = 2**26
-"""So many numbers may lie between the products: tokens beyond go through them after the others."""
+"""Limit of the numbers between the two products: further tokens are computed after the others."""
 
 
 def experts(
     x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, gate_up_bias: Tensor
     | None, down_bias: Tensor | None, activation: str, alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """The op of that name, in bfloat16 on a card that has a kernel for grouped products."""
+    """Return the op of that name, in bfloat16 on a card that has a kernel for grouped products."""
     if x.dtype is not torch.bfloat16 or not _has_kernel(x.device):
         return NotImplemented
     if not is_eager(x, gate_up, down, chosen, weights):
@@ -60,7 +60,7 @@ def in_order_of_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, gate_up_bias: Tensor
     | None, down_bias: Tensor | None, activation: str, alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """The same, wherever PyTorch has the product."""
+    """Return the same, wherever PyTorch has the product."""
     assert _grouped_product is not None
     (tokens, k), count = chosen.shape, len(gate_up)
     chosen = chosen.long()
@@ -71,15 +71,15 @@ def in_order_of_experts(
     ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
 
     def product(rows: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
-        found = _grouped_product(rows, matrices.mT, offs=ends).float()
-        return found if bias is None else found + bias[numbers].float()
+        outputs = _grouped_product(rows, matrices.mT, offs=ends).float()
+        return outputs if bias is None else outputs + bias[numbers].float()
 
     gate, up = product(x[order // k], gate_up, gate_up_bias).chunk(2, -1)
     between = _GATED[activation](gate, up, alpha, limit).to(x.dtype)
-    found = product(between, down, down_bias)
+    outputs = product(between, down, down_bias)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     # Left out before they are multiplied: 0 × NaN would be a gradient.
-    own = torch.where(inside[..., None], found[places].reshape(tokens, k, x.shape[1]), 0)
+    own = torch.where(inside[..., None], outputs[places].reshape(tokens, k, x.shape[1]), 0)
     shares = torch.where(inside, weights.float(), 0)
     return (own * shares[..., None]).sum(1).to(x.dtype)
 

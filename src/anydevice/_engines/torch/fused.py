@@ -133,22 +133,22 @@ def _spread(
     return function(x, axis, correction=correction, keepdim=keepdims)
 
 
-def _ordered(x: Tensor) -> Tensor:
+def _sortable(x: Tensor) -> Tensor:
     """The array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
 def _sort(x: Tensor, axis: int, descending: bool) -> Tensor:
-    return torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
+    return torch.sort(_sortable(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
 
 
 def _argsort(x: Tensor, axis: int, descending: bool) -> Tensor:
-    found = torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)
-    return found[1].to(torch.int32)
+    result = torch.sort(_sortable(x), dim=axis, descending=descending, stable=True)
+    return result[1].to(torch.int32)
 
 
 def _argmin(x: Tensor, axis: int) -> Tensor:
-    return torch.argmin(_ordered(x), axis).to(torch.int32)
+    return torch.argmin(_sortable(x), axis).to(torch.int32)
 
 
 def _prod(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -192,15 +192,15 @@ def _pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float) -> Tensor:
 
 def _checked_rmsnorm() -> Function | None:
     """The kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
-    found: Function | None = getattr(torch, "_fused_rms_norm", None)
+    kernel: Function | None = getattr(torch, "_fused_rms_norm", None)
     try:
         with torch.no_grad():
             x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
-            normal, _ = found(x, weight.shape, weight, 0.5)  # type: ignore[misc]
+            normal, _ = kernel(x, weight.shape, weight, 0.5)  # type: ignore[misc]
             right = torch.equal(normal, torch.rms_norm(x, weight.shape, weight, 0.5))
     except Exception:  # other releases of PyTorch lack it, or have it for GPUs alone
         return None
-    return found if right else None
+    return kernel if right else None
 
 
 _straight_rmsnorm = _checked_rmsnorm()
@@ -309,16 +309,16 @@ def attention(
     window: int | None, lengths: Tensor | None, soft_cap: float | None = None, sinks: Tensor | None
     = None,
 ) -> Tensor:  # fmt: skip
-    """The op of that name; `NotImplemented` where there is nothing to attend to or to compute.
+    """Compute `ops.attention`; `NotImplemented` if there is nothing to attend to or to compute.
 
     And for soft caps and sinks, which PyTorch's kernels do not have.
     """
-    asked, held = q.shape, k.shape
-    if 0 in asked or 0 in held or soft_cap is not None or sinks is not None:
+    q_shape, k_shape = q.shape, k.shape
+    if 0 in q_shape or 0 in k_shape or soft_cap is not None or sinks is not None:
         return NotImplemented
-    if held[3] != v.shape[3] and (not v.shape[3] or q.dtype not in _WIDE):
+    if k_shape[3] != v.shape[3] and (not v.shape[3] or q.dtype not in _WIDE):
         return NotImplemented  # in 16 bits, PyTorch would round on the way
-    queries, keys = asked[2], held[2]
+    queries, keys = q_shape[2], k_shape[2]
     if lengths is not None and mask is None and is_eager_on_cpu(q, k, v, lengths):
         k, v, window, lengths = _valid(queries, k, v, window, lengths)
         keys = k.shape[2]
@@ -326,19 +326,19 @@ def attention(
             return NotImplemented
     if lengths is None and mask is None and window is None:
         if queries == 1 or not causal:
-            if scale is None and asked[1] == held[1] and not q.is_cuda:
+            if scale is None and q_shape[1] == k_shape[1] and not q.is_cuda:
                 return scaled_dot_product_attention(q, k, v)
             return _of_groups(q, k, v, None, scale)
         if queries == keys:
             return causal_attention(q, k, v, scale)
-    seen = _seen(q, keys, causal, mask, window, lengths)
-    some = seen.any(-1, keepdim=True)
+    visible = _visible_keys(q, keys, causal, mask, window, lengths)
+    some = visible.any(-1, keepdim=True)
     # A query that sees nothing would give NaN; it sees all, and is left out after.
-    shown = seen | ~some
+    shown = visible | ~some
     # What no query attends to may be NaN. On a CPU that shows in the result, nearly always not.
     hopeful = is_eager_on_cpu(*(x for x in (q, k, v, mask, lengths) if x is not None))
     if not hopeful and (mask is not None or lengths is not None):
-        k, v = _held(k, v, seen)
+        k, v = _zero_hidden_keys(k, v, visible)
     result = torch.where(some, _of_groups(q, k, v, shown, scale), 0.0)
     if hopeful and not torch.isfinite(result.detach().sum()):
         return NotImplemented
@@ -359,9 +359,9 @@ def _valid(
     return k[:, :, first:most], v[:, :, first:most], window, unequal
 
 
-def _held(k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _zero_hidden_keys(k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
-    some = seen.any(2)
+    some = visible.any(2)
     if some.shape[1] > 1:
         some = some.reshape(some.shape[0], k.shape[1], -1, some.shape[2]).any(2)
     return torch.where(some[..., None], k, 0.0), torch.where(some[..., None], v, 0.0)
@@ -398,20 +398,20 @@ def _rope(
 @lru_cache(maxsize=64)
 def _steps(size: int, theta: float, scaling: Any, device: torch.device) -> tuple[Tensor, float]:
     """The angle of each pair for one position, and the factor of cosine and sine."""
-    found, factor = frequencies(size, theta, thaw(scaling))
+    frequency, factor = frequencies(size, theta, thaw(scaling))
     with torch.inference_mode(False):  # what is made in that mode has no part in gradients
-        return torch.tensor(found, dtype=torch.float32, device=device), factor
+        return torch.tensor(frequency, dtype=torch.float32, device=device), factor
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """As many queries as keys, each seeing those up to its own."""
-    with _preferred(q):
+    """Compute causal attention for as many queries as keys."""
+    with _kernel_order(q):
         return scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
 
 
-def _of_groups(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None) -> Tensor:
+def _of_groups(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None) -> Tensor:
     """Without an order among the queries: the heads of one key head are rows of one matrix.
 
     So no key is copied, and kernels that know nothing of grouped heads serve too.
@@ -421,15 +421,17 @@ def _of_groups(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | Non
     groups = heads // kv_heads
     if groups > 1:
         q = q.reshape(batch, kv_heads, groups * queries, size)
-        if seen is not None:
-            seen = seen.expand(seen.shape[0], heads if seen.shape[1] > 1 else groups, queries, keys)
-            seen = seen.reshape(seen.shape[0], -1, groups * queries, keys)
-    with _preferred(q):
-        result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+        if visible is not None:
+            visible = visible.expand(
+                visible.shape[0], heads if visible.shape[1] > 1 else groups, queries, keys
+            )
+            visible = visible.reshape(visible.shape[0], -1, groups * queries, keys)
+    with _kernel_order(q):
+        result = scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
     return result.reshape(batch, heads, queries, v.shape[3])
 
 
-def _seen(
+def _visible_keys(
     q: Tensor,
     keys: int,
     causal: bool,
@@ -437,25 +439,25 @@ def _seen(
     window: int | None,
     lengths: Tensor | None,
 ) -> Tensor:
-    """Which keys a query may see: four axes, of which the first two may be 1."""
+    """Return the keys that a query may attend to: four axes, of which the first two may be 1."""
     queries = q.shape[2]
     key = torch.arange(keys, device=q.device)
-    valid, seen = keys, torch.ones_like(key, dtype=torch.bool)
+    valid, visible = keys, torch.ones_like(key, dtype=torch.bool)
     if lengths is not None:
         valid = lengths.to(torch.int64).clamp(0, keys).reshape(-1, 1, 1, 1)
-        seen = key < valid
+        visible = key < valid
     if causal:
         own = torch.arange(queries, device=q.device)[:, None] + (valid - queries)
-        seen = seen & (key <= own)
+        visible = visible & (key <= own)
         if window is not None:
-            seen = seen & (key > own - window)
+            visible = visible & (key > own - window)
     if mask is not None:
-        seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
-    shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
-    return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
+        visible = visible & (mask[:, None, None, :] if mask.ndim == 2 else mask)
+    shape = (1,) * (4 - visible.ndim) + tuple(visible.shape)
+    return visible.reshape(shape).expand(shape[0], shape[1], queries, keys)
 
 
-def _preferred(q: Tensor) -> AbstractContextManager[object]:
+def _kernel_order(q: Tensor) -> AbstractContextManager[object]:
     """The order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
     if not q.is_cuda or q.shape[2] == 1:
         return nullcontext()
@@ -469,27 +471,27 @@ def update_sgd(
     parameters: Arrays, gradients: Arrays, velocities: Arrays | None,
     rate: float, momentum: float, decay: float, nesterov: bool,
 ) -> Any:  # fmt: skip
-    """The op of that name, for float tensors of one dtype that no gradient passes through."""
+    """Compute the op of that name for float tensors of one dtype, without a gradient."""
     lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
     idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
     # With numbers of 16 bits, PyTorch's kernel for the CPU takes a wrong step.
     wrong = parameters[0].element_size() < 4
     if idle or wrong or not _alike(lists) or isinstance(rate, Tensor):
         return NotImplemented
-    moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
+    moved, *velocities_copy = (_copies(arrays) for arrays in (parameters, *lists[2:]))
     torch._fused_sgd_(
-        moved, _laid_out_like(moved, gradients), kept[0] if kept else [],
-        lr=rate, momentum=momentum if kept else 0.0, dampening=0.0, weight_decay=decay,
+        moved, _laid_out_like(moved, gradients), velocities_copy[0] if velocities_copy else [],
+        lr=rate, momentum=momentum if velocities_copy else 0.0, dampening=0.0, weight_decay=decay,
         nesterov=nesterov, maximize=False, is_first_step=False, found_inf=donation.skip,
     )  # fmt: skip
-    return moved, kept[0] if kept else None
+    return moved, velocities_copy[0] if velocities_copy else None
 
 
 def update_adam(
     parameters: Arrays, gradients: Arrays, means: Arrays, squares: Arrays, step: Tensor,
     rate: float, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
 ) -> Any:  # fmt: skip
-    """The op of that name, for float tensors of one dtype that no gradient passes through."""
+    """Compute the op of that name for float tensors of one dtype, without a gradient."""
     if not _alike([parameters, gradients, means, squares]) or isinstance(rate, Tensor):
         return NotImplemented
     count = torch.as_tensor(step, dtype=torch.float32, device=parameters[0].device)
@@ -504,7 +506,7 @@ def update_adam(
 
 
 def total_size(arrays: Arrays) -> Any:
-    """A number that is finite where all of a list are: by few kernels where each start counts."""
+    """Return a number that is finite if all tensors of a list are, by few kernels."""
     if not _alike([arrays]):
         return NotImplemented
     if arrays[0].device.type == "cuda":
@@ -568,33 +570,33 @@ def _recurrent(kind: str) -> Function:
 def _sequence(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
     if x.is_cuda and x.dtype != torch.float64:  # cuDNN keeps only 10 bits of float32
         return _step_by_step(kind, x, *weights)
-    given, states = _started(x, *weights)
+    arrays, states = _initial_states(x, *weights)
     layer, state = (torch.lstm, states) if kind == "lstm" else (torch.gru, states[0])
     y = layer(
-        given[0], state, given[1:], len(given) > 3, 1, 0.0, torch.is_grad_enabled(), False, True
+        arrays[0], state, arrays[1:], len(arrays) > 3, 1, 0.0, torch.is_grad_enabled(), False, True
     )
     return y[0].to(x.dtype)
 
 
 def _step_by_step(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
-    given, states = _started(x, *weights)
+    arrays, states = _initial_states(x, *weights)
     states = [each[0] for each in states]
     outputs = []
-    for one in given[0].unbind(1):
+    for one in arrays[0].unbind(1):
         if kind == "lstm":
-            states = list(torch.lstm_cell(one, states, *given[1:]))
+            states = list(torch.lstm_cell(one, states, *arrays[1:]))
         else:
-            states = [torch.gru_cell(one, states[0], *given[1:])]
+            states = [torch.gru_cell(one, states[0], *arrays[1:])]
         outputs.append(states[0])
     return torch.stack(outputs, 1).to(x.dtype)
 
 
-def _started(x: Tensor, *weights: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def _initial_states(x: Tensor, *weights: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The arrays that there are, of 32 bits or more, and two states that are 0."""
-    given = [each for each in (x, *weights) if each is not None]
+    arrays = [each for each in (x, *weights) if each is not None]
     if x.dtype not in _WIDE:
-        given = [each.float() for each in given]
-    return given, [given[0].new_zeros(1, len(x), weights[1].shape[1])] * 2
+        arrays = [each.float() for each in arrays]
+    return arrays, [arrays[0].new_zeros(1, len(x), weights[1].shape[1])] * 2
 
 
 _ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? own_bias"
@@ -635,8 +637,8 @@ def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, outpu
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Any:
     arrays = ctx.saved_tensors
-    found = iter(_whole_gradients(slope, ctx.kind, *arrays))
-    return None, *[each if each is None else next(found) for each in arrays]
+    gradients = iter(_whole_gradients(slope, ctx.kind, *arrays))
+    return None, *[each if each is None else next(gradients) for each in arrays]
 
 
 _whole_sequence: Any = torch.library.custom_op(
@@ -704,7 +706,7 @@ _OWN: dict[str, Function] = {
 def kernels_first(
     own: Mapping[str, Function], kernels: Mapping[str, Function]
 ) -> dict[str, Function]:
-    """The functions, each behind the kernel of its name, which is asked for arrays on CUDA.
+    """Return the functions, each behind the kernel of its name, which is asked for arrays on CUDA.
 
     >>> both = kernels_first({"silu": lambda x: "own"}, {"silu": lambda x: "kernel"})
     >>> both["silu"](torch.ones(1))

@@ -32,10 +32,10 @@ _shares_before: dict[Device, float] = {}
 
 
 class TorchMemory:
-    """What PyTorch holds, device by device."""
+    """Memory of PyTorch's allocators, by device."""
 
     def use(self, device: Device) -> MemoryUse | None:
-        """What the allocator of a GPU holds; nothing for the CPU, where PyTorch does not count.
+        """Return the bytes of a GPU's allocator; `None` for the CPU, where PyTorch does not count.
 
         Metal has no peak. Asking does not start a GPU that PyTorch has not started yet.
         """
@@ -101,8 +101,8 @@ class TorchMemory:
         its_own = type(error).__module__.partition(".")[0] == "torch"
         if not (isinstance(error, RuntimeError) and its_own) and type(error) is not RuntimeError:
             return False
-        said = str(error)
-        return _SAID.search(said) is not None or (its_own and "out of memory" in said.lower())
+        message = str(error)
+        return _SAID.search(message) is not None or (its_own and "out of memory" in message.lower())
 
     def asked(self, error: BaseException) -> int | None:
         return amount_asked(str(error))

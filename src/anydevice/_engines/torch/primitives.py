@@ -146,10 +146,10 @@ class TorchPrimitives:
         return x if axis == () else torch.amin(x, axis, keepdim=keepdims)
 
     def argmax(self, x: Tensor, axis: int) -> Tensor:
-        return torch.argmax(_ordered(x), axis).to(torch.int32)
+        return torch.argmax(_sortable(x), axis).to(torch.int32)
 
     def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        largest, places = torch.topk(_ordered(x), k)
+        largest, places = torch.topk(_sortable(x), k)
         return largest.to(x.dtype), places.to(torch.int32)
 
     # Products and places
@@ -162,9 +162,9 @@ class TorchPrimitives:
         if not x.shape[axis]:
             return x.new_full(shape, _nothing(x))
         inside, safe = _within(indices, x.shape[axis])
-        found = torch.index_select(x, axis, safe.reshape(-1)).reshape(shape)
+        elements = torch.index_select(x, axis, safe.reshape(-1)).reshape(shape)
         over_slices = (*indices.shape, *(1 for _ in x.shape[axis + 1 :]))
-        return torch.where(inside.reshape(over_slices), found, _nothing(x))
+        return torch.where(inside.reshape(over_slices), elements, _nothing(x))
 
     def take_along_axis(self, x: Tensor, indices: Tensor, axis: int) -> Tensor:
         axis %= x.ndim
@@ -202,10 +202,10 @@ class TorchPrimitives:
 
 
 def _theirs(dtype: DType) -> torch.dtype:
-    found = _THEIRS.get(dtype.name)
-    if found is None:
+    native = _THEIRS.get(dtype.name)
+    if native is None:
         raise lacking("PyTorch", dtype)
-    return found
+    return native
 
 
 def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +223,7 @@ def _number(value: Any, beside: Tensor) -> Any:
     return bool(value) if beside.dtype == torch.bool else int(value)
 
 
-def _ordered(x: Tensor) -> Tensor:
+def _sortable(x: Tensor) -> Tensor:
     """The array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
@@ -236,7 +236,7 @@ def _nothing(x: Tensor) -> float | bool:
 
 
 def _within(indices: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Which indices are in range, and indices that all are.
+    """Return whether indices are in range, and indices that all are.
 
     An index out of range ends a process on CUDA, so that none may reach the library.
     """
@@ -246,7 +246,7 @@ def _within(indices: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Whether nobody traces or wraps these: they have addresses."""
+    """Whether these tensors are neither traced nor wrapped, so that they have addresses."""
     return not torch.compiler.is_compiling() and all(
         type(x) in _PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         for x in tensors
@@ -254,12 +254,12 @@ def is_eager(*tensors: Tensor) -> bool:
 
 
 def is_eager_on_cpu(*tensors: Tensor) -> bool:
-    """Whether these can be looked at, at little cost: nobody traces or wraps them."""
+    """Whether reading these tensors is cheap: on the CPU, neither traced nor wrapped."""
     return all(x.is_cpu for x in tensors) and is_eager(*tensors)
 
 
 def _starts(positions: list[list[int]], keys: int) -> list[int] | None:
-    """Where the tokens of each row begin, if they follow each other and all are in range."""
+    """Return the first position of each row if positions are consecutive and in range."""
     starts = [row[0] for row in positions]
     count = len(positions[0])
     follow = count == 1 or all(row == list(range(row[0], row[0] + count)) for row in positions)

@@ -46,7 +46,7 @@ def attention(
     q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None, window:
     int | None, lengths: Array | None, soft_cap: float | None = None, sinks: Array | None = None,
 ) -> Array:  # fmt: skip
-    """The values, weighted by the softmax of the scores; zeros for a query that sees no key.
+    """Return the values, weighted by the softmax of the scores; zeros for a query that sees no key.
 
     `NotImplemented` for integers, several dtypes, heads of more than 512 numbers, values of another
     size than keys, soft caps and sinks.
@@ -137,8 +137,10 @@ def _start(
         return
     wanted = -(-4 * about.processors // rows)
     segments = max(1, min(wanted, keys // _KEYS_OF_SEGMENT, 64))
-    kept = DTYPES[accumulator_of(variant.number).name]
-    shares = buffers.new((rows * segments, size + 2) if segments > 1 else (1,), kept, context)
+    accumulator = DTYPES[accumulator_of(variant.number).name]
+    shares = buffers.new(
+        (rows * segments, size + 2) if segments > 1 else (1,), accumulator, context
+    )
     by_query = _kernel(context, variant, "attention_by_query")
     by_query(rows * segments, segments, shares.base_data, *arguments, reads=reads)
     if segments > 1:

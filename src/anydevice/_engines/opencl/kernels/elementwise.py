@@ -25,7 +25,7 @@ from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.kernels.programs import Number, bits_of, dtype_of
 
 LARGEST_INDEX = 2**31 - 1
-"""Of 32 bits."""
+"""Prefix of functions on 32 bits."""
 
 
 class Walk(Record):
@@ -46,7 +46,7 @@ class Walk(Record):
         return self.sizes + self.strides
 
     def defines(self, prefix: str) -> dict[str, object]:
-        """The definitions of the pieces of text in kernels: SIZES, STRIDES and OFFSETS."""
+        """Return the definitions of the pieces of text in kernels: SIZES, STRIDES and OFFSETS."""
         return {
             f"{prefix}SIZES": self.sizes_text,
             f"{prefix}STRIDES": self.strides_text,
@@ -58,7 +58,7 @@ class Walk(Record):
 def walk(
     shape: Ints, strides: tuple[Ints, ...], names: tuple[str, ...], item: str = "item"
 ) -> Walk:
-    """The walk through a shape from `buffers.collapsed`, with one name for each array."""
+    """Return the walk through a shape from `buffers.collapsed`, with one name for each array."""
     rank = len(shape)
     lines = [f"size_t rest_{item} = {item};"]
     for axis in range(rank - 1, 0, -1):
@@ -94,14 +94,14 @@ def is_wide(*extents: int) -> bool:
 
 
 def index_types(wide: bool) -> tuple[dict[str, object], Any]:
-    """The definitions for the type of an index, and its NumPy dtype."""
+    """Return the definitions for the type of an index, and its NumPy dtype."""
     if wide:
         return {"INDEX": "long", "UNSIGNED": "ulong"}, np.int64
     return {"INDEX": "int", "UNSIGNED": "uint"}, np.int32
 
 
 def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """One past the last element that a walk comes to."""
+    """Return one past the last element that a walk comes to."""
     steps = ((size - 1) * max(step, 0) for size, step in zip(shape, strides, strict=True))
     return start + sum(steps) + 1
 
@@ -160,11 +160,11 @@ BOOLEAN: dict[str, str] = {
     "logical_and": "a != 0 && b != 0",
     "logical_or": "a != 0 || b != 0",
 }
-"""Those that are the same for all dtypes; like those of `isnan`, their results are booleans."""
+"""Comparisons, the same for all dtypes; their results are booleans, as those of `isnan`."""
 
 
 def expression(operation: str, number: Number) -> str:
-    """The text of an operation on elements of a dtype.
+    """Return the text of an operation on elements of a dtype.
 
     Raises `UnsupportedError` if it is not defined for them.
     """
@@ -197,7 +197,7 @@ class Reading(Record):
 
 
 def reading(x: Array, number: Number, shape: Ints) -> Reading:
-    """An array that is repeated to the shape of the result."""
+    """Return an array that is repeated to the shape of the result."""
     return Reading(x, number, buffers.broadcast_strides(x, shape))
 
 
@@ -275,13 +275,13 @@ def copy(x: Array, out: Array) -> Array:
 
 
 def plain(x: Array) -> Array:
-    """The array with its elements in C order: itself where they are so already."""
+    """Return the array with its elements in C order: itself where they are so already."""
     if buffers.is_plain(x):
         return x
     return copy(x, buffers.new(x.shape, dtype_of(x), x.context))
 
 
 def filled(shape: Ints, value: Any, dtype: DType, number: Number, context: cl.Context) -> Array:
-    """A new array, every element `value`, a number of the type that `number` says."""
+    """Return a new array, every element `value`, a number of the type that `number` says."""
     out = buffers.new(shape, dtype, context)
     return run("STORE(pr, ir, value);", {}, out, number, extras=[("value", number, value)])

@@ -22,18 +22,18 @@ def _with(values: Ints, at: int, value: int) -> Ints:
 
 
 def take(x: Array, indices: Array, axis: int) -> Array:
-    """The slices of `x` at these indices; NaN or 0 for those out of range."""
+    """Return the slices of `x` at these indices; NaN or 0 for those out of range."""
     (at,) = axes_of(axis, x.ndim)
     before, after = x.shape[:at], x.shape[at + 1 :]
     shape = before + indices.shape + after
     own = buffers.strides_of(x)
     from_x = own[:at] + (0,) * indices.ndim + own[at + 1 :]
     from_indices = (0,) * at + buffers.strides_of(indices) + (0,) * len(after)
-    return _taken(x, indices, at, shape, from_x, from_indices)
+    return _gather(x, indices, at, shape, from_x, from_indices)
 
 
 def take_along_axis(x: Array, indices: Array, axis: int) -> Array:
-    """One element for each index; NaN or 0 for those out of range.
+    """Return one element for each index; NaN or 0 for those out of range.
 
     Raises `ValueError` if the shapes do not fit.
     """
@@ -44,10 +44,10 @@ def take_along_axis(x: Array, indices: Array, axis: int) -> Array:
     shape = _with(around, at, indices.shape[at])
     from_x = buffers.broadcast_strides(x, _with(around, at, x.shape[at]))
     from_x = _with(from_x, at, 0)
-    return _taken(x, indices, at, shape, from_x, buffers.broadcast_strides(indices, shape))
+    return _gather(x, indices, at, shape, from_x, buffers.broadcast_strides(indices, shape))
 
 
-def _taken(
+def _gather(
     x: Array,
     indices: Array,
     axis: int,
@@ -77,7 +77,7 @@ def _reading_of_indices(indices: Array, strides: Ints) -> Reading:
 
 
 def write(x: Array, new: Array, positions: Array) -> Array:
-    """`x` (batch, heads, keys, size) with rows replaced, in place where it is no view.
+    """Return `x` (batch, heads, keys, size) with rows replaced, in place where it is no view.
 
     A view of another array is copied first, so that the other one stays as it is. Raises
     `ValueError` if the shapes do not fit.
@@ -110,7 +110,7 @@ def write(x: Array, new: Array, positions: Array) -> Array:
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:
-    """The arrays one behind the other along an axis.
+    """Return the arrays one behind the other along an axis.
 
     Raises `ValueError` if the shapes do not fit.
     """
@@ -131,7 +131,7 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
-    """A view of the elements from `start` up to `stop` along an axis."""
+    """Return a view of the elements from `start` up to `stop` along an axis."""
     (at,) = axes_of(axis, x.ndim)
     count = max(0, -(-(stop - start) // step))
     shape = _with(x.shape, at, count)
@@ -143,7 +143,7 @@ def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Arr
 
 
 def reshaped(x: Array, shape: Ints) -> Array:
-    """The elements in C order in another shape: a view, or a copy where none would do."""
+    """Return the elements in C order in another shape: a view, or a copy where none would do."""
     if shape == x.shape:
         return x
     if not x.size:

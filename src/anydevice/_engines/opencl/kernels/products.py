@@ -96,7 +96,7 @@ class Product(Record):
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """The products of matrices (…, m, k) and (…, k, n); the axes before them broadcast.
+    """Return the products of matrices (…, m, k) and (…, k, n); the axes before them broadcast.
 
     Raises `ValueError` if the shapes do not fit.
     """
@@ -144,7 +144,7 @@ def _run(product: Product) -> None:
         return
     if not about.is_cpu:
         for tiles in _fitting(product, about):
-            if _tiled(product, tiles):
+            if _multiply_in_tiles(product, tiles):
                 return
     _panels(product)
 
@@ -166,7 +166,7 @@ def _fitting(product: Product, about: programs.Limits) -> list[Tiles]:
     return possible[-1:]
 
 
-def _tiled(product: Product, tiles: Tiles) -> bool:
+def _multiply_in_tiles(product: Product, tiles: Tiles) -> bool:
     """Compute it in tiles; false if the device does not take such large groups."""
     rows, columns, inner = product.rows, product.columns, product.inner
     edges = bool(rows % tiles.rows or columns % tiles.columns or inner % tiles.k)
@@ -208,8 +208,8 @@ def _panels(product: Product) -> None:
     context, number = product.a.context, product.number
     high = 6 if np.dtype(number.scalar).itemsize <= 4 else 3
     rows, columns, inner = product.rows, product.columns, product.inner
-    a = _packed(product, product.a, product.a_stack, product.a_steps, rows, high)
-    b = _packed(product, product.b, product.b_stack, product.b_steps, columns, 16)
+    a = _pack(product, product.a, product.a_stack, product.a_steps, rows, high)
+    b = _pack(product, product.b, product.b_stack, product.b_steps, columns, 16)
     wide = is_wide(a.size, b.size, product.out.size)
     kernel = _panel_kernel(context, number, high, wide)
     items = -(-rows // (high * _RUN)) * -(-columns // 16) * product.count
@@ -225,11 +225,11 @@ def _panel_kernel(context: cl.Context, number: Number, high: int, wide: bool) ->
     return programs.kernel(context, "matmul_panels.cl", "matmul", defines, scalars, 1)
 
 
-def _packed(product: Product, x: Array, stack: Ints, steps: Ints, across: int, width: int) -> Array:
+def _pack(product: Product, x: Array, stack: Ints, steps: Ints, across: int, width: int) -> Array:
     context, number, inner = x.context, product.number, product.inner
     panels = -(-across // width)
-    kept = accumulator_of(number)
-    packed = buffers.new((product.count, panels, inner, width), DTYPES[kept.name], context)
+    accumulator = accumulator_of(number)
+    packed = buffers.new((product.count, panels, inner, width), DTYPES[accumulator.name], context)
     count = product.count * panels * inner
     route = walk(product.stack, (stack,), ("x",), "batch")
     wide = product.wide or is_wide(packed.size)

@@ -55,7 +55,7 @@ class Limits(Record):
 
 @lru_cache(maxsize=64)
 def limits(context: cl.Context) -> Limits:
-    """The limits of the device of a context."""
+    """Return the limits of the device of a context."""
     device = context.devices[0]
     is_cpu = bool(device.type & cl.device_type.CPU)
     allowed = min(device.max_work_group_size, device.max_work_item_sizes[0])
@@ -112,16 +112,16 @@ def kernel(
     scalars: Sequence[Any],
     group: int,
 ) -> Kernel:
-    """A kernel of our files, with `GROUP` defined as the work items of a group.
+    """Return a kernel of our files, with `GROUP` defined as the work items of a group.
 
     `defines` are put before the text. `scalars` are the NumPy types of the arguments, `None` for
     buffers. The group is a power of two, and is halved until the device takes it: what a kernel
     needs of a processor is known only when it was built.
     """
     group = 1 << (min(group, limits(context).work_group).bit_length() - 1)
-    while (found := exact_kernel(context, files, name, defines, scalars, group)) is None:
+    while (made := exact_kernel(context, files, name, defines, scalars, group)) is None:
         group //= 2
-    return found
+    return made
 
 
 def exact_kernel(
@@ -132,7 +132,7 @@ def exact_kernel(
     scalars: Sequence[Any],
     group: int,
 ) -> Kernel | None:
-    """The same with groups of just this size; `None` if the device does not take them."""
+    """Return the same with groups of just this size; `None` if the device does not take them."""
     if group > limits(context).work_group:
         return None
     lines = [f"#define {key} {value}" for key, value in {**defines, "GROUP": group}.items()]
@@ -147,13 +147,13 @@ def exact_kernel(
 
 @cache
 def text(file: str) -> str:
-    """The text of one of the files in `kernels/`."""
+    """Return the text of one of the files in `kernels/`."""
     return Path(__file__).with_name(file).read_text("utf-8")
 
 
 @lru_cache(maxsize=4096)
 def program(context: cl.Context, source: str) -> Any:
-    """A built program. Warnings of the compiler are not shown."""
+    """Return a built program. Warnings of the compiler are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         return cl.Program(context, source).build(["-w"])
@@ -176,7 +176,7 @@ class Number(Record):
         return self.number in ("float", "double")
 
     def defines(self, prefix: str = "") -> dict[str, object]:
-        """The definitions of the dtype in kernels: NAME, ELEMENT, NUMBER, LOAD and STORE."""
+        """Return the definitions of the dtype in kernels: NAME, ELEMENT, NUMBER, LOAD and STORE."""
         return {
             f"{prefix}NAME": self.name,
             f"{prefix}ELEMENT": self.element,
@@ -225,29 +225,29 @@ def number_of(dtype: DType, context: cl.Context) -> Number:
 
 
 def accumulator_of(number: Number) -> Number:
-    """The dtype in which sums are kept until they are complete."""
+    """Return the dtype in which sums are kept until they are complete."""
     return _NUMBERS["float32"] if number.number == "float" else number
 
 
 def bits_of(dtype: DType) -> Number:
-    """The integers to copy elements as, whatever they are."""
+    """Return the integers to copy elements as, whatever they are."""
     if dtype.itemsize not in _BITS:
         raise no_dtype(f"OpenCL rearranges no {dtype}", "convert the array before it is placed")
     return _NUMBERS[_BITS[dtype.itemsize]]
 
 
 def scalar(value: float | int | bool, dtype: DType, number: Number) -> Any:
-    """A Python number as an argument of a kernel, rounded to the dtype of the arrays beside it."""
+    """Return a Python number as an argument of a kernel, rounded to the arrays' dtype."""
     return np.array(value).astype(dtype.numpy()).astype(number.scalar)[()]
 
 
 def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
-    """The bits of a Python number in a dtype, as an argument of a kernel that copies."""
+    """Return the bits of a Python number in a dtype, as an argument of a kernel that copies."""
     return np.array(value).astype(dtype.numpy()).view(bits_of(dtype).scalar)[()]
 
 
 def dtype_of(x: Array) -> DType:
-    """The dtype of an array."""
+    """Return the dtype of an array."""
     return known_dtype(x.dtype)
 
 

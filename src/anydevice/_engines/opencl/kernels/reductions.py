@@ -42,7 +42,7 @@ _SEGMENT = 8192
 
 
 def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
-    """The axes as integers from 0 up, each once.
+    """Return the axes as integers from 0 up, each once.
 
     Raises `ValueError` if there is none of that number.
     """
@@ -50,41 +50,41 @@ def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
     for one in named:
         if not -rank <= one < rank:
             raise ValueError(f"there is no axis {one} in an array of {rank} axes")
-    found = tuple(sorted({one % rank for one in named}))
-    if len(found) != len(named):
+    axes = tuple(sorted({one % rank for one in named}))
+    if len(axes) != len(named):
         raise ValueError(f"an axis is named twice in {named}")
-    return found
+    return axes
 
 
 def reduce(kind: str, x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
-    """The `sum`, `prod`, `max` or `min` along axes.
+    """Return the `sum`, `prod`, `max` or `min` along axes.
 
     Raises `ValueError` for the largest or smallest of nothing.
     """
     axes = axes_of(axis, x.ndim)
     dtype = dtype_of(x)
     number = number_of(dtype, x.context)
-    kept = tuple(size for at, size in enumerate(x.shape) if at not in axes)
+    outer = tuple(size for at, size in enumerate(x.shape) if at not in axes)
     gone = tuple(x.shape[at] for at in axes)
-    shape = kept
+    shape = outer
     if keepdims:
         shape = tuple(1 if at in axes else size for at, size in enumerate(x.shape))
-    if kind in ("max", "min") and not prod(gone) and prod(kept):
+    if kind in ("max", "min") and not prod(gone) and prod(outer):
         raise ValueError(f"the {kind} of no elements: axes {axes} of an array {x.shape}")
     if not prod(gone):
         return filled(shape, number.scalar(kind == "prod"), dtype, number, x.context)
     out = buffers.new(shape, dtype, x.context)
-    if prod(kept):
+    if prod(outer):
         own = buffers.strides_of(x)
         strides = tuple(step for at, step in enumerate(own) if at not in axes)
-        _run(kind, x, kept, strides, gone, tuple(own[at] for at in axes), number, out)
+        _run(kind, x, outer, strides, gone, tuple(own[at] for at in axes), number, out)
     return out
 
 
 def _run(
     kind: str,
     x: Array,
-    kept: Ints,
+    outer: Ints,
     strides: Ints,
     gone: Ints,
     steps: Ints,
@@ -92,9 +92,9 @@ def _run(
     out: Array,
 ) -> None:
     """One pass, or two where there are fewer results than the device can compute at once."""
-    kept, (strides,) = buffers.collapsed(kept, strides)
+    outer, (strides,) = buffers.collapsed(outer, strides)
     gone, (steps,) = buffers.collapsed(gone, steps)
-    outputs, count = prod(kept), prod(gone)
+    outputs, count = prod(outer), prod(gone)
     about = programs.limits(x.context)
     side_by_side = bool(strides and steps and abs(strides[-1]) < abs(steps[-1]))
     together = not about.is_cpu and about.work_group > 1 and count >= 32 and not side_by_side
@@ -108,9 +108,9 @@ def _run(
         stored = accumulator_of(number)
         result = buffers.new((outputs, segments), DTYPES[stored.name], x.context)
     start = buffers.offset_of(x)
-    far = extent(start, kept + gone, strides + steps)
+    far = extent(start, outer + gone, strides + steps)
     kernel, routes = _kernel(
-        kind, x.context, number, stored, kept, strides, gone, steps, together,
+        kind, x.context, number, stored, outer, strides, gone, steps, together,
         is_wide(far),
     )  # fmt: skip
     units = outputs * segments
@@ -156,13 +156,13 @@ def _neutral(kind: str, number: Number) -> str:
 
 
 def argmax(x: Array, axis: int) -> Array:
-    """Where the largest is along an axis.
+    """Return the index of the largest element along an axis.
 
     Raises `ValueError` if there is none, because the axis has no elements.
     """
     (at,) = axes_of(axis, x.ndim)
-    kept, own = x.shape[:at] + x.shape[at + 1 :], buffers.strides_of(x)
-    out = buffers.new(kept, INT32, x.context)
+    outer, own = x.shape[:at] + x.shape[at + 1 :], buffers.strides_of(x)
+    out = buffers.new(outer, INT32, x.context)
     if not out.size:
         return out
     if not x.size:
@@ -171,7 +171,7 @@ def argmax(x: Array, axis: int) -> Array:
     if buffers.is_plain(x) and at == x.ndim - 1 and not programs.limits(x.context).is_cpu:
         _top(x, 1, number, None, out)
         return out
-    shape, (strides,) = buffers.collapsed(kept, own[:at] + own[at + 1 :])
+    shape, (strides,) = buffers.collapsed(outer, own[:at] + own[at + 1 :])
     start, count, step = buffers.offset_of(x), x.shape[at], own[at]
     far = extent(start, (*shape, count), (*strides, step))
     route = walk(shape, (strides,), ("x",), "output")
@@ -191,9 +191,9 @@ def _argmax(context: cl.Context, number: Number, route: Walk, wide: bool) -> pro
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """The `k` largest along the last axis, largest first, and where they are.
+    """Return the `k` largest along the last axis, largest first, and where they are.
 
-    Raises `ValueError` if there are not so many.
+    Raises `ValueError` if the axis has fewer.
     """
     if not x.ndim or not 0 <= k <= x.shape[-1]:
         raise ValueError(f"there are no {k} largest along the last axis of an array {x.shape}")
@@ -229,11 +229,11 @@ def _top_kernel(
 
 
 _RUN = 16
-"""So many elements one work item puts in order."""
+"""Elements that one work item sorts."""
 
 
 def in_order(x: Array, descending: bool) -> tuple[Array, Array]:
-    """The elements of the last axis in order, and where they were; equal ones stay in their order.
+    """Sort the last axis, stably; return the elements and their indices.
 
     Runs of a few elements are merged to longer and longer ones, between two pairs of arrays.
     """

@@ -21,19 +21,19 @@ just keep runs at 0.85 of the speed of a copy, and at 0.6 of it where the rows a
 
 
 def softmax(x: Array, axis: int) -> Array:
-    """The softmax along the last axis; `NotImplemented` for any other."""
+    """Return the softmax along the last axis; `NotImplemented` for any other."""
     if not x.ndim or axis % x.ndim != x.ndim - 1:
         return NotImplemented
     return _rows("softmax", x)
 
 
 def rmsnorm(x: Array, weight: Array, eps: float) -> Array:
-    """The rows scaled to a mean square of 1, times the weight."""
+    """Return the rows scaled to a mean square of 1, times the weight."""
     return _rows("rmsnorm", x, [weight], eps)
 
 
 def layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    """The rows moved to a mean of 0 and scaled to a variance of 1, times weight, plus bias."""
+    """Return rows with mean 0 and variance 1, times weight, plus bias."""
     return _rows("layernorm", x, [weight, bias], eps)
 
 
@@ -86,12 +86,12 @@ def _kernel(
     scalars = [np.int32, None, np.int64, None, *factors, *eps]
     while True:
         items = 1 << (-(-pieces // group) - 1).bit_length()
-        kept = items if not about.is_cpu and items * width <= _PER_ITEM else 0
-        defines = {**number.defines(), "WIDTH": width, "ITEMS": kept}
+        in_registers = items if not about.is_cpu and items * width <= _PER_ITEM else 0
+        defines = {**number.defines(), "WIDTH": width, "ITEMS": in_registers}
         defines |= {"HAS_WEIGHT": int(any(present[:1])), "HAS_BIAS": int(any(present[1:]))}
-        found = programs.exact_kernel(context, "rows.cl", name, defines, scalars, group)
-        if found is not None:
-            return found
+        made = programs.exact_kernel(context, "rows.cl", name, defines, scalars, group)
+        if made is not None:
+            return made
         group //= 2
 
 

@@ -27,7 +27,7 @@ LEAST_GROUP = 16
 
 
 class DecodeTile(Record):
-    """How the work is cut: `parts` of the keys, `keys` at a time, so many warps and loads."""
+    """Tile: `parts` of the keys, `keys` at a time, `warps` of a program, `stages` of loads."""
 
     parts: int
     keys: int
@@ -36,7 +36,7 @@ class DecodeTile(Record):
 
 
 def decode_tile(pairs: int, keys: int, size: int, processors: int, shared: int) -> DecodeTile:
-    """The fastest measured for so many pairs of batch and key head, on such a device.
+    """Return the fastest measured tile for `pairs` of batch and key head.
 
     `processors` is how many programs run side by side, `shared` the fast memory of each.
     """
@@ -106,7 +106,7 @@ def decode_attention(
 
 
 @triton.jit
-def _capped(scores, soft_cap):
+def _cap_scores(scores, soft_cap):
     """Within the cap, by tanh; times the logarithm by which powers of e are powers of 2."""
     power = tl.exp2(scores * (2 * 1.4426950408889634 / soft_cap))
     return (1 - 2 / (1 + power)) * (soft_cap * 1.4426950408889634)
@@ -167,7 +167,7 @@ def _part(
         )
         scores = tl.dot(query, key) * scale
         if capped:
-            scores = _capped(scores, soft_cap)
+            scores = _cap_scores(scores, soft_cap)
         scores = tl.where(known[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])

@@ -35,7 +35,7 @@ NOT_SEEN = tl.constexpr(-1e30)
 
 
 class AttentionTile(Record):
-    """How the work is cut: at most so many `parts` of the keys, `keys` at a time, warps and loads.
+    """Tile: at most `parts` of the keys, `keys` at a time, `warps` and `stages` of loads.
 
     There are fewer parts where `per_processor` programs for each multiprocessor are enough.
     `release` is when the next launch may begin.
@@ -65,12 +65,12 @@ LARGEST_SIZE = 256
 
 
 class AttentionConfig(Record):
-    """The numbers of a layer's attention, which do not change from step to step.
+    """Constants of a layer's attention, the same for every step.
 
-    `heads` of queries share `key_heads`, each of `size` elements, of which `rotated` turn, by pairs
-    that lie side by side where `interleaved`. Cosines and sines are multiplied by `factor`, scores
-    by `scale`. `window` is how many keys are seen, the own included; `None`: all. With `ring`,
-    position p is in slot p % slots of the cache, else in slot p.
+    `heads` of queries share `key_heads`, each of `size` elements, of which rope rotates the first
+    `rotated`, neighbours as pairs if `interleaved`. Cosines and sines are multiplied by `factor`,
+    scores by `scale`. `window` is the number of visible keys, its own included; `None`: all. With
+    `ring`, position p is in slot p % slots of the cache, else in slot p.
     """
 
     heads: int
@@ -86,12 +86,12 @@ class AttentionConfig(Record):
 
 
 def usual_tile(size: int, rows: int) -> AttentionTile:
-    """The tile for heads of this size and so many rows."""
+    """Return the tile for heads of this size and this number of rows."""
     return TILES[max(64, triton.next_power_of_2(size)), min(32, padded_rows(rows))]
 
 
 def attention_parts(tile: AttentionTile, pairs: int, slots: int, processors: int) -> int:
-    """How many parts the keys of a cache are cut into, for so many pairs of row and key head.
+    """Return the number of parts of a cache's keys, for `pairs` of row and key head.
 
     >>> attention_parts(AttentionTile(parts=64, keys=128, warps=8), 8, 4096, 132)
     32
@@ -105,7 +105,7 @@ def attend(
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
-    numbers: AttentionConfig,
+    config: AttentionConfig,
     frequencies: Tensor | None = None,
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
@@ -120,7 +120,7 @@ def attend(
     result is (rows, heads × size). All tensors are contiguous. Scores and sums are float32.
     """
     rows, slots = qkv.shape[0], keys.shape[2]
-    heads, key_heads, size = numbers.heads, numbers.key_heads, numbers.size
+    heads, key_heads, size = config.heads, config.key_heads, config.size
     out = torch.empty((rows, heads * size), dtype=qkv.dtype, device=qkv.device)
     width = max(16, triton.next_power_of_2(size))
     cut = tile or usual_tile(width, rows)
@@ -131,16 +131,16 @@ def attend(
         counts = counters(qkv.device, pairs)
         averages = qkv.new_empty((pairs, parts, group, width), dtype=torch.float32)
         sums = qkv.new_empty((pairs, 2, group, parts), dtype=torch.float32)
-    window = EVERY_KEY if numbers.window is None else numbers.window
+    window = EVERY_KEY if config.window is None else config.window
     start(
         _attend, (parts, pairs), qkv.device,
         qkv, positions, keys, values, qkv if frequencies is None else frequencies,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
         averages, sums, counts, out,
-        slots, window, numbers.scale * LOG2_E, numbers.factor, numbers.eps,
+        slots, window, config.scale * LOG2_E, config.factor, config.eps,
         key_heads=key_heads, group=group, block_group=LEAST_GROUP, size=size, width=width,
-        rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
-        normed=query_norm is not None, ring=numbers.ring, block=cut.keys, parts=parts,
+        rotated=0 if frequencies is None else config.rotated, interleaved=config.interleaved,
+        normed=query_norm is not None, ring=config.ring, block=cut.keys, parts=parts,
         block_parts=triton.next_power_of_2(parts), block_members=triton.next_power_of_2(group),
         stages=cut.stages, release=cut.release, num_warps=cut.warps,
         **overlapping(qkv.device),
@@ -186,20 +186,20 @@ def _head(
 
 
 @triton.jit
-def _seen(slot, last, position, slots, window, ring: tl.constexpr):
+def _is_visible(slot, last, position, slots, window, ring: tl.constexpr):
     """Whether a slot of the cache has a key that the token attends to, its own not counted."""
-    seen = slot < last
+    visible = slot < last
     if ring:
         age = (position - slot) % slots
-        seen = seen & (age > 0) & (age < window)
-    return seen
+        visible = visible & (age > 0) & (age < window)
+    return visible
 
 
 @triton.jit
-def _add_keys(query, key, value, seen, scale, largest, total, gathered):
+def _add_keys(query, key, value, visible, scale, largest, total, gathered):
     """The running softmax average with one more tile of keys (keys, size) in it."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-    scores = tl.where(seen[None, :], scores, NOT_SEEN)
+    scores = tl.where(visible[None, :], scores, NOT_SEEN)
     larger = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - larger[:, None])
     fade = tl.exp2(largest - larger)
@@ -228,24 +228,24 @@ def _attend(
     position = tl.load(positions + row).to(tl.int32)
 
     # The keys that are there already: those of the first tile are asked for at once.
-    held = tl.maximum(tl.minimum(position, slots), 0)
+    cached = tl.maximum(tl.minimum(position, slots), 0)
     oldest = 0
     if not ring:
-        oldest = tl.maximum(tl.minimum(position - window + 1, held), 0)
-    share = tl.cdiv(tl.cdiv(held - oldest, parts), block) * block
+        oldest = tl.maximum(tl.minimum(position - window + 1, cached), 0)
+    share = tl.cdiv(tl.cdiv(cached - oldest, parts), block) * block
     first = oldest + part * share
-    last = tl.minimum(first + share, held)
-    used = tl.maximum(tl.cdiv(held - oldest, tl.maximum(share, 1)), 1)
+    last = tl.minimum(first + share, cached)
+    used = tl.maximum(tl.cdiv(cached - oldest, tl.maximum(share, 1)), 1)
     if part >= used:
-        return  # nothing is left for it, and nobody waits for it
+        return  # it has no keys, and no program waits for it
     place = tl.arange(0, width)
     inside = (place < size)[None, :]
     cache = pair.to(tl.int64) * slots * size
     slot = first + tl.arange(0, block)
-    seen = _seen(slot, last, position, slots, window, ring)
+    visible = _is_visible(slot, last, position, slots, window, ring)
     where = cache + slot[:, None] * size + place[None, :]
-    key = tl.load(keys + where, seen[:, None] & inside, 0)
-    value = tl.load(values + where, seen[:, None] & inside, 0)
+    key = tl.load(keys + where, visible[:, None] & inside, 0)
+    value = tl.load(values + where, visible[:, None] & inside, 0)
     other, couple, sign = _partner(place, rotated, interleaved)
     cosine = 1.0
     sine = 0.0
@@ -278,23 +278,25 @@ def _attend(
         own = position + single
         if ring:
             own = own % slots
-        kept = inside & (own >= 0) & (own < slots)
+        writable = inside & (own >= 0) & (own < slots)
         spot = cache + own.to(tl.int64) * size + place[None, :]
-        tl.store(keys + spot, new, kept)
-        tl.store(values + spot, fresh, kept)
+        tl.store(keys + spot, new, writable)
+        tl.store(values + spot, fresh, writable)
         largest = tl.sum(query.to(tl.float32) * new.to(tl.float32), 1) * scale
         total += 1.0
         gathered += fresh.to(tl.float32)
 
-    largest, total, gathered = _add_keys(query, key, value, seen, scale, largest, total, gathered)
+    largest, total, gathered = _add_keys(
+        query, key, value, visible, scale, largest, total, gathered
+    )
     for at in tl.range(first + block, last, block, num_stages=stages):
         slot = at + tl.arange(0, block)
-        seen = _seen(slot, last, position, slots, window, ring)
+        visible = _is_visible(slot, last, position, slots, window, ring)
         where = cache + slot[:, None] * size + place[None, :]
-        key = tl.load(keys + where, seen[:, None] & inside, 0)
-        value = tl.load(values + where, seen[:, None] & inside, 0)
+        key = tl.load(keys + where, visible[:, None] & inside, 0)
+        value = tl.load(values + where, visible[:, None] & inside, 0)
         largest, total, gathered = _add_keys(
-            query, key, value, seen, scale, largest, total, gathered
+            query, key, value, visible, scale, largest, total, gathered
         )
 
     end(overlap, release)
@@ -337,7 +339,7 @@ def _put_together(
     line = part[:, None, None] * group + member[None, :, None]
     spot = averages + line * width + place[None, None, :]
     here = (part < used)[:, None] & known[None, :]
-    found = tl.load(spot, here[:, :, None], 0, cache_modifier=".cg")
+    averages_of_parts = tl.load(spot, here[:, :, None], 0, cache_modifier=".cg")
     highest = sums + member[None, :] * parts + part[:, None]
     high = tl.load(highest, here, NOT_SEEN, cache_modifier=".cg")
     each = tl.arange(0, block_parts)
@@ -347,12 +349,14 @@ def _put_together(
     count = tl.load(state + group * parts, there, 0, cache_modifier=".cg")
     top = tl.max(every, 1)
     total = tl.sum(count * tl.exp2(every - top[:, None]), 1)
-    result = tl.sum(found * tl.exp2(high - top[None, :])[:, :, None], 0)
+    result = tl.sum(averages_of_parts * tl.exp2(high - top[None, :])[:, :, None], 0)
     for first in range(several, used, several):
         here = (first + part < used)[:, None] & known[None, :]
-        found = tl.load(spot + first * group * width, here[:, :, None], 0, cache_modifier=".cg")
+        averages_of_parts = tl.load(
+            spot + first * group * width, here[:, :, None], 0, cache_modifier=".cg"
+        )
         high = tl.load(highest + first, here, NOT_SEEN, cache_modifier=".cg")
-        result += tl.sum(found * tl.exp2(high - top[None, :])[:, :, None], 0)
+        result += tl.sum(averages_of_parts * tl.exp2(high - top[None, :])[:, :, None], 0)
     # Beyond the group, sums are 0.
     whole = (result / tl.where(known, total, 1.0)[:, None]).to(target.dtype.element_ty)
     spot = target + member[:, None] * size + place[None, :]

@@ -39,13 +39,12 @@ Release = Literal["first", "waited", "last"]
 
 
 class ProductTile(Record):
-    """How a product is cut: so many outputs for a program, inputs at a time, by so many warps.
+    """Tile of a product: `outputs` of a program, `inputs` at a time, by `warps`.
 
-    `stages` is how many loads are in flight. With `splits`, so many programs share the inputs of
-    one output, and the last of them adds up. `inside` says whether the norm is computed in the
-    product or in a launch before it. With `ahead`, all weights of a program are asked into the
-    cache before the wait, and not the first tile alone. `release` is when the next launch may
-    begin to take what is free of the device.
+    `stages` loads are in flight. `splits` programs share the inputs of one output (split-K), and
+    the last of them adds up. `inside`: the norm is computed in the product, not in a launch before
+    it. `ahead`: all weights of a program are prefetched into the cache before the wait, not the
+    first tile alone. `release` is when the next launch may start.
     """
 
     outputs: int
@@ -88,7 +87,7 @@ NORM_WARPS = 8
 
 
 def padded_rows(rows: int) -> int:
-    """One row as it is; more as many as the matrix units take.
+    """Return one row as it is; more as many as the matrix units take.
 
     >>> padded_rows(1), padded_rows(3), padded_rows(17)
     (1, 16, 32)
@@ -99,7 +98,7 @@ def padded_rows(rows: int) -> int:
 def fitting(
     tile: ProductTile, rows: int, inputs: int, sides: int, half: bool, shared: int
 ) -> ProductTile:
-    """The tile for a smaller weight, or a device with less fast memory, of which `shared` is there.
+    """Fit a tile to a smaller weight, or to `shared` bytes of fast memory.
 
     `sides` is 2 where the product is gated. In float16 (`half`), `x` times the norm may overflow
     before it is divided by the root, unless it is float32 as for one row.
@@ -130,7 +129,7 @@ def product(
     tiles: ProductTiles | None = None,
     in_order: bool = False,
 ) -> Tensor:
-    """`x` (rows, inputs), normed by `norm` (inputs,), times `weight` (outputs, inputs), and more.
+    """Multiply `x` (rows, inputs), normed by `norm` (inputs,), with `weight` (outputs, inputs).
 
     `bias` is added. `gated`: the weight has the rows of the gates first and then as many others,
     and the result is silu(gate) × other. `residual` (rows, outputs) is added to `factor` times
@@ -170,7 +169,7 @@ def product(
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The root-mean-square norm of each row, in a launch of its own within the chain."""
+    """Return the root-mean-square norm of each row, in a launch of its own within the chain."""
     out = torch.empty_like(x)
     start(
         _norm, (x.shape[0],), x.device, x, weight, out, x.shape[1], eps,
@@ -318,7 +317,7 @@ def _columns(x, row, place, rows, last, inputs: tl.constexpr):
 
 
 @triton.jit
-def _scaled(squares, value, scale):
+def _scale_tile(squares, value, scale):
     """The sums of squares with those of a tile, and the tile times the norm's weight."""
     wide = value.to(tl.float32)
     return squares + wide * wide, (wide * scale[:, None]).to(value.dtype)
@@ -356,7 +355,7 @@ def _some_rows(
     sums = tl.zeros([block_outputs, block_rows], tl.float32)
     value = _columns(x, row, place, rows, last, inputs)
     if normed:
-        squares, value = _scaled(tl.zeros([block, block_rows], tl.float32), value, scale)
+        squares, value = _scale_tile(tl.zeros([block, block_rows], tl.float32), value, scale)
     sums = tl.dot(tile, value, sums, input_precision="ieee")
     if gated:
         sums_of_others = tl.zeros([block_outputs, block_rows], tl.float32)
@@ -366,7 +365,7 @@ def _some_rows(
         value = _columns(x, row, there, rows, last, inputs)
         if normed:
             scale = _values(norm, there, last, even)
-            squares, value = _scaled(squares, value, scale)
+            squares, value = _scale_tile(squares, value, scale)
         tile = _weights(line, there, known, last, even)
         sums = tl.dot(tile, value, sums, input_precision="ieee")
         if gated:
@@ -376,7 +375,7 @@ def _some_rows(
     end(overlap, release)
     is_last = True
     if splits > 1:
-        # Each split leaves its sums; whoever comes last adds them all up, always in one order.
+        # Each split leaves its sums; the last one adds them all up, always in one order.
         spot = output[:, None] * block_rows + row[None, :]
         size = outputs * block_rows
         tl.store(partial + split * size + spot, sums, known[:, None])

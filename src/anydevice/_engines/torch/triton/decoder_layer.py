@@ -43,7 +43,7 @@ def decoder_layer(
     tiles: ProductTiles | None = None,
     attention_tile: AttentionTile | None = None,
 ) -> Tensor:
-    """What the layer makes of `x` (rows, 1, hidden); its cache is changed in place.
+    """Apply the layer to `x` (rows, 1, hidden); its cache is changed in place.
 
     `positions` (rows,) says where the tokens stand; `keys` and `values` are (rows, kv heads, slots,
     size). `frequencies` and `rope_factor` are those of `_core/rope_scaling.py`.

@@ -28,7 +28,7 @@ MOST_ROWS = 8
 MOST_NORMED_ROWS = 64
 """The most rows of `x` for which `final_logits` is."""
 LAYER_ARGUMENTS = 15
-"""What `prompt_layer` takes behind `x`, the last one included, which may be left out."""
+"""Number of arguments of `prompt_layer` after `x`, with the optional last one."""
 LEAST_WEIGHT = 2**20
 """The fewest elements of a weight for which our own kernel is faster."""
 
@@ -200,13 +200,13 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         or not (x.is_contiguous() and weight.is_contiguous())
     ):
         return NotImplemented
-    return _run("rmsnorm", _differentiated(x, weight), x, weight, eps)
+    return _run("rmsnorm", _needs_gradient(x, weight), x, weight, eps)
 
 
 def _softmax(x: Tensor, axis: int) -> Tensor:
     if not _serves(x) or not x.ndim or axis not in (-1, x.ndim - 1) or not x.is_contiguous():
         return NotImplemented
-    return _run("softmax", torch.compiler.is_compiling() or _differentiated(x), x)
+    return _run("softmax", torch.compiler.is_compiling() or _needs_gradient(x), x)
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
         or not (_has_rows(gate) and _has_rows(up))
     ):
         return NotImplemented
-    return _run("swiglu", _differentiated(gate, up), gate, up)
+    return _run("swiglu", _needs_gradient(gate, up), gate, up)
 
 
 def _rope(
@@ -235,7 +235,7 @@ def _rope(
         return NotImplemented
     frozen = () if scaling is None else tuple(sorted(scaling.items()))
     steps, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
-    return _run("rope", _differentiated(x), x, positions, steps, factor, interleaved, False)
+    return _run("rope", _needs_gradient(x), x, positions, steps, factor, interleaved, False)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -251,7 +251,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     ):
         return NotImplemented
     rows = x.reshape(-1, inputs)
-    as_operator = torch.compiler.is_compiling() or _differentiated(x, weight, bias)
+    as_operator = torch.compiler.is_compiling() or _needs_gradient(x, weight, bias)
     return _run("linear", as_operator, rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
@@ -272,7 +272,7 @@ def _attention(
         or size not in _SIZES
         or v.shape[-1] != size
         or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-        or _differentiated(q, k, v, sinks)
+        or _needs_gradient(q, k, v, sinks)
     ):
         return NotImplemented
     factor = size**-0.5 if scale is None else scale
@@ -287,7 +287,7 @@ def _cache_write(cache: Tensor, new: Tensor, positions: Tensor) -> Tensor:
         or positions.dtype not in _INTEGERS
         or 0 in cache.stride()
         or not (cache.stride(-1) == 1 and new.stride(-1) == 1)
-        or _differentiated(cache, new)
+        or _needs_gradient(cache, new)
     ):
         return NotImplemented
     return _kernel("cache_write")(cache, new, positions)
@@ -300,7 +300,7 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
         or ids.dtype not in _INTEGERS
         or weight.stride(1) != 1
         or not ids.is_contiguous()
-        or _differentiated(weight)
+        or _needs_gradient(weight)
     ):
         return NotImplemented
     return _kernel("embedding")(weight, ids)
@@ -333,11 +333,11 @@ def _decoder_layer(*arguments: Any) -> Any:
 def _prompt_layer(x: Tensor, *others: Any) -> Any:
     from anydevice._engines.torch.triton.prompt_layer import fits, prompt_layer
 
-    *given, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
+    *arguments, only = others if len(others) == LAYER_ARGUMENTS else (*others, None)
     if only is not None and not _serves(x, only):
         return NotImplemented
     layer = partial(prompt_layer, only=only)
-    return _whole_layer(layer, partial(fits, only=only), x, *given)
+    return _whole_layer(layer, partial(fits, only=only), x, *arguments)
 
 
 def _whole_layer(
@@ -348,15 +348,15 @@ def _whole_layer(
 ) -> Any:  # fmt: skip
     weights = attention_norm, qkv, output, mlp_norm, gate_up, down
     others = qkv_bias, output_bias, query_norm, key_norm
-    given = [one for one in (*weights, *others) if one is not None]
+    present = [one for one in (*weights, *others) if one is not None]
     if (
         x.dtype not in _HALF
         or torch.compiler.is_compiling()
-        or not _serves(x, positions, keys, values, *given)
+        or not _serves(x, positions, keys, values, *present)
         or positions.dtype not in _INTEGERS
         or depends_on_length(dict(numbers.scaling))
-        or _differentiated(x, keys, values, *given)
-        or not fits(x, positions, keys, values, given, numbers)
+        or _needs_gradient(x, keys, values, *present)
+        or not fits(x, positions, keys, values, present, numbers)
     ):
         return NotImplemented
     steps, factor = None, 1.0
@@ -374,7 +374,7 @@ def _final_logits(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
         or not (x.ndim == 2 and 1 <= x.shape[0] <= MOST_NORMED_ROWS)
         or not x.dtype == norm.dtype == head.dtype
         or not (x.is_contiguous() and norm.is_contiguous() and head.is_contiguous())
-        or _differentiated(x, norm, head)
+        or _needs_gradient(x, norm, head)
     ):
         return NotImplemented
     return _kernel("final_logits")("head", x, head, norm=norm, eps=eps)
@@ -408,7 +408,7 @@ def _has_rows(x: Tensor) -> bool:
         return False
 
 
-def _differentiated(*tensors: Tensor) -> bool:
+def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -417,9 +417,9 @@ def _frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
 ) -> tuple[Tensor, float]:
     """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
-    found, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
+    frequency, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
     with torch.inference_mode(False):  # it is kept, and a gradient may need it later
-        return torch.tensor(found, dtype=torch.float32, device=device), float(factor)
+        return torch.tensor(frequency, dtype=torch.float32, device=device), float(factor)
 
 
 UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
@@ -436,10 +436,10 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "swiglu": _swiglu,
 }
-"""The kernels whether or not they are trusted: for whoever is to find that out."""
+"""The kernels, trusted or not, for their verification."""
 
 
-def _trusted(name: str, x: Tensor, *arguments: Any) -> Any:
+def _run_trusted(name: str, x: Tensor, *arguments: Any) -> Any:
     device = f"{_GPU}:{x.device.index or 0}"  # as anydevice names it; PyTorch calls both CUDA
     if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), device):
         return NotImplemented
@@ -449,7 +449,7 @@ def _trusted(name: str, x: Tensor, *arguments: Any) -> Any:
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
-    name: partial(_trusted, name) for name in UNTRUSTED_KERNELS
+    name: partial(_run_trusted, name) for name in UNTRUSTED_KERNELS
 }
 """The kernels that may be used: those that `_engines/trust.py` has."""
 

@@ -37,7 +37,7 @@ def start(
 
 @cache
 def overlapping(device: torch.device) -> dict[str, Any]:
-    """The options of a kernel that may begin before the one ahead of it has ended.
+    """Return the options of a kernel that may begin before the one ahead of it has ended.
 
     It waits, before it touches what that one may have written, until that one has ended; what is
     gained is the time that starting takes. NVIDIA's devices can from compute capability 9.0 on.
@@ -76,7 +76,7 @@ def most_warps(device: torch.device) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """The bytes of fast memory that one program can have."""
+    """Return the bytes of fast memory that one program can have."""
     if device.type != "cuda":
         return 2**20
     facts = torch.cuda.get_device_properties(device)
@@ -85,25 +85,25 @@ def shared_memory(device: torch.device) -> int:
 
 
 def counters(device: torch.device, count: int) -> Tensor:
-    """So many int32 counters on a device, all 0, which a kernel must leave at 0.
+    """Return int32 counters on a device, all 0, which a kernel must leave at 0.
 
     Launches of one stream share them, for they come one after the other. A CUDA graph has its own,
-    for it may run beside others: whoever captures one does it within `own_counters`.
+    for it may run beside others: capture one within `own_counters`.
     """
-    kept = _own.counters
-    if kept is None:
+    by_device = _own.counters
+    if by_device is None:
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        kept = _counters.setdefault(stream, {})
-    found = kept.get(device)
-    if found is None or found.numel() < count:
+        by_device = _counters.setdefault(stream, {})
+    tensor = by_device.get(device)
+    if tensor is None or tensor.numel() < count:
         size = max(count, MOST_COUNTERS)
-        found = kept[device] = torch.zeros(size, dtype=torch.int32, device=device)
-    return found
+        tensor = by_device[device] = torch.zeros(size, dtype=torch.int32, device=device)
+    return tensor
 
 
 @contextmanager
 def own_counters() -> Iterator[dict[torch.device, Tensor]]:
-    """A block in which this thread's launches count in tensors of their own, which it is given.
+    """Give this thread's launches counters of their own within the block.
 
     They must be there before a CUDA graph is captured: run what it is to do once, in the block.
     """
@@ -127,7 +127,7 @@ MOST_COUNTERS = 4096
 def fetch_ahead(start, size):
     """Ask for `size` bytes of memory (a multiple of 16, as is `start`) to be brought nearer.
 
-    What is brought is not read: whoever writes there before it is needed changes it. So a kernel
+    Prefetched bytes are not read: a write before they are needed still counts. So a kernel
     that still waits for the one ahead of it may ask already. Compute capability 9.0 and later.
     """
     tl.inline_asm_elementwise(

@@ -19,7 +19,7 @@ PADDED_ROWS = tl.constexpr(16)
 
 
 class MatvecTile(Record):
-    """How the work is cut: so many outputs for a program, inputs at a time, warps and loads."""
+    """Tile: `outputs` of a program, `inputs` at a time, `warps`, `stages` of loads."""
 
     outputs: int
     inputs: int
@@ -28,7 +28,7 @@ class MatvecTile(Record):
 
 
 def matvec_tile(rows: int, outputs: int, inputs: int) -> MatvecTile:
-    """The fastest measured for so many rows and a weight of this shape."""
+    """Return the fastest measured tile for this number of rows and a weight of this shape."""
     if rows > 1:
         return MatvecTile(16, 256 if inputs % 256 == 0 else 128, 2, stages=4)
     if inputs > 8192:
@@ -43,7 +43,7 @@ def matvec(
     tile: MatvecTile | None = None,
     overlap: bool = True,
 ) -> Tensor:
-    """`x` (rows, inputs) times the transposed `weight` (outputs, inputs), plus `bias` (outputs,).
+    """Return `x` (rows, inputs) times the transpose of `weight` (outputs, inputs), plus `bias`.
 
     At most eight rows. The rows of `x` and `weight` must be contiguous, one by one. Sums are
     float32, rounded once.

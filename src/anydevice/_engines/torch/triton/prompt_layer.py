@@ -35,7 +35,7 @@ from anydevice._engines.torch.triton.rows import rmsnorm, swiglu
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
 TOKENS, HEADS, WARPS = 16, 8, 4
-"""So many tokens and heads for a program that turns them, by so many warps."""
+"""Tokens and heads of a program that rotates them, and its warps."""
 
 
 def prompt_layer(
@@ -58,19 +58,19 @@ def prompt_layer(
     rope_factor: float,
     only: Tensor | None,
 ) -> Tensor:
-    """What the layer makes of `x` (rows, tokens, hidden); `x` and the cache are overwritten.
+    """Apply the layer to `x` (rows, tokens, hidden); `x` and the cache are overwritten.
 
     `positions` (rows,) says where the first token of each row stands; tokens see those of their row
     up to themselves, and none that were in the cache. The rest is as in `decoder_layer`.
 
     With `only` (rows,), that token of each row alone has a result, (rows, 1, hidden): after the
-    last layer nobody asks for the others. They have their keys and values in the cache.
+    last layer the others are not needed. They have their keys and values in the cache.
     """
     rows, tokens, hidden = x.shape
     if only is not None:
-        asked = numbers.heads * numbers.size
-        bias = None if qkv_bias is None else qkv_bias[asked:]
-        y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv[asked:], bias)
+        query_width = numbers.heads * numbers.size
+        bias = None if qkv_bias is None else qkv_bias[query_width:]
+        y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv[query_width:], bias)
         turned(
             y, positions, keys, values, replace(numbers, heads=0), frequencies, rope_factor,
             query_norm, key_norm,
@@ -188,7 +188,7 @@ def _turn(
         cosine = tl.where(rotates[None, :], cosine * factor, 1.0)
     line = (row * tokens + token)[:, None]
     inside = known & (place < size)[None, :]
-    kept = inside & ((position >= 0) & (position < slots))[:, None]
+    writable = inside & ((position >= 0) & (position < slots))[:, None]
     for number in range(some):
         head = tl.program_id(1) * some + number
         source = qkv + (line * (heads + 2 * kv_heads) + head) * size
@@ -207,11 +207,11 @@ def _turn(
             if heads > 0:
                 tl.store(target, value.to(out.dtype.element_ty), inside)
             slot = (row * kv_heads + head - heads) * slots + position[:, None]
-            tl.store(keys + slot * size + place[None, :], value.to(out.dtype.element_ty), kept)
+            tl.store(keys + slot * size + place[None, :], value.to(out.dtype.element_ty), writable)
         elif head < heads + 2 * kv_heads:
             fresh = tl.load(source + place[None, :], inside, 0)
             slot = (row * kv_heads + head - heads - kv_heads) * slots + position[:, None]
-            tl.store(values + slot * size + place[None, :], fresh, kept)
+            tl.store(values + slot * size + place[None, :], fresh, writable)
 
 
 def fits(

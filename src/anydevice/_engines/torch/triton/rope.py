@@ -17,7 +17,7 @@ from anydevice._engines.torch.triton.launch import start
 
 
 class RopeTile(Record):
-    """How the work is cut: so many tokens and so many heads for a program, by so many warps."""
+    """Tile: `tokens` and `heads` of a program, and its `warps`."""
 
     tokens: int
     heads: int
@@ -25,7 +25,7 @@ class RopeTile(Record):
 
 
 def rope_tile(heads: int, tokens: int, size: int, by_token: bool) -> RopeTile:
-    """The fastest measured for so many heads and tokens; `by_token` as they lie in memory."""
+    """Return the fastest measured tile; `by_token`: a token's heads are neighbours in memory."""
     rows = max(1, 4096 // triton.next_power_of_2(size))
     if by_token:
         return RopeTile(1, min(triton.next_power_of_2(heads), rows), 4)
@@ -42,7 +42,7 @@ def rope(
     backward: bool = False,
     tile: RopeTile | None = None,
 ) -> Tensor:
-    """`x` (batch, heads, tokens, size) turned by `positions` × `frequencies`, times `factor`.
+    """Rotate `x` (batch, heads, tokens, size) by `positions` × `frequencies`, times `factor`.
 
     `positions` is (tokens,) or (batch, tokens), `frequencies` float32 (size / 2,). The last axis of
     `x` must be contiguous. `backward` turns the other way, as the gradient must be. Angles,

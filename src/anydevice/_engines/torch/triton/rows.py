@@ -21,10 +21,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class RowTile(Record):
-    """How the work is cut: `rows` and `columns` at a time, by so many warps.
+    """Tile: `rows` and `columns` at a time, by `warps`.
 
     With `ahead`, one program for each multiprocessor goes through the rows one by one, with the
-    loads of so many further ones in flight; without, every tile of rows has its own program.
+    `stages` of loads in flight; without, every tile of rows has its own program.
     """
 
     rows: int
@@ -34,7 +34,7 @@ class RowTile(Record):
 
 
 def rmsnorm_tile(columns: int, itemsize: int) -> RowTile:
-    """The fastest measured for rows of this length."""
+    """Return the fastest measured for rows of this length."""
     width = triton.next_power_of_2(max(columns, 1))
     if width * itemsize > LONGEST_ROW:
         return RowTile(1, 8192, 16)
@@ -43,7 +43,7 @@ def rmsnorm_tile(columns: int, itemsize: int) -> RowTile:
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float, tile: RowTile | None = None) -> Tensor:
-    """`x` over the root of the mean of its squares, times `weight`; `x` must be contiguous.
+    """Return `x` over the root of the mean of its squares, times `weight`; `x` must be contiguous.
 
     The numbers are float32 in between and are rounded once.
     """
@@ -96,7 +96,7 @@ def _rmsnorm_long_row(
 
 
 def softmax_tile(columns: int, itemsize: int, shared: int, warps: int = 32) -> RowTile:
-    """The fastest measured for rows of this length.
+    """Return the fastest measured for rows of this length.
 
     `shared` is the fast memory that a program can have, `warps` the most of them that it can.
     """
@@ -210,7 +210,7 @@ SWIGLU_TILE = RowTile(1, 1024, 4)
 
 
 def swiglu(gate: Tensor, up: Tensor, tile: RowTile = SWIGLU_TILE) -> Tensor:
-    """`silu(gate) * up` in float32, rounded once, as a contiguous tensor.
+    """Return `silu(gate) * up` in float32, rounded once, as a contiguous tensor.
 
     Each operand is a matrix, or looks like one when all axes but the last are taken as one, whose
     rows are contiguous.

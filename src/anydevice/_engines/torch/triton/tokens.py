@@ -1,4 +1,4 @@
-"""What a step does with its tokens: embeds them, puts keys and values into a cache, draws the next.
+"""Kernels for the tokens of a step: embedding, cache writes, and drawing the next token.
 
 Each is one launch, where a library takes several, or some hundred for a draw from the likeliest.
 
@@ -23,7 +23,7 @@ from anydevice._engines.torch.triton.launch import counters, overlapping, start
 
 
 class WriteTile(Record):
-    """How the work is cut: so many tokens of a head for a program, by so many warps."""
+    """Tile: `tokens` of a head for a program, by `warps`."""
 
     tokens: int
     warps: int
@@ -35,7 +35,7 @@ WRITE_TILE = WriteTile(32, 4)
 def cache_write(
     cache: Tensor, new: Tensor, positions: Tensor, tile: WriteTile = WRITE_TILE
 ) -> Tensor:
-    """`cache` (batch, heads, slots, size) itself, with `new` (batch, heads, tokens, size) in it.
+    """Write `new` (batch, heads, tokens, size) into `cache` (batch, heads, slots, size); return it.
 
     `positions`, (tokens,) or (batch, tokens), says in which slot; what is outside is left out. The
     last axes of cache and new are contiguous.
@@ -58,7 +58,7 @@ EMBEDDING_COLUMNS, EMBEDDING_WARPS = 1024, 4
 
 
 def embedding(weight: Tensor, ids: Tensor) -> Tensor:
-    """The rows of `weight` (rows, size) for contiguous ids, (…, size); NaN where there is none."""
+    """Return the rows of `weight` (rows, size) for contiguous ids; NaN for ids out of range."""
     count, size = weight.shape
     out = weight.new_empty((*ids.shape, size))
     if not out.numel():
@@ -102,9 +102,9 @@ def _write(
 
 COLUMNS, FEW, FEWEST_WARPS, MOST_WARPS = 32768, 8192, 4, 16
 PART, PART_WARPS = 1024, 4
-"""So many logits for a program of a draw from all of them, and its warps."""
+"""Logits of a program of a draw from all of them, and its warps."""
 NO_TOKEN = tl.constexpr(-1)
-"""What is drawn where a logit is NaN or infinite."""
+"""The result of a draw if a logit is NaN or infinite."""
 
 
 def draw_token(
@@ -117,7 +117,7 @@ def draw_token(
     min_p: bool,
     constants: tuple[int, ...],
 ) -> Tensor:
-    """The token (rows,) int32 that is drawn from logits (rows, vocabulary), whose rows are whole.
+    """Draw a token (rows,) int32 from logits (rows, vocabulary), whose rows are contiguous.
 
     `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`; with `greedy`
     they mean nothing, and the likeliest token is taken, the first of several. `constants` are the
@@ -129,9 +129,9 @@ def draw_token(
     by_seed, by_place, by_token, between, rounds, halvings, faintest = constants
     if not top_p and not min_p:
         parts = triton.cdiv(columns, PART)
-        found = torch.empty((rows, 3, parts), dtype=torch.float32, device=logits.device)
+        winners = torch.empty((rows, 3, parts), dtype=torch.float32, device=logits.device)
         start(
-            _draw_parts, (parts, rows), logits.device, logits, numbers, seeds, place, out, found,
+            _draw_parts, (parts, rows), logits.device, logits, numbers, seeds, place, out, winners,
             out if parts == 1 else counters(logits.device, rows), columns, logits.stride(0),
             by_seed, by_place, by_token, between, greedy=greedy, rounds=rounds, block=PART,
             parts=parts, block_parts=triton.next_power_of_2(parts), num_warps=PART_WARPS,
@@ -150,7 +150,7 @@ def draw_token(
 
 
 @triton.jit
-def _mixed(x, between, rounds: tl.constexpr):
+def _mix(x, between, rounds: tl.constexpr):
     for number in tl.static_range(rounds):
         x = x * (x * 2 + 1) + (between + number)
     return x
@@ -159,7 +159,7 @@ def _mixed(x, between, rounds: tl.constexpr):
 @triton.jit
 def _noise(key, token, by_token, between, rounds: tl.constexpr):
     """Gumbel noise, by arithmetic on 32-bit integers that wraps around."""
-    number = _mixed(token * by_token + key, between, rounds) * (key * 2 + 1)
+    number = _mix(token * by_token + key, between, rounds) * (key * 2 + 1)
     number = tl.where(number < 0, -1 - number, number)
     v = (number.to(tl.float32) + 0.5) * 4.656612873077393e-10
     series = v * (v * (v * 0.3333333333333333 + 0.5) + 1.0)
@@ -169,7 +169,7 @@ def _noise(key, token, by_token, between, rounds: tl.constexpr):
 
 @triton.jit(do_not_specialize=["by_seed", "by_place", "by_token", "between"])
 def _draw_parts(
-    logits, numbers, seeds, places, out, found, counts, columns, step,
+    logits, numbers, seeds, places, out, winners, counts, columns, step,
     by_seed, by_place, by_token, between, greedy: tl.constexpr, rounds: tl.constexpr,
     block: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
@@ -182,8 +182,8 @@ def _draw_parts(
         tl.extra.cuda.gdc_launch_dependents()
     if not greedy:  # of what no launch of this step changes
         inverse = tl.load(numbers)
-        key = _mixed(tl.load(seeds + row) * by_seed, between, rounds)
-        key = _mixed(key + tl.load(places + row) * by_place, between, rounds)
+        key = _mix(tl.load(seeds + row) * by_seed, between, rounds)
+        key = _mix(key + tl.load(places + row) * by_place, between, rounds)
         noise = _noise(key, place, by_token, between, rounds)
     if overlap:
         tl.extra.cuda.gdc_wait()
@@ -191,11 +191,11 @@ def _draw_parts(
     x = x.to(tl.float32)
     total = tl.sum(tl.where(place < columns, x, 0.0), 0)
     top = tl.max(x, 0)
-    # In this order, as in `_scaled`; what the others found comes to it later.
+    # In this order, as in `_scale_row`; what the others found comes to it later.
     score = (x - top) * inverse + noise
     best = tl.max(score, 0)
     token = tl.min(tl.where((score == best) & (place < columns), place, 2147483647), 0)
-    spot = found + row * 3 * parts + part
+    spot = winners + row * 3 * parts + part
     # Tokens as float32: exact up to 16 million.
     tl.store(spot, top)
     tl.store(spot + parts, best)
@@ -209,7 +209,7 @@ def _draw_parts(
             tl.store(counts + row, 0)
         each = tl.arange(0, block_parts)
         there = each < parts
-        lines = found + row * 3 * parts + each
+        lines = winners + row * 3 * parts + each
         tops = tl.load(lines, there, float("-inf"), cache_modifier=".cg")
         bests = tl.load(lines + parts, there, float("-inf"), cache_modifier=".cg")
         tokens = tl.load(lines + 2 * parts, there, 0, cache_modifier=".cg")
@@ -221,14 +221,14 @@ def _draw_parts(
 
 
 @triton.jit
-def _loaded(line, place, columns):
+def _load_row(line, place, columns):
     return tl.load(line + place, place < columns, float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def _scaled(line, place, columns, inverse, top):
+def _scale_row(line, place, columns, inverse, top):
     # In this order: of a product and a sum the compiler makes one, and the largest were not quite 0
-    return (_loaded(line, place, columns) - top) * inverse
+    return (_load_row(line, place, columns) - top) * inverse
 
 
 @triton.jit
@@ -248,35 +248,35 @@ def _draw(
     line = logits + (tl.program_id(0).to(tl.int64) + tl.arange(0, 1)[:, None]) * step
     column = tl.arange(0, block)[None, :]
     inverse = tl.load(numbers + tl.arange(0, 1)[:, None])
-    kept = _loaded(line, column, columns)
-    top = tl.max(kept, 1)[:, None]
-    total = tl.sum(tl.where(column < columns, kept, 0.0), 1)[:, None]
+    resident = _load_row(line, column, columns)
+    top = tl.max(resident, 1)[:, None]
+    total = tl.sum(tl.where(column < columns, resident, 0.0), 1)[:, None]
     if not whole:
         for first in range(block, columns, block):
-            more = _loaded(line, first + column, columns)
+            more = _load_row(line, first + column, columns)
             top = tl.maximum(top, tl.max(more, 1)[:, None])
             total += tl.sum(tl.where(first + column < columns, more, 0.0), 1)[:, None]
-    kept = (kept - top) * inverse
+    resident = (resident - top) * inverse
 
     low = tl.full([1, 1], faintest, tl.float32)
     high = tl.zeros([1, 1], tl.float32)
     if top_p:
-        wanted = _above(kept, float("-inf"))
+        wanted = _above(resident, float("-inf"))
         if not whole:
             for first in range(block, columns, block):
-                more = _scaled(line, first + column, columns, inverse, top)
+                more = _scale_row(line, first + column, columns, inverse, top)
                 wanted += _above(more, float("-inf"))
         wanted *= tl.load(numbers + 1 + tl.arange(0, 1)[:, None])
         for _ in range(halvings // 2):  # two at once: each takes all logits
             middle = (low + high) * 0.5
             left = (low + middle) * 0.5
             right = (middle + high) * 0.5
-            in_left = _above(kept, left)
-            in_middle = _above(kept, middle)
-            in_right = _above(kept, right)
+            in_left = _above(resident, left)
+            in_middle = _above(resident, middle)
+            in_right = _above(resident, right)
             if not whole:
                 for first in range(block, columns, block):
-                    more = _scaled(line, first + column, columns, inverse, top)
+                    more = _scale_row(line, first + column, columns, inverse, top)
                     in_left += _above(more, left)
                     in_middle += _above(more, middle)
                     in_right += _above(more, right)
@@ -288,15 +288,15 @@ def _draw(
                 tl.where(in_middle >= wanted, tl.where(reached, high, right), upper),
             )
 
-    key = _mixed(tl.load(seeds + row)[:, None] * by_seed, between, rounds)
-    key = _mixed(key + tl.load(places + row)[:, None] * by_place, between, rounds)
+    key = _mix(tl.load(seeds + row)[:, None] * by_seed, between, rounds)
+    key = _mix(key + tl.load(places + row)[:, None] * by_place, between, rounds)
     distance = tl.load(numbers + 2 + tl.arange(0, 1)[:, None])
     best = tl.full([1, 1], float("-inf"), tl.float32)
     token = tl.zeros([1, 1], tl.int32)
     near = tl.arange(0, few)[None, :]
     for first in range(0, columns, few):  # read again: with its noise, a tile takes more registers
         place = first + near
-        x = _scaled(line, place, columns, inverse, top)
+        x = _scale_row(line, place, columns, inverse, top)
         score = x + _noise(key, place, by_token, between, rounds)
         if top_p:
             score = tl.where(x > low, score, float("-inf"))
