@@ -138,7 +138,7 @@ def final_logits(x: Array, norm: Array, head: Array, eps: float) -> Any:
 def draw_token(
     logits: Array, numbers: Array, seeds: Array, place: Array, greedy: bool, *_: object
 ) -> Any:
-    """Return the likeliest token of each row, -1 if a logit is not finite; draws are left to ops."""
+    """Return the likeliest token of each row, -1 if a logit is not finite; ops draw at random."""
     if not greedy or logits.dtype != _FLOAT32:
         return NotImplemented
     finite = np.isfinite(_sum(logits, -1))
