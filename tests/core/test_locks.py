@@ -251,7 +251,7 @@ def test_a_child_does_not_outlive_a_killed_parent_s_lock(home: Path) -> None:
     try:
         began = time.monotonic()
         anydevice.prefer("cuda")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -265,7 +265,7 @@ def test_a_lock_that_is_held_for_ever_is_an_error_that_names_its_holder(home: Pa
         began = time.monotonic()
         with pytest.raises(TimeoutError) as caught, files.writing(home / "file", wait=0.2):
             pass
-        assert 0.2 < time.monotonic() - began < 5
+        assert 0.2 < time.monotonic() - began < 60
     finally:
         os.close(folder)
     said = str(caught.value.strerror)

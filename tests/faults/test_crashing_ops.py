@@ -201,7 +201,7 @@ def test_what_the_time_does_not_reach_is_not_right(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(verifying, "QUICK_SECONDS", 1.0)
     began = time.monotonic()
     verdicts = verify(["tanh", "sqrt"], engines="planted", dtypes="float32", quick=True)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert [cell.state for cell in verdicts] == ["not_reached", "not_reached"]
     assert verdicts.cells[1].reason == "the 1 s of a quick run are over"
     assert not verdicts

@@ -61,7 +61,7 @@ def look(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> Look:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libcuda.so.1", driver)))
         began = time.monotonic()
         scan = cuda.look(limit)
-        assert time.monotonic() - began <= limit + 20
+        assert time.monotonic() - began <= limit + 60
         return scan
 
     return look

@@ -122,7 +122,7 @@ def is_running(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_to_reap_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]
+def test_leaving_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]
     outcome = ask(
         question("sys.stderr.write('first\\nlast words\\n')\nsys.stderr.flush()\nos._exit(3)")
     )
@@ -132,9 +132,9 @@ def test_to_reap_without_an_answer_is_a_crash(question) -> None:  # type: ignore
 
 def test_a_hang_ends_at_the_limit_with_all_its_children(question) -> None:  # type: ignore[no-untyped-def]
     began = time.monotonic()
-    outcome = ask(question("tell('cuInit')\nos.system('sleep 60 & sleep 60')"), limit=0.6)
+    outcome = ask(question("tell('cuInit')\nos.system('sleep 600 & sleep 600')"), limit=0.6)
     assert outcome.sentence == "timed out (no answer within 0.6 s) in cuInit"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_an_interrupted_wait_leaves_no_child(question) -> None:  # type: ignore[no-untyped-def]
@@ -165,13 +165,13 @@ def test_a_line_that_cannot_be_read_counts_for_nothing(said: str) -> None:
 def test_nobody_waits_for_a_child_that_has_answered(question) -> None:  # type: ignore[no-untyped-def]
     slow_to_end = (
         "import threading\n"
-        "def hold(code): time.sleep(60); leave(code)\n"
+        "def hold(code): time.sleep(600); leave(code)\n"
         "leave, os._exit = os._exit, hold\n"
         "return 'said'"
     )
     began = time.monotonic()
     assert ask(question(slow_to_end)).answer == "said"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert len(child._to_reap) == 1
     (pid,) = child._to_reap
     reap()
@@ -195,9 +195,9 @@ def test_a_child_of_another_process_is_not_collected() -> None:
 def test_a_child_that_neither_answers_nor_ends_has_timed_out() -> None:
     code = "import os, time; os.close(1); os.close(2); time.sleep(600)"
     began = time.monotonic()
-    outcome = start_command([sys.executable, "-I", "-S", "-c", code]).finish(60)
+    outcome = start_command([sys.executable, "-I", "-S", "-c", code]).finish(600)
     assert outcome.how == "timed_out"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_where_pipes_cannot_be_waited_for_together(

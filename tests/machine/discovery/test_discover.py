@@ -332,7 +332,7 @@ def test_a_probe_that_fails_spoils_nothing(probe, name: str, said: str) -> None:
     anydevice.configure(time_limit=0.5)
     began = time.monotonic()
     report = anydevice.discover(refresh=True)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     NOBODY_WAITS.set()
     assert any(said in note for note in report["cpu"].notes)
     assert report["cpu"].usable

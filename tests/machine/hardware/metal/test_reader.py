@@ -244,9 +244,9 @@ def test_a_command_is_run_and_what_it_prints_counts_even_if_it_fails() -> None:
 def test_all_commands_share_one_limit() -> None:
     start = time.monotonic()
     run = macos.running_until(start + 0.2)
-    assert run(["/bin/sleep", "60"]) is None
+    assert run(["/bin/sleep", "600"]) is None
     assert run(["/bin/echo", "late"]) is None
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
 
 
 def test_without_a_recording_the_tools_themselves_are_asked() -> None:

@@ -560,7 +560,7 @@ def stuck(record: Record) -> Iterator[Path]:
 def test_a_driver_that_hangs_is_a_finding(stuck: Path) -> None:
     start = time.monotonic()
     seen = see(stuck, limit=0.3)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
     assert (seen.present, seen.stage) == (True, "driver")
     assert text_of(seen) == "timed out: the driver's files could not be read within 0.3 s"
 
