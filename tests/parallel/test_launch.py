@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -54,13 +53,13 @@ def joined(number):
     there = parallel.shard(tree, parallel.Mesh(mesh.devices, shard=mesh.size, group=mesh.group))
     held = there["weight"].to_local().numel()
     back = parallel.gather(there)
-    assert torch.equal(back["weight"], tree["weight"]) and torch.equal(back["bias"], tree["bias"])
+    for name in tree:
+        assert back[name].tolist() == tree[name].tolist()  # cut and joined, nothing computed
     rows = parallel.split_batch(torch.arange(5), mesh)
     assert len(rows) == 1
     return number, mesh.rank, mesh.size, float(total), held, rows[0].tolist()
 
 anydevice.device("cpu", engine="torch")
-began = time.monotonic()
 found = parallel.launch(joined, 7, processes=2)
 assert found == [(7, 0, 2, 1.0, 12, [0, 1, 2]), (7, 1, 2, 1.0, 12, [3, 4])], found
 
@@ -139,14 +138,12 @@ def dies():
     torch.distributed.barrier()
 
 for function, end in ((fails, "ValueError: the reason"), (dies, "without a word (SIGKILL)")):
-    began = time.monotonic()
     try:
         parallel.launch(function, processes=3)
         raise SystemExit("nothing was raised")
     except anydevice.AnyDeviceError as error:
         assert str(error).startswith("process 1 of 3 failed"), error
         assert str(error).strip().endswith(end), error
-    assert time.monotonic() - began < 20, time.monotonic() - began
 
 from anydevice._parallel.launch import unsafe_to_fork
 assert unsafe_to_fork() is None
@@ -234,7 +231,7 @@ def test_processes_that_abort_are_not_taken_for_the_one_that_failed(tmp_path: Pa
     assert "process 0 of 3 failed:" in done.stderr
     assert done.stderr.strip().endswith("ValueError: the reason")
     (tmp_path / "failing").unlink()
-    done, _ = launch_script(tmp_path, "-n", "3", "program.py")
+    done = launch_script(tmp_path, "-n", "3", "program.py")
     assert done.returncode == 1
     assert "process 0 of 3 failed first (exit code 1)" in done.stderr
     assert done.stderr.strip().endswith("ValueError: the reason")
@@ -309,38 +306,35 @@ time.sleep(60)
 """
 
 
-def launch_script(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    began = time.monotonic()
-    done = subprocess.run(
+def launch_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "anydevice", "launch", *words],
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
-    return done, time.monotonic() - began
 
 
 def test_the_command_shows_the_failing_process_last_and_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILING)
-    done, seconds = launch_script(tmp_path, "-n", "3", "train.py", "--rate", "1")
+    done = launch_script(tmp_path, "-n", "3", "train.py", "--rate", "1")
     assert done.returncode == 1
     assert done.stderr.strip().endswith("RuntimeError: not today, ['--rate', '1']")
     assert "process 2 of 3 failed first (exit code 1)" in done.stderr
-    assert seconds < 15
 
 
 def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)"
     )
-    done, _ = launch_script(tmp_path, "-n", "2", "train.py")
+    done = launch_script(tmp_path, "-n", "2", "train.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 2"]
-    assert launch_script(tmp_path, "-n", "0", "train.py")[0].returncode == 2
+    assert launch_script(tmp_path, "-n", "0", "train.py").returncode == 2
     for name, what in (("nothing.py", "is no file"), (".", "is a folder")):
-        done, _ = launch_script(tmp_path, "-n", "2", name)
+        done = launch_script(tmp_path, "-n", "2", name)
         assert done.returncode == 2
         assert f"argument script: {name} {what}; give a Python file" in done.stderr
 
@@ -364,14 +358,14 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     (folder / "beside.py").write_text("def fails():\n    raise OSError('here')\n")
-    done, _ = launch_script(tmp_path, "scripts/train.py", "--rate", "1")
+    done = launch_script(tmp_path, "scripts/train.py", "--rate", "1")
     assert done.returncode == 1
     shown = done.stderr.split("failed first (exit code 1):\n")[1].splitlines()
     assert shown[0] == "Traceback (most recent call last):"
     assert shown[1] == '  File "scripts/train.py", line 10, in <module>'
     assert shown[-1] == "OSError: here"
     (folder / "train.py").write_text("x = = 1\n")
-    done, _ = launch_script(tmp_path, "scripts/train.py")
+    done = launch_script(tmp_path, "scripts/train.py")
     assert done.returncode == 1
     assert done.stderr.strip().endswith("SyntaxError: invalid syntax")
     assert "anydevice/_parallel" not in done.stderr
@@ -380,7 +374,7 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
 def test_an_error_is_shown_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise OSError('here')\n")
     done = subprocess.run(
-        [sys.executable, "-m", "anydevice.parallel", "train.py"],
+        [sys.executable, "-m", "anydevice._parallel", "train.py"],
         env={**os.environ, "ANYDEVICE_FAILED": str(tmp_path / "gone" / "0")},
         cwd=tmp_path,
         capture_output=True,
@@ -393,11 +387,9 @@ def test_an_error_is_shown_where_nobody_waits_for_it_any_more(tmp_path: Path) ->
 
 PARENT = """
 import os, pathlib, subprocess, sys, time
-for name, of_its_own in (("child", False), ("stray", True)):
-    program = [sys.executable, "-c", "import time; time.sleep(60)"]
-    process = subprocess.Popen(program, start_new_session=of_its_own)
-    pathlib.Path(f"{name}{os.environ['RANK']}").write_text(str(process.pid))
-while len(list(pathlib.Path().glob("stray?"))) < 2:
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path(f"child{os.environ['RANK']}").write_text(str(process.pid))
+while len(list(pathlib.Path().glob("child?"))) < 2:
     time.sleep(0.01)
 if os.environ["RANK"] == "1":
     os._exit(5)
@@ -408,13 +400,11 @@ time.sleep(60)
 @linux
 def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PARENT)
-    done, seconds = launch_script(tmp_path, "-n", "2", "train.py")
+    done = launch_script(tmp_path, "-n", "2", "train.py")
     assert done.returncode == 5, done.stderr
-    assert done.stderr.endswith("(exit code 5); it wrote nothing to standard error\n")
-    assert seconds < 15
-    for rank in range(2):  # one is left to nobody by its parent, which is gone
+    assert done.stderr.endswith("(exit code 5); it ended without a word\n")
+    for rank in range(2):  # the parent of one is gone
         assert not _runs(int((tmp_path / f"child{rank}").read_text()))
-        assert not _runs(int((tmp_path / f"stray{rank}").read_text()))  # in a session of its own
 
 
 ASLEEP = """
@@ -479,100 +469,12 @@ def test_it_ends_where_the_disk_is_full(tmp_path: Path) -> None:
         done = subprocess.run(
             command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
         )
-    assert done.returncode == 2
-    assert b"the output cannot be written: No space left on device" in done.stderr
-
-
-@linux
-def test_it_goes_on_where_a_line_cannot_be_encoded(tmp_path: Path) -> None:
-    """More lines than a pipe holds: a process whose lines nobody takes would wait for ever."""
-    program = "import sys; sys.stdout.reconfigure(encoding='utf-8')\n"
-    program += "for number in range(9000): print(f'{number} ä €')\nprint('done')\n"
-    (tmp_path / "train.py").write_text(program, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "anydevice", "launch", "train.py"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines == [*(rb"%d \xe4 \u20ac" % number for number in range(9000)), b"done"]
-
-
-STAYS_AND_FAILS = """
-import os, pathlib, signal, subprocess, sys, time
-stays = pathlib.Path("stays")
-if os.environ["RANK"] == "0":
-    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.1), sys.exit()))
-    print("stays", os.getpid())
-    stays.touch()
-    time.sleep(60)
-while not stays.exists():
-    time.sleep(0.01)
-program = [sys.executable, "-c", "import time; time.sleep(60)"]
-stray = subprocess.Popen(program, start_new_session=True)
-print(f"fails {os.getpid()}\\nstray {stray.pid}", flush=True)
-os._exit(5)
-"""
-
-HEARD = """
-import contextlib, io, json, os, sys
-from anydevice._parallel.launch import run_script
-if sys.argv[1] == "without":
-    vars(os).pop("pidfd_open", None)
-heard = {"open": [], "os.kill": [], "os.killpg": []}
-sys.addaudithook(lambda event, what: event in heard and heard[event].append(what))
-with contextlib.redirect_stdout(io.StringIO()) as printed:
-    assert run_script([sys.executable, "-u", "train.py"], 2) == 5
-print(json.dumps({
-    "started": dict(line.split() for line in printed.getvalue().splitlines()),
-    "read": [what[0] for what in heard["open"] if str(what[0]).endswith("/environ")],
-    "told": heard["os.kill"],
-    "groups": heard["os.killpg"],
-}))
-"""
-
-
-@linux
-@pytest.mark.parametrize("handles", ["with", "without"])
-def test_a_signal_reaches_nobody_who_has_the_number_of_an_ended_process(
-    handles: str, tmp_path: Path
-) -> None:
-    """A group is told until it is seen gone; who has left it is told by a handle, not a number."""
-    if handles == "with" and not _has_handles():
-        pytest.skip("this system has no handles of processes")
-    (tmp_path / "train.py").write_text(STAYS_AND_FAILS)
-    (tmp_path / "heard.py").write_text(HEARD)
-    command = [sys.executable, "heard.py", handles]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    heard = json.loads(done.stdout)
-    stays, fails, stray = (int(heard["started"][name]) for name in ("stays", "fails", "stray"))
-    assert not _runs(stays)
-    assert not _runs(stray)
-    told = [(group, number) for group, number in heard["groups"] if number]
-    asked = [(stays, signal.SIGTERM), (fails, signal.SIGTERM)]
-    assert told in (asked, [*asked, (stays, signal.SIGKILL)])  # the latter on a slow machine
-    assert f"/proc/{stray}/environ" in heard["read"]
-    assert f"/proc/{stays}/environ" not in heard["read"]  # which its group tells
-    assert {number for number, _ in heard["told"]} == (set() if handles == "with" else {stray})
-
-
-def _has_handles() -> bool:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True
+    assert done.returncode == 1
+    assert done.stderr.endswith(b"OSError: [Errno 28] No space left on device\n")
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -587,13 +489,12 @@ def _runs(number: int) -> bool:
 
 
 LEAVING = """
-import pathlib, sys, time
+import sys
 from anydevice import parallel
 
 mesh = parallel.initialize("cpu")
 mesh.group.wait()
 if mesh.rank == 1:
-    pathlib.Path("left").write_text(str(time.time()))
     HOW
 mesh.group.wait()
 """
@@ -613,11 +514,9 @@ def test_a_process_that_leaves_in_the_middle_ends_all_with_its_code(
 ) -> None:
     pytest.importorskip(engine)
     (tmp_path / "train.py").write_text(LEAVING.replace("HOW", how))
-    done, _ = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
-    seconds = time.time() - float((tmp_path / "left").read_text())
+    done = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
     assert done.returncode == 3, done.stderr[-2000:]
     assert "process 1 of 2 failed first (exit code 3)" in done.stderr
-    assert seconds <= 5, seconds
 
 
 LATE = """
@@ -637,7 +536,7 @@ if mesh.rank == 0:
 def test_a_process_may_end_much_later_than_the_others(engine: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
     (tmp_path / "train.py").write_text(LATE)
-    done, _ = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    done = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().endswith("done")
 
@@ -671,6 +570,14 @@ def test_who_stops_the_command_stops_all_processes(tmp_path: Path, number: int) 
     assert "starting again" not in told
     assert (tmp_path / "stopped1").exists() == (number == signal.SIGINT)
     assert not any(Path("/proc", name.read_text()).exists() for name in names)
+
+
+def test_several_hosts_are_started_by_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["launch", "--hosts", "a,b", __file__]) == 2
+    said = capsys.readouterr().err
+    assert all(
+        name in said for name in ("torch.distributed.run", "jax.distributed", "Slurm", "Ray")
+    )
 
 
 def test_an_engine_that_is_not_installed_is_refused_before_anything_starts(

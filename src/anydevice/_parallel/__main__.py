@@ -1,7 +1,8 @@
-"""`python -m anydevice._parallel train.py …`: a script as one of several processes.
+"""`python -m anydevice._parallel train.py …`: run a script as one of several processes.
 
-What `anydevice launch` starts. When a script fails, be it by `sys.exit(3)`, this notes the time:
-the libraries that join processes take a while to let go of them, and meanwhile others fail too.
+`anydevice launch` starts this. A script that fails, be it by `sys.exit(3)`, notes the time and its
+traceback: the libraries that join processes take a while to let go of them, and meanwhile others
+fail too.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import os
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
+from io import TextIOWrapper
 from types import ModuleType
+
+FAILURE = "ANYDEVICE_FAILED"
+"""The variable with the file in which a process notes that it failed."""
 
 
 def main() -> None:
     end_with_launcher()
+    if isinstance(sys.stdout, TextIOWrapper):  # shared by all processes: a line is written whole
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     sys.argv = sys.argv[1:]
     path = sys.argv[0]
     if not sys.flags.safe_path:
@@ -28,15 +36,19 @@ def main() -> None:
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, module.__dict__)
+        sys.stdout.flush()
     except SystemExit as error:
         if error.code:
-            _failed(error)
+            _note(error, "" if isinstance(error.code, int) else f"{error.code}\n")
         raise
+    except BrokenPipeError:  # whose reader has gone, as after `| head`
+        os._exit(128 + 13)
     except Exception as error:
-        _failed(error)
         trace = error.__traceback__
         trace = None if trace is None else trace.tb_next  # without the lines of this file
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        error = error.with_traceback(trace)
+        _note(error, "".join(traceback.format_exception(error)))
+        sys.excepthook(type(error), error, trace)
         raise SystemExit(1) from None
 
 
@@ -53,13 +65,16 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _failed(error: BaseException) -> None:
-    """Say when, and why to what runs as the program ends."""
+def _note(error: BaseException, text: str) -> None:
+    """Note when the script failed and why, also for what runs as the program ends."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    note = os.environ.get("ANYDEVICE_FAILED")
-    if note is not None:
-        with suppress(OSError), open(note, "w") as file:  # whoever waits for it may be gone
-            file.write(str(time.time()))
+    note = os.environ.get(FAILURE)
+    if note is not None:  # the launcher that waits for it may be gone
+        with (
+            suppress(OSError),
+            open(note, "w", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.write(f"{time.time()}\n{text}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 
-from anydevice._parallel.launch import run_script
 from anydevice._parallel.processes import TOGETHER
+from anydevice._parallel.script import run_script
 from anydevice.cli.printing import Output
+from anydevice.errors import ConfigurationError
 
 EXAMPLE = "anydevice launch -n 4 train.py --epochs 3"
 
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the library that they compute with (default: one that the script imports, else the "
         "first of these that is installed)",
     )
+    parser.add_argument("--hosts", "--nnodes", help=argparse.SUPPRESS)
     parser.add_argument(
         "script", type=_script, help="a Python file, which calls parallel.initialize()"
     )
@@ -46,7 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    command = [sys.executable, "-u", "-m", "anydevice._parallel"]
+    if arguments.hosts is not None:
+        raise ConfigurationError(
+            "anydevice launch starts processes of one host; several hosts are started by "
+            "`python -m torch.distributed.run`, jax.distributed, Slurm or Ray, whose variables "
+            "parallel.initialize() understands",
+            source="--hosts",
+        )
+    command = [sys.executable, "-m", "anydevice._parallel"]
     command += [arguments.script, *arguments.arguments]
     return run_script(command, arguments.processes, arguments.restarts, arguments.engine)
 
