@@ -78,22 +78,9 @@ versions: model-if-possible ## all tests on each Python, with the oldest and new
 soak: $(TESTS) model-if-possible templates-if-possible soak-isa ## the long form of the tests, and those of numbers on lesser processors
 	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
-# The tests that compare numbers give the same verdict whatever instructions the libraries choose:
-# those of 2008, those of 2013, and all there are, on one thread. XLA is held to those of 2013 at
-# least: below them it cannot compile float16.
-NUMERIC := $(addprefix tests/,check compiling contract engines nn ops training)
-SIMD     = $(shell $(BIN)/python -c \
-  "import numpy; print(*numpy.show_config('dicts')['SIMD Extensions'].get('found', ()))")
-
-soak-isa: $(TESTS)
-	XLA_FLAGS=--xla_cpu_max_isa=AVX2 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
-	  MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem \
-	  NPY_DISABLE_CPU_FEATURES="$(SIMD)" $(PYTEST) $(NUMERIC)
-	XLA_FLAGS=--xla_cpu_max_isa=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
-	  MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
-	  NPY_DISABLE_CPU_FEATURES="$(filter-out AVX2 FMA3 X86_V3,$(SIMD))" $(PYTEST) $(NUMERIC)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 POCL_MAX_PTHREAD_COUNT=1 \
-	  XLA_FLAGS=--xla_cpu_multi_thread_eigen=false $(PYTEST) $(NUMERIC)
+# The tests give the same verdict whatever instructions and threads the libraries use, in any order.
+soak-isa: $(TESTS) model-if-possible
+	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python tests/soak_isa.py $(ROUNDS)
 
 clean: ## delete everything that these commands made
 	rm -rf $(VENV) dist site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache \

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import random
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+# Most of a first run is compiling, and optimizing takes half of that.
+os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 
 
 def _kind_of_machine() -> str:
@@ -126,6 +130,17 @@ def _notice_slow_collections(phase: str, info: dict[str, int]) -> None:
         _collecting["since"] = time.perf_counter()
     elif info["generation"] == 2 and time.perf_counter() - _collecting["since"] > 0.1:
         _collecting["slow"] = True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle the files, and the tests in each, by the seed in `ANYDEVICE_TEST_ORDER`."""
+    seed = os.environ.get("ANYDEVICE_TEST_ORDER")
+    if seed is None:
+        return
+    order = random.Random(seed)
+    places: dict[Path, float] = {}
+    keys = {item: (places.setdefault(item.path, order.random()), order.random()) for item in items}
+    items.sort(key=keys.__getitem__)
 
 
 def pytest_collection_finish() -> None:

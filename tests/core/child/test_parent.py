@@ -19,6 +19,12 @@ from anydevice._core.child import parent as child
 from anydevice._core.child.parent import Outcome, ask, reap, start_command
 
 
+@pytest.fixture(autouse=True)
+def no_other_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave children of earlier tests out of the set to reap."""
+    monkeypatch.setattr(child, "_to_reap", set())
+
+
 @pytest.fixture
 def question(tmp_path: Path):  # type: ignore[no-untyped-def]
     def write(body: str) -> str:
