@@ -519,7 +519,7 @@ class NetworkTrace(Trace):
             return product if bias is None else self.add(product, bias)
         assert isinstance(weight, FixedTensor)
         matrix = _wide(weight).T
-        shift = np.broadcast_to(0.0 if bias is None else _fixed(bias), (len(matrix),))
+        shift = np.broadcast_to(0.0 if bias is None else _numbers_of(bias), (len(matrix),))
         cells = self.graph.dense(a.cells, matrix, shift, int(rounds(matrix)), weight.off)
         return SymbolicTensor(cells)
 
@@ -599,11 +599,11 @@ class NetworkTrace(Trace):
         size = mean.shape[0]
         over = (-1, *[1] * (a.cells.ndim - 2))
         scale = scale_of_norm(
-            np.ones(size) if weight is None else _fixed(weight), _fixed(variance), eps
+            np.ones(size) if weight is None else _numbers_of(weight), _numbers_of(variance), eps
         )
-        shift = np.zeros(size) if bias is None else _fixed(bias)
+        shift = np.zeros(size) if bias is None else _numbers_of(bias)
         cells = self.graph.normalize(
-            a.cells, scale.reshape(over), _fixed(mean).reshape(over), shift.reshape(over)
+            a.cells, scale.reshape(over), _numbers_of(mean).reshape(over), shift.reshape(over)
         )
         return SymbolicTensor(cells)
 
@@ -618,7 +618,7 @@ class NetworkTrace(Trace):
         if not isinstance(a, SymbolicTensor):
             raise self.refuse("a layer norm of fixed numbers")
         cells = a.cells.reshape(*a.shape[: a.cells.ndim - axes], -1)
-        scale, shift = [None if x is None else _fixed(x).reshape(-1) for x in (weight, bias)]
+        scale, shift = [None if x is None else _numbers_of(x).reshape(-1) for x in (weight, bias)]
         return SymbolicTensor(self.graph.layer_norm(cells, scale, shift, eps).reshape(a.shape))
 
     # The origins of cells
@@ -666,7 +666,7 @@ def _wide(tensor: FixedTensor) -> Floats:
     return np.asarray(tensor.value, np.float64)
 
 
-def _fixed(tensor: TracedTensor) -> Floats:
+def _numbers_of(tensor: TracedTensor) -> Floats:
     """Return the numbers of a weight, which no input may change."""
     assert isinstance(tensor, FixedTensor)
     return _wide(tensor)

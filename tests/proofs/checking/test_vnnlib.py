@@ -153,7 +153,7 @@ def test_errors_of_files_name_them(tmp_path: Path) -> None:
 def test_a_list_of_boxes_may_be_as_long_as_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no product of alternatives that would be longer than what was written."""
     number = 100
-    monkeypatch.setattr("anydevice._proofs.checking.readers.MOST_CASES", number - 1)
+    monkeypatch.setattr("anydevice._proofs.checking.readers.MAX_CASES", number - 1)
     boxes = " ".join(
         f"(and (>= X_0 {k}) (<= X_0 {k}.5) (>= X_1 0) (<= X_1 1) (<= Y_0 {k}e-3))"
         for k in range(number)

@@ -1,9 +1,9 @@
-"""Certificates: why a theorem holds, as trees of splits, in memory and in files.
+"""Certificates: proofs as trees of splits, in memory and in files.
 
-A certificate names what it is about by hashes and has one tree for each query. A tree says how the
-box of the query is divided until each part is small enough that plain bounds decide it. It has no
-bounds and no coefficients: whoever checks it computes them anew, so that a wrong certificate can
-only be refused. This module imports NumPy alone.
+A certificate names its network and queries by hashes, and has one tree for each query. A tree
+divides the box of the query until plain bounds decide each part. It has no bounds and no
+coefficients: the checker computes them anew, so that a wrong certificate can only be refused. This
+module imports NumPy alone.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from anydevice._proofs.checking.network import (
 
 LEAF, EACH_GROUP = -1, -2
 ARITHMETICS = ("real", "float32")
-"""Those that bounds are known in."""
+"""The arithmetics in which bounds are known."""
 
 _MAGIC = b"anydevice proof 1\n"
 _LARGEST = 1 << 32
 """A certificate of more bytes than this is not unpacked."""
 _TABLE = 100
-"""So many sets of weights that several leaves share are written once."""
+"""The largest number of sets of weights that are shared by leaves, and written once."""
 
 Integers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 
 class Tree(NamedTuple):
-    """How the box of one query is divided, in preorder: a node, then the subtrees of its parts.
+    """The division of the box of one query, in preorder: a node, then the subtrees of its parts.
 
     `steps` has one number for each node of the tree:
 
@@ -52,14 +52,14 @@ class Tree(NamedTuple):
     - `inputs <= step`: the case that neuron `step - inputs` has a value >= 0 before its function,
       then the case <= 0. Neurons are those of all nodes with a function (`first_neurons`).
     - `EACH_GROUP`: one subtree for each group of the query, in order, and about this group alone.
-    - `LEAF`: no subtree. The bounds decide it; a case narrows that of its own neuron alone.
+    - `LEAF`: no subtree. Bounds decide it; a case narrows the bounds of its own neuron alone.
 
     `weights` (leaves, rows): for each group that a leaf is about, the sum of its rows times these
     weights is greater than 0 (at least 0 where all are strict).
-    `slopes_of` (leaves): which of the `slopes` a leaf uses, -1 for those of the checker.
+    `slopes_of` (leaves): the set of `slopes` of a leaf, -1 for those of the checker.
     `slopes` (sets, neurons): 255 times the slope of the lower line of each undecided ReLU.
     `multipliers` of float16: for each leaf, in order, one for each case of a neuron on its path,
-    from the root: how much of the neuron's value is taken from the sum, for weights / 255.
+    from the root: the multiple of the neuron's value that is subtracted, for weights / 255.
     `lemmas` are proved first, in their order: bounds of neurons that hold in the whole box.
     """
 
@@ -75,7 +75,7 @@ class Tree(NamedTuple):
         return len(self.weights)
 
     def fits(self, rows: int, neurons: int, cases: int) -> bool:
-        """Whether there are weights, slopes and multipliers for all, and these are at least 0."""
+        """Whether each leaf has weights, slopes and multipliers, and these are at least 0."""
         counts = self.weights.shape[1] == rows and len(self.multipliers) == cases
         positive = ((self.multipliers >= 0) & (self.multipliers < np.inf)).all()
         slopes = not len(self.slopes) or self.slopes.shape[1] == neurons
@@ -85,9 +85,9 @@ class Tree(NamedTuple):
 class Lemma(NamedTuple):
     """Bounds of some neurons of one node before its function, in the whole box of a query.
 
-    `sides` has twice the number of a neuron in its node, where the negative of its value is less
-    than one of the `bounds`, and 1 more where the value itself is. `tree` proves it for the network
-    that ends with this node and lacks its function; each bound is a group of one row.
+    `sides` is twice the number of a neuron in its node if the negative of its value is less than
+    one of the `bounds`, and 1 more if the value itself is. `tree` proves it for the network that
+    ends with this node and lacks its function; each bound is a group of one row.
     """
 
     node: int
@@ -96,7 +96,7 @@ class Lemma(NamedTuple):
     tree: Tree
 
     def theorem(self, network: Network, query: Query) -> tuple[Network, Query]:
-        """What is to be proved; `RefusedError` where it is about neurons that are not there."""
+        """Return the network and query to prove; raises `RefusedError` for unknown neurons."""
         nodes, sides = network.nodes, self.sides
         if not isinstance(self.node, int) or not 0 < self.node <= len(nodes) or not len(sides):
             raise RefusedError(f"a lemma is about node {self.node}, or about no neuron")
@@ -117,12 +117,12 @@ class Lemma(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """A proof that can be checked again: of what, in which arithmetic, and the trees.
+    """A proof that can be checked again: its subject, its arithmetic, and the trees.
 
     `model` is the SHA-256 of the model's file, "" if there is none; `network` and `queries` are
-    hashes of the lowered network and of each query. `assumptions` are the relative errors that are
-    assumed of functions which no standard bounds, by name. `carried` is the network itself, where
-    no file has it.
+    hashes of the lowered network and of each query. `assumptions` are the assumed relative errors
+    of functions that no standard bounds, by name. `carried` is the network itself, if no file has
+    it.
     """
 
     model: str
@@ -134,7 +134,7 @@ class Certificate(NamedTuple):
     carried: Network | None = None
 
     def to_bytes(self) -> bytes:
-        """The certificate as the content of a file."""
+        """Return the certificate as the content of a file."""
         pieces: list[bytes] = []
         header = {
             "model": self.model,
@@ -151,10 +151,10 @@ class Certificate(NamedTuple):
 
 @np.errstate(all="ignore")
 def read_certificate(data: bytes) -> Certificate:
-    """The certificate in the content of a file; `FormatError` says what is wrong with it."""
+    """Read the content of a file; `FormatError` says what is wrong with it."""
     try:
         header, rest = _unpack(data)
-        trees = tuple([_read_tree(each, rest) for each in header["trees"]])
+        trees = tuple([_read_tree(tree, rest) for tree in header["trees"]])
         carried = header["carried"]
         network = None if carried is None else _read_network(carried, rest)
         assumptions = {str(k): float(v) for k, v in header["assumptions"].items()}
@@ -179,7 +179,7 @@ def read_certificate(data: bytes) -> Certificate:
 
 
 def first_neurons(network: Network) -> dict[int, int]:
-    """The number of the first neuron of each node that has a function, by the node's number."""
+    """Return the number of the first neuron of each node that has a function, by node."""
     first, count = {}, 0
     for number, node in enumerate(network.nodes, 1):
         if node.function:
@@ -189,7 +189,7 @@ def first_neurons(network: Network) -> dict[int, int]:
 
 
 def preorder(steps: Integers, first: Integers, groups: int = 1) -> Integers:
-    """The order in which a tree lists nodes that were numbered as a search met them.
+    """Return the preorder of nodes that are numbered in the order of a search.
 
     Node 0 is the root. The children of node i have the numbers `first[i]`, `first[i] + 1`, …; all
     are greater than i. `steps` are those of a `Tree`.
@@ -207,13 +207,13 @@ def preorder(steps: Integers, first: Integers, groups: int = 1) -> Integers:
     size = np.ones(len(steps), np.int64)
     for below, above in zip(levels[:0:-1], levels[-2::-1], strict=True):
         np.add.at(size, np.repeat(above, arity[above]), size[below])
-    place = np.zeros(len(steps), np.int64)
+    position = np.zeros(len(steps), np.int64)
     for above, below in pairwise(levels):
         parent = np.repeat(above, arity[above])
-        before = np.cumsum(size[below]) - size[below]  # of all before it on this level
+        before = np.cumsum(size[below]) - size[below]  # sizes of all before it on this level
         eldest = np.repeat(np.cumsum(arity[above]) - arity[above], arity[above])
-        place[below] = place[parent] + 1 + before - before[eldest]
-    return np.argsort(place, kind="stable")
+        position[below] = position[parent] + 1 + before - before[eldest]
+    return np.argsort(position, kind="stable")
 
 
 def _runs(starts: Integers, lengths: Integers) -> Integers:
@@ -223,7 +223,7 @@ def _runs(starts: Integers, lengths: Integers) -> Integers:
 
 
 class _Rest:
-    """What is still to be read of the binary part."""
+    """The unread rest of the binary part."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -233,8 +233,8 @@ class _Rest:
         return len(self._data) - self._at
 
     def take(self, kind: str, *shape: int) -> npt.NDArray[Any]:
-        """An array of a dtype and shape; `FormatError` where not so much is left."""
-        if not all(isinstance(each, int) and each >= 0 for each in shape):
+        """Read an array of a dtype and shape; raises `FormatError` if the data end before."""
+        if not all(isinstance(length, int) and length >= 0 for length in shape):
             raise FormatError(f"{shape} is no shape")
         count = prod(shape)
         size = count * np.dtype(kind).itemsize
@@ -263,10 +263,9 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], _Rest]:
 
 
 def _write_tree(tree: Tree, pieces: list[bytes]) -> dict[str, Any]:
-    """Each node is one byte (two, four where there are many kinds): its place in `kinds`.
+    """Write each node as one byte, or two or four if there are many kinds: its index in `kinds`.
 
-    Kinds at -10, -11, … are leaves with a set of weights of the table; `LEAF` is one that has a
-    set of its own.
+    Kinds -10, -11, … are leaves with a set of weights of the table; `LEAF` has a set of its own.
     """
     rows = tree.weights.shape[1]
     sets, which, counts = np.unique(
@@ -279,11 +278,11 @@ def _write_tree(tree: Tree, pieces: list[bytes]) -> dict[str, Any]:
     coded = tree.steps.copy()
     coded[coded == LEAF] = code[which.reshape(-1)]
     own = tree.weights[code[which.reshape(-1)] == LEAF]
-    kinds, places = np.unique(coded, return_inverse=True)
+    kinds, index = np.unique(coded, return_inverse=True)
     width = _width(len(kinds))
     set_width = _width(len(tree.slopes) + 1, "slopes")
     for array, kind in (
-        (places, width),
+        (index, width),
         (sets[common], "u1"),
         (own, "u1"),
         (tree.slopes_of + 1 if len(tree.slopes) else np.zeros(0), set_width),
@@ -318,10 +317,10 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
     kinds = np.array(header["kinds"], np.int64).reshape(-1)
     rows = header["rows"]
     sets, neurons = header["slopes"]
-    places = rest.take(_width(len(kinds)), header["nodes"])
-    if (places >= len(kinds)).any():
+    index = rest.take(_width(len(kinds)), header["nodes"])
+    if (index >= len(kinds)).any():
         raise FormatError("a node of a tree is of no kind")
-    coded = kinds[places]
+    coded = kinds[index]
     table = rest.take("u1", header["table"], rows)
     own = rest.take("u1", header["own"], rows)
     inner = coded[(coded < 0) & (coded != LEAF) & (coded > -10)]
@@ -341,13 +340,13 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
         raise FormatError("a tree names slopes that are not there")
     multipliers = rest.take("<f2", header["multipliers"])
     steps = np.where(coded <= -10, LEAF, coded)
-    lemmas = tuple([_read_lemma(each, rest) for each in header.get("lemmas", [])])
+    lemmas = tuple([_read_lemma(lemma, rest) for lemma in header.get("lemmas", [])])
     return Tree(steps, weights, slopes_of, slopes, multipliers, lemmas)
 
 
 def _width(count: int, what: str = "nodes") -> str:
-    for kind, most in (("u1", 1 << 8), ("<u2", 1 << 16), ("<u4", 1 << 32)):
-        if count <= most:
+    for kind, limit in (("u1", 1 << 8), ("<u2", 1 << 16), ("<u4", 1 << 32)):
+        if count <= limit:
             return kind
     raise FormatError(f"{count} kinds of {what} are too many for a certificate")
 
@@ -356,13 +355,13 @@ def _write_network(network: Network, pieces: list[bytes]) -> dict[str, Any]:
     nodes = []
     for node in network.nodes:
         arrays = (*node.weights, node.bias)
-        short = [bool((each == each.astype("<f4")).all()) for each in arrays]
+        short = [bool((array == array.astype("<f4")).all()) for array in arrays]
         for array, is_short in zip(arrays, short, strict=True):
             pieces.append(np.ascontiguousarray(array, "<f4" if is_short else "<f8").tobytes())
         nodes.append(
             {
                 "inputs": list(node.inputs),
-                "shapes": [list(each.shape) for each in arrays],
+                "shapes": [list(array.shape) for array in arrays],
                 "short": short,
                 "function": node.function,
                 "roundings": node.roundings,
@@ -378,10 +377,10 @@ def _read_network(header: dict[str, Any], rest: _Rest) -> Network:
             yield rest.take("<f4" if short else "<f8", *shape).astype(np.float64)
 
     nodes = []
-    for each in header["nodes"]:
-        *weights, bias = arrays(each)
-        function, roundings = str(each["function"]), int(each["roundings"])
-        inputs, inexact = tuple(map(int, each["inputs"])), float(each["inexact"])
+    for node in header["nodes"]:
+        *weights, bias = arrays(node)
+        function, roundings = str(node["function"]), int(node["roundings"])
+        inputs, inexact = tuple(map(int, node["inputs"])), float(node["inexact"])
         if not isfinite(inexact):
             raise FormatError("a node of its network is inexact beyond all bounds")
         nodes.append(Node(inputs, tuple(weights), bias, function, roundings, inexact))

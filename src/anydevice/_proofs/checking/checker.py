@@ -1,8 +1,8 @@
 """Checks certificates: rebuilds each part of each box, and computes its bounds anew.
 
-A certificate is wrong where its hashes are, where its tree does not cover the box, or where a leaf
-is not closed by sound bounds. Whatever it says, no false theorem passes. This module imports NumPy
-alone, and no code that finds proofs.
+A certificate is refused if its hashes are wrong, if its tree does not cover the box, or if sound
+bounds do not close a leaf. No certificate makes a false theorem pass. This module imports NumPy
+alone, and no code of the prover.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from anydevice._proofs.checking.network import Floats, Network, Query, RefusedEr
 
 
 class TreePart(NamedTuple):
-    """What bounds must decide: a box, neurons and the signs that are assumed of them, a group.
+    """A leaf for bounds to decide: a box, assumed signs of neurons, and a group.
 
-    The group is -1 for all. Leaves that share a box share the object `low`.
+    The group is -1 for all groups. Leaves that share a box share the object `low`.
     """
 
     low: Floats
@@ -31,7 +31,7 @@ class TreePart(NamedTuple):
 
 
 def check(network: Network, queries: Sequence[Query], certificate: Certificate) -> int:
-    """The number of leaves of a proof that holds; else `RefusedError`, which names a leaf."""
+    """Return the number of leaves of a proof that holds; else `RefusedError` names a leaf."""
     if certificate.network != network.hash():
         raise RefusedError("it is about another network")
     hashes, trees = [query.hash() for query in queries], len(certificate.trees)
@@ -49,20 +49,20 @@ def check(network: Network, queries: Sequence[Query], certificate: Certificate) 
 
 
 def refused(network: Network, query: Query, tree: Tree, arithmetic: str) -> list[int]:
-    """The numbers of the leaves, from 0, that bounds do not close."""
-    found = verdicts(SoundNetwork(network, arithmetic), query, tree, {})
-    return [int(start + k) for start, _, closed in found for k in np.nonzero(~closed)[0]]
+    """Return the numbers of the leaves, from 0, that bounds do not close."""
+    batches = verdicts(SoundNetwork(network, arithmetic), query, tree, {})
+    return [int(start + k) for start, _, closed in batches for k in np.nonzero(~closed)[0]]
 
 
 def leaves_of(tree: Tree, root: TreePart, net: SoundNetwork, groups: int) -> list[TreePart]:
-    """The leaves of a tree. They cover the root: two halves share the number that divides them."""
-    found, stack, inputs = list[TreePart](), [root], net.network.inputs
+    """Return the leaves of a tree. They cover the root: both halves include the midpoint."""
+    leaves, stack, inputs = list[TreePart](), [root], net.network.inputs
     for step in tree.steps.tolist():
         if not stack:
-            raise RefusedError(f"a tree goes on behind leaf {len(found)}, its last")
+            raise RefusedError(f"a tree goes on behind leaf {len(leaves)}, its last")
         part = stack.pop()
         if step == LEAF:
-            found.append(part)
+            leaves.append(part)
         elif 0 <= step < inputs:
             low, high = part.low.copy(), part.high.copy()
             low[step] = high[step] = (part.low[step] + part.high[step]) / 2
@@ -70,24 +70,25 @@ def leaves_of(tree: Tree, root: TreePart, net: SoundNetwork, groups: int) -> lis
         elif inputs <= step < inputs + net.neurons:
             stack += [part._replace(cases=(*part.cases, (step - inputs, s))) for s in (-1, 1)]
         elif step == EACH_GROUP and part.group < 0:
-            stack += [part._replace(group=each) for each in range(groups)][::-1]
+            stack += [part._replace(group=group) for group in range(groups)][::-1]
         else:
-            raise RefusedError(f"a tree has an unknown step {step} behind leaf {len(found)}")
-    if stack or not len(found) == len(tree.weights) == len(tree.slopes_of):
-        raise RefusedError(f"a tree leaves a part uncovered behind leaf {len(found)}")
-    return found
+            raise RefusedError(f"a tree has an unknown step {step} behind leaf {len(leaves)}")
+    if stack or not len(leaves) == len(tree.weights) == len(tree.slopes_of):
+        raise RefusedError(f"a tree leaves a part uncovered behind leaf {len(leaves)}")
+    return leaves
 
 
 def verdicts(net: SoundNetwork, query: Query, tree: Tree, known: Any) -> Iterator[Any]:
-    """Of some leaves, from which one on: the smallest bound of each, and whether it is closed.
+    """Yield batches of leaves: the first number, their smallest bounds, and whether they are
+    closed.
 
-    First the lemmas of the tree are proved, each with what is known by those before it. By node,
-    that is the most which the negative and the positive of each neuron's value can be.
+    First the lemmas of the tree are proved, each with the bounds of those before it. `known` has,
+    by node, upper bounds of -value and value of each neuron.
     """
     for n, lemma in enumerate(tree.lemmas, 1):
-        ending, asked = lemma.theorem(net.network, query)
+        ending, question = lemma.theorem(net.network, query)
         below, place = SoundNetwork(ending, ARITHMETICS[net.float32]), f"lemma {n}"
-        for start, _, closed in verdicts(below, asked, lemma.tree, known):
+        for start, _, closed in verdicts(below, question, lemma.tree, known):
             for k in np.nonzero(~closed)[0][:1]:
                 raise RefusedError(f"leaf {start + k + 1} of {place} is not proved", place)
         most = known.setdefault(lemma.node, np.full((2, ending.outputs), np.inf))
@@ -106,12 +107,12 @@ def verdicts(net: SoundNetwork, query: Query, tree: Tree, known: Any) -> Iterato
             bounds = net.bounds(low, high, known)
             number = {name: k for k, name in enumerate(boxes)}
         box, begin = [number[id(leaf.low)] for leaf in parts], ends[start] - len(parts[0].cases)
-        yield start, *_decided(net, query, tree, bounds, (start, parts, np.array(box), begin, rows))
+        yield start, *_decide(net, query, tree, bounds, (start, parts, np.array(box), begin, rows))
 
 
 @np.errstate(all="ignore")
-def _decided(net: SoundNetwork, query: Query, tree: Tree, bounds: Bounds, some: Any) -> Any:
-    """The smallest bound of each leaf, and whether all its groups are closed."""
+def _decide(net: SoundNetwork, query: Query, tree: Tree, bounds: Bounds, some: Any) -> Any:
+    """Return the smallest bound of each leaf, and whether all its groups are closed."""
     start, parts, box, begin, (table, constants) = some
     group, strict, groups = np.array(query.group), np.array(query.strict), set(query.group)
     pairs = [(k, g) for k, p in enumerate(parts) for g in (groups if p.group < 0 else [p.group])]
@@ -120,12 +121,12 @@ def _decided(net: SoundNetwork, query: Query, tree: Tree, bounds: Bounds, some: 
     sets = tree.slopes_of[start:][: len(parts)]
     cases = [(k, *case) for k, part in enumerate(parts) for case in part.cases]
     if cases or (sets >= 0).any():
-        of_case, neuron, its = np.array(cases, np.int64).reshape(-1, 3).T
+        of_case, neuron, signs = np.array(cases, np.int64).reshape(-1, 3).T
         slopes, sign, much = (np.full((len(parts), net.neurons), n) for n in (np.nan, 0.0, 0.0))
         if len(tree.slopes):
             slopes[sets >= 0] = tree.slopes[sets[sets >= 0]] / 255
-        sign[of_case, neuron] = its
-        np.add.at(much, (of_case, neuron), 255.0 * its * tree.multipliers[begin:][: len(its)])
+        sign[of_case, neuron] = signs
+        np.add.at(much, (of_case, neuron), 255.0 * signs * tree.multipliers[begin:][: len(signs)])
         lines, of, taken = {}, leaf, much[leaf]
         for k, where in net.its.items():
             low, high = bounds.low[k][box], bounds.high[k][box]

@@ -1,8 +1,8 @@
 """Bounds that hold with equality: intervals of outputs in rational numbers.
 
-Bounds in float64 are moved outward, and so never reach what a ReLU or a clip reaches: that it is at
-least 0. Where all rows are strict that is enough, and shown here, as far as outputs are made of few
-numbers that every execution computes exactly. This module imports NumPy alone.
+Bounds in float64 are moved outward, so they never reach 0, as a ReLU does. If all rows are strict,
+a bound of 0 is enough. It is shown here for outputs that are made of a few numbers which every
+execution computes exactly. This module imports NumPy alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from anydevice._proofs.checking.bounds import NORMAL, Bounds, SoundNetwork
 from anydevice._proofs.checking.network import Floats, Query
 
-_DEEPEST, _TERMS, _BEYOND = 6, 2, Fraction(10) ** 400
+_DEEPEST, _TERMS, _HUGE = 6, 2, Fraction(10) ** 400
 Interval = tuple[Fraction, Fraction]
 
 
@@ -31,23 +31,25 @@ def reaches(net: SoundNetwork, bounds: Bounds, box: int, query: Query, weights: 
 
 
 def _interval(net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, depth: int) -> Interval:
-    """Of element j of node k, which float32 may flush to zero."""
-    low, high = _unflushed(net, bounds, box, k, j, depth)
+    """Return the interval of element j of node k, which float32 may flush to zero."""
+    low, high = _exact_interval(net, bounds, box, k, j, depth)
     if net.float32:
         low = Fraction(0) if 0 < low < NORMAL else low
         high = Fraction(0) if -NORMAL < high < 0 else high
     return low, high
 
 
-def _unflushed(net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, depth: int) -> Interval:
-    """Of a node that is no sum of few exact terms, the interval in float64."""
+def _exact_interval(
+    net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, depth: int
+) -> Interval:
+    """Return the interval before a flush, from float64 if a node is no sum of few terms."""
     if k == 0:
         center, radius = (Fraction(float(part[box, j])) for part in (bounds.center, bounds.radius))
         return center - radius, center + radius
     node = net.nodes[k - 1]
     known = [float(side[k][box, j]) for side in (bounds.low, bounds.high)]
     if not np.isfinite(known).all():
-        return -_BEYOND, _BEYOND
+        return -_HUGE, _HUGE
     low, high = Fraction(known[0]), Fraction(known[1])
     if depth and not node.inexact and not (node.roundings and net.float32):
         sum_low = sum_high = Fraction(float(node.bias[j]))
@@ -68,5 +70,5 @@ def _unflushed(net: SoundNetwork, bounds: Bounds, box: int, k: int, j: int, dept
         return max(low, Fraction(0)), max(high, Fraction(0))
     if node.function:
         size = float(bounds.size[k][box, j])
-        return (-Fraction(size), Fraction(size)) if np.isfinite(size) else (-_BEYOND, _BEYOND)
+        return (-Fraction(size), Fraction(size)) if np.isfinite(size) else (-_HUGE, _HUGE)
     return low, high

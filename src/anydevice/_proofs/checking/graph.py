@@ -1,4 +1,4 @@
-"""Graphs of ONNX while they are lowered: tensors that are parts of nodes, and nodes that are added.
+"""Lowers graphs of ONNX: tensors are elements of nodes, and operators add nodes.
 
 A tensor is a constant, or a `Value`: numbers of one node, in some order, so that reshaping and
 permuting cost nothing. This module imports NumPy alone.
@@ -25,13 +25,13 @@ from anydevice._proofs.checking.readers import (
 )
 
 LARGEST = 2 << 30
-"""The matrices of a network take at most so many bytes together."""
+"""The limit of bytes for all matrices of a network."""
 ROUNDED = 2.0**-52
-"""Bounds the relative error of a number that one or two operations of float64 gave."""
+"""The largest relative error of a number after one or two operations of float64."""
 
 
 class Value(NamedTuple):
-    """A tensor of the elements `places` of a node; `alone` where nothing else uses this node."""
+    """A tensor of the elements `places` of a node; `alone` if nothing else uses this node."""
 
     node: int
     places: Array
@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
 
 class Erf(NamedTuple):
-    """The tensor scale * erf(of) + shift, which becomes a GELU where it is multiplied."""
+    """The tensor scale * erf(of) + shift, which a product makes a GELU."""
 
     of: Value
     scale: float = 1.0
@@ -63,34 +63,34 @@ class Lowering:
         self.inputs = prod(graph.shape)
         self.tensors: dict[str, Tensor] = dict(graph.constants)
         self.tensors[graph.input] = Value(0, np.arange(self.inputs).reshape(graph.shape))
-        names = [name for each in graph.operators for name in each.inputs]
+        names = [name for operator in graph.operators for name in operator.inputs]
         self.uses = Counter([*names, graph.output])
 
     def run(self, operators: Mapping[str, Callable[..., Any]]) -> Network:
-        """The network of the nodes that the output depends on."""
-        for each in self.graph.operators:
+        """Lower all operators; return the network of the nodes that the output depends on."""
+        for operator in self.graph.operators:
             try:
-                each = each._replace(attributes=_attributes(each))
-                inputs = [self._use(name) if name else None for name in each.inputs]
-                results = operators[each.kind](self, each, *inputs)
+                operator = operator._replace(attributes=_attributes(operator))
+                inputs = [self._use(name) if name else None for name in operator.inputs]
+                results = operators[operator.kind](self, operator, *inputs)
             except NotSupportedError as error:
-                raise NotSupportedError(f"{each}: {error}") from None
+                raise NotSupportedError(f"{operator}: {error}") from None
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise FormatError(f"{each}: {error}") from error
+                raise FormatError(f"{operator}: {error}") from error
             results = results if isinstance(results, list) else [results]
-            self.tensors.update(zip(each.outputs, results, strict=False))
+            self.tensors.update(zip(operator.outputs, results, strict=False))
         last = self.tensors.get(self.graph.output)
         if not isinstance(last, Value):
             raise FormatError(f"its output {self.graph.output!r} is not computed from its input")
         if not last.node or not self._in_order(last):
             last = self.copy(last)
-        return Network(self.inputs, _needed(self.nodes[: last.node]))
+        return Network(self.inputs, _drop_unused(self.nodes[: last.node]))
 
     def _use(self, name: str) -> Tensor:
-        found = self.tensors[name]
-        if isinstance(found, Value) and self.uses[name] > 1:
-            return found._replace(alone=False)
-        return found
+        value = self.tensors[name]
+        if isinstance(value, Value) and self.uses[name] > 1:
+            return value._replace(alone=False)
+        return value
 
     def size(self, node: int) -> int:
         return self.nodes[node - 1].size if node else self.inputs
@@ -99,7 +99,7 @@ class Lowering:
         return np.array_equal(value.places.reshape(-1), np.arange(self.size(value.node)))
 
     def free(self, value: Value) -> bool:
-        """Whether the value is all of an affine node that nothing else uses: it may be changed."""
+        """Whether the value is a whole affine node that nothing else uses, and may change."""
         own = value.alone and value.node > 0 and not self.nodes[value.node - 1].function
         return own and self._in_order(value._replace(places=np.sort(value.places, axis=None)))
 
@@ -121,7 +121,7 @@ class Lowering:
         roundings: int = 0,
         inexact: float = 0.0,
     ) -> Value:
-        """A new node of the shape of its bias. A weight of one axis is a diagonal, as a number."""
+        """Add a node of the shape of its bias; a weight of one axis, or a number, is a diagonal."""
         weights: dict[int, Array] = {}
         for value, weight in terms:
             weight = weight * np.ones(bias.size) if isinstance(weight, float) else weight
@@ -135,11 +135,11 @@ class Lowering:
         return Value(len(self.nodes), np.arange(bias.size).reshape(bias.shape))
 
     def copy(self, value: Value, function: str = "") -> Value:
-        """A new node of the elements of a value, with a function."""
+        """Add a node of the elements of a value, with a function."""
         return self.add([(value, 1.0)], np.zeros(value.shape), function)
 
     def apply(self, value: Value, function: str) -> Value:
-        """A function of each element, put on the node itself where it is free."""
+        """Apply a function to each element, in the node itself if that is free."""
         if self.free(value):
             self.nodes[value.node - 1] = self.nodes[value.node - 1]._replace(function=function)
             return value
@@ -148,12 +148,12 @@ class Lowering:
         return result
 
     def larger(self, a: Value, b: Value) -> Value:
-        """The elementwise maximum b + relu(a - b), which every execution computes exactly."""
+        """Return the maximum b + relu(a - b), which every execution computes exactly."""
         more = self.add([(a, 1.0), (b, -1.0)], np.zeros(a.shape), "relu")
         return self.add([(b, 1.0), (more, 1.0)], np.zeros(a.shape))
 
     def product(self, a: Value, b: Value) -> Value:
-        """The elementwise product ((a + b)^2 - (a - b)^2) / 4, rounded once when it is executed."""
+        """Return the product ((a + b)^2 - (a - b)^2) / 4, which an execution rounds once."""
         zeros = np.zeros(a.shape)
         plus = self.add([(a, 1.0), (b, 1.0)], zeros, "square")
         minus = self.add([(a, 1.0), (b, -1.0)], zeros, "square")
@@ -174,7 +174,7 @@ class Lowering:
 
 
 def _attributes(operator: Operator) -> dict[str, Any]:
-    """The attributes of an operator by name, as numbers, texts, lists and arrays."""
+    """Return the attributes of an operator by name, as numbers, texts, lists and arrays."""
     attributes = {}
     for each in map(message, operator.attributes):
         floats = np.frombuffer(b"".join(map(bytes, each[7] or each[2])), "<f4").tolist()
@@ -195,14 +195,14 @@ def _exact_sum(a: Array, b: Array) -> Array:
     return total
 
 
-def _needed(nodes: list[Node]) -> tuple[Node, ...]:
-    """The nodes that the last one depends on, numbered anew."""
+def _drop_unused(nodes: list[Node]) -> tuple[Node, ...]:
+    """Return the nodes that the last one depends on, with new numbers."""
     needed = {len(nodes)}
     for number in range(len(nodes), 0, -1):
         needed |= set(nodes[number - 1].inputs) if number in needed else set()
     number_of = {old: new for new, old in enumerate(sorted(needed | {0}))}
     return tuple(
-        node._replace(inputs=tuple(number_of[each] for each in node.inputs))
+        node._replace(inputs=tuple(number_of[i] for i in node.inputs))
         for number, node in enumerate(nodes, 1)
         if number in needed
     )

@@ -1,4 +1,4 @@
-"""What a proof is about: a network lowered to affine nodes, and a query about its outputs.
+"""The subject of a proof: a network of affine nodes, and a query about its outputs.
 
 Both are plain data, with hashes that a certificate names. This module imports NumPy alone.
 """
@@ -19,7 +19,7 @@ FUNCTIONS = ("", "relu", *SMOOTH, "square", "step")
 
 
 class FormatError(ValueError):
-    """A file of a model, of a property or of a proof is not what it must be."""
+    """A file of a model, of a property or of a proof is damaged or has another format."""
 
 
 class NotSupportedError(ValueError):
@@ -27,7 +27,7 @@ class NotSupportedError(ValueError):
 
 
 class RefusedError(ValueError):
-    """A proof does not hold, as far as its certificate shows; `leaf` says where."""
+    """A certificate does not prove its theorem; `leaf` names the open leaf."""
 
     def __init__(self, message: str, leaf: str = "") -> None:
         super().__init__(message)
@@ -41,10 +41,10 @@ class Node(NamedTuple):
     first node of a network is number 1. A weight of two axes is a matrix (outputs, inputs), one of
     one axis the diagonal of a square one. `function` is "" for none, "relu", or a smooth one.
 
-    `roundings` is how many float32 roundings an execution of the sum may put on one term: 0 where
-    every execution is exact (a copy, a maximum), the number of terms + 1 for a dense layer.
-    `inexact` bounds how far the weights and the bias stand from the true ones, relative to each of
-    them: 0 where they are copies, some 2**-50 where they were computed, as those of a batch norm.
+    `roundings` is the largest number of float32 roundings of one term in an execution of the sum: 0
+    if every execution is exact (a copy, a maximum), the number of terms + 1 for a dense layer.
+    `inexact` bounds the relative error of the weights and the bias: 0 if they are copies, about
+    2**-50 if they were computed, as those of a batch norm.
     """
 
     inputs: tuple[int, ...]
@@ -70,7 +70,7 @@ class Network(NamedTuple):
         return self.nodes[-1].size
 
     def hash(self) -> str:
-        """Of every number that the network consists of, independent of how it is stored."""
+        """Return the SHA-256 of all numbers of the network, independent of its file."""
         digest = hashlib.sha256(b"anydevice network 1\n")
         for piece in _pieces(self):
             digest.update(piece)
@@ -78,7 +78,7 @@ class Network(NamedTuple):
 
 
 def check_network(network: Network) -> Network:
-    """The network itself, where its sizes fit together and its numbers are finite."""
+    """Return the network; raises `FormatError` if sizes do not fit or numbers are not finite."""
     sizes = [network.inputs]
     for number, node in enumerate(network.nodes, 1):
         fits = network.inputs > 0 and node.bias.ndim == 1 and node.size > 0
@@ -89,7 +89,7 @@ def check_network(network: Network) -> Network:
             fits = fits and weight.shape[-1] == sizes[earlier]
         if not fits:
             raise FormatError(f"the sizes of node {number} do not fit together")
-        if not all(np.isfinite(each).all() for each in (*node.weights, node.bias)):
+        if not all(np.isfinite(array).all() for array in (*node.weights, node.bias)):
             raise FormatError(f"node {number} has a weight or a bias that is infinite or NaN")
         if node.function not in FUNCTIONS or node.roundings < 0 or not 0 <= node.inexact < 0.5:
             raise FormatError(f"the function or the error of node {number} is unknown")
@@ -102,9 +102,9 @@ def check_network(network: Network) -> Network:
 class Query(NamedTuple):
     """Is there an x in a box for which the outputs are bad?
 
-    They are bad where for some group all rows have `coefficients @ y + constants <= 0` (`< 0` where
+    They are bad if all rows of some group have `coefficients @ y + constants <= 0` (`< 0` if
     `strict`). The theorem is that there is no such x: in each group some row is greater than 0 (at
-    least 0 where strict). The numbers are exact: a decimal in a file is the rational it names.
+    least 0 if strict). The numbers are exact: a decimal in a file is a rational.
     """
 
     low: tuple[Fraction, ...]
@@ -117,12 +117,12 @@ class Query(NamedTuple):
     def hash(self) -> str:
         rows = [*self.coefficients, self.constants, self.low, self.high]
         text = "\n".join(" ".join(map(str, row)) for row in rows)
-        text += f"\n{self.group} {[int(each) for each in self.strict]}"
+        text += f"\n{self.group} {[int(strict) for strict in self.strict]}"
         return hashlib.sha256(f"anydevice query 1\n{text}".encode()).hexdigest()
 
 
 def check_query(query: Query, network: Network) -> Query:
-    """The query itself, where it is about a network of such sizes and not about an empty box."""
+    """Return the query; raises `FormatError` if sizes do not fit or its box is empty."""
     sizes = {len(query.low), len(query.high), network.inputs}
     rows = {len(row) for row in query.coefficients} | {network.outputs}
     if len(sizes) != 1 or len(rows) != 1:
@@ -147,13 +147,13 @@ def check_query(query: Query, network: Network) -> Query:
 
 
 def root_box(query: Query, network: Network) -> tuple[Floats, Floats]:
-    """The box of a query in float64, where the query is one about the network."""
+    """Return the box of a query in float64; raises `FormatError` if it does not fit."""
     check_query(query, network)
     return outward(query.low, query.high)
 
 
 def outward(low: Sequence[Fraction], high: Sequence[Fraction]) -> tuple[Floats, Floats]:
-    """The smallest box of float64 around one of rationals."""
+    """Return the smallest box of float64 around one of rationals."""
     down = [np.nextafter(f, -np.inf) if (f := float(x)) > x else f for x in low]
     up = [np.nextafter(f, np.inf) if (f := float(x)) < x else f for x in high]
     return np.array(down, np.float64), np.array(up, np.float64)
@@ -165,5 +165,5 @@ def _pieces(network: Network) -> Iterator[bytes]:
         sizes = [list(weight.shape) for weight in node.weights]
         numbers = f"{node.roundings} {float(node.inexact).hex()}"
         yield f"{list(node.inputs)} {sizes} {node.function} {numbers}\n".encode()
-        for each in (*node.weights, node.bias):
-            yield np.ascontiguousarray(each, "<f8").tobytes()
+        for array in (*node.weights, node.bias):
+            yield np.ascontiguousarray(array, "<f8").tobytes()

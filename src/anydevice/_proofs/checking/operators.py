@@ -23,30 +23,30 @@ from anydevice._proofs.checking.network import (
 from anydevice._proofs.checking.readers import Array, Operator, read_graph
 
 _FLOATS = (1, 11)
-"""The dtypes float32 and float64 of ONNX; what computes in others is not covered."""
+"""The dtypes float32 and float64 of ONNX; proofs cover no others."""
 _SLOPE = float(np.float32(0.01))
-"""Of a leaky ReLU that names none; attributes of ONNX are float32."""
+"""The default slope of a leaky ReLU; attributes of ONNX are float32."""
 
 
 @np.errstate(all="ignore")
 def read_onnx(data: bytes) -> tuple[Network, bool]:
-    """The network in the content of an ONNX file, and whether a softmax at its end was left out.
+    """Return the network of an ONNX file, and whether a last softmax was dropped.
 
     `NotSupportedError` names the first operator that cannot be lowered, before any work.
     """
     graph = read_graph(data)
-    for each in graph.operators:
-        if each.kind not in _OPERATORS or not each.outputs:
+    for operator in graph.operators:
+        if operator.kind not in _OPERATORS or not operator.outputs:
             raise NotSupportedError(
-                f"{each} cannot be proved: it is not affine, piecewise linear or a known smooth "
-                "function; remove it from the graph, or prove the part before it"
+                f"{operator} cannot be proved: it is not affine, piecewise linear or a known "
+                "smooth function; remove it from the graph, or prove the part before it"
             )
     lowering = Lowering(graph)
     return check_network(lowering.run(_OPERATORS)), lowering.softmax
 
 
 def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """An operator that only rearranges the elements, of constants too."""
+    """Return an operator that only rearranges elements, also of constants."""
 
     def run(low: Lowering, operator: Operator, x: Tensor, *others: Array) -> Tensor:
         if isinstance(x, Value):
@@ -59,9 +59,9 @@ def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
 
 
 def _reshape(attributes: dict[str, Any], x: Array, shape: Array | None = None) -> Array:
-    asked = list(attributes["shape"] if shape is None else shape.reshape(-1))
+    sizes = list(attributes["shape"] if shape is None else shape.reshape(-1))
     keep = not attributes.get("allowzero", 0)
-    return x.reshape([x.shape[i] if keep and n == 0 else int(n) for i, n in enumerate(asked)])
+    return x.reshape([x.shape[i] if keep and n == 0 else int(n) for i, n in enumerate(sizes)])
 
 
 def _flatten(attributes: dict[str, Any], x: Array) -> Array:
@@ -73,8 +73,8 @@ def _transpose(attributes: dict[str, Any], x: Array) -> Array:
 
 
 def _axes(attributes: dict[str, Any], axes: Array | None) -> tuple[int, ...] | None:
-    found = attributes.get("axes") if axes is None else axes.reshape(-1)
-    return None if found is None else tuple(int(each) for each in found)
+    chosen = attributes.get("axes") if axes is None else axes.reshape(-1)
+    return None if chosen is None else tuple(int(axis) for axis in chosen)
 
 
 def _squeeze(attributes: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
@@ -113,7 +113,7 @@ def _cast(low: Lowering, operator: Operator, x: Tensor) -> Tensor:
 
 
 def _dropout(low: Lowering, operator: Operator, x: Tensor, *others: Any) -> Tensor:
-    if any(isinstance(each, Value) or np.any(each) for each in others[1:] if each is not None):
+    if any(isinstance(x, Value) or np.any(x) for x in others[1:] if x is not None):
         raise NotSupportedError("it is in training mode")
     return x
 
@@ -125,7 +125,7 @@ def _constant(low: Lowering, operator: Operator) -> Tensor:
     raise NotSupportedError("it has no numbers")
 
 
-def _filled(low: Lowering, operator: Operator, shape: Array) -> Tensor:
+def _constant_of_shape(low: Lowering, operator: Operator, shape: Array) -> Tensor:
     if prod(int(n) for n in shape) > 1 << 16 or len(shape) > 8:
         raise NotSupportedError("it is larger than the shapes of tensors are")
     value = operator.attributes.get("value", np.zeros(1))
@@ -162,10 +162,10 @@ def _concat(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
 
 def _split(low: Lowering, operator: Operator, x: Value, sizes: Array | None = None) -> list[Value]:
     axis = operator.attributes.get("axis", 0)
-    given = operator.attributes.get("split") if sizes is None else sizes.tolist()
+    lengths = operator.attributes.get("split") if sizes is None else sizes.tolist()
     count = operator.attributes.get("num_outputs", len(operator.outputs))
-    at = np.cumsum(given)[:-1] if given else count
-    return [x._replace(places=p, alone=False) for p in np.split(x.places, at, axis)]
+    edges = np.cumsum(lengths)[:-1] if lengths else count
+    return [x._replace(places=p, alone=False) for p in np.split(x.places, edges, axis)]
 
 
 def _pad(low: Lowering, operator: Operator, x: Value, pads: Any = None, value: Any = None) -> Value:
@@ -188,8 +188,8 @@ def _sum(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
         return a._replace(shift=a.shift + sign * float(b.reshape(-1)[0]))
     if isinstance(b, Erf) and operator.kind == "Add":
         return _sum(low, operator, b, a)
-    pairs = [(each, each.places if isinstance(each, Value) else each) for each in (a, b)]
-    first, second = np.broadcast_arrays(*(array for _, array in pairs))
+    arrays = [x.places if isinstance(x, Value) else x for x in (a, b)]
+    first, second = np.broadcast_arrays(*arrays)
     shape, zeros = first.shape, np.zeros(first.shape)
     if isinstance(a, Value) and isinstance(b, Value):
         terms = [(a._replace(places=first), 1.0), (b._replace(places=second), sign)]
@@ -242,7 +242,7 @@ def _silu_or_product(low: Lowering, a: Value, b: Value) -> Value:
 
 
 def _gelu_of(low: Lowering, erf: Erf, other: Any) -> Tensor:
-    """What scale * erf(x / sqrt(2)) + scale is, times a number or times a multiple of x."""
+    """Multiply scale * erf(x / sqrt(2)) + scale with a number, or with a multiple of x (a GELU)."""
     if not isinstance(other, Value):
         factor = float(np.asarray(other).reshape(-1)[0])
         if np.asarray(other).size != 1:
@@ -260,7 +260,7 @@ def _gelu_of(low: Lowering, erf: Erf, other: Any) -> Tensor:
 
 
 def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
-    """A value as a multiple of the one that it was made from."""
+    """Return the value that this one is a multiple of, and the factor."""
     node = low.nodes[value.node - 1] if value.node else None
     if node is None or node.function or node.bias.any() or len(node.weights) > 1:
         return value, 1.0
@@ -294,19 +294,19 @@ def _matmul(low: Lowering, operator: Operator, a: Any, b: Any) -> Value:
     value, matrix = (a, b) if isinstance(a, Value) else (b, a)
     if not isinstance(value, Value) or isinstance(matrix, Value | Erf) or matrix.ndim > 2:
         raise NotSupportedError("it is not the product of a tensor with one matrix of constants")
-    turned = value is b and len(value.shape) > 1
+    transposed = value is b and len(value.shape) > 1
     if value is b:
         matrix = matrix.T
-    if turned:
+    if transposed:
         value = value._replace(places=np.swapaxes(value.places, -1, -2))
     result = _product(low, value, matrix[:, None] if matrix.ndim == 1 else matrix)
-    if matrix.ndim == 1:  # a vector of constants, of which nothing is left in the shape
+    if matrix.ndim == 1:  # a vector of constants leaves no axis
         return result._replace(places=result.places[..., 0])
-    return result._replace(places=np.swapaxes(result.places, -1, -2)) if turned else result
+    return result._replace(places=np.swapaxes(result.places, -1, -2)) if transposed else result
 
 
 def _product(low: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> Value:
-    """The tensor @ matrix, for each of the rows of the tensor."""
+    """Return tensor @ matrix, for each row of the tensor."""
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
     rows, (terms, columns) = prod(value.shape[:-1]), matrix.shape
@@ -338,7 +338,7 @@ def _gemm(low: Lowering, operator: Operator, a: Any, b: Any, c: Any = None) -> V
 
 
 def _windows(operator: Operator, x: Value, kernel: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    """The elements below each place of a window: (channels, kernel, outputs), -1 for padding."""
+    """Return the elements of all windows: (channels, kernel, outputs), -1 for padding."""
     attributes, spatial = operator.attributes, x.shape[2:]
     if len(x.shape) - 2 != len(kernel) or x.shape[0] != 1 or len(kernel) not in (1, 2):
         raise NotSupportedError(f"an input of shape {x.shape} and a window of {tuple(kernel)}")
@@ -445,13 +445,13 @@ def _batch_norm(
 ) -> Value:
     if operator.attributes.get("training_mode", 0):
         raise NotSupportedError("it is in training mode")
-    if low.free(x):  # it may be folded into the layer before it, whose terms are rounded more often
+    if low.free(x):  # an execution may fold it into the layer before, which rounds more often
         node = low.nodes[x.node - 1]
         low.nodes[x.node - 1] = node._replace(roundings=node.roundings + 6)
     shape = (1, -1, *(1 for _ in x.shape[2:]))
     factor = scale / np.sqrt(var + operator.attributes.get("epsilon", 1e-5))
     factors, means, shifts = (
-        np.broadcast_to(each.reshape(shape), x.shape) for each in (factor, mean, b)
+        np.broadcast_to(array.reshape(shape), x.shape) for array in (factor, mean, b)
     )
     centred = low.add([(x, 1.0)], -means, roundings=4)
     terms = [(centred, factors.reshape(-1))]
@@ -486,19 +486,19 @@ def _clip(low: Lowering, operator: Operator, x: Any, low_: Any = None, high: Any
 
 
 def _above(low: Lowering, x: Value, bottom: float) -> Value:
-    """The maximum of x and a number."""
+    """Return the maximum of x and a number."""
     edge = np.full(x.shape, bottom)
     return low.add([(low.add([(x, 1.0)], -edge, "relu"), 1.0)], edge)
 
 
 def _below(low: Lowering, x: Value, top: float) -> Value:
-    """The minimum of x and a number."""
+    """Return the minimum of x and a number."""
     edge = np.full(x.shape, top)
     return low.add([(low.add([(x, -1.0)], edge, "relu"), -1.0)], edge)
 
 
 def _extreme(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
-    """Min or Max of values and constants."""
+    """Return the minimum or maximum of values and constants."""
     largest = operator.kind == "Max"
     result = next(part for part in parts if isinstance(part, Value))
     for part in parts:
@@ -558,7 +558,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Clip": _clip,
     "Concat": _concat,
     "Constant": _constant,
-    "ConstantOfShape": _filled,
+    "ConstantOfShape": _constant_of_shape,
     "Conv": _conv,
     "Div": _div,
     "Dropout": _dropout,

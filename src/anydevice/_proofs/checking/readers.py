@@ -1,8 +1,8 @@
 """Reads models in ONNX, without the onnx package, and properties in VNN-LIB 1.0 and 2.0.
 
-Of ONNX this is the format alone: protocol buffers, tensors, and the graph; operators.py lowers it.
-A property is a formula that inputs and bad outputs satisfy; its decimals are the rationals that
-they name. This module imports NumPy alone.
+This file has the format of ONNX alone: protocol buffers, tensors, and the graph; operators.py
+lowers it. A property is a formula that inputs and bad outputs satisfy; its decimals are exact
+rationals. This module imports NumPy alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from anydevice._proofs.checking.network import FormatError, NotSupportedError, Q
 
 Array = np.ndarray[Any, Any]
 Row = tuple[Counter[Any], bool]
-"""What must be <= 0 (< 0 where True): coefficients of ("X", 3) …, the constant is that of ""."""
-MOST_CASES, LARGEST = 20_000, 1 << 24
+"""A sum that must be <= 0 (< 0 if True): coefficients of ("X", 3) …, and of "", the constant."""
+MAX_CASES, LARGEST = 20_000, 1 << 24
 _DTYPES = {1: ("<f4", 4), 6: ("<i4", 5), 7: ("<i8", 7), 11: ("<f8", 10)}  # and the field for them
 _TOKEN = re.compile(r"[()]|;[^\n]*|[^\s()\[\];]*\[[^\[\]()]*\]|[^\s()\[\];]+|[\[\]]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -54,32 +54,32 @@ class Graph(NamedTuple):
 
 @np.errstate(all="ignore")
 def read_graph(data: bytes) -> Graph:
-    """The graph in the content of an ONNX file."""
+    """Read the graph in the content of an ONNX file."""
     try:
         graph = message(message(data)[7][-1])
-        constants = dict(tensor(each) for each in graph[5])
-        given = [each for each in map(message, graph[11]) if text(each[1]) not in constants]
-        outputs = [text(message(each)[1]) for each in graph[12]]
-        if len(given) != 1 or len(outputs) != 1:
-            raise FormatError(f"{len(given)} inputs and {len(outputs)} outputs, not one of each")
-        sizes = message(message(message(given[0][2][-1])[1][-1])[2][-1])[1]
-        shape = [max(1, (message(each)[1] or [1])[-1]) for each in sizes]
+        constants = dict(map(tensor, graph[5]))
+        inputs = [item for item in map(message, graph[11]) if text(item[1]) not in constants]
+        outputs = [text(message(item)[1]) for item in graph[12]]
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise FormatError(f"{len(inputs)} inputs and {len(outputs)} outputs, not one of each")
+        sizes = message(message(message(inputs[0][2][-1])[1][-1])[2][-1])[1]
+        shape = [max(1, (message(size)[1] or [1])[-1]) for size in sizes]
         if prod(shape) > LARGEST or len(shape) > 8:
             raise FormatError(f"its input has the shape {shape}")
         operators = []
-        for found in map(message, graph[1]):
-            inputs, names = ([bytes(each).decode() for each in found[k]] for k in (1, 2))
-            domain = text(found[7]) if text(found[7]) != "ai.onnx" else ""
-            kind = text(found[4]) if not domain else f"{domain}.{text(found[4])}"
-            operators.append(Operator(kind, inputs, names, found[5]))
-        return Graph(operators, constants, text(given[0][1]), shape, outputs[0])
+        for node in map(message, graph[1]):
+            sources, results = ([bytes(name).decode() for name in node[k]] for k in (1, 2))
+            domain = text(node[7]) if text(node[7]) != "ai.onnx" else ""
+            kind = text(node[4]) if not domain else f"{domain}.{text(node[4])}"
+            operators.append(Operator(kind, sources, results, node[5]))
+        return Graph(operators, constants, text(inputs[0][1]), shape, outputs[0])
     except (LookupError, TypeError, ValueError) as error:
         raise FormatError(f"it is no ONNX model, or damaged: {error}") from error
 
 
 def message(data: Any) -> defaultdict[int, list[Any]]:
-    """The contents of each field of a message, by its number."""
-    found, at, data = defaultdict[int, list[Any]](list), 0, memoryview(data)
+    """Return the contents of each field of a message, by its number."""
+    fields, at, data = defaultdict[int, list[Any]](list), 0, memoryview(data)
     while at < len(data):
         key, at = _varint(data, at)
         size = {1: 8, 5: 4}.get(key & 7, -1)
@@ -87,13 +87,13 @@ def message(data: Any) -> defaultdict[int, list[Any]]:
             size, at = _varint(data, at)
         if key & 7 and not 0 <= size <= len(data) - at:
             raise FormatError(f"field {key >> 3} of a message is cut or damaged")
-        found[key >> 3].append(data[at : at + size] if key & 7 else size)
+        fields[key >> 3].append(data[at : at + size] if key & 7 else size)
         at += size if key & 7 else 0
-    return found
+    return fields
 
 
 def _varint(data: Any, at: int) -> tuple[int, int]:
-    """The signed number at a place, and the place behind it."""
+    """Return the signed number at an offset, and the offset behind it."""
     value = 0
     for k in range(10):
         value |= (data[at + k] & 127) << 7 * k
@@ -104,12 +104,12 @@ def _varint(data: Any, at: int) -> tuple[int, int]:
 
 
 def text(contents: list[Any]) -> str:
-    """The last content of a field as a text, "" if there is none."""
+    """Return the last content of a field as a text, "" if there is none."""
     return bytes(contents[-1]).decode() if contents else ""
 
 
 def integers(contents: list[Any]) -> Iterator[int]:
-    """A repeated field of integers, packed or not."""
+    """Yield a repeated field of integers, packed or not."""
     for part in contents:
         at = 0
         while not isinstance(part, int) and at < len(part):
@@ -120,23 +120,23 @@ def integers(contents: list[Any]) -> Iterator[int]:
 
 
 def tensor(data: Any) -> tuple[str, Array]:
-    """The name and the numbers of a tensor."""
-    found = message(data)
-    name, shape = text(found[8]), list(integers(found[1]))
-    if found[2][-1] not in _DTYPES or found[13] or found[14] not in ([], [0]):
+    """Return the name and the numbers of a tensor."""
+    fields = message(data)
+    name, shape = text(fields[8]), list(integers(fields[1]))
+    if fields[2][-1] not in _DTYPES or fields[13] or fields[14] not in ([], [0]):
         raise FormatError(f"tensor {name!r} is of no dtype that is read, or in another file")
-    dtype, field = _DTYPES[found[2][-1]]
-    if found[9] or "f" in dtype:
-        array = np.frombuffer(found[9][-1] if found[9] else b"".join(found[field]), dtype)
+    dtype, field = _DTYPES[fields[2][-1]]
+    if fields[9] or "f" in dtype:
+        array = np.frombuffer(fields[9][-1] if fields[9] else b"".join(fields[field]), dtype)
     else:
-        array = np.array(list(integers(found[field])), dtype)
+        array = np.array(list(integers(fields[field])), dtype)
     if min(shape, default=0) < 0 or prod(shape) != array.size:
         raise FormatError(f"tensor {name!r} of shape {shape} has {array.size} numbers")
     return name, array.reshape(shape).astype(np.float64 if "f" in dtype else np.int64)
 
 
 def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
-    """How many inputs and outputs the property in a VNN-LIB file is about, and its queries."""
+    """Return the numbers of inputs and outputs in a VNN-LIB file, and its queries."""
     words = (word for word in _TOKEN.findall(content) if word[0] != ";")
     lists = "".join({"(": "[", ")": "],"}.get(word) or f"{json.dumps(word)}," for word in words)
     sizes: dict[str, tuple[int, ...]] = {"X": (0,), "Y": (0,)}
@@ -153,11 +153,11 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
                 kind, number = str(form[1]).split("_")
                 sizes[kind] = (max(int(number) + 1, *sizes[kind]),)
             elif form[0] == "declare-network":
-                for each in form[2:]:
-                    kind = {"declare-input": "X", "declare-output": "Y"}[each[0]]
-                    if each[1] != kind or sizes[kind] != (0,):
+                for declared in form[2:]:
+                    kind = {"declare-input": "X", "declare-output": "Y"}[declared[0]]
+                    if declared[1] != kind or sizes[kind] != (0,):
                         raise NotSupportedError("other names than one input X and one output Y")
-                    sizes[kind] = tuple(map(int, re.findall(r"\d{1,8}", each[3])))
+                    sizes[kind] = tuple(map(int, re.findall(r"\d{1,8}", declared[3])))
             elif form[0] != "vnnlib-version":
                 raise NotSupportedError(f"{form[0]!r} is not read")
         form = ["the whole"]
@@ -170,13 +170,13 @@ def read_vnnlib(content: str) -> tuple[int, int, tuple[Query, ...]]:
 
 
 def _both(a: list[list[Row]], b: list[list[Row]]) -> list[list[Row]]:
-    if len(a) * len(b) > MOST_CASES and min(len(a), len(b)) > 1:  # more than stand in the file
-        raise NotSupportedError(f"there are more than {MOST_CASES} cases")
+    if len(a) * len(b) > MAX_CASES and min(len(a), len(b)) > 1:  # more than stand in the file
+        raise NotSupportedError(f"there are more than {MAX_CASES} cases")
     return [[*one, *other] for one, other in product(a, b)]
 
 
 def _cases(form: Any, sizes: Any) -> list[list[Row]]:
-    """The formula as cases, one of which must hold."""
+    """Return a formula as cases, one of which must hold."""
     word, *parts = form
     if word == "or":
         return [case for part in parts for case in _cases(part, sizes)]
@@ -188,11 +188,11 @@ def _cases(form: Any, sizes: Any) -> list[list[Row]]:
     left, right = (_linear(part, sizes) for part in parts)
     less, more = _sum(left, right, -1), _sum(right, left, -1)
     kinds = {"<=": [less], ">=": [more], "==": [less, more], "<": [less], ">": [more]}
-    return [[(each, word in ("<", ">")) for each in kinds[word]]]
+    return [[(row, word in ("<", ">")) for row in kinds[word]]]
 
 
 def _linear(form: Any, sizes: Any) -> Counter[Any]:
-    """The coefficients of a term."""
+    """Return the coefficients of a term."""
     if not isinstance(form, str):
         word, (total, *terms) = form[0], [_linear(part, sizes) for part in form[1:]]
         if word == "*" and len(terms) == 1:
@@ -208,12 +208,12 @@ def _linear(form: Any, sizes: Any) -> Counter[Any]:
         if not _NUMBER.fullmatch(form):
             raise FormatError(f"{form!r} is neither a number nor a variable X or Y")
         return Counter({"": Fraction(form)})
-    place, numbers = 0, [int(number) for number in (variable[2] or variable[3]).split(",")]
+    index, numbers = 0, [int(number) for number in (variable[2] or variable[3]).split(",")]
     for number, size in zip(numbers, sizes[variable[1]], strict=True):
-        place = place * size + number
+        index = index * size + number
         if number >= size:
             raise FormatError(f"{form} was not declared")
-    return Counter({(variable[1], place): Fraction(1)})
+    return Counter({(variable[1], index): Fraction(1)})
 
 
 def _sum(a: Counter[Any], b: Counter[Any], factor: Any) -> Counter[Any]:
@@ -234,11 +234,11 @@ def _queries(common: Any, cases: Any, inputs: int, outputs: int) -> Iterator[Que
         for i, (a, b) in enumerate(zip(low, high, strict=True)):
             if a is None or b is None or a > b:
                 raise FormatError(f"the interval of input X {i} is empty, or has no end")
-        rows = [row for each in groups for row in each]
+        rows = [row for group in groups for row in group]
         table = [tuple(Fraction(row["Y", k]) for k in range(outputs)) for row, _ in rows]
-        group = tuple(number for number, each in enumerate(groups) for _ in each)
+        numbers = tuple(number for number, group in enumerate(groups) for _ in group)
         constants = tuple(Fraction(row[""]) for row, _ in rows)
-        yield Query(low, high, tuple(table), constants, group, tuple(row[1] for row in rows))
+        yield Query(low, high, tuple(table), constants, numbers, tuple(row[1] for row in rows))
 
 
 def _about(row: Row, kind: str) -> list[Any]:
@@ -246,7 +246,7 @@ def _about(row: Row, kind: str) -> list[Any]:
 
 
 def _box(rows: list[Row], box: Any) -> Any:
-    """The box, narrowed by the rows that bound an input."""
+    """Return the box, narrowed by the rows that bound an input."""
     low, high = map(list, box)
     for row in (row for row in rows if _about(row, "X")):
         (variable, *others), (linear, strict) = _about(row, "X"), row

@@ -1,11 +1,11 @@
 """Lines below and above smooth functions on intervals: tangents and chords, moved outward.
 
-A slope is chosen freely; the offset that makes its line a bound is computed. Where the function is
-convex its tangents lie below it, where it is concave its least distance from a line is at an end.
+A slope is chosen freely, and the offset that makes its line a bound is computed. A convex function
+lies above its tangents; the least distance of a concave function from a line is at an end.
 
 NumPy's exp, tanh and sqrt and Python's erf are assumed to have a relative error of at most 2**-46
-in float64, and what executes the function in float32 one of 2**-20, or for GELU and SiLU of 2**-20
-of its argument; exp that of 1 + |z| / 16 times as much, and so the sigmoid left of 0. A certificate
+in float64, and an execution of the function in float32 one of 2**-20, for GELU and SiLU of 2**-20
+of the argument; for exp, and the sigmoid left of 0, 1 + |z| / 16 times as much. A certificate
 states both. This module imports NumPy alone.
 """
 
@@ -29,7 +29,7 @@ _erf = np.frompyfunc(erf, 1, 1)
 class LinePair(NamedTuple):
     """below * z + floor <= f(z) <= above * z + ceiling in the interval of z; |f(z)| <= size.
 
-    Without a floor it is 0, and no slope is negative.
+    If the floor is None, it is 0 and no slope is negative.
     """
 
     below: Floats
@@ -39,7 +39,7 @@ class LinePair(NamedTuple):
     size: Floats
 
     def through(self, row: Floats, of: Any) -> tuple[Floats, Floats, Floats]:
-        """Coefficients of values as those of arguments, what is added, and a size of the sum."""
+        """Turn coefficients of values into those of arguments; return a shift and a size, too."""
         positive, negative = np.maximum(row, 0), np.minimum(row, 0)
         shift = dot(negative, self.ceiling[of])
         size = np.abs(shift)
@@ -48,15 +48,15 @@ class LinePair(NamedTuple):
             shift = shift + dot(positive, self.floor[of])
         positive *= self.below[of]
         negative *= self.above[of]
-        positive += negative  # one of the two is 0: nothing is rounded here
+        positive += negative  # one of the two is 0, so nothing is rounded
         return positive, shift, size
 
     def on_forms(
         self, lower: Floats, upper: Floats, least: Floats, most: Floats
     ) -> tuple[Floats, Floats]:
-        """Affine functions below and above the values, from such of the arguments.
+        """Return affine functions below and above the values, from such of the arguments.
 
-        Where they are constants, the least and the most that the arguments can be is better.
+        If these are constants, the bounds of the arguments are tighter.
         """
         below, above = self.below[:, None], self.above[:, None]
         if lower.shape[1] == 1:
@@ -74,17 +74,17 @@ class LinePair(NamedTuple):
 
 
 def dot(a: Floats, b: Floats) -> Floats:
-    """The sum of products in each row."""
+    """Return the sum of products in each row."""
     total: Floats = np.einsum("pn,pn->p", a, b)
     return total
 
 
 class SmoothCurve(NamedTuple):
-    """A function and its derivative, and where it bends: convex and concave in turn.
+    """A function, its derivative, and its inflection points (`bends`).
 
-    `convex` says what it is left of the first bend. The value and the derivative have errors of at
-    most EPSILON times `scale`, which is largest at one of the ends of an interval. `rough` is a
-    quicker derivative, to find points with.
+    `convex` is whether it is convex left of the first one. The value and the derivative have errors
+    of at most EPSILON times `scale`, which is largest at one of the ends of an interval. `rough` is
+    a quicker derivative, to find points with.
     """
 
     value: Callable[[Floats], Floats]
@@ -108,14 +108,14 @@ class SmoothCurve(NamedTuple):
 
 
 def assumptions(functions: Collection[str], float32: bool) -> dict[str, float]:
-    """The relative errors that bounds of these functions assume, by name."""
+    """Return the relative errors that bounds of these functions assume, by name."""
     names = sorted(name for name in functions if name in SMOOTH)
     assumed = dict.fromkeys(names, FLOAT32) if float32 else {}
     return assumed | ({"float64": EPSILON} if names else {})
 
 
 def lines(name: str, low: Floats, high: Floats, float32: bool) -> LinePair:
-    """Lines for a function on each interval; they are NaN where it has a pole."""
+    """Return lines for a function on each interval; they are NaN if it has a pole."""
     if name == "square":
         return _square(low, high)
     if name == "step":
@@ -151,7 +151,7 @@ def _square(low: Floats, high: Floats) -> LinePair:
 
 
 def _below(curve: SmoothCurve, low: Floats, high: Floats) -> tuple[Floats, Floats, Floats]:
-    """The slope and the offset of a line below a curve, and the curve's least value."""
+    """Return the slope and the offset of a line below a curve, and the curve's least value."""
     middle, width = low / 2 + high / 2, high - low
     least = _offset(curve, np.zeros_like(low), low, high)
     slope, offset, best = np.zeros_like(low), least, least
@@ -159,16 +159,16 @@ def _below(curve: SmoothCurve, low: Floats, high: Floats) -> tuple[Floats, Float
     candidates = [chord, curve.slope(middle)]
     candidates += [curve.slope(_touching(curve, low, high, end)) for end in (low, high)]
     for candidate in candidates:
-        it = np.where(np.isfinite(candidate), candidate, 0.0)
-        its = _offset(curve, it, low, high)
-        better = it * middle + its > best
-        slope, offset = np.where(better, it, slope), np.where(better, its, offset)
-        best = np.where(better, it * middle + its, best)
+        new = np.where(np.isfinite(candidate), candidate, 0.0)
+        shift = _offset(curve, new, low, high)
+        better = new * middle + shift > best
+        slope, offset = np.where(better, new, slope), np.where(better, shift, offset)
+        best = np.where(better, new * middle + shift, best)
     return slope, offset, least
 
 
 def _offset(curve: SmoothCurve, slope: Floats, low: Floats, high: Floats) -> Floats:
-    """A number that curve - slope * z is never below on an interval."""
+    """Return a lower bound of curve - slope * z on an interval."""
     least = np.minimum(curve.value(low) - slope * low, curve.value(high) - slope * high)
     edges = (-np.inf, *curve.bends, np.inf)
     for k in range(len(edges) - 1):
@@ -190,7 +190,7 @@ def _offset(curve: SmoothCurve, slope: Floats, low: Floats, high: Floats) -> Flo
 
 
 def _touching(curve: SmoothCurve, low: Floats, high: Floats, end: Floats) -> Floats:
-    """Where a line through the curve's point at an end touches it in its convex part, roughly."""
+    """Return roughly the point at which a line through an end touches the convex part."""
     edges = (-np.inf, *curve.bends, np.inf)
     k = 0 if curve.convex else min(1, len(edges) - 2)
     left, right = np.clip(edges[k], low, high), np.clip(edges[k + 1], low, high)
@@ -229,7 +229,7 @@ def _gelu_slope(z: Floats) -> Floats:
 
 
 def _gelu_rough(z: Floats) -> Floats:
-    """By a formula for erf of Abramowitz and Stegun (7.1.26), right to 1.5e-7."""
+    """Return the slope by formula 7.1.26 of Abramowitz and Stegun for erf, right to 1.5e-7."""
     t, bell = 1.0 / (1.0 + 0.3275911 / sqrt(2.0) * np.abs(z)), np.exp(-z * z / 2)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (_A4 + t * _A5))))
     tail = 0.5 * series * bell
