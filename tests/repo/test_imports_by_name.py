@@ -45,6 +45,8 @@ LOADING = {
     "_ops/trusted_kernels.py",
     # Containers of libraries, whose rooms are named in a table.
     "_arrays/trees/containers.py",
+    # The files of a backend's folder.
+    "_machine/hardware/readers.py",
     # Probes that other packages add.
     "_machine/discovery/discover.py",
 }

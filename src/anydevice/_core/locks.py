@@ -144,14 +144,10 @@ class FolderLock(_SystemLock):
             if (now := os.fstat(descriptor).st_mtime_ns) != changed:  # others take their turns
                 changed, since = now, time.monotonic()
             elif time.monotonic() - since > self._wait:
-                raise self._refusal()
+                text = f"has held the lock of {self._folder} for more than {self._wait:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, f"{_holder(self._folder)} {text}")
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
-
-    def _refusal(self) -> TimeoutError:
-        by = _holder(self._folder)
-        text = f"{by} has held the lock of {self._folder} for more than {self._wait:g} s"
-        return TimeoutError(errno.ETIMEDOUT, text)
 
 
 class FileLock(_SystemLock):

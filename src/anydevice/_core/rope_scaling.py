@@ -135,10 +135,6 @@ def refuse_scaling(scaling: Any) -> None:
     kind_of(scaling)
 
 
-def _default(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
-    return plain, 1.0
-
-
 def _linear(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     factor = _number(scaling, "factor")
     return [frequency / factor for frequency in plain], 1.0
@@ -226,7 +222,7 @@ def _longrope(plain: list[float], theta: float, scaling: Scaling, length: float 
 
 
 _SCALED: dict[str, Callable[[list[float], float, Scaling], Scaled]] = {
-    "default": _default,
+    "default": lambda plain, theta, scaling: (plain, 1.0),
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

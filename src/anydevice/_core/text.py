@@ -250,18 +250,14 @@ def _three_digits(number: float) -> str:
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
 
 
-_PASSED_OVER = (__name__.partition(".")[0], "contextlib", "functools")
+_PASSED_OVER = re.compile(rf"({__name__.partition('.')[0]}|contextlib|functools)(\.|$)")
 """Our own modules, and those of the standard library that lie between them."""
 
 
 def warn(message: str | Warning) -> None:
     """Warn at the nearest caller whose module is not one of anydevice's."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _package(frame.f_globals) in _PASSED_OVER:
+    while frame.f_back is not None and _PASSED_OVER.match(str(frame.f_globals.get("__name__"))):
         frame, level = frame.f_back, level + 1
     shown = printable(message, lines=True) if isinstance(message, str) else message
     warnings.warn(shown, stacklevel=level)
-
-
-def _package(names: dict[str, object]) -> str:
-    return str(names.get("__name__", "")).partition(".")[0]

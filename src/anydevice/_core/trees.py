@@ -77,21 +77,16 @@ def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationE
     """Return the error for a pattern that matches none of these names; it has the nearest ones."""
     from difflib import get_close_matches  # only where there is an error to tell
 
-    # At the top of a tree, a name needs no dot.
-    known = list(dict.fromkeys(name.removeprefix(".") for name in [*_parts_of(names), *names]))
+    # `[1].inside` and `[1]` hold `[1].inside[0]`. At the top of a tree, a name needs no dot.
+    ends = [(name, at.start()) for name in names for at in re.finditer(r"[.\[]", name)]
+    parts = [name[:end] for name, end in ends if end]
+    known = list(dict.fromkeys(name.removeprefix(".") for name in [*parts, *names]))
     near = get_close_matches(pattern, known, 3, 0.3) or known[:3]
     return ConfigurationError(
         f"{source}: no parameter is named {pattern!r}; the nearest are "
         f"{', '.join(map(repr, near))}, and * stands for anything, as in '*.bias'",
         source=source,
     )
-
-
-def _parts_of(names: Sequence[str]) -> list[str]:
-    """The names of the parts that hold leaves: `[1].inside` and `[1]` for `[1].inside[0]`."""
-    return [
-        name[: at.start()] for name in names for at in re.finditer(r"[.\[]", name) if at.start()
-    ]
 
 
 def first_leaf(tree: Tree) -> Any:

@@ -162,7 +162,7 @@ def test_a_full_card_is_not_a_bad_one(said: str, how: Literal["failed", "crashed
     outcome = Outcome(how, error=said)
     full = checking._judge(anydevice.Device("cuda:0"), "torch", "cuda:0", outcome, 1.0)
     assert full.to_dict()["code"] == "out_of_memory"
-    assert not checking._worth_keeping(full, 120)
+    assert not checking._is_conclusive(full, 120)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_code_decides_which_verdict_is_kept(
     code: str, limit: float, kept: bool, text: str
 ) -> None:
     verdict = Verdict("cuda:0", "torch", False, Reason(code, text))
-    assert checking._worth_keeping(verdict, limit) is kept
+    assert checking._is_conclusive(verdict, limit) is kept
 
 
 def test_a_verdict_that_cannot_be_kept_warns(home: Path) -> None:

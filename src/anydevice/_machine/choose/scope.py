@@ -364,7 +364,9 @@ def _warn_if_passed_over(choice: Choice) -> None:
     assert choice.device is not None
     at_the_end = choice.device.kind == "cpu" and choice.steps[-1].source == "order of backends"
     unmet = [
-        f"{_asker(step.source)} asks for {step.asked}: {step.outcome}"
+        # A variable has no article.
+        f"{'' if step.source.isupper() else 'the '}{step.source} asks for {step.asked}: "
+        f"{step.outcome}"
         if step.source not in _UNASKED
         else step.outcome
         for step in choice.passed_over
@@ -376,10 +378,6 @@ def _warn_if_passed_over(choice: Choice) -> None:
     if unmet and text not in _said:
         _said.add(text)
         warn(AnyDeviceWarning(text, choice.reasons))
-
-
-def _asker(source: str) -> str:
-    return source if source.isupper() else f"the {source}"  # a variable has no article
 
 
 def forget() -> None:

@@ -57,7 +57,7 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     outcome = ask_child(_PROBE, question, limit=limit, environment=environment, site=True)
     verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
-    if _worth_keeping(verdict, limit) and place == str(device):  # what is elsewhere is a fake
+    if _is_conclusive(verdict, limit) and place == str(device):  # a fake device is elsewhere
         key = key_of(device.backend, device.index, status.facts, chosen)
         problem = keep_verdict(key, verdict)
         if problem:
@@ -102,8 +102,8 @@ def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: f
     )
 
 
-def _worth_keeping(verdict: Verdict, limit: float) -> bool:
-    # A full card, or a short time limit, does not mean that the device computes wrongly.
+def _is_conclusive(verdict: Verdict, limit: float) -> bool:
+    """Whether the device itself is judged, and not a full card or a short time limit."""
     code = verdict.reason.code if verdict.reason else None
     if code == "timed_out":
         return limit >= _LONG_ENOUGH
@@ -145,16 +145,15 @@ def _verdict(plain: Any) -> Verdict | None:
     return verdict if fits else None
 
 
-def _plain(verdict: Verdict) -> dict[str, Any]:
-    return {**as_dict(verdict), "reason": verdict.reason and verdict.reason.to_dict()}
-
-
 def keep_verdict(key: str, verdict: Verdict) -> str | None:
     """Save a verdict; returns a sentence if that fails, else `None`."""
     path = verdicts_file()
     try:
         with writing(path, private=True) as write:
-            kept = {k: _plain(v) for k, v in (read_verdicts() | {key: verdict}).items()}
+            kept = {
+                name: {**as_dict(one), "reason": one.reason and one.reason.to_dict()}
+                for name, one in (read_verdicts() | {key: verdict}).items()
+            }
             write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         return f"the verdict could not be kept in {path}: {error.strerror}"

@@ -96,17 +96,14 @@ def _status(scan: BackendScan, seen: RawDevice, verdicts: Mapping[str, Verdict])
         return DeviceStatus(seen.kind, seen.facts, engines, refusals, said)
     kind, facts = seen.kind, seen.facts
     if condemned:
-        reasons = tuple(_failed_check(verdict) for verdict in said if not verdict.right)
+        unknown = Reason("failed", "it gave no reason")
+        wrong = [(v.engine, v.reason or unknown) for v in said if not v.right]
+        reasons = tuple(replace(reason, text=f"{name}: {reason.text}") for name, reason in wrong)
         return DeviceStatus(kind, facts, (), refusals, said, "compute", reasons, "anydevice doctor")
     reasons = _library_reasons(scan, refusals)
     builds = [registry.installed(refused.engine) for refused in refusals]
     fix = best_fix(scan.backend, facts, builds)
     return DeviceStatus(kind, facts, (), refusals, said, "library", reasons, fix)
-
-
-def _failed_check(verdict: Verdict) -> Reason:
-    reason = verdict.reason or Reason("failed", "it gave no reason")
-    return replace(reason, text=f"{verdict.engine}: {reason.text}")
 
 
 def _drivers(scan: BackendScan, facts: Facts) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -285,14 +286,11 @@ def _has_open(folder: Path, beginnings: tuple[str, ...]) -> bool | None:
         descriptors = list((folder / "fd").iterdir())
     except OSError:
         return None
-    return any(_leads_to(descriptor).startswith(beginnings) for descriptor in descriptors)
-
-
-def _leads_to(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:  # closed in between
-        return ""
+    for descriptor in descriptors:
+        with suppress(OSError):  # closed in between
+            if os.readlink(descriptor).startswith(beginnings):
+                return True
+    return False
 
 
 def _name_by_psutil(pid: int) -> str:

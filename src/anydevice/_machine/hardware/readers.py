@@ -7,6 +7,7 @@ and can be done while a driver is being asked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from anydevice._core import hooks
@@ -94,69 +95,29 @@ def free_memory(backend: str, index: int, facts: Facts) -> Facts:
 
 
 def _usage(backend: str) -> _Usage | None:
-    if backend == "cpu":
-        from anydevice._machine.hardware.cpu import usage as cpu
-
-        return cpu
-    if backend == "cuda":
-        from anydevice._machine.hardware.cuda import usage as cuda
-
-        return cuda
-    if backend == "rocm":
-        from anydevice._machine.hardware.rocm import usage as rocm
-
-        return rocm
-    if backend == "metal":
-        from anydevice._machine.hardware.metal import usage as metal
-
-        return metal
-    return None
+    if backend not in _WITH_USAGE:
+        return None
+    usage: _Usage = hooks.load(f"anydevice._machine.hardware.{backend}.usage")
+    return usage
 
 
-def _begin_opencl() -> Look:
-    from anydevice._machine.hardware.opencl.reader import begin
-
-    return begin()
+_WITH_USAGE = ("cpu", "cuda", "rocm", "metal")
 
 
-def _begin_cuda() -> Look:
-    from anydevice._machine.hardware.cuda.reader import begin
-
-    return begin()
-
-
-def _look_at_cpu(limit: float) -> BackendScan:
-    from anydevice._machine.hardware.cpu.reader import look
-
-    return look(limit)
+def _begin(backend: str) -> Look:
+    """Ask a backend's question in a child now, and return the function that waits for it."""
+    look: Look = hooks.load(f"anydevice._machine.hardware.{backend}.reader:begin")()
+    return look
 
 
-def _look_at_rocm(limit: float) -> BackendScan:
-    from anydevice._machine.hardware.rocm.reader import look
-
-    return look(limit)
-
-
-def _look_at_tpu(limit: float) -> BackendScan:
-    from anydevice._machine.hardware.tpu.reader import look
-
-    return look(limit)
-
-
-def _look_at_metal(limit: float) -> BackendScan:
-    from anydevice._machine.hardware.metal.reader import look
-
-    return look(limit)
+def _look(backend: str, limit: float) -> BackendScan:
+    scan: BackendScan = hooks.load(f"anydevice._machine.hardware.{backend}.reader:look")(limit)
+    return scan
 
 
 # Those that ask a child come first, so that it works while the others load.
-READERS: dict[str, Begin] = {
-    "opencl": _begin_opencl,
-    "cuda": _begin_cuda,
-    "cpu": lambda: _look_at_cpu,
-    "rocm": lambda: _look_at_rocm,
-    "tpu": lambda: _look_at_tpu,
-    "metal": lambda: _look_at_metal,
+READERS: dict[str, Begin] = {name: partial(_begin, name) for name in ("opencl", "cuda")} | {
+    name: partial(partial, _look, name) for name in ("cpu", "rocm", "tpu", "metal")
 }
 
 

@@ -40,7 +40,9 @@ def readings(
     """Return the readings of all processors of this machine together."""
     free = free_memory(index, facts, root=root, system=system)
     if not system.startswith("linux"):
-        return Readings(load=_load_by_psutil(), free_memory=free)
+        psutil = linux.psutil()
+        percent = psutil.cpu_percent(interval=_SHORT) if psutil else None
+        return Readings(load=None if percent is None else percent / 100, free_memory=free)
     load, power = (meter or _meter).read()
     limits = [linux.scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
     known = [limit for limit in limits if limit]
@@ -93,7 +95,8 @@ class Meter:
             now = self._moment()
             # Ticks are hundredths of a second: of a shorter time they tell nothing.
             if now.at - before.at >= _TOO_SHORT:
-                self._load = _fraction(now.busy - before.busy, now.all - before.all)
+                ticks, busy = now.all - before.all, now.busy - before.busy
+                self._load = min(1.0, max(0.0, busy / ticks)) if ticks > 0 else None
                 self._power = self._watts(before, now)
                 self._before = now
             return self._load, self._power
@@ -104,11 +107,9 @@ class Meter:
         # user nice system idle iowait irq softirq steal; guests are counted in user already.
         ticks = [int(word) for word in words[1:9] if word.isdecimal()]
         idle = sum(ticks[3:5])
-        return _Moment(time.monotonic(), sum(ticks) - idle, sum(ticks), self._energy())
-
-    def _energy(self) -> dict[str, int]:
         counters = {p.name: linux.read_number(p / "energy_uj") for p in _packages(self._root)}
-        return {name: count for name, count in counters.items() if count is not None}
+        energy = {name: count for name, count in counters.items() if count is not None}
+        return _Moment(time.monotonic(), sum(ticks) - idle, sum(ticks), energy)
 
     def _watts(self, before: _Moment, now: _Moment) -> float | None:
         if not now.energy or now.energy.keys() != before.energy.keys():
@@ -120,10 +121,6 @@ class Meter:
                 used += linux.read_number(package / "max_energy_range_uj") or 0
             total += max(0, used)
         return total / 1e6 / (now.at - before.at)
-
-
-def _fraction(part: int, whole: int) -> float | None:
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else None
 
 
 class ProcessMeter:
@@ -214,8 +211,3 @@ def _clock(root: Path) -> float | None:
     policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy*")
     clocks = [linux.read_number(policy / "scaling_cur_freq") for policy in policies]
     return max((clock / 1000 for clock in clocks if clock), default=None)
-
-
-def _load_by_psutil() -> float | None:
-    psutil = linux.psutil()
-    return None if psutil is None else float(psutil.cpu_percent(interval=_SHORT)) / 100

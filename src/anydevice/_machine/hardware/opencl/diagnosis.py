@@ -19,7 +19,6 @@ from anydevice._core.finding import (
     Detail,
     Facts,
     Kind,
-    MemoryKind,
     RawDevice,
     Reason,
     compare_versions,
@@ -135,10 +134,13 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Backe
     )
     if not devices:
         return _no_device(platforms, machine, notes)
-    defects = (float64_defect(*each) for each in dict.fromkeys(map(_release, devices)))
+    releases = [(str(d.facts.details["platform"]), d.facts.driver_version or "") for d in devices]
+    defects = (float64_defect(*release) for release in dict.fromkeys(releases))
     notes += tuple(defect.with_fix for defect in defects if defect)
     if all(device.kind == "cpu" for device in devices):
-        notes += _note_missing_driver(loader, machine)
+        card = card_without_driver(machine, vendor_folders(loader, machine)[0])
+        if card is not None:
+            notes += (f"there is an {card[0]} card, and no OpenCL driver shows it: {card[1]}",)
     return BackendScan("opencl", present=True, devices=devices, notes=notes)
 
 
@@ -205,7 +207,7 @@ def _read_device(
         name=board or device["name"],
         uuid=_uuid(device["uuid"], device["vendor_id"]),
         pci_address=_pci_address(device["pci"], device["vendor_id"], machine),
-        memory_kind=_memory_kind(kind, device["unified"]),
+        memory_kind="host" if kind == "cpu" else "unified" if device["unified"] else "dedicated",
         total_memory=device["memory"],
         usable_memory=device["memory"],
         free_memory=free if free is None else free * 1024,
@@ -223,16 +225,6 @@ def _read_device(
         },
     )
     return RawDevice(index, kind, facts, reason)
-
-
-def _release(device: RawDevice) -> tuple[str, str]:
-    return str(device.facts.details["platform"]), device.facts.driver_version or ""
-
-
-def _memory_kind(kind: Kind, unified: bool) -> MemoryKind:
-    if kind == "cpu":
-        return "host"
-    return "unified" if unified else "dedicated"
 
 
 def _uuid(digits: str, vendor: int | None) -> str | None:
@@ -294,13 +286,6 @@ def _no_device(
     return BackendScan("opencl", present=True, stage="device", reason=reason)
 
 
-def _note_missing_driver(loader: Loader, machine: OpenCLMachine) -> tuple[str, ...]:
-    card = card_without_driver(machine, vendor_folders(loader, machine)[0])
-    if card is None:
-        return ()
-    return (f"there is an {card[0]} card, and no OpenCL driver shows it: {card[1]}",)
-
-
 INTEL = 0x8086
 
 GIVE_A_LOADER = 'pip install "anydevice[opencl]"'
@@ -354,11 +339,11 @@ def repair(loader: Loader, machine: OpenCLMachine) -> str:
 
 def hide(drivers: Sequence[Driver], machine: OpenCLMachine) -> str | None:
     """Return how to keep drivers from being loaded; `None` for no drivers."""
-    commands = [
-        _move_away(driver.file, machine)
-        for driver in drivers
-        if driver.file is not None and driver.variable is None
-    ]
+    commands = []
+    for driver in drivers:
+        if driver.file is not None and driver.variable is None:
+            file = shlex.quote(str(driver.file))
+            commands.append(f"{_sudo(machine, driver.file.parent)}mv {file} {file}.off")
     for variable in sorted({driver.variable for driver in drivers if driver.variable}):
         named = machine.environment.get(variable, "").split(os.pathsep)
         bad = {driver.library for driver in drivers if driver.variable == variable}
@@ -372,11 +357,6 @@ def enable_rusticl(machine: OpenCLMachine) -> str:
     """Return how to make Mesa's rusticl show devices, which its variable must name."""
     names = [name for vendor, name in _RUSTICL_DRIVERS.items() if machine.cards(vendor)]
     return f"export RUSTICL_ENABLE={','.join(names) or 'llvmpipe'}"
-
-
-def _move_away(icd: Path, machine: OpenCLMachine) -> str:
-    file = shlex.quote(str(icd))
-    return f"{_sudo(machine, icd.parent)}mv {file} {file}.off"
 
 
 def _write(machine: OpenCLMachine, file: Path, line: str) -> str:

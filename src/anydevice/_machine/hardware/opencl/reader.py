@@ -51,7 +51,9 @@ def look_through(
     asked = asked or _start(loaders[0], loaders[0].environment(machine))
     outcome = asked.finish(_whole_hundredths(limit * _FIRST_SHARE))
     if outcome.how in ("crashed", "timed_out", "endless_output"):
-        drivers = _separable_drivers(loaders[0], machine)
+        # Windows lists its drivers in the registry, and Apple's framework has none to take apart.
+        whole = machine.system == "win32" or loaders[0].path.startswith(facts.FRAMEWORK)
+        drivers = () if whole else facts.registered_drivers(loaders[0], machine)
         outcomes = _ask_each(drivers, loaders[0], machine, end) if len(drivers) > 1 else ()
         return diagnosis.read_breakdown(outcome, drivers, outcomes, loaders[0], machine)
     scan = diagnosis.read_outcome(outcome, loaders[0], machine)
@@ -73,13 +75,6 @@ def _start(loader: Loader, environment: dict[str, str]) -> Question:
 def _whole_hundredths(limit: float) -> float:
     # Because the limit is said in the reason.
     return max(int(limit * 100), 1) / 100
-
-
-def _separable_drivers(loader: Loader, machine: OpenCLMachine) -> tuple[Driver, ...]:
-    # Windows lists its drivers in the registry, and Apple's framework has none to take apart.
-    if machine.system == "win32" or loader.path.startswith(facts.FRAMEWORK):
-        return ()
-    return facts.registered_drivers(loader, machine)
 
 
 def _ask_each(

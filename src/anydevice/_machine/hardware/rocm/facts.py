@@ -315,7 +315,9 @@ def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
     """Return the memory of a GPU of the topology."""
     now = counters(gpu.pci_address, root)
     if gpu.device_id == MI300A:
-        return _without_carve_out(gpu, now)
+        sizes = [size for size in (now.vram or now.gtt, now.system) if size]
+        total = min(sizes, default=gpu.pool)
+        return _shared_memory(total, gpu.pool, now, "system memory", carve_out=0)
     if _is_integrated(gpu, now):
         return _with_carve_out(gpu, now)
     return _of_a_card(gpu, now)
@@ -355,11 +357,6 @@ def _with_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
     if gpu.pool is not None and now.vram is not None:
         pool = "carve-out" if gpu.pool <= now.vram else "gtt"
     return _shared_memory(total, gpu.pool, now, pool, carve_out=now.vram)
-
-
-def _without_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
-    known = [size for size in (now.vram or now.gtt, now.system) if size]
-    return _shared_memory(min(known, default=gpu.pool), gpu.pool, now, "system memory", carve_out=0)
 
 
 def _shared_memory(

@@ -111,17 +111,12 @@ def _as_c_number(token: str) -> int | None:
 def _pick_hip(value: str, uuids: Sequence[str | None]) -> tuple[list[int], str | None]:
     chosen: list[int] = []
     for entry in value.split(","):
-        index = _by_part(entry, uuids) if "GPU-" in entry else _as_plain_index(entry, len(uuids))
+        if "GPU-" in entry:
+            index = next((at for at, uuid in enumerate(uuids) if uuid and entry in uuid), None)
+        else:
+            index = next((at for at in range(len(uuids)) if str(at) == entry), None)
         if index is None:
             return chosen, entry
         if index not in chosen:
             chosen.append(index)
     return chosen, None
-
-
-def _by_part(entry: str, uuids: Sequence[str | None]) -> int | None:
-    return next((i for i, uuid in enumerate(uuids) if uuid and entry in uuid), None)
-
-
-def _as_plain_index(entry: str, count: int) -> int | None:
-    return next((index for index in range(count) if str(index) == entry), None)
