@@ -96,7 +96,7 @@ def state_of(parameters: Any, description: Any) -> dict[str, Any]:
     """Each parameter as the tensors of the first way to store it."""
     state: dict[str, Any] = {}
     for each in parameters_of(description):
-        flat, start = at(parameters, each.where).reshape(-1), 0
+        flat, start = at(parameters, each.path).reshape(-1), 0
         for name, shape in each.ways[0].tensors:
             size = int(np.prod(shape))
             state[name] = flat[start : start + size].reshape(shape)
@@ -193,7 +193,7 @@ def load_and_run(path: Path) -> bool:
     parameters = load_parameters(path, description, CPU, "float32")
     files = {} if path.suffix else independently_read(path)
     for each in parameters_of(description):
-        array = at(parameters, each.where)
+        array = at(parameters, each.path)
         assert array.shape == each.shape
         names = [name for name, _ in each.ways[0].tensors]
         if files:

@@ -94,7 +94,7 @@ def save(folder: Path, parameters: Any, description: Description, **changes: Any
     state: dict[str, Any] = {}
     for each in parameters_of(description):
         array = parameters
-        for key in each.where:
+        for key in each.path:
             array = array[key]
         at = 0
         for name, shape in each.ways[0].tensors:

@@ -295,7 +295,8 @@ class DecoderLayer(Record):
         if block in ("post", "sandwich"):
             added = self._normalize(added, "attention_post_norm")
         x = ops.add(x, _scale(added, factor))
-        added = self.transform(x if block == "post" else self._normalize(x, "mlp_norm"))
+        y = x if block == "post" else self._normalize(x, "mlp_norm")
+        added = self.transform(y)
         if block in ("post", "sandwich"):
             added = self._normalize(added, "mlp_post_norm")
         return ops.add(x, _scale(added, factor)), cache

@@ -12,10 +12,9 @@ from typing import Any, NoReturn, Self
 
 from anydevice._core import checks
 from anydevice._core.device import Device
-from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
-from anydevice._formats.gguf import GgufFile, read_gguf, sampling_values
+from anydevice._formats.gguf import read_gguf, sampling_values
 from anydevice._llm.capture import check_kernels
 from anydevice._llm.chunks import Prompts
 from anydevice._llm.decoder import Parameters
@@ -23,11 +22,18 @@ from anydevice._llm.description import Description, describe
 from anydevice._llm.generate import DecoderExecutor, Step, replies, score
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.text import TextStream
-from anydevice._llm.tokenizer import GENERATION, TOKENIZER, Tokenizer
+from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
 from anydevice._llm.weights import load_parameters, runnable_dtype
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
-from anydevice._plan.config import is_gguf_path, locate, read_config, title_of
+from anydevice._plan.config import (
+    ModelFiles,
+    gguf_config,
+    is_gguf_path,
+    locate,
+    read_config,
+    title_of,
+)
 from anydevice._plan.plan import LOADED_CONTEXT, Plan, loading_options, plan_inference
 from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
 
@@ -127,19 +133,29 @@ def load(
     path = locate(os.fspath(folder))
     _refuse_others(device, path)
     target = one_device(device)
-    config = read_config(path)
-    description = describe(config)  # what cannot be run needs no plan
+    file = read_gguf(path) if is_gguf_path(path) else None
+    config = read_config(path) if file is None else gguf_config(file)
+    description = describe(config)  # a model that cannot be run needs no plan
     if dtype is not None:
         dtype = runnable_dtype(dtype).name
-    asked = _context(context, config.optional("longest_context"))
-    plan = _planned(path, target, dtype, asked, given=context is not None)
+    limit = _context(context, config.optional("longest_context"))
+    plan = _plan(ModelFiles(path, config), target, dtype, limit, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
-    file = read_gguf(path) if is_gguf_path(path) else None
-    tokenizer = Tokenizer.from_folder(path) if file is None else Tokenizer.from_gguf(file)
-    defaults = _generation_defaults(path, file)
-    wanted = plan.estimate.dtype
-    check_kernels(target, wanted)
-    parameters = load_parameters(file or path, description, target, wanted, progress=progress)
+    if file is None:
+        generation = read_values(path / GENERATION)
+        known = {CONFIG: config.raw, GENERATION: generation}
+        tokenizer = Tokenizer.from_folder(path, known)
+        source, defaults = path / GENERATION, _generation_defaults(generation)
+    else:
+        tokenizer = Tokenizer.from_gguf(file)
+        source, defaults = path, sampling_values(file)
+    try:
+        sampling(**defaults)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", str(source)) from error
+    dtype = plan.estimate.dtype
+    check_kernels(target, dtype)
+    parameters = load_parameters(file or path, description, target, dtype, progress=progress)
     return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
 
 
@@ -526,31 +542,31 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
     return device.served_by(found, device.chosen_by, picked=True)
 
 
-def _planned(path: Path, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
-    """The plan for a model on a device; with a smaller context where nobody asked for this one.
+def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
+    """Plan a model on a device, with a smaller context if the caller did not set one.
 
     Raises `OutOfMemoryError` if it does not fit, with what would.
     """
-    asked = loading_options(device.kind == "cpu", dtype)
-    plan = plan_inference(path, device, context=context, **asked)
+    options = loading_options(device.kind == "cpu", dtype)
+    plan = plan_inference(files, device, context=context, **options)
     if plan.device == device or not plan.placements:  # a device that does not tell its memory
         return plan
-    smaller = [each for each in plan.alternatives if each.change == "context"]
+    smaller = [change for change in plan.alternatives if change.change == "context"]
     if smaller and not given:
-        return plan_inference(path, device, context=int(smaller[0].value), **asked)
+        return plan_inference(files, device, context=int(smaller[0].value), **options)
     needed, free = plan.estimate.total, plan.free
     advice = [
-        f"{_CHANGES[each.change]}={each.value!r}"
-        for each in plan.alternatives
-        if each.change in _CHANGES
+        f"{_CHANGES[change.change]}={change.value!r}"
+        for change in plan.alternatives
+        if change.change in _CHANGES
     ]
-    elsewhere = plan_inference(path, context=context, **asked)
+    elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")
     then = f"; llm.load would fit with {' or '.join(advice)}" if advice else ""
     raise OutOfMemoryError(
-        f"{title_of(path)} does not fit on {device}: it needs {format_size(needed)} with a context "
-        f"of {context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
+        f"{title_of(files.path)} does not fit on {device}: it needs {format_size(needed)} with a "
+        f"context of {context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
         asked=needed,
         free=free,
         device=device,
@@ -574,29 +590,15 @@ def _context(given: int | None, longest: int | None) -> int:
     return int(given)
 
 
-def _generation_defaults(path: Path, file: GgufFile | None) -> dict[str, Any]:
-    """What the files of a model say of sampling, as far as `generate` has it."""
-    source = path / GENERATION if file is None else path
-    found = _of_config(source) if file is None else sampling_values(file)
-    try:
-        sampling(**found)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{source}: {error}", str(source)) from error
-    return found
-
-
-def _of_config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+def _generation_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `generate` that a `generation_config.json` recommends."""
+    if not values:
         return {}
-    try:
-        values = parse_json(read_small(file))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}", str(file)) from error
-    if not isinstance(values, Mapping) or not values.get("do_sample"):
+    if not values.get("do_sample"):
         return {"temperature": 0.0}  # transformers takes the likeliest then
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    found = {name: values[name] for name in names if values.get(name) is not None}
-    return {"temperature": 1.0, **found}  # drawn, with the probabilities as they are
+    options = {name: values[name] for name in names if values.get(name) is not None}
+    return {"temperature": 1.0, **options}  # drawn, with the probabilities as they are
 
 
 def _refuse_others(device: object, path: Path) -> None:

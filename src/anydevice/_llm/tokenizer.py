@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice._core.checks import is_integer
 from anydevice._core.files import expanded, parse_json, read_small
+from anydevice._core.record import NOTHING
 from anydevice._core.text import shortened
 from anydevice._formats.gguf import GgufFile, Splitting, tokenizer_files
 from anydevice._llm.splitting import GPT4O, LLAMA3, QWEN2, BoundedTokenizer
@@ -95,21 +96,23 @@ class Tokenizer:
         self.token_bytes = lru_cache(2**16)(self._token_bytes)
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a folder with `tokenizer.json`.
+    def from_folder(
+        cls, folder: str | Path, known: Mapping[str, Mapping[str, Any]] = NOTHING
+    ) -> Tokenizer:
+        """Return the tokenizer of a folder with `tokenizer.json`.
 
-        Raises `ConfigurationError` if it is missing or damaged, naming the file.
+        `known` are the values of files that were read already, by name. Raises
+        `ConfigurationError` if a file is missing or damaged, naming it.
         """
         folder = expanded(folder)
         if not (folder / TOKENIZER).exists():
             raise _no_tokenizer(folder)
         more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))[:_MOST_TEMPLATES]
         names = (SETTINGS, SPECIAL, GENERATION, CONFIG, TEMPLATE, OLD_TEMPLATE)
-        files = {
-            name: _read(folder / name, _LARGEST_SETTINGS)
-            for name in (*names, *(f"{MORE_TEMPLATES}/{path.name}" for path in more))
-            if (folder / name).exists()
-        }
+        files: dict[str, bytes | Mapping[str, Any]] = dict(known)
+        for name in (*names, *[f"{MORE_TEMPLATES}/{path.name}" for path in more]):
+            if name not in known and (folder / name).exists():
+                files[name] = _read(folder / name, _LARGEST_SETTINGS)
         files[TOKENIZER] = _read(folder / TOKENIZER, _LARGEST_TOKENIZER)
         return cls.from_files(files, str(folder))
 
@@ -307,6 +310,11 @@ def _read(path: Path, most: int) -> bytes:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror or error}", source=str(path)
         ) from error
+
+
+def read_values(path: Path) -> Mapping[str, Any]:
+    """Return the values of a JSON file beside a tokenizer; none if it does not exist."""
+    return _values(_read(path, _LARGEST_SETTINGS), str(path)) if path.exists() else {}
 
 
 def _values(file: bytes | Mapping[str, Any], source: str) -> Mapping[str, Any]:

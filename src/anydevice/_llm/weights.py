@@ -1,14 +1,14 @@
 """A decoder's parameters: from the files of a folder, or random, straight onto a device.
 
-`parameters_of` says for each parameter of a description its shape and which stored tensors it is
-made of. Files name tensors in more than one way; a parameter has a list of ways, and the one is
-taken whose tensors are there. Names and shapes are checked before anything large is read.
+`parameters_of` lists the parameters of a description with their shapes and the stored tensors that
+they are made of. Files name tensors in more than one way; the first way whose tensors exist is
+taken. Names and shapes are checked before anything large is read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
@@ -40,9 +41,9 @@ _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 _BY_ROW, _BY_COLUMN = 0x243F6A89, 0x13198A2F  # odd numbers without a pattern
 
 MOST_EXPERTS = 4096
-"""More than any model has; each has a name of its own in files."""
+"""More experts in a layer than any model has; each has a name of its own in files."""
 
-Where = tuple[str | int, ...]
+TreePath = tuple[str | int, ...]
 """The keys that lead to an array in the tree of parameters."""
 Shape = tuple[int, ...]
 Products = Sequence[tuple[str, int]]
@@ -50,9 +51,9 @@ Products = Sequence[tuple[str, int]]
 
 
 class Way(Record):
-    """Stored tensors, by name and shape, that one behind the other are a parameter.
+    """Stored tensors, by name and shape, whose concatenation is a parameter.
 
-    With `arrange`, each row of their first axis is brought into order first.
+    `arrange` reorders each row of their first axis before.
     """
 
     tensors: tuple[tuple[str, Shape], ...]
@@ -60,12 +61,12 @@ class Way(Record):
 
 
 class Parameter(Record):
-    """One array of the tree: where it is, its shape, and the ways to store it.
+    """One array of the tree: its path, its shape, and the ways to store it.
 
-    With `wide` it is float32 whatever the dtype of the others.
+    With `wide` it is float32, whatever the dtype of the others.
     """
 
-    where: Where
+    path: TreePath
     shape: Shape
     ways: tuple[Way, ...]
     wide: bool = False
@@ -79,11 +80,11 @@ def load_parameters(
     *,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """The parameters of a decoder on a device, in `dtype`, from a folder or a GGUF file.
+    """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
 
-    They are read one after another, each straight into its place in the array that it belongs to;
-    beside the parameters there is one array in memory at most. Without `dtype`, they have that of
-    the stored embedding.
+    Tensors are read one after another, each straight into the array that it belongs to; beside the
+    parameters there is at most one array in memory. The default of `dtype` is that of the stored
+    embedding.
 
     Raises before anything is read, naming file and tensor: `TransferError` for tensors that are
     missing, left over or of another shape than the config says, `UnsupportedError` for weights of 8
@@ -95,12 +96,11 @@ def load_parameters(
     path = expanded(folder)
     if is_gguf_path(path):
         return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
-    stored = _by_usual_names(
-        {
-            name: Segment(SafeTensor(each.header, each.entry))
-            for name, each in read_model(path).items()
-        }
-    )
+    stored = {
+        name: Segment(SafeTensor(tensor.header, tensor.entry))
+        for name, tensor in read_model(path).items()
+    }
+    stored = _by_usual_names(stored)
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
 
 
@@ -147,14 +147,14 @@ def load_stored(
     source: Path,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """The parameters of a decoder from stored tensors under the names that Llama's files have."""
+    """Load the parameters of a decoder from stored tensors, by the names of Llama's files."""
     wanted = _dtype(dtype, stored)
-    plan: dict[Where, Joined] = {}
+    plan: dict[TreePath, Joined] = {}
     used: set[str] = set()
     for parameter in parameters_of(description):
         parts = _parts(parameter, stored, source)
         kind = _FLOAT32 if parameter.wide else wanted
-        plan[parameter.where] = Joined(parameter.shape, kind, parts)
+        plan[parameter.path] = Joined(parameter.shape, kind, parts)
         for part in parts:
             used.add(part.tensor.name)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
@@ -162,109 +162,114 @@ def load_stored(
     return tree_of(load_joined(plan, device, progress))
 
 
-def tree_of(arrays: Mapping[Where, Any]) -> dict[str, Any]:
-    """The tree of parameters from its arrays.
+def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
+    """Return the tree of parameters from its arrays.
 
     >>> tree_of({("layers", 0, "output", "weight"): 1, ("embedding",): 2})
     {'layers': [{'output': {'weight': 1}}], 'embedding': 2}
     """
     tree: dict[str, Any] = {}
-    for where, array in arrays.items():
-        holder: Any = tree
-        for key, then in pairwise(where):
-            empty: Any = [] if isinstance(then, int) else {}
+    for path, array in arrays.items():
+        node: Any = tree
+        for key, following in pairwise(path):
+            empty: Any = [] if isinstance(following, int) else {}
             if isinstance(key, int):
-                if key == len(holder):
-                    holder.append(empty)
-                holder = holder[key]
+                if key == len(node):
+                    node.append(empty)
+                node = node[key]
             else:
-                holder = holder.setdefault(key, empty)
-        holder[where[-1]] = array
+                node = node.setdefault(key, empty)
+        node[path[-1]] = array
     return tree
 
 
 def random_parameters(
     description: Description, seed: int = 0, device: Device | None = None, dtype: object = "float32"
 ) -> dict[str, Any]:
-    """Random parameters on a device, made there: the same numbers for the same seed everywhere.
+    """Return random parameters, made on a device: the same for the same seed everywhere.
 
-    Matrices are uniform with the spread that keeps the size of what they multiply, norms are near
-    1, and biases near 0. Beside the parameters there are a few copies of one array in memory.
+    Matrices are uniform and keep the variance of their inputs, norms are near 1, and biases near 0.
+    Beside the parameters there are a few copies of one array in memory.
     """
     target = one_device(device)
     if target.engine is None:
         raise not_driven(target)
     engine, wanted = registry.load(target.engine), as_dtype(dtype)
     like = engine.place(np.zeros((1, 1), "float32"), target)
-    arrays: dict[Where, Any] = {}
-    for number, each in enumerate(parameters_of(description)):
-        kind = _FLOAT32 if each.wide else wanted
-        arrays[each.where] = _random(each, description, folded_seed(seed), number, kind, like)
-        engine.finish(arrays[each.where])
+    arrays: dict[TreePath, Any] = {}
+    for number, parameter in enumerate(parameters_of(description)):
+        kind = _FLOAT32 if parameter.wide else wanted
+        array = _random(parameter, description, folded_seed(seed), number, kind, like)
+        engine.finish(array)
+        arrays[parameter.path] = array
     return tree_of(arrays)
 
 
 def _random(
-    parameter: Parameter, description: Description, seed: int, number: int, dtype: DType, like: Any
-) -> Any:
+    parameter: Parameter,
+    description: Description,
+    seed: int,
+    number: int,
+    dtype: DType,
+    like: Array,
+) -> Array:
     xp, shape = primitives(like), parameter.shape
     columns = shape[-1] if len(shape) > 1 else 1
     rows = prod(shape) // columns
 
-    def placed(size: int, shape: tuple[int, int], factor: int) -> Any:
-        places = ops.reshape(xp.arange(size, _INT32, like), shape)
+    def hash_axis(size: int, shape: tuple[int, int], factor: int) -> Array:
+        positions = ops.reshape(xp.arange(size, _INT32, like), shape)
         key = folded_seed(seed * 1_000_003 + number)
-        return mixed(ops.add(ops.multiply(places, factor), key))
+        return mixed(ops.add(ops.multiply(positions, factor), key))
 
-    down = placed(rows, (rows, 1), _BY_ROW)
-    numbers = mixed(ops.add(down, placed(columns, (1, columns), _BY_COLUMN)))
+    down = hash_axis(rows, (rows, 1), _BY_ROW)
+    numbers = mixed(ops.add(down, hash_axis(columns, (1, columns), _BY_COLUMN)))
     values = ops.multiply(ops.astype(numbers, "float32"), 2.0**-31)  # from -1 to 1
-    near, spread = _around(parameter, description)
-    values = ops.add(ops.multiply(values, spread), near)
+    middle, width = _distribution(parameter, description)
+    values = ops.add(ops.multiply(values, width), middle)
     return ops.reshape(ops.astype(values, dtype), shape)
 
 
-def _around(parameter: Parameter, description: Description) -> tuple[float, float]:
-    """Where the numbers of a parameter lie: around this one, and so far from it."""
-    where, wide = parameter.where, 3**0.5  # a uniform number of this size has a variance of 1
-    if where == ("embedding",):
-        return 0.0, wide
-    if where[-1] == "weight" and "norm" in str(where[-2]):
-        return (0.0 if description.norm == "rms1" else 1.0), 0.1 * wide
-    if len(parameter.shape) == 1 or str(where[-1]).endswith("bias"):
-        return 0.0, 0.1 * wide
-    return 0.0, wide * parameter.shape[-1] ** -0.5
+def _distribution(parameter: Parameter, description: Description) -> tuple[float, float]:
+    """Return the middle and the half width of the uniform distribution of a parameter."""
+    path, unit = parameter.path, 3**0.5  # uniform numbers up to here have a variance of 1
+    if path == ("embedding",):
+        return 0.0, unit
+    if path[-1] == "weight" and "norm" in str(path[-2]):
+        return (0.0 if description.norm == "rms1" else 1.0), 0.1 * unit
+    if len(parameter.shape) == 1 or str(path[-1]).endswith("bias"):
+        return 0.0, 0.1 * unit
+    return 0.0, unit * parameter.shape[-1] ** -0.5
 
 
 # --- what a decoder's parameters are, and what they are called in files ---------------------
 
 
-def parameters_of(description: Description) -> Iterator[Parameter]:
-    """Every parameter of a decoder, layer by layer."""
+def parameters_of(description: Description) -> list[Parameter]:
+    """Return every parameter of a decoder, layer by layer."""
     table = (description.vocabulary, description.hidden)
-    yield Parameter(("embedding",), table, _named("model.embed_tokens.weight", table))
+    parameters = [_stored_alone(("embedding",), "model.embed_tokens.weight", table)]
     for number, kind in enumerate(description.layers):
-        yield from _layer(description, kind, ("layers", number), f"model.layers.{number}")
-    yield from _norm(description, ("norm",), ["model.norm"], description.hidden)
+        parameters += _layer(description, kind, ("layers", number), f"model.layers.{number}")
+    parameters += _norm(description, ("norm",), ["model.norm"], description.hidden)
     if not description.tied:
-        yield from _product(
-            ("head",), [[("lm_head", table[0])]], table[1], "head" in description.biases
-        )
+        head = [[("lm_head", table[0])]]
+        parameters += _product(("head",), head, table[1], "head" in description.biases)
+    return parameters
 
 
 def _layer(
-    description: Description, kind: LayerDescription, at: Where, prefix: str
-) -> Iterator[Parameter]:
+    description: Description, kind: LayerDescription, at: TreePath, prefix: str
+) -> list[Parameter]:
+    parameters: list[Parameter] = []
     for name, theirs in _NORMS[description.block].items():
-        stems = [f"{prefix}.{each}" for each in theirs]
-        yield from _norm(description, (*at, name), stems, description.hidden)
+        stems = [f"{prefix}.{stem}" for stem in theirs]
+        parameters += _norm(description, (*at, name), stems, description.hidden)
     attention = _latent_attention if description.latent else _attention
-    yield from attention(description, at, f"{prefix}.self_attn")
-    if kind.experts is None:
-        stems = [f"{prefix}.mlp"]
-        yield from _network(description, at, stems, description.intermediate)
-    else:
-        yield from _experts(description, kind.experts, at, prefix)
+    parameters += attention(description, at, f"{prefix}.self_attn")
+    if kind.experts is not None:
+        return parameters + _experts(description, kind.experts, at, prefix)
+    return parameters + _network(description, at, [f"{prefix}.mlp"], description.intermediate)
 
 
 _NORMS: dict[str, dict[str, list[str]]] = {
@@ -284,152 +289,163 @@ _NORMS: dict[str, dict[str, list[str]]] = {
     },
     "parallel": {"attention_norm": ["input_layernorm"]},
 }
-"""Our names for the norms of a kind of layer, and theirs in files, the one that decides first."""
+"""Our names for the norms of a block, and their names in files in the order of preference."""
 
 
-def _attention(description: Description, at: Where, prefix: str) -> Iterator[Parameter]:
+def _attention(description: Description, at: TreePath, prefix: str) -> list[Parameter]:
     hidden, size, biases = description.hidden, description.head_size, description.biases
-    asked, held = description.heads * size, description.kv_heads * size
-    apart = [(f"{prefix}.q_proj", asked), (f"{prefix}.k_proj", held), (f"{prefix}.v_proj", held)]
-    joined = [(f"{prefix}.qkv_proj", asked + 2 * held)]
-    yield from _product((*at, "qkv"), [apart, joined], hidden, "qkv" in biases)
-    yield from _product(
-        (*at, "output"), [[(f"{prefix}.o_proj", hidden)]], asked, "output" in biases
-    )
-    rows = {"head": (size, size), "row": (asked, held)}
+    queries, keys = description.heads * size, description.kv_heads * size
+    apart = [(f"{prefix}.q_proj", queries), (f"{prefix}.k_proj", keys), (f"{prefix}.v_proj", keys)]
+    joined = [(f"{prefix}.qkv_proj", queries + 2 * keys)]
+    output = [(f"{prefix}.o_proj", hidden)]
+    parameters = _product((*at, "qkv"), [apart, joined], hidden, "qkv" in biases)
+    parameters += _product((*at, "output"), [output], queries, "output" in biases)
     if description.query_key_norm:
-        queries, keys = rows[description.query_key_norm]
-        yield from _norm(description, (*at, "query_norm"), [f"{prefix}.q_norm"], queries)
-        yield from _norm(description, (*at, "key_norm"), [f"{prefix}.k_norm"], keys)
+        per_head = description.query_key_norm == "head"
+        rows = (size, size) if per_head else (queries, keys)
+        parameters += _norm(description, (*at, "query_norm"), [f"{prefix}.q_norm"], rows[0])
+        parameters += _norm(description, (*at, "key_norm"), [f"{prefix}.k_norm"], rows[1])
     if description.sinks:
-        shape = (description.heads,)
-        yield Parameter((*at, "sinks"), shape, _named(f"{prefix}.sinks", shape))
+        parameters.append(_stored_alone((*at, "sinks"), f"{prefix}.sinks", (description.heads,)))
+    return parameters
 
 
-def _latent_attention(description: Description, at: Where, prefix: str) -> Iterator[Parameter]:
+def _latent_attention(description: Description, at: TreePath, prefix: str) -> list[Parameter]:
     sizes, hidden, heads = description.latent, description.hidden, description.heads
     assert sizes is not None
     bias, queries = "qkv" in description.biases, heads * description.head_size
 
-    def product(name: str, theirs: str, rows: int, inputs: int, bias: bool = False) -> Any:
+    def product(
+        name: str, theirs: str, rows: int, inputs: int, bias: bool = False
+    ) -> list[Parameter]:
         return _product((*at, name), [[(f"{prefix}.{theirs}", rows)]], inputs, bias)
 
-    def norm(name: str, theirs: str, size: int) -> Any:
+    def norm(name: str, theirs: str, size: int) -> list[Parameter]:
         return _norm(description, (*at, name), [f"{prefix}.{theirs}"], size)
 
     if sizes.query_rank:
-        yield from product("query_a", "q_a_proj", sizes.query_rank, hidden, bias)
-        yield from norm("query_a_norm", "q_a_layernorm", sizes.query_rank)
-        yield from product("query_b", "q_b_proj", queries, sizes.query_rank)
+        parameters = [
+            *product("query_a", "q_a_proj", sizes.query_rank, hidden, bias),
+            *norm("query_a_norm", "q_a_layernorm", sizes.query_rank),
+            *product("query_b", "q_b_proj", queries, sizes.query_rank),
+        ]
     else:
-        yield from product("query", "q_proj", queries, hidden)
-    yield from product("kv_a", "kv_a_proj_with_mqa", sizes.rank + sizes.rotated, hidden, bias)
-    yield from norm("kv_a_norm", "kv_a_layernorm", sizes.rank)
-    yield from product("kv_b", "kv_b_proj", heads * (sizes.plain + sizes.value), sizes.rank)
+        parameters = product("query", "q_proj", queries, hidden)
     output_bias = "output" in description.biases
-    yield from product("output", "o_proj", hidden, heads * sizes.value, output_bias)
+    return [
+        *parameters,
+        *product("kv_a", "kv_a_proj_with_mqa", sizes.rank + sizes.rotated, hidden, bias),
+        *norm("kv_a_norm", "kv_a_layernorm", sizes.rank),
+        *product("kv_b", "kv_b_proj", heads * (sizes.plain + sizes.value), sizes.rank),
+        *product("output", "o_proj", hidden, heads * sizes.value, output_bias),
+    ]
 
 
 def _network(
-    description: Description, at: Where, stems: Sequence[str], inner: int, ours: str = ""
-) -> Iterator[Parameter]:
+    description: Description, at: TreePath, stems: Sequence[str], inner: int, prefix: str = ""
+) -> list[Parameter]:
     hidden, bias = description.hidden, "mlp" in description.biases
     if description.gated:
-        apart = [[(f"{s}.gate_proj", inner), (f"{s}.up_proj", inner)] for s in stems]
-        joined = [[(f"{s}.gate_up_proj", 2 * inner)] for s in stems]
-        yield from _product((*at, f"{ours}gate_up"), [*apart, *joined], hidden, bias)
+        name = "gate_up"
+        into = [[(f"{s}.gate_proj", inner), (f"{s}.up_proj", inner)] for s in stems]
+        into += [[(f"{s}.gate_up_proj", 2 * inner)] for s in stems]
     else:
-        into = [[(f"{s}.{name}", inner)] for s in stems for name in ("up_proj", "c_fc", "fc1")]
-        yield from _product((*at, f"{ours}up"), into, hidden, bias)
-    out = [[(f"{s}.{name}", hidden)] for s in stems for name in ("down_proj", "c_proj", "fc2")]
-    yield from _product((*at, f"{ours}down"), out, inner, bias)
+        name = "up"
+        into = [[(f"{s}.{up}", inner)] for s in stems for up in ("up_proj", "c_fc", "fc1")]
+    out = [[(f"{s}.{down}", hidden)] for s in stems for down in ("down_proj", "c_proj", "fc2")]
+    parameters = _product((*at, f"{prefix}{name}"), into, hidden, bias)
+    return parameters + _product((*at, f"{prefix}down"), out, inner, bias)
 
 
 def _experts(
-    description: Description, routing: Routing, at: Where, prefix: str
-) -> Iterator[Parameter]:
+    description: Description, routing: Routing, at: TreePath, prefix: str
+) -> list[Parameter]:
     count, hidden, inner = routing.count, description.hidden, routing.intermediate
     if count > MOST_EXPERTS:
         raise UnsupportedError(f"{count} experts in a layer: at most {MOST_EXPERTS} are run")
     stems = [f"{prefix}.mlp", f"{prefix}.block_sparse_moe"]
     routers = [[(f"{s}.{name}", count)] for s in stems for name in ("gate", "router")]
-    yield from _product((*at, "router"), routers, hidden, "router" in description.biases)
+    parameters = _product((*at, "router"), routers, hidden, "router" in description.biases)
     if routing.kind == "groups":
-        ways = _named(f"{prefix}.mlp.gate.e_score_correction_bias", (count,))
-        yield Parameter((*at, "router", "choice_bias"), (count,), ways, wide=True)
+        name = f"{prefix}.mlp.gate.e_score_correction_bias"
+        parameters.append(_stored_alone((*at, "router", "choice_bias"), name, (count,), wide=True))
     biased = "experts" in description.biases
-    stacked = _stacked_turned if biased else _stacked
     for name, shape, theirs in (
         ("gate_up", (count, 2 * inner, hidden), (("gate_proj", "up_proj"), ("w1", "w3"))),
         ("down", (count, hidden, inner), (("down_proj",), ("w2",))),
     ):
-        each = (shape[1] // len(theirs[0]), shape[2])
-        single = [
-            Way(tuple((f"{s}.experts.{e}.{t}.weight", each) for e in range(count) for t in names))
-            for s in stems
-            for names in theirs
-        ]
-        whole = stacked(f"{prefix}.mlp.experts.{name}_proj", shape, name)
-        yield Parameter((*at, "experts", name), shape, (*single, whole))
-        if biased:
-            bias = Way(
-                ((f"{prefix}.mlp.experts.{name}_proj_bias", shape[:2]),),
-                _apart if name == "gate_up" else None,
+        expert_shape = (shape[1] // len(theirs[0]), shape[2])
+        ways = [
+            Way(
+                tuple(
+                    (f"{stem}.experts.{expert}.{part}.weight", expert_shape)
+                    for expert in range(count)
+                    for part in parts
+                )
             )
-            yield Parameter((*at, "experts", f"{name}_bias"), shape[:2], (bias,))
+            for stem in stems
+            for parts in theirs
+        ]
+        stacked = f"{prefix}.mlp.experts.{name}_proj"
+        gated = name == "gate_up"
+        if biased:  # matrices are transposed, and each row of a gate is beside its up
+            transposed = (shape[0], shape[2], shape[1])
+            arrange = _transpose_interleaved if gated else np.transpose
+            ways.append(Way(((stacked, transposed),), arrange))
+        else:
+            ways.append(Way(((stacked, shape),)))
+        parameters.append(Parameter((*at, "experts", name), shape, tuple(ways)))
+        if biased:
+            bias = Way(((f"{stacked}_bias", shape[:2]),), _separate_rows if gated else None)
+            bias_at = (*at, "experts", f"{name}_bias")
+            parameters.append(Parameter(bias_at, shape[:2], (bias,)))
     if routing.shared:
         stems = [f"{prefix}.mlp.shared_experts", f"{prefix}.mlp.shared_expert"]
-        yield from _network(description, at, stems, routing.shared, "shared_")
+        parameters += _network(description, at, stems, routing.shared, "shared_")
     if routing.shared_gate:
         gate = [[(f"{prefix}.mlp.shared_expert_gate", 1)]]
-        yield from _product((*at, "shared_gate"), gate, hidden, False)
+        parameters += _product((*at, "shared_gate"), gate, hidden, False)
+    return parameters
 
 
-def _stacked(name: str, shape: Shape, _: str) -> Way:
-    """All experts of a layer in one tensor, as they are computed with."""
-    return Way(((name, shape),))
+def _transpose_interleaved(matrix: Any) -> Any:
+    return _separate_rows(matrix.T)
 
 
-def _stacked_turned(name: str, shape: Shape, ours: str) -> Way:
-    """All experts in one tensor whose matrices are transposed; of gates, each is beside its up."""
-    turned = (shape[0], shape[2], shape[1])
-    return Way(((name, turned),), _turned_apart if ours == "gate_up" else _turned)
-
-
-def _turned(matrix: Any) -> Any:
-    return matrix.T
-
-
-def _turned_apart(matrix: Any) -> Any:
-    return _apart(matrix.T)
-
-
-def _apart(rows: Any) -> Any:
-    """Rows 0, 2, 4 … and behind them rows 1, 3, 5 …"""
+def _separate_rows(rows: Any) -> Any:
+    """Return rows 0, 2, 4 … and behind them rows 1, 3, 5 …"""
     return np.concatenate([rows[0::2], rows[1::2]])
 
 
 def _norm(
-    description: Description, at: Where, stems: Sequence[str], size: int
-) -> Iterator[Parameter]:
-    kinds = ("weight", "bias") if "norm" in description.biases else ("weight",)
-    for kind in kinds:
-        ways = tuple(Way(((f"{stem}.{kind}", (size,)),)) for stem in stems)
-        yield Parameter((*at, kind), (size,), ways)
+    description: Description, at: TreePath, stems: Sequence[str], size: int
+) -> list[Parameter]:
+    parameters: list[Parameter] = []
+    for kind in ("weight", "bias") if "norm" in description.biases else ("weight",):
+        ways = [Way(((f"{stem}.{kind}", (size,)),)) for stem in stems]
+        parameters.append(Parameter((*at, kind), (size,), tuple(ways)))
+    return parameters
 
 
-def _product(at: Where, ways: Sequence[Products], inputs: int, bias: bool) -> Iterator[Parameter]:
-    """A matrix, and its bias where it has one, whose rows are those of one or several products."""
-    rows = sum(count for _, count in ways[0])
-    weights = (tuple((f"{name}.weight", (count, inputs)) for name, count in way) for way in ways)
-    yield Parameter((*at, "weight"), (rows, inputs), tuple(map(Way, weights)))
+def _product(at: TreePath, ways: Sequence[Products], inputs: int, bias: bool) -> list[Parameter]:
+    """Return a matrix, and its bias if it has one, with the rows of one or several products."""
+    weights: list[Way] = []
+    biases: list[Way] = []
+    for way in ways:
+        weights.append(Way(tuple([(f"{name}.weight", (rows, inputs)) for name, rows in way])))
+        if bias:
+            biases.append(Way(tuple([(f"{name}.bias", (rows,)) for name, rows in way])))
+    total = 0
+    for _, rows in ways[0]:
+        total += rows
+    parameters = [Parameter((*at, "weight"), (total, inputs), tuple(weights))]
     if bias:
-        biases = (tuple((f"{name}.bias", (count,)) for name, count in way) for way in ways)
-        yield Parameter((*at, "bias"), (rows,), tuple(map(Way, biases)))
+        parameters.append(Parameter((*at, "bias"), (total,), tuple(biases)))
+    return parameters
 
 
-def _named(name: str, shape: Shape) -> tuple[Way, ...]:
-    return (Way(((name, shape),)),)
+def _stored_alone(at: TreePath, name: str, shape: Shape, wide: bool = False) -> Parameter:
+    return Parameter(at, shape, (Way(((name, shape),)),), wide)
 
 
 # --- checks -----------------------------------------------------------------------------------
@@ -482,12 +498,12 @@ def _sizes(shape: Shape) -> str:
     return shortened(str(shape))
 
 
-_PASSED_OVER = re.compile(
+_NOT_DECODER = re.compile(
     r"(^|\.)rotary_emb\.|\.attention\.(masked_)?bias$|\.attn\.(masked_)?bias$"
     r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
     r"|patch_merger|vision_encoder|vision_adapter|vision_language_adapter|embed_vision)\."
 )
-"""Tensors of files that are no weights of the decoder: tables of frequencies, eyes and ears."""
+"""Tensors that are not the decoder's: tables of frequencies, vision and audio towers."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -500,7 +516,7 @@ def _refuse_left_over(
     left = {
         name
         for name in left - tied
-        if not _PASSED_OVER.search(name) and layers.get(name) not in ahead
+        if not _NOT_DECODER.search(name) and layers.get(name) not in ahead
     }
     if left:
         name = min(left)
@@ -521,7 +537,7 @@ def _dtype(dtype: object, stored: Mapping[str, Segment]) -> DType:
 
 
 def runnable_dtype(spec: object) -> DType:
-    """The dtype of parameters that is asked for; `ConfigurationError` if none can have it."""
+    """Return the dtype `spec` of parameters; raise `ConfigurationError` if none can have it."""
     wanted = as_dtype(spec)
     if wanted.kind != "float" or wanted.bits < 16:
         raise ConfigurationError(
@@ -536,10 +552,10 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "langua
 
 
 def _by_usual_names(stored: Mapping[str, Segment]) -> dict[str, Segment]:
-    """The tensors by the names that they have in a folder of a model for text alone.
+    """Return the tensors by their names in the folder of a text-only model.
 
-    Of a folder for more than text, the decoder is under `language_model`; a decoder that was saved
-    without its head has no prefix.
+    In a multimodal folder the decoder is below `language_model`; a decoder that was saved without
+    its head has no prefix.
     """
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in stored), "model.")
     outer = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""

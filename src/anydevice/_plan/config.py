@@ -208,6 +208,21 @@ class ModelConfig(Record):
         raise ConfigurationError(f"{self.source}: {key} is not a list", self.source)
 
 
+class ModelFiles(Record):
+    """A model in files, with its config, which is read once."""
+
+    path: Path
+    config: ModelConfig
+
+    @property
+    def name(self) -> str:
+        """The name of the folder or the GGUF file."""
+        path = self.path.resolve()
+        if path.is_dir():
+            return path.name
+        return path.stem if is_gguf_path(path) else path.parent.name
+
+
 def is_config_path(path: Path) -> bool:
     """Whether a path is a JSON or GGUF file, or a folder with a `config.json`."""
     if path.is_dir():

@@ -73,7 +73,9 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     if quantization and width == 1:
         own, width = _beside_quantized(config, quantization)
     experts = layer_experts(config, sizes)
-    layers = [_matrices(config, sizes, experts, number) for number in range(sizes.layers)]
+    routed = set(experts.layers) if experts else set()
+    sparse = [number in routed for number in range(sizes.layers)]
+    kinds = {kind: _matrices(config, sizes, experts if kind else None) for kind in set(sparse)}
     vectors = _vectors(config, sizes)
     head = _head(config, sizes)
     positions = config.number("longest_context") * sizes.hidden if row.positions else 0
@@ -85,20 +87,29 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         assumed.append(f"weights are counted as {quantization.method} keeps them")
         assumed += quantization.assumed
     embedding = sizes.vocabulary * sizes.hidden
-    matrix_bytes = [each.matrix_elements * width for layer in layers for each in layer]
-    matrix_bytes += [embedding * width, head.parameters * width]
+    rounded = rounding([embedding * width, head.parameters * width])
+    elements: dict[bool, int] = {}
+    for kind, matrices in kinds.items():
+        sizes_in_bytes = [matrix.matrix_elements * width for matrix in matrices]
+        rounded += sparse.count(kind) * rounding(sizes_in_bytes)
+        elements[kind] = vectors + sum([matrix.elements for matrix in matrices])
+    layer_bytes = []
+    for number, kind in enumerate(sparse):
+        # The router's bias is a buffer, and no parameter.
+        bias = experts.count if experts and kind and row.router_bias else 0
+        size = (elements[kind] + bias) * width
+        if quantization:
+            size = _quantized_bytes(kinds[kind], number, quantization, width)
+            size += (vectors + bias) * width
+        layer_bytes.append(size)
     return ModelShape(
         name=str(config.raw.get("_name_or_path") or config.family or "model"),
         architecture=config.family or "unknown",
         dtype=own,
         **vars(sizes),
         tied_embeddings=head.tied,
-        layer_weights=tuple(sum(each.elements for each in layer) + vectors for layer in layers),
-        layer_bytes=tuple(
-            _layer_bytes(layer, number, quantization, width)
-            + (vectors + _router_bias(config, experts, number)) * width
-            for number, layer in enumerate(layers)
-        ),
+        layer_weights=tuple([elements[kind] for kind in sparse]),
+        layer_bytes=tuple(layer_bytes),
         embedding_parameters=embedding,
         embedding_bytes=embedding * width,
         head_parameters=head.parameters,
@@ -112,7 +123,7 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         experts=experts,
         quantization=quantization.method if quantization else None,
         longest_context=config.optional("longest_context"),
-        rounding=0 if quantization else rounding(matrix_bytes),
+        rounding=0 if quantization else rounded,
         build=row,
         activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
         parallel=config.flag(row.parallel),
@@ -210,11 +221,10 @@ def _is_grouped(config: ModelConfig) -> bool:
     return bool(switch and config.get(switch))
 
 
-def _matrices(
-    config: ModelConfig, sizes: DecoderSizes, experts: Experts | None, layer: int
-) -> list[Matrix]:
+def _matrices(config: ModelConfig, sizes: DecoderSizes, experts: Experts | None) -> list[Matrix]:
+    """Return the matrices of a layer, with `experts` or without."""
     attention = _latent_attention(config, sizes) if sizes.latent else _attention(config, sizes)
-    if experts and layer in experts.layers:
+    if experts:
         return attention + _expert_matrices(config, experts, sizes.hidden)
     return attention + _network(config, sizes)
 
@@ -300,12 +310,6 @@ def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
     )
 
 
-def _router_bias(config: ModelConfig, experts: Experts | None, layer: int) -> int:
-    """The elements of a layer's buffer of biases, one for each expert."""
-    routed = experts is not None and layer in experts.layers
-    return experts.count if experts and routed and config.architecture.router_bias else 0
-
-
 def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     """The elements of a layer's norms and sinks."""
     row = config.architecture
@@ -323,16 +327,14 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     return total + sizes.heads * row.sinks
 
 
-def _layer_bytes(
-    layer: list[Matrix], number: int, quantization: Quantization | None, width: int
+def _quantized_bytes(
+    layer: list[Matrix], number: int, quantization: Quantization, width: int
 ) -> int:
-    if quantization is None:
-        return sum(each.elements for each in layer) * width
     return sum(
-        each.elements * width
-        if each.name == "mlp.gate" or quantization.skips(f"model.layers.{number}.{each.name}")
-        else each.stored(quantization, width)
-        for each in layer
+        matrix.elements * width
+        if matrix.name == "mlp.gate" or quantization.skips(f"model.layers.{number}.{matrix.name}")
+        else matrix.stored(quantization, width)
+        for matrix in layer
     )
 
 

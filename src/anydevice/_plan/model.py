@@ -20,6 +20,7 @@ from anydevice._core.text import shortened
 from anydevice._plan.config import (
     NAMES,
     ModelConfig,
+    ModelFiles,
     UncountableError,
     as_config,
     is_config_path,
@@ -89,6 +90,8 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
         )
     if isinstance(model, ModelShape):
         return _in_dtype(model, name)
+    if isinstance(model, ModelFiles):
+        return _from_files(model, name)
     if isinstance(model, str | os.PathLike):
         return _from_path(model, name)
     if isinstance(model, Mapping) and _is_config(model):
@@ -158,28 +161,31 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
                 str(path),
             )
         return _shape_from_tensors(_tensors_of_files(path), dtype, path.resolve().stem)
-    config = read_config(path)
-    files = path.is_dir() and any(path.glob("*.safetensors"))
-    name = path.resolve().name if path.is_dir() else path.resolve().parent.name
-    if is_gguf_path(path):
-        name = path.stem
-    elif path != Path(model).expanduser():
-        name = os.fspath(model)  # its folder in the cache is named by a commit
+    files = ModelFiles(path, read_config(path))
+    if is_gguf_path(path) or path == Path(model).expanduser():
+        return _from_files(files, dtype)
+    # A folder in the cache is named by a commit.
+    return replace(_from_files(files, dtype), name=os.fspath(model))
+
+
+def _from_files(files: ModelFiles, dtype: str | None) -> ModelShape:
+    path, config = files.path, files.config
+    has_weights = path.is_dir() and any(path.glob("*.safetensors"))
     try:
-        shape = _from_config(config, dtype, partly=files)
+        shape = _from_config(config, dtype, partly=has_weights)
     except UncountableError as error:
-        if not files:
+        if not has_weights:
             raise
-        shape = _shape_from_tensors(_tensors_of_files(path), dtype, name)
+        shape = _shape_from_tensors(_tensors_of_files(path), dtype, files.name)
         return replace(shape, assumed=(*shape.assumed, f"its config does not help: {error.reason}"))
-    shape = replace(shape, name=name or shape.name)
-    if shape.exact or not files:
+    shape = replace(shape, name=files.name or shape.name)
+    if shape.exact or not has_weights:
         return shape
     # For an unknown format or family, headers tell the weights better than a config does.
     in_dtype = None if shape.quantization else dtype
-    found = _weights(_tensors_of_files(path), shape.layers, in_dtype)
+    weights = _weights(_tensors_of_files(path), shape.layers, in_dtype)
     note = "weights are counted from the files' headers"
-    return replace(shape, **found, assumed=(*shape.assumed, note))
+    return replace(shape, **weights, assumed=(*shape.assumed, note))
 
 
 def _from_tree(tree: Any, dtype: str | None) -> ModelShape:

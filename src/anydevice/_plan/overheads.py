@@ -73,7 +73,10 @@ def rounding(sizes: Iterable[int]) -> int:
     >>> rounding([25 * MIB, 24 * MIB, 1000])
     1048600
     """
-    return sum(block_bytes(size) - size for size in sizes)
+    total = 0
+    for size in sizes:
+        total += block_bytes(size) - size
+    return total
 
 
 def block_bytes(size: int) -> int:
