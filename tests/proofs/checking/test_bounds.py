@@ -197,7 +197,7 @@ def test_cases_slopes_and_multipliers_keep_bounds_sound(network: Network, arithm
         signs = _before(network, x)[:, chosen - network.inputs] >= 0
         values = 255 * executed(network, x) @ row
         for leaf, sign in enumerate([(True, True), (True, False), (False, True), (False, False)]):
-            inside = values[(signs == sign).all(1)]
+            inside = values[np.all(signs == sign, axis=1)]
             assert inside.min(initial=np.inf) >= bounds[leaf]
 
 
