@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from anydevice.errors import UnsupportedError as UnsupportedError
     from anydevice.errors import VerificationError as VerificationError
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = {
     "_bench.functions": "benchmark",

@@ -61,6 +61,16 @@ def test_ci_runs_check_and_coverage_and_nothing_else() -> None:
     assert rest == {"set", "cd"}
 
 
+def test_the_workflow_runs_the_commands_of_the_makefile() -> None:
+    text = (ROOT / ".github/workflows/check.yml").read_text("utf-8")
+    assert re.findall(r"^ *- run: (.*)$", text, re.M) == [
+        "make check PYTHON=python",
+        "make test PYTHON=python",
+    ]
+    assert re.findall(r'"(3\.\d+)"', text) == ["3.11", "3.12", "3.13", "3.12"]
+    assert set(re.findall(r"(\w+)-latest", text)) == {"ubuntu", "macos"}
+
+
 @needs_make
 def test_help_lists_every_command() -> None:
     listed = re.findall(r"^  make (\w+) +\S", make("help").stdout, re.MULTILINE)
