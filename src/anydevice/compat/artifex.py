@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import anydevice
-from anydevice import ConfigurationError, DeviceNotFoundError, parallel
+from anydevice import ConfigurationError, DeviceNotFoundError, nn, parallel
 from anydevice._core.choice import accelerators_passed_over
 from anydevice._core.finding import compare_versions
 from anydevice._core.locks import ForkSafeLock
@@ -296,13 +296,33 @@ def setup_data_parallel(model: Any, batch_size: int) -> tuple[list[Any], int]:
     return manager.jax_manager.replicate_model(model), batch_size // manager.gpu_count
 
 
-def __getattr__(name: str) -> Any:
-    """`MLP`, which alone needs flax."""
-    if name != "MLP":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from anydevice.compat.artifex_mlp import MLP
+def MLP(  # noqa: N802, its name
+    hidden_dims: Sequence[int],
+    in_features: int,
+    activation: str | None = "gelu",
+    *,
+    output_activation: str | None = None,
+    dropout_rate: float = 0.0,
+    use_bias: bool = True,
+    use_gradient_checkpointing: bool = False,
+    rngs: Any = 0,
+) -> nn.Model:
+    """Return dense layers as a `nn.Model` on JAX's device; `rngs` is flax's `Rngs`, or a seed."""
+    here = anydevice.device(engine="jax")
+    if not hidden_dims:
+        raise ConfigurationError("an MLP needs at least one layer", "hidden_dims=")
+    *hidden, last = pairwise([in_features, *hidden_dims])
+    layers: list[nn.Layer] = []
+    for ends in hidden:
+        layers += [nn.Dense(*ends, use_bias, activation), nn.Dropout(dropout_rate)]
+    layers = [layer for layer in layers if dropout_rate or isinstance(layer, nn.Dense)]
+    seed = rngs
+    if callable(rngs):  # flax's streams of keys
+        import jax
 
-    return MLP
+        seed = int(jax.random.bits(rngs()))
+    model = nn.build(*layers, nn.Dense(*last, use_bias, output_activation), device=here, seed=seed)
+    return nn.recompute(model) if use_gradient_checkpointing else model
 
 
 def _devices(kind: str | None = None) -> list[anydevice.Device]:

@@ -10,7 +10,6 @@ Where Torchless returns an error, this raises `DeviceNotFoundError`, with a reas
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from anydevice._bench.language_models import bench_text
 from anydevice._core.backends import BACKENDS
 from anydevice._core.choice import Choice, choose
 from anydevice._core.record import Record, replace
-from anydevice._core.text import format_size, warn
+from anydevice._core.text import warn
 from anydevice._machine.choose.scope import make_request
 from anydevice._machine.discovery.discover import free_memory
 
@@ -224,21 +223,19 @@ def measure_performance(model: LanguageModel, prompt_tokens: int = 128) -> Perfo
 
 
 def discover_backends() -> tuple[Finding, ...]:
-    """The finding of every backend, usable or not, in order of choice."""
-    found = anydevice.discover()
-    rank = {name: number for number, name in enumerate(_ORDER)}
-    return tuple(sorted(found, key=lambda finding: rank.get(finding.backend, len(rank))))
+    """Return the finding of every backend, usable or not, in order of choice."""
+    return tuple(anydevice.discover())
 
 
 def print_backend_summary() -> None:
     """Print every backend with its devices or its error, and the recommended one."""
-    print("\n".join(_summary()))
+    print(anydevice.discover())
 
 
 def _init(preference: BackendPreference, min_free: int) -> Backend:
     if preference is not BackendPreference.AUTO:
         return Backend(anydevice.device(preference.value, min_free=min_free))
-    choice = _automatically(min_free)
+    choice = _choose(min_free)
     chosen, passed_over = choice.device, choice.passed_over
     if chosen is None:
         reasons = "; ".join(step.outcome for step in passed_over)
@@ -249,40 +246,14 @@ def _init(preference: BackendPreference, min_free: int) -> Backend:
     return Backend(chosen)
 
 
-def _automatically(min_free: int) -> Choice:
-    """The choice by settings, else by Torchless's order."""
+def _choose(min_free: int) -> Choice:
+    """Choose by settings, else by Torchless's order."""
     request = make_request(None, engine=None, min_free=min_free)
     # An OpenCL device that is the CPU itself would come before the CPU, and is slower.
     only_the_cpu = {found.kind for found in anydevice.devices("opencl")} == {"cpu"}
     ours = (name for name in _ORDER if name != "opencl" or not only_the_cpu)
     request = replace(request, order=(*request.order, *ours))
     return choose(request, anydevice.discover().findings, free_memory)
-
-
-def _summary() -> Iterator[str]:
-    yield "Backends of this machine"
-    for finding in discover_backends():
-        tier = "" if finding.tier == "stable" else f" ({finding.tier})"
-        yield f"{'✓' if finding.usable else '✗'} {_label(finding.backend)}{tier}"
-        for found in finding.devices:
-            yield f"    [{found.index}] {_described(found)}"
-        if not finding.usable:
-            reason = finding.reason or "not in this machine"
-            yield f"    Error: {reason} (stage: {finding.stage})"
-            if finding.fix:
-                yield f"    Fix: {finding.fix}"
-    best = _automatically(0).device
-    yield f"\nRecommended: {_label(best.backend) if best else 'nothing'}"
-
-
-def _described(found: Device) -> str:
-    facts = found.facts
-    parts = [f"{facts.name}: {format_size(facts.total_memory)}"]
-    if facts.free_memory is not None:
-        parts.append(f"{format_size(facts.free_memory)} free")
-    if facts.memory_kind == "unified":
-        parts.append("unified memory")
-    return ", ".join(parts)
 
 
 def _of_dimensions(number: int, array: Any) -> Any:
