@@ -57,7 +57,7 @@ def fake_machine() -> Iterator[Callable[..., Report]]:
 
 @pytest.fixture(scope="session")
 def anydevice_device(request: pytest.FixtureRequest) -> Device:
-    """A device for each installed engine and backend that it drives: a test runs on each."""
+    """Yield a device for each installed engine and backend: a test runs on each."""
     from anydevice import Device
 
     place, engine = request.param

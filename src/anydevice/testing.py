@@ -57,7 +57,7 @@ def fake_machine(
     keep_settings: bool = False,
     sightings: Sequence[BackendScan] = (),
 ) -> Iterator[Report]:
-    """A block in which this machine has the given devices and the CPU; yields its report.
+    """Let this machine have the given devices and the CPU in a block; yield its report.
 
     Devices are given by their number, or by their names: `cuda=["NVIDIA H100 80GiB", "NVIDIA L4"]`.
     `memory` is for devices whose name does not end with it; `free` (one amount, or one for each
@@ -103,7 +103,7 @@ def fake_backend(
     free: int | str | Sequence[int | str] | None = None,
     engines: Sequence[str] | None = None,
 ) -> BackendScan:
-    """The scan of a backend with these cards; not present if there are none."""
+    """Return the scan of a backend with these cards; not present if there are none."""
     if backend not in BACKENDS:
         raise ConfigurationError(unknown_backend(backend), repr(backend))
     named = _named_cards(backend, cards, memory)

@@ -60,7 +60,7 @@ class Machine:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """A block in which discovery and the engines know this machine alone."""
+        """Let discovery and the engines know this machine alone."""
         with machine_from(lambda limit: self._scans), ExitStack() as block:
             for each in discover().devices:
                 if each.status is not None and each.status.facts.details.get("fake"):
@@ -114,7 +114,7 @@ class Machine:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """A block in which this thread copies to another device, instead of computing on one."""
+        """Mark that this thread copies to another device, and does not compute."""
         self._copies.under_way = True
         try:
             yield
@@ -126,16 +126,16 @@ class Machine:
         return device.backend == "cpu" or device in self._real
 
     def driven_by(self, engine: str) -> tuple[Device, ...]:
-        """The fake devices that an engine drives."""
+        """Return the fake devices that an engine drives."""
         return self._driven.get(engine, ())
 
     def place_of(self, x: Any) -> Device | None:
-        """The device that an array was placed or computed on; `None` if unknown."""
+        """Return the device that an array was placed or computed on; `None` if unknown."""
         known = self._allocations.get(id(memory_of(x)))
         return known.device if known else None
 
     def common_place(self, arrays: Iterable[Any]) -> Device | None:
-        """The device of those whose place is known; where there are two, PyTorch's error."""
+        """Return the device of the arrays; raise PyTorch's error if there are two."""
         first: Device | None = None
         for x in () if getattr(self._copies, "under_way", False) else arrays:
             here = self.place_of(x)
@@ -184,13 +184,13 @@ class Machine:
             )
 
     def free(self, device: Device) -> int:
-        """The bytes of a fake device that are free now."""
+        """Return the bytes of a fake device that are free now."""
         with self._lock.native:
             self._end_deleted()
             return self._free[device]
 
     def use(self, engine: str, device: Device) -> MemoryUse:
-        """The memory of a device that the arrays of an engine take."""
+        """Return the memory of a device that the arrays of an engine take."""
         with self._lock.native:
             self._end_deleted()
             key = (engine, device)
@@ -448,7 +448,7 @@ class _FakeMemory:
 
 
 def torch_mode(machine: Machine) -> AbstractContextManager[Any]:
-    """A block in which what PyTorch computes is where its operands are, in this thread."""
+    """Let results of PyTorch in this thread be on the device of their operands."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -504,7 +504,7 @@ def _moved_with_gradient(engine: FakeEngine, x: Any, device: Device) -> Any:
 
 
 def memory_of(x: Any) -> Any:
-    """The object that lives as long as the memory of an array, and is one for all its views."""
+    """Return the object that owns the memory of an array and of its views."""
     if hasattr(x, "untyped_storage"):
         try:
             return x.untyped_storage()
@@ -532,7 +532,7 @@ class _FakeMemoryError(MemoryError):
 
 
 def out_of_memory(message: str, engine: str, asked: int) -> Exception:
-    """The error by which an engine's library says that there is no memory left."""
+    """Return the error that an engine's library raises without memory."""
     if engine != "torch":
         return _FakeMemoryError(message, engine, asked)
     import torch

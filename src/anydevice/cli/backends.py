@@ -24,7 +24,7 @@ _NARROW = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The table takes no arguments of its own."""
+    """Add nothing: the table takes no arguments."""
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -20,7 +20,7 @@ NEXT = "Next: anydevice doctor, anydevice verify --quick, anydevice bench --quic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The summary takes no arguments of its own."""
+    """Add nothing: the summary takes no arguments."""
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -17,7 +17,7 @@ EXAMPLE = "anydevice prefer cuda --engine torch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A device, with an engine if wanted; or the wish to forget both."""
+    """Add the device and the engine, or the option to forget both."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("device", nargs="?", metavar="DEVICE", help='"cuda", "cuda:1" or "gpu"')
     which.add_argument("--clear", action="store_true", help="forget the preference")

@@ -115,7 +115,7 @@ class JAXDeviceManager:
     cpu_devices = property(lambda self: _native(_devices("cpu")))
 
     def get_default_device(self) -> Any:
-        """The `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU.
+        """Return the `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU.
 
         Where the detector does not count that one, the first that it counts.
         """
@@ -148,17 +148,17 @@ class JAXDeviceManager:
         ]
 
     def replicate_model(self, model: Any) -> list[Any]:
-        """A copy of a model on each of the GPUs, else TPUs, else CPUs."""
+        """Return a copy of a model on each of the GPUs, else TPUs, else CPUs."""
         return parallel.replicate(model, self.counted() or _devices("cpu"))
 
     def default(self, chosen: anydevice.Device) -> anydevice.Device:
-        """The chosen one, unless it is a GPU that the detector does not count."""
+        """Return the chosen device, unless it is a GPU that the detector does not count."""
         counted = self.counted()
         is_told = chosen.kind == "cpu" or chosen in counted
         return chosen if is_told else (counted or _devices("cpu"))[0]
 
     def counted(self) -> list[anydevice.Device]:
-        """The accelerators that the detector counts."""
+        """Return the accelerators that the detector counts."""
         detected = self._detect()
         if detected.device_type is DeviceType.CPU:
             return []
@@ -183,7 +183,7 @@ class DeviceManager:
     def __init__(
         self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None
     ) -> None:
-        self.config = _in_force() if config is None else _applied(config)
+        self.config = _in_force() if config is None else _apply(config)
         self.jax_manager = JAXDeviceManager(lambda: self.capabilities)
         self._detector = detector or MachineDetector()
         self._report: anydevice.Report | None = None
@@ -192,12 +192,12 @@ class DeviceManager:
     def capabilities(self) -> DeviceCapabilities:
         """The detector's answer; it is asked again after `discover(refresh=True)`."""
         if self._report is not anydevice.discover():
-            self._found = self._detector.detect_capabilities()
+            self._detected = self._detector.detect_capabilities()
             self._report = anydevice.discover()
-        if not isinstance(self._found, DeviceCapabilities):
+        if not isinstance(self._detected, DeviceCapabilities):
             call = f"{type(self._detector).__name__}.detect_capabilities()"
-            raise ConfigurationError(f"{call} returned {self._found!r}, not DeviceCapabilities")
-        return self._found
+            raise ConfigurationError(f"{call} returned {self._detected!r}, not DeviceCapabilities")
+        return self._detected
 
     @property
     def has_gpu(self) -> bool:
@@ -250,7 +250,7 @@ _global: DeviceManager | None = None
 def get_device_manager(
     config: DeviceConfiguration | None = None, force_reinit: bool = False
 ) -> DeviceManager:
-    """The manager of the process, replaced with `force_reinit`; else another `config` warns."""
+    """Return the manager of the process; `force_reinit` replaces it, else a `config` warns."""
     global _global
     with _lock.native:
         if _global is None or force_reinit:
@@ -265,7 +265,7 @@ def has_gpu() -> bool:
 
 
 def get_default_device() -> Any:
-    """The `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU."""
+    """Return the `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU."""
     return get_device_manager().jax_manager.get_default_device()
 
 
@@ -279,13 +279,13 @@ def print_device_info() -> None:
 def configure_for_generative_models(
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED, enable_mixed_precision: bool = True
 ) -> DeviceManager:
-    """A new global manager with 32-bit numbers, compiled, and mixed precision if wanted."""
+    """Make a global manager with 32-bit numbers, compiled, and mixed precision if wanted."""
     config = DeviceConfiguration(memory_strategy, enable_mixed_precision=enable_mixed_precision)
     return get_device_manager(config, force_reinit=True)
 
 
 def setup_data_parallel(model: Any, batch_size: int) -> tuple[list[Any], int]:
-    """A copy of the model on each GPU, and the rows that each takes of a batch, rounded down.
+    """Copy the model to each GPU; return the copies, and the rows of a batch for each.
 
     Without several GPUs it is the model itself, and all rows. To train over them, with the losses
     of one device, call `nn.train(model, …, devices=…)`.
@@ -342,7 +342,7 @@ def _why_no_gpu() -> list[str]:
     return causes or ["no accelerator is in this machine"]
 
 
-def _applied(config: DeviceConfiguration) -> DeviceConfiguration:
+def _apply(config: DeviceConfiguration) -> DeviceConfiguration:
     share = config.memory_fraction
     memory = config.memory_strategy if share is None else share
     if memory not in STRATEGIES and not (isinstance(memory, int | float) and 0 < memory <= 1):

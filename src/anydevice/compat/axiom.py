@@ -91,9 +91,9 @@ _KINDS = {kind._of_backend: kind for kind in (CUDABackend, ROCmBackend, MetalBac
 
 
 def detect_gpu() -> Device | None:
-    """The GPU to use, or `None`. No backend has to be registered first."""
+    """Return the GPU to use, or `None`; no backend has to be registered first."""
     found = why([backend for backend in _KINDS if backend != "cpu"]).device
-    return found and _named(found)
+    return found and _with_name(found)
 
 
 def set_backend(backend: Device | str | None) -> Device:
@@ -110,15 +110,15 @@ def set_backend(backend: Device | str | None) -> Device:
         warn(f"using the CPU: {text}")
     chosen = anydevice.set_device("cpu" if backend is None else backend)
     assert chosen is not None
-    return _named(chosen)
+    return _with_name(chosen)
 
 
 def current_backend() -> Device:
-    """The backend of the block, else of the process, else the best one of this machine.
+    """Return the backend of the block, else of the process, else the best one of this machine.
 
     Warns once where it falls back to the CPU.
     """
-    return _named(anydevice.device())
+    return _with_name(anydevice.device())
 
 
 class with_backend(use_device):  # noqa: N801, a macro there
@@ -133,7 +133,7 @@ class with_backend(use_device):  # noqa: N801, a macro there
         super().__init__(backend)
 
     def __enter__(self) -> Device:
-        return _named(super().__enter__())
+        return _with_name(super().__enter__())
 
 
 def cuda_available() -> bool:
@@ -172,23 +172,23 @@ def reclaim(backend: Device | str | None = None) -> None:
 
 
 def forward(model: Callable[..., Any], x: Any) -> Any:
-    """The model's output for `x`; in a `with_backend` block both are moved there first."""
+    """Return the model's output for `x`; in a `with_backend` block both are moved there first."""
     block = block_device()
     if isinstance(model, nn.Model):
-        return _following(model)(x)
+        return _follow_blocks(model)(x)
     if block is not None:
         model, x = anydevice.to_device((model, x), block)
     return model(x)
 
 
 def argmax(x: Any, axis: int = -1) -> Any:
-    """The index of the largest along an axis; in a `with_backend` block `x` is moved there."""
+    """Return the index of the largest along an axis; in a `with_backend` block `x` is moved there."""
     block = block_device()
     return ops.argmax(x if block is None else anydevice.to_device(x, block), axis)
 
 
 def benchmark(function: Callable[..., Any], *arguments: Any, limit: float = 1.0) -> DeviceTiming:
-    """The seconds of one call on the current backend, measured for `limit` seconds.
+    """Time one call on the current backend, for `limit` seconds.
 
     Arrays and models are moved there first, and every call is synchronized. `first` is the first
     call, which compiles; where a call fails, `reason` says why.
@@ -198,7 +198,7 @@ def benchmark(function: Callable[..., Any], *arguments: Any, limit: float = 1.0)
 
 
 def warm_up(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The model's output on the current backend, complete, with everything compiled for it.
+    """Compile everything for a call on the current backend; return the complete output.
 
     The kernels of anydevice itself are compiled and checked as well; `options` are those of
     `anydevice.warm_up`, such as `dtypes=["float32"]` for these alone.
@@ -232,7 +232,7 @@ class Model(nn.Model):
         return self._copy[1](x)
 
 
-def _following(model: nn.Model) -> Model:
+def _follow_blocks(model: nn.Model) -> Model:
     """The model, as one that follows blocks."""
     if isinstance(model, Model):
         return model
@@ -244,7 +244,7 @@ def _following(model: nn.Model) -> Model:
 anydevice.register_type(
     Model,
     lambda model: {"parameters": model.parameters},
-    lambda model, parts: _following(
+    lambda model, parts: _follow_blocks(
         bound(model.layer, model.input_shape, parts["parameters"], model.frozen, model.properties)
     ),
 )
@@ -254,17 +254,17 @@ sigmoid, softmax = nn.Activation("sigmoid"), nn.Activation("softmax")
 
 
 def Dense(inputs: int, outputs: int, *, bias: bool = True) -> Model:  # noqa: N802, its name
-    """A dense layer as a model of its own, on the current backend.
+    """Make a dense layer as a model of its own, on the current backend.
 
     >>> with anydevice.use_device("cpu"):
     ...     Dense(784, 128).output_shape
     (128,)
     """
-    return _following(nn.build(nn.Dense(inputs, outputs, bias)))
+    return _follow_blocks(nn.build(nn.Dense(inputs, outputs, bias)))
 
 
 def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int = 0) -> Model:
-    """A model of these layers on the current backend; `@axiom begin … end` in Julia.
+    """Make a model of these layers on the current backend; `@axiom begin … end` in Julia.
 
     All parameters are initialized again. `input_shape` is the shape of one example, where the first
     layer does not define it.
@@ -274,16 +274,16 @@ def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int 
     101770
     """
     layers = [part.layer if isinstance(part, nn.Model) else part for part in parts]
-    return _following(nn.build(*layers, input_shape=input_shape, seed=seed))
+    return _follow_blocks(nn.build(*layers, input_shape=input_shape, seed=seed))
 
 
 def Adam(lr: float = 1e-3) -> nn.Adam:  # noqa: N802, its name
-    """The Adam optimizer with this learning rate."""
+    """Return the Adam optimizer with this learning rate."""
     return nn.Adam(lr)
 
 
 def CrossEntropyLoss() -> Loss:  # noqa: N802, its name
-    """The cross entropy. It includes a softmax at the end of the model, never applied twice."""
+    """Return the cross entropy; a softmax at the end of the model is not applied twice."""
     return nn.cross_entropy
 
 
@@ -296,7 +296,7 @@ def train(
     epochs: int = 1,
     **options: Any,
 ) -> nn.Model:
-    """The model trained on the current backend, with the options of `nn.train`.
+    """Train the model on the current backend, with the options of `nn.train`.
 
     One of `model_parallel` is trained where its layers are.
 
@@ -306,7 +306,7 @@ def train(
     if "devices" not in options and not in_parts:
         options.setdefault("device", anydevice.device())
     trained: nn.Model = nn.train(model, data, optimizer, loss, epochs=epochs, **options).model
-    return trained if in_parts else _following(trained)
+    return trained if in_parts else _follow_blocks(trained)
 
 
 def train_data_parallel(
@@ -319,26 +319,26 @@ def train_data_parallel(
     epochs: int = 1,
     **options: Any,
 ) -> Model:
-    """The model trained on several GPUs, by their numbers, or on any devices of JAX.
+    """Train the model on several GPUs, given by their numbers, or on any devices of JAX.
 
     Each holds all of it and takes its rows of every batch, the remainder included; the losses are
     those of one device. Raises `DeviceNotFoundError` where a device is not there.
     """
     options.setdefault("strategy", "replicate")
-    places = _places(gpus)
+    places = _gpu_names(gpus)
     trained = nn.train(model, data, optimizer, loss, epochs=epochs, devices=places, **options)
-    return _following(trained.model)
+    return _follow_blocks(trained.model)
 
 
 def model_parallel(
     model: nn.Model, gpus: Sequence[int | Device | str], *, microbatches: int = 1
 ) -> nn.Model:
-    """The model with its layers divided over several GPUs, one part after the other.
+    """Divide the layers of a model over several GPUs, one part after the other.
 
     Activations go directly from one to the next. `train` trains it so; in Julia, parts are models
     of their own, `Dense(784, 4096) |> CUDABackend(0)`, which `forward` calls one by one.
     """
-    held: nn.Model = parallel.pipeline(model, _places(gpus), microbatches=microbatches)
+    held: nn.Model = parallel.pipeline(model, _gpu_names(gpus), microbatches=microbatches)
     return held
 
 
@@ -348,14 +348,14 @@ def save_model(model: nn.Model, path: str | os.PathLike[str]) -> None:
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """The model of a file, on the current backend."""
-    return _following(nn.load(path))
+    """Load the model of a file to the current backend."""
+    return _follow_blocks(nn.load(path))
 
 
 def compile(  # noqa: A001, its name
     model: Any, *, backend: Device | str | None = None, verify: Any = None, **options: Any
 ) -> Compiled:
-    """The model compiled for a backend, by default the current one.
+    """Compile the model for a backend, by default the current one.
 
     With `verify=True` it is checked there on random examples, and what `ensure` states is proved;
     with `verify=x` it is checked on `x`. The options
@@ -370,8 +370,8 @@ def compile(  # noqa: A001, its name
 
 
 def enable_checkpointing(model: nn.Model) -> Model:
-    """The model with activations recomputed for gradients instead of kept."""
-    return _following(nn.recompute(model))
+    """Return the model with activations recomputed for gradients."""
+    return _follow_blocks(nn.recompute(model))
 
 
 def is_finite(y: Any) -> bool:
@@ -402,7 +402,7 @@ def ensure(
 
     def ensured(made: Any) -> Any:
         if isinstance(made, nn.Model):
-            return _following(made.with_properties(*made.properties, stated))
+            return _follow_blocks(made.with_properties(*made.properties, stated))
 
         @wraps(made)
         def make(*given: Any, **named: Any) -> Any:
@@ -437,7 +437,7 @@ def prove(
     from anydevice._proofs.properties import Region as Set
 
     if isinstance(inputs, Set):
-        return _proved(inputs, holds, property, options)
+        return _prove_region(inputs, holds, property, options)
     count = 0
     for count, x in enumerate(inputs, 1):
         if not holds(x):
@@ -446,7 +446,7 @@ def prove(
     return count
 
 
-def _proved(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> Any:
+def _prove_region(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> Any:
     from anydevice._proofs.prove import Counterexample, Undecided
     from anydevice._proofs.prove import prove as search
 
@@ -469,11 +469,11 @@ def _proved(region: Any, model: Any, stated: Any, options: dict[str, Any]) -> An
     return result
 
 
-def _places(gpus: Sequence[int | Device | str]) -> list[str]:
+def _gpu_names(gpus: Sequence[int | Device | str]) -> list[str]:
     return [str(CUDABackend(each) if isinstance(each, int) else each) for each in gpus]
 
 
-def _named(found: Device) -> Device:
+def _with_name(found: Device) -> Device:
     """The device under Axiom's name, where Axiom has one."""
     kind = _KINDS.get(found.backend)
     return kind(found.index, engine=found.engine) if kind else found

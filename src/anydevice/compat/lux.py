@@ -53,7 +53,7 @@ class AbstractLuxDevice(Device):
 
 
 class LuxCPUDevice(AbstractLuxDevice):
-    """The CPU, which is always there."""
+    """Return the CPU, which is always there."""
 
     __slots__ = ()
     _of_backend = "cpu"
@@ -113,17 +113,17 @@ _KINDS = {kind._of_backend: kind for kind in _GPUS.values()}
 
 
 def supported_gpu_backends() -> tuple[str, ...]:
-    """The GPU backends in order of choice, whether or not they work here."""
+    """Return the GPU backends in order of choice, whether or not they work here."""
     return tuple(_GPUS)
 
 
 def cpu_device() -> LuxCPUDevice:
-    """The CPU, which is always there."""
+    """Return the CPU, which is always there."""
     return LuxCPUDevice()
 
 
 def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
-    """The preferred GPU if it works, else the first backend that works, else the CPU.
+    """Return the preferred GPU if it works, else the first backend that works, else the CPU.
 
     The CPU comes with a warning that says for each backend what is wrong and what to install; with
     `force_gpu_usage` it is a `DeviceNotFoundError` instead. An engine that the environment or a
@@ -154,12 +154,12 @@ def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
 
 
 def cpu(x: Any) -> Any:
-    """The arrays of `x` on the CPU; the older spelling of `cpu_device()(x)`."""
+    """Return the arrays of `x` on the CPU; the older spelling of `cpu_device()(x)`."""
     return cpu_device()(x)
 
 
 def gpu(x: Any) -> Any:
-    """The arrays of `x` on the GPU, or on the CPU with a warning; `gpu_device()(x)`."""
+    """Return the arrays of `x` on the GPU, or on the CPU with a warning; `gpu_device()(x)`."""
     return gpu_device()(x)
 
 
@@ -199,7 +199,7 @@ def loaded(device: str | Device | type[AbstractLuxDevice]) -> bool:
 
 
 def get_device(x: Any) -> Device | None:
-    """The device of the arrays in `x`, or `None` if it has none.
+    """Return the device of the arrays in `x`, or `None` if it has none.
 
     Raises `DeviceMismatchError` if they are on different devices.
     """
@@ -316,7 +316,7 @@ class DistributedUtils:
 
     @classmethod
     def get_distributed_backend(cls, backend: type[T]) -> T:
-        """The processes that this one has joined; `ConfigurationError` if it has not."""
+        """Return the joined processes; raise `ConfigurationError` if there are none."""
         if not cls.initialized(backend):
             raise ConfigurationError(
                 f"call DistributedUtils.initialize({backend.__name__}) first", source="backend"
@@ -325,17 +325,17 @@ class DistributedUtils:
 
     @staticmethod
     def local_rank(backend: AbstractLuxDistributedBackend) -> int:
-        """The number of this process, from 0 on."""
+        """Return the number of this process, from 0 on."""
         return backend.mesh.rank
 
     @staticmethod
     def total_workers(backend: AbstractLuxDistributedBackend) -> int:
-        """The number of processes."""
+        """Return the number of processes."""
         return 1 if backend.mesh.group is None else backend.mesh.group.size
 
     @classmethod
     def allreduce(cls, backend: AbstractLuxDistributedBackend, x: Any, op: str = "+") -> Any:
-        """The sums, or with `avg` the means, over all processes of the arrays of a tree."""
+        """Sum the arrays of a tree over all processes, or average them with `avg`."""
         if op not in ("+", cls.avg):
             raise ConfigurationError(f"op is '+' or DistributedUtils.avg, not {op!r}", source="op")
         if backend.mesh.group is None:
@@ -347,7 +347,7 @@ class DistributedUtils:
 
     @staticmethod
     def bcast(backend: AbstractLuxDistributedBackend, x: Any, root: int = 0) -> Any:
-        """The arrays of a tree of one process, in each of them."""
+        """Send the arrays of one process to all of them."""
         group: Any = backend.mesh.group
         if group is None:
             return x

@@ -66,7 +66,7 @@ class Backend(Record):
     device: Device
 
     def name(self) -> str:
-        """The usual spelling: "CUDA", "ROCm", "Metal", "OpenCL" or "CPU"."""
+        """Return the usual spelling: "CUDA", "ROCm", "Metal", "OpenCL" or "CPU"."""
         return _label(self.device.backend)
 
     def to_device_1d(self, vector: Any) -> Any:
@@ -78,13 +78,13 @@ class Backend(Record):
         return self._here(_of_dimensions(2, matrix))[0]
 
     def load_weights(self, path: str | os.PathLike[str], dtype: object = None) -> dict[str, Any]:
-        """The tensors of safetensors files by name, loaded straight onto this backend."""
+        """Load the tensors of safetensors files by name, straight onto this backend."""
         return anydevice.load_weights(path, self.device, dtype)
 
     def load_model(
         self, path: str | os.PathLike[str], *, context: int | None = None, dtype: object = None
     ) -> LanguageModel:
-        """The language model in a folder or a GGUF file, on this backend, ready to generate."""
+        """Load the language model of a folder or a GGUF file to this backend."""
         return llm.load(path, self.device, dtype, context)
 
     def matmul(self, a: Any, b: Any) -> Any:
@@ -101,11 +101,11 @@ class Backend(Record):
         return ops.silu(*self._here(x))
 
     def rope(self, x: Any, positions: Any, **options: Any) -> Any:
-        """With the options `theta`, `interleaved` and `scaling` of `ops.rope`."""
+        """Rotate `x`, with the options of `ops.rope`."""
         return ops.rope(*self._here(x, positions), **options)
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """With the options `causal`, `mask`, `lengths` and the others of `ops.attention`."""
+        """Compute attention, with the options of `ops.attention`."""
         *arrays, moved = self._here(q, k, v, options)
         return ops.attention(*arrays, **moved)
 
@@ -121,21 +121,21 @@ class UnifiedTensor:
 
     @property
     def device(self) -> Device | None:
-        """Its device, or `None` if it has no array."""
+        """The device, or `None` without an array."""
         return anydevice.device_of(self.data)
 
     def to_device(self, backend: Backend | Device | str) -> UnifiedTensor:
-        """The tensor on a backend, without a copy where it is there already."""
+        """Return the tensor on a backend, without a copy if it is there already."""
         target = backend.device if isinstance(backend, Backend) else backend
         return UnifiedTensor(anydevice.to_device(self.data, target))
 
     def to_host(self) -> Any:
-        """The data in NumPy arrays."""
+        """Return the data in NumPy arrays."""
         return anydevice.to_numpy(self.data)
 
 
 def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Backend:
-    """The backend that is asked for.
+    """Return the requested backend.
 
     `AUTO` takes what a block, the environment or a file asks for if it is usable, else the first
     usable one of CUDA, ROCm, Metal, OpenCL and CPU. It warns with the reason where it passes over
@@ -163,7 +163,7 @@ class InferenceMemory(Record):
     total_bytes: int
 
     def total_gb(self) -> float:
-        """The total in units of 1024³ bytes, which Torchless calls GB."""
+        """Return the total in units of 1024³ bytes, which Torchless calls GB."""
         return self.total_bytes / 2**30
 
 
@@ -177,7 +177,7 @@ def estimate_inference_memory(
     max_seq_len: int,
     bytes_per_element: int,
 ) -> InferenceMemory:
-    """The memory to run a model of this shape on one sequence.
+    """Estimate the memory to run a model of this shape on one sequence.
 
     >>> estimate = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 4)
     >>> estimate.weights_bytes, 27 < estimate.total_gb() < 36
@@ -214,7 +214,7 @@ class Performance(Record):
 
 
 def measure_performance(model: LanguageModel, prompt_tokens: int = 128) -> Performance:
-    """The figures of Torchless's table of expectations, measured with a model of a backend.
+    """Measure the figures of Torchless's table of expectations with a loaded model.
 
     Raises `ConfigurationError` for a prompt that leaves no room in the model's context.
     """
