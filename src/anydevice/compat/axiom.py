@@ -182,7 +182,7 @@ def forward(model: Callable[..., Any], x: Any) -> Any:
 
 
 def argmax(x: Any, axis: int = -1) -> Any:
-    """Return the index of the largest along an axis; in a `with_backend` block `x` is moved there."""
+    """Return the index of the largest along an axis; a `with_backend` block moves `x` there."""
     block = block_device()
     return ops.argmax(x if block is None else anydevice.to_device(x, block), axis)
 
