@@ -128,9 +128,7 @@ def test_what_was_asked_for_and_passed_over_is_said() -> None:
     prefer("metal")
     with (
         fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
-        pytest.warns(
-            UserWarning, match="using cuda:0: this machine has no metal"
-        ),
+        pytest.warns(UserWarning, match="using cuda:0: this machine has no metal"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CUDA"
 
