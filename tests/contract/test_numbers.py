@@ -60,7 +60,8 @@ def test_a_number_may_stand_on_either_side(
         pytest.skip("integers are not divided")
     host = np.resize(np.array([1, 2, 3]), shape).astype(TYPES[dtype])
     x, wide, op = engine.place(host, device), host.astype(np.float64), getattr(ops, name)
-    for number in WHOLE if dtype == "int32" else (*WHOLE, *FRACTIONS):
+    every = WHOLE if dtype == "int32" else (*WHOLE, *FRACTIONS)
+    for number in every if name in ("add", "power", "less") else every[::4]:
         for got, want in (
             (op(x, number), TWO[name](wide, float(number))),
             (op(number, x), TWO[name](float(number), wide)),

@@ -11,7 +11,7 @@ from anydevice.errors import UnsupportedError
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """What is refused because of a defect of this driver cannot be tested with it."""
+    """Skip a test that this driver cannot run because of a defect of its own."""
     try:
         return (yield)
     except UnsupportedError as error:

@@ -222,9 +222,18 @@ CASES: dict[str, Any] = {
     "mask": ((2, 2, 20, 32), (2, 2, 33), {"mask": (2, 33)}),
     "full mask": ((2, 2, 3, 8), (2, 2, 33), {"mask": (2, 1, 3, 33), "scale": 0.3}),
 }
+IN_SMALL_GROUPS = ("plain", "odd", "decode", "prefill")
+"""With groups of 1 and 16 work items, a case for each kernel."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("assumed", "case"),
+    [({}, case) for case in CASES]
+    + [({"is_cpu": False}, case) for case in CASES]
+    + [({"work_group": 1}, case) for case in IN_SMALL_GROUPS]
+    + [({"work_group": 16, "is_cpu": False}, case) for case in IN_SMALL_GROUPS],
+    indirect=["assumed"],
+)
 def test_attention(put: Put, get: Any, assumed: None, case: str) -> None:
     shape, (batch, heads, keys), options = CASES[case]
     q = numbers(shape, "float32")
