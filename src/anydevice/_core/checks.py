@@ -114,13 +114,13 @@ def error(
     'attention.window'
     """
     try:
-        given = shortened(repr(value))
+        text = shortened(repr(value))
     except ValueError:  # Python prints no integer of more than 4300 digits
-        given = f"a {type(value).__name__}"
+        text = f"a {type(value).__name__}"
     end = f"; {note}" if note else ""
     owner = owner and f"{owner}: "
     source = f"{owner}{name}".replace(": ", ".")
-    return ConfigurationError(f"{owner}{name} must be {wanted}, not {given}{end}", source)
+    return ConfigurationError(f"{owner}{name} must be {wanted}, not {text}{end}", source)
 
 
 def is_integer(value: object) -> TypeGuard[int]:

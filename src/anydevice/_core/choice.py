@@ -183,12 +183,12 @@ def _automatically(
         finding = next((f for f in findings if f.backend == name), None)
         if finding is None or not finding.present:
             continue
-        asked = name in request.order or name == request.engine == "opencl"
-        held_back = None if asked else _hold_back(finding, findings)
+        is_requested = name in request.order or name == request.engine == "opencl"
+        held_back = None if is_requested else _hold_back(finding, findings)
         if held_back:
             steps.append(held_back)
             continue
-        candidates = (d for d in finding.devices if asked or not _is_cpu_twice(d))
+        candidates = (d for d in finding.devices if is_requested or not _is_cpu_twice(d))
         picked, why = _pick(candidates, name, findings, request, free_memory)
         if picked:
             steps += _by_measurement(picked, request)
@@ -198,8 +198,8 @@ def _automatically(
     return Choice(None, tuple(steps))
 
 
-def _not_taken(source: str, asked: str, reasons: Sequence[Reason]) -> Step:
-    return Step(source, asked, "; ".join(_in_words(reasons)), reasons=tuple(reasons))
+def _not_taken(source: str, wanted: str, reasons: Sequence[Reason]) -> Step:
+    return Step(source, wanted, "; ".join(_in_words(reasons)), reasons=tuple(reasons))
 
 
 def _in_words(reasons: Sequence[Reason]) -> list[str]:
@@ -304,15 +304,15 @@ def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = N
     With `engine`, reason and fix are those of its library, if that is the obstacle.
     """
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
-    seen = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
+    statuses = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
     refused = {
         device: f"{device}: {_refusal_of(status, engine).with_fix}"
-        for device, status in seen
+        for device, status in statuses
         if engine and status and engine not in status.engines
         if status.usable or _refuses(status, engine)
     }
-    told = {device.backend for device in refused}
-    stopped = [_stop_reason(f).with_fix for f in here if not f.usable and f.backend not in told]
+    backends = {device.backend for device in refused}
+    stopped = [_stop_reason(f).with_fix for f in here if not f.usable and f.backend not in backends]
     held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
     outcomes = [s.outcome for s in held_back if s and not s.ignored]
     return [*stopped, *refused.values(), *outcomes]
@@ -351,7 +351,7 @@ def _refuses(status: DeviceStatus, engine: str | None) -> bool:
 
 
 def _refusal_of(status: DeviceStatus, engine: str) -> Reason:
-    refused = (each.reason for each in status.refusals if each.engine == engine)
+    refused = (refusal.reason for refusal in status.refusals if refusal.engine == engine)
     return next(refused, Reason("not_driven", f"{engine} does not drive it"))
 
 
@@ -388,7 +388,7 @@ def _find_measurement(device: Device, request: Request) -> Measured | None:
     status = device.status
     usable = status.engines if status else ()
     return next(
-        (each for each in request.measured if each.device == str(device) and each.engine in usable),
+        (one for one in request.measured if one.device == str(device) and one.engine in usable),
         None,
     )
 

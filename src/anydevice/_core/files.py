@@ -304,10 +304,10 @@ def remove_leftovers(path: Path) -> None:
     target = Path(os.path.realpath(path))
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
     with suppress(OSError):
-        for each in target.parent.iterdir():
-            if left.fullmatch(each.name):
+        for file in target.parent.iterdir():
+            if left.fullmatch(file.name):
                 with suppress(OSError):
-                    _remove_abandoned(each)
+                    _remove_abandoned(file)
 
 
 def _remove_abandoned(part: Path) -> None:
@@ -328,8 +328,8 @@ def make_folder(path: Path, *, private: bool = False) -> None:
     Raises `OSError` if that is impossible.
     """
     missing = [path, *path.parents]
-    found = next((i for i, folder in enumerate(missing) if folder.exists()), len(missing))
-    for folder in reversed(missing[:found]):
+    first = next((i for i, folder in enumerate(missing) if folder.exists()), len(missing))
+    for folder in reversed(missing[:first]):
         folder.mkdir(0o700 if private else 0o777, exist_ok=True)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -361,8 +361,8 @@ def _unused_name(target: Path) -> Path:
 
 
 def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o666) -> None:
-    kept = _mode(target) if target.exists() else None
-    descriptor = _create_file(new, rights if kept is None else kept)
+    mode = _mode(target) if target.exists() else None
+    descriptor = _create_file(new, rights if mode is None else mode)
     try:
         try:
             with open(descriptor, "wb", closefd=False) as file:
@@ -372,8 +372,8 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)  # `open` may or may not have done it when it fails
-        if kept is not None and kept != _mode(new):
-            os.chmod(new, kept)
+        if mode is not None and mode != _mode(new):
+            os.chmod(new, mode)
         os.replace(new, target)
     except BaseException:
         with suppress(OSError):  # the first error is the one to tell
@@ -471,7 +471,7 @@ def _check_tree(tree: Any) -> None:
         inner = (
             v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
         )
-        depth, level = depth + 1, [each for several in inner for each in several]
+        depth, level = depth + 1, [child for several in inner for child in several]
 
 
 _TOO_LONG = f"an integer has more than {_MOST_DIGITS} digits"

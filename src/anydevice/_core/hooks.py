@@ -65,5 +65,5 @@ def load(target: str) -> Any:
     'AnyDeviceError'
     """
     module, _, name = target.partition(":")
-    found = import_module(module)
-    return getattr(found, name) if name else found
+    loaded = import_module(module)
+    return getattr(loaded, name) if name else loaded

@@ -100,6 +100,6 @@ def _closest(package: str, name: str, names: list[str]) -> str:
     """
     from difflib import get_close_matches
 
-    ours = {each.lower(): each for each in names}  # Conv2D is closest to Conv2d
+    ours = {known.lower(): known for known in names}  # Conv2D is closest to Conv2d
     near = get_close_matches(name.lower(), ours, 1, 0.75)
     return f"; did you mean {package.rpartition('.')[2]}.{ours[near[0]]}?" if near else ""

@@ -242,17 +242,17 @@ def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
     >>> letters("ab") is letters("ab")
     True
     """
-    kept: dict[Key, Made] = {}
+    results: dict[Key, Made] = {}
     making = ForkSafeLock(reentrant=True)
 
     @wraps(make)
     def get(key: Key) -> Made:
-        if key in kept:
-            return kept[key]
+        if key in results:
+            return results[key]
         with making.native:
-            if key not in kept:
-                kept[key] = make(key)
-            return kept[key]
+            if key not in results:
+                results[key] = make(key)
+            return results[key]
 
     return get
 
@@ -260,8 +260,8 @@ def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
 def _renew_all() -> None:
     for lock in list(_locks):
         lock._renew()
-    for held in list(_system_locks):
-        held._let_go()
+    for system_lock in list(_system_locks):
+        system_lock._let_go()
     _system_locks.clear()
 
 

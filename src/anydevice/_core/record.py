@@ -34,7 +34,10 @@ class _FieldsAsSignature:
 
         own = signature(kind.__init__)
         rest = list(own.parameters.values())[1:]
-        if [each.kind for each in rest] == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
+        if [parameter.kind for parameter in rest] == [
+            Parameter.VAR_POSITIONAL,
+            Parameter.VAR_KEYWORD,
+        ]:
             rest = _parameters(kind)
         return own.replace(parameters=rest, return_annotation=own.empty)
 
@@ -65,13 +68,13 @@ class Record:
 
     def __init__(self, *values: Any, **named: Any) -> None:
         by_place = dict(zip(self._fields, values, strict=False))
-        given = {**self._defaults, **by_place, **named}
+        fields = {**self._defaults, **by_place, **named}
         count = len(values) + len(named)
-        if count != len(by_place | named) or given.keys() != set(self._fields):
+        if count != len(by_place | named) or fields.keys() != set(self._fields):
             raise TypeError(self._misuse(len(values), named))
         for name in self._fields:
             # As dataclasses do: compilers of Python know this way around `__setattr__`.
-            object.__setattr__(self, name, given[name])
+            object.__setattr__(self, name, fields[name])
 
     def _misuse(self, by_place: int, named: dict[str, Any]) -> str:
         fields = self._fields
@@ -140,25 +143,25 @@ def _parameters(kind: type[Record]) -> list[Parameter]:
     types: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         types.update(vars(base).get("__annotations__", {}))
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     by_name_only = False
     for name in kind._fields:
         default = kind._defaults.get(name, Parameter.empty)
         # Python knows no parameter that must be given behind one that need not, but by name.
         required = default is Parameter.empty
-        optional_before = bool(found) and found[-1].default is not Parameter.empty
+        optional_before = bool(parameters) and parameters[-1].default is not Parameter.empty
         by_name_only = by_name_only or (required and optional_before)
         how = Parameter.KEYWORD_ONLY if by_name_only else Parameter.POSITIONAL_OR_KEYWORD
-        found.append(Parameter(name, how, default=default, annotation=types[name]))
-    return found
+        parameters.append(Parameter(name, how, default=default, annotation=types[name]))
+    return parameters
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_dict()
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _remade(kind: type[R], fields: dict[str, Any]) -> R:

@@ -56,8 +56,8 @@ def thaw(frozen: Frozen) -> Scaling | None:
     """Return the scaling that was frozen, without its unused values."""
     if not frozen:
         return None
-    given = {key: text for key, text in zip(_KEYS, frozen, strict=True) if text is not None}
-    return {key: _from_text(key, text) for key, text in given.items()}
+    texts = {key: text for key, text in zip(_KEYS, frozen, strict=True) if text is not None}
+    return {key: _from_text(key, text) for key, text in texts.items()}
 
 
 def frequencies(
@@ -79,9 +79,9 @@ def frequencies(
     plain = [theta ** (-2 * pair / size) for pair in range(size // 2)]
     if scaling is None:
         return plain, 1.0
-    said = _number(scaling, "rope_theta", theta)
-    if said != theta:
-        raise _wrong(f"theta is {theta}, but scaling says rope_theta {said}; give theta={said}")
+    base = _number(scaling, "rope_theta", theta)
+    if base != theta:
+        raise _wrong(f"theta is {theta}, but scaling says rope_theta {base}; give theta={base}")
     if _number(scaling, "partial_rotary_factor", 1.0) != 1:
         raise _wrong("all of x is rotated; pass only the part that partial_rotary_factor says")
     kind = kind_of(scaling)
@@ -153,8 +153,8 @@ def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
 
     def stretched(frequency: float) -> float:
         turns = context * frequency / (2 * math.pi)
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-        return (1 - kept) * frequency / factor + kept * frequency
+        share = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return (1 - share) * frequency / factor + share * frequency
 
     return [stretched(frequency) for frequency in plain], 1.0
 
@@ -236,14 +236,14 @@ _BY_LENGTH: dict[str, Callable[[list[float], float, Scaling, float | None], Scal
 
 def _factors(scaling: Scaling, key: str, count: int) -> list[float]:
     """A list of one number above 0 for each pair."""
-    given = scaling.get(key)
-    if not isinstance(given, tuple | list) or len(given) != count:
-        found = f"{len(given)} numbers" if isinstance(given, tuple | list) else repr(given)
+    factors = scaling.get(key)
+    if not isinstance(factors, tuple | list) or len(factors) != count:
+        shown = f"{len(factors)} numbers" if isinstance(factors, tuple | list) else repr(factors)
         need = f"{key!r}, a list of a number for each of {count} pairs"
-        raise _wrong(f"scaling of rope_type 'longrope' needs {need}, not {found}")
-    numbers = [_as_number(key, value) for value in given]
+        raise _wrong(f"scaling of rope_type 'longrope' needs {need}, not {shown}")
+    numbers = [_as_number(key, value) for value in factors]
     if not all(0 < number < math.inf for number in numbers):
-        raise _wrong(f"{key!r} of the scaling must be numbers above 0, not {given!r}")
+        raise _wrong(f"{key!r} of the scaling must be numbers above 0, not {factors!r}")
     return numbers
 
 
@@ -269,7 +269,7 @@ def _as_text(key: str, value: Any) -> str | None:
     if value is None or (key in _TEXTS and isinstance(value, str)):
         return value
     if key in _LISTS and isinstance(value, tuple | list):
-        return " ".join([_as_number(key, each).hex() for each in value])
+        return " ".join([_as_number(key, number).hex() for number in value])
     return _as_number(key, value).hex()
 
 
@@ -277,7 +277,7 @@ def _from_text(key: str, text: str) -> Any:
     if key in _TEXTS:
         return text
     if key in _LISTS:
-        return [float.fromhex(each) for each in text.split(" ")] if text else []
+        return [float.fromhex(digits) for digits in text.split(" ")] if text else []
     return float.fromhex(text)
 
 

@@ -205,12 +205,12 @@ def printable(value: object, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each
-        if each.isprintable() or (lines and each == "\n")
+        character
+        if character.isprintable() or (lines and character == "\n")
         else " "
-        if each in "\u00a0\u202f\u3000"  # spaces of the texts of the world
-        else each.encode("unicode_escape").decode()
-        for each in text
+        if character in "\u00a0\u202f\u3000"  # spaces of the texts of the world
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
@@ -240,7 +240,10 @@ def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> lis
 
 
 def _in_unit_of(whole: int, size: int) -> tuple[str, str]:
-    unit, factor = next(((unit, each) for unit, each in _BINARY.items() if whole >= each), ("B", 1))
+    unit, factor = next(
+        ((unit, size_of_unit) for unit, size_of_unit in _BINARY.items() if whole >= size_of_unit),
+        ("B", 1),
+    )
     return f"{size / factor:.{0 if factor == 1 else 1}f}", unit
 
 

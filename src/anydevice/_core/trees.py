@@ -23,9 +23,9 @@ def leaves(tree: Tree) -> list[Any]:
     >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
     [2, 3, 1]
     """
-    found: list[Any] = []
-    _gather(tree, found)
-    return found
+    gathered: list[Any] = []
+    _gather(tree, gathered)
+    return gathered
 
 
 def leaf_paths(tree: Tree, path: str = "") -> list[str]:
@@ -40,7 +40,7 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
         parts = list(enumerate(tree))
     else:
         return [] if tree is None else [path]
-    return [found for key, part in parts for found in leaf_paths(part, f"{path}[{key!r}]")]
+    return [inner for key, part in parts for inner in leaf_paths(part, f"{path}[{key!r}]")]
 
 
 def leaf_names(tree: Tree, name: str = "") -> list[str]:
@@ -55,7 +55,7 @@ def leaf_names(tree: Tree, name: str = "") -> list[str]:
         parts = [(f"[{at}]", part) for at, part in enumerate(tree)]
     else:
         return [] if tree is None else [name]
-    return [found for step, part in parts for found in leaf_names(part, name + step)]
+    return [inner for step, part in parts for inner in leaf_names(part, name + step)]
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -151,15 +151,15 @@ def combined(tree: Tree, other: Tree) -> Tree:
     return tree
 
 
-def _gather(tree: Tree, found: list[Any]) -> None:
+def _gather(tree: Tree, gathered: list[Any]) -> None:
     if isinstance(tree, dict):
         for key in sorted(tree):
-            _gather(tree[key], found)
+            _gather(tree[key], gathered)
     elif isinstance(tree, list | tuple):
         for part in tree:
-            _gather(part, found)
+            _gather(part, gathered)
     elif tree is not None:
-        found.append(tree)
+        gathered.append(tree)
 
 
 def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
@@ -199,18 +199,20 @@ def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
         pairs = [(f"{path}[{at}]", *both) for at, both in enumerate(zip(tree, other, strict=True))]
     else:
         return _shape_difference(here, tree, other)
-    found = (difference(mine, given, where) for where, mine, given in pairs)
-    return next((text for text in found if text is not None), None)
+    texts = (difference(mine, theirs, where) for where, mine, theirs in pairs)
+    return next((text for text in texts if text is not None), None)
 
 
 def _shape_difference(here: str, leaf: Any, other: Any) -> str | None:
     if leaf is None and other is None:
         return None
-    mine, given = getattr(leaf, "shape", None), getattr(other, "shape", None)
-    if mine is not None and given is not None and tuple(mine) == tuple(given):
+    mine, theirs = getattr(leaf, "shape", None), getattr(other, "shape", None)
+    if mine is not None and theirs is not None and tuple(mine) == tuple(theirs):
         return None
     shape = "None" if mine is None else f"the shape {tuple(mine)}"
-    return f"{here} has {shape}, and {_entries(other) if given is None else tuple(given)} was given"
+    return (
+        f"{here} has {shape}, and {_entries(other) if theirs is None else tuple(theirs)} was given"
+    )
 
 
 def _entries(tree: Tree) -> str:

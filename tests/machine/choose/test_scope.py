@@ -15,6 +15,7 @@ import anydevice
 from anydevice import Device, nn, testing
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.choose.scope import why
+from anydevice._machine.settings.files import user_file
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 
 NO_LIBRARY = BackendScan(
@@ -456,3 +457,24 @@ def test_where_one_device_is_used_a_list_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"this takes one device, not the list .*"):
             call()
     assert anydevice.device(several) == anydevice.Device("cpu:0")
+
+
+def test_what_changes_between_two_calls_counts_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warm `device()` reads the environment and the settings files in every call."""
+    file = user_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with testing.fake_machine(keep_settings=True, cuda=2, rocm=1):
+        assert [str(anydevice.device()) for _ in range(3)] == ["cuda:0"] * 3
+        file.write_text('device = "rocm"\n')
+        assert [str(anydevice.device()) for _ in range(3)] == ["rocm:0"] * 3
+        file.write_text('device = "cpu" \n')
+        assert str(anydevice.device()) == "cpu"
+        monkeypatch.setenv("ANYDEVICE_DEVICE", "cuda:1")
+        assert [str(anydevice.device()) for _ in range(3)] == ["cuda:1"] * 3
+        monkeypatch.setenv("ANYDEVICE_DEVICE", "cuda:0")
+        assert str(anydevice.device()) == "cuda:0"
+        monkeypatch.delenv("ANYDEVICE_DEVICE")
+        file.unlink()
+        assert str(anydevice.device()) == "cuda:0"

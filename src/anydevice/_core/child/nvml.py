@@ -120,8 +120,8 @@ def _instances(nvml: Any, card: Any) -> list[Any]:
     mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, card)
     most = _if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) if mig and mig[0] else 0
     by_index = nvml.nvmlDeviceGetMigDeviceHandleByIndex
-    found = (_if_told(nvml, by_index, card, index) for index in range(most or 0))
-    return [handle for handle in found if handle is not None]
+    handles = (_if_told(nvml, by_index, card, index) for index in range(most or 0))
+    return [handle for handle in handles if handle is not None]
 
 
 def _instance(nvml: Any, handle: Any) -> Answer:
@@ -138,10 +138,10 @@ def _instance(nvml: Any, handle: Any) -> Answer:
 
 def _memory(nvml: Any, handle: Any) -> Answer:
     """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
-    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    if told is None:
-        told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    return {name: getattr(told, name, None) for name in ("total", "free", "reserved")}
+    info = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if info is None:
+        info = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return {name: getattr(info, name, None) for name in ("total", "free", "reserved")}
 
 
 def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -209,22 +209,24 @@ def _part(nvml: Any, handle: Any) -> Answer:
 
 def _processes(nvml: Any, handle: Any) -> list[tuple[int, int | None, int | None]]:
     """Number, bytes and percent of the load of each process."""
-    held: dict[int, int | None] = {}
+    sizes: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics"):
         for process in _running(nvml, handle, kind):
             # One that computes and draws is in both lists, with all of its memory.
-            held[process.pid] = process.usedGpuMemory or held.get(process.pid)
-    loads = _loads(nvml, handle) if held else {}
-    return [(pid, size, None if loads is None else loads.get(pid, 0)) for pid, size in held.items()]
+            sizes[process.pid] = process.usedGpuMemory or sizes.get(process.pid)
+    loads = _loads(nvml, handle) if sizes else {}
+    return [
+        (pid, size, None if loads is None else loads.get(pid, 0)) for pid, size in sizes.items()
+    ]
 
 
 def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
     # Drivers before 510 have only the second form.
     for form in ("_v3", "_v2"):
         function = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{form}", None)
-        told = None if function is None else _if_told(nvml, function, handle)
-        if told is not None:
-            return list(told)
+        processes = None if function is None else _if_told(nvml, function, handle)
+        if processes is not None:
+            return list(processes)
     return []
 
 

@@ -83,9 +83,9 @@ def _device(info: Info) -> dict[str, Any]:
 def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
     """Domain, bus, device and function; the domain is `None` if the driver does not say it."""
     if "cl_khr_pci_bus_info" in extensions:
-        said = info(_PCI_KHR)
-        if len(said) >= 16:
-            return [_number(said[start : start + 4]) for start in (0, 4, 8, 12)]
+        answer = info(_PCI_KHR)
+        if len(answer) >= 16:
+            return [_number(answer[start : start + 4]) for start in (0, 4, 8, 12)]
     if "cl_nv_device_attribute_query" in extensions:
         bus, slot = _number(info(_BUS_NV)), _number(info(_SLOT_NV))
         if bus is not None and slot is not None:
@@ -136,9 +136,9 @@ def _info(call: Any, handle: int) -> Info:
     return info
 
 
-def _text(said: bytes) -> str:
-    return said.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
+def _text(answer: bytes) -> str:
+    return answer.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
 
 
-def _number(said: bytes) -> int | None:
-    return int.from_bytes(said, "little") if said else None
+def _number(answer: bytes) -> int | None:
+    return int.from_bytes(answer, "little") if answer else None

@@ -282,13 +282,13 @@ class Conversation:
 
 
 def _close_all() -> None:
-    for each in tuple(_conversations):
-        each.close()
+    for conversation in tuple(_conversations):
+        conversation.close()
 
 
 def _forget_all() -> None:
-    for each in tuple(_conversations):
-        each._forget()
+    for conversation in tuple(_conversations):
+        conversation._forget()
 
 
 atexit.register(_close_all)

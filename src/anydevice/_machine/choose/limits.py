@@ -131,8 +131,8 @@ def _hold(engine: Engine) -> None:
         config = _config
         if config is None or (engine.name == "jax" and not jax_started()):
             return  # asking JAX for its devices would start it
-        found = ((device, limit_of(device, config)) for device in engine.devices())
-        limits = {device: limit for device, limit in found if limit is not None}
+        pairs = ((device, limit_of(device, config)) for device in engine.devices())
+        limits = {device: limit for device, limit in pairs if limit is not None}
         if engine.shares_memory and limits:
             limits = dict.fromkeys(limits, min(limits.values()))
         for device, limit in limits.items():
@@ -158,10 +158,10 @@ def _tell_jax(config: Config) -> None:
     if jax_started():
         return
     fraction = _jax_fraction(config)
-    told: dict[str, str | None] = {}
+    variables: dict[str, str | None] = {}
     if fraction is not None:
-        told = {**dict.fromkeys(_JAX_FRACTIONS), _JAX_FRACTION: f"{fraction:.6f}"}
-    _jax_variables.put(told)
+        variables = {**dict.fromkeys(_JAX_FRACTIONS), _JAX_FRACTION: f"{fraction:.6f}"}
+    _jax_variables.put(variables)
 
 
 def _jax_fraction(config: Config) -> float | None:
@@ -204,12 +204,12 @@ def _shared_gpus(config: Config) -> list[str]:
 
 def _held_here(device: Device) -> int:
     """The bytes of a device that the loaded libraries of this process hold."""
-    held = 0
+    reserved = 0
     for engine in registry.started_engines():
         if device in engine.devices():
             use = engine.memory.use(device)
-            held += use.reserved if use else 0
-    return held
+            reserved += use.reserved if use else 0
+    return reserved
 
 
 on_memory(check_limit, set_limit)

@@ -93,10 +93,10 @@ def keep_measurements(new: Mapping[str, Times]) -> str | None:
     path = measurements_file()
     try:
         with writing(path, private=True) as write:
-            kept = {key: dict(times) for key, times in read_measurements().items()}
+            saved = {key: dict(times) for key, times in read_measurements().items()}
             for key, times in new.items():
-                kept.setdefault(key, {}).update(times)
-            write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+                saved.setdefault(key, {}).update(times)
+            write(json.dumps(saved, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         return f"the measurements could not be kept in {path}: {error.strerror}"
     return None

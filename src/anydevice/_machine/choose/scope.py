@@ -76,11 +76,11 @@ def device(
     >>> str(anydevice.device(["tpu", "cpu"]))
     'cpu'
     """
-    asked = _key(spec, engine) if min_free is None else None
+    key = _key(spec, engine) if min_free is None else None
     situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
-    held = (_block.get(), _process)
-    known = None if asked is None else _known_choices.get(asked)
-    if known is not None and known.holds(situation, held):
+    scopes = (_block.get(), _process)
+    known = None if key is None else _known_choices.get(key)
+    if known is not None and known.holds(situation, scopes):
         return known.device
     settings.apply_files()
     request = make_request(spec, engine=engine, min_free=min_free)
@@ -99,8 +99,8 @@ def device(
     chosen = choice.device
     served = chosen.engine, chosen.chosen_by
     result = Device(chosen).served_by(*served, picked=chosen.engine_is_free)
-    if asked is not None and not weighed:
-        _keep(asked, _KnownChoice(situation, held, report, result))
+    if key is not None and not weighed:
+        _keep(key, _KnownChoice(situation, scopes, report, result))
     return result
 
 
@@ -113,7 +113,7 @@ def one_device(spec: str | Device | None = None, *, engine: str | None = None) -
 anydevice.device(['cpu:0', 'cpu:1']) returns its first usable one
     """
     if isinstance(spec, list | tuple):
-        named = [str(each) for each in spec]
+        named = [str(one) for one in spec]
         raise ConfigurationError(
             f"this takes one device, not the list {named}; anydevice.device({named}) returns its "
             "first usable one",
@@ -137,17 +137,17 @@ class _KnownChoice:
 
     __slots__ = ("_held", "_report", "_situation", "device")
 
-    def __init__(self, situation: object, held: Held, report: Report, device: Device) -> None:
-        self._situation, self._held, self._report = situation, held, report
+    def __init__(self, situation: object, scopes: Held, report: Report, device: Device) -> None:
+        self._situation, self._held, self._report = situation, scopes, report
         self.device = device
 
-    def holds(self, situation: object, held: Held) -> bool:
+    def holds(self, situation: object, scopes: Held) -> bool:
         """Whether the same would be chosen now."""
         return (
             self._situation == situation
             # By identity: devices that are equal may have other engines.
-            and self._held[0] is held[0]
-            and self._held[1] is held[1]
+            and self._held[0] is scopes[0]
+            and self._held[1] is scopes[1]
             and self._report is discover()
         )
 
@@ -163,11 +163,11 @@ def _key(spec: Any, engine: str | None) -> object:
     return None
 
 
-def _keep(asked: object, choice: _KnownChoice) -> None:
+def _keep(key: object, choice: _KnownChoice) -> None:
     global _modules
     if len(_known_choices) >= _MOST_KNOWN:
         _known_choices.clear()
-    _known_choices[asked] = choice
+    _known_choices[key] = choice
     _modules = tuple(row.module for row in registry.rows().values())
 
 
@@ -263,11 +263,11 @@ def make_request(spec: Spec, *, engine: str | None, min_free: int | str | None) 
     if spec is not None and spec != AUTO:
         wishes.append(_argument(spec, engines))
     else:
-        for held, source in ((_block.get(), "use_device"), (_process, "set_device")):
-            if held is not None:
-                wishes.append(Wish(source, (str(held),), binding=True))
-                if held.engine:
-                    engines.append(_Asked(held.engine, source, held.engine_is_free))
+        for scoped, source in ((_block.get(), "use_device"), (_process, "set_device")):
+            if scoped is not None:
+                wishes.append(Wish(source, (str(scoped),), binding=True))
+                if scoped.engine:
+                    engines.append(_Asked(scoped.engine, source, scoped.engine_is_free))
     preferred: list[Wish] = []
     _from_environment(preferred, engines)
     _from_files(preferred, engines)
@@ -310,9 +310,9 @@ def _not_ours(spec: Any) -> Device:
     if known is not None:
         return known
     kind = type(spec)
-    said = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     raise ConfigurationError(
-        f"an object of type {said} does not name a device; give a backend and an index, such as "
+        f"an object of type {name} does not name a device; give a backend and an index, such as "
         "'cuda:0'. Functions that move data take it first: to_device(data, device)",
         "device()",
     )
@@ -350,9 +350,9 @@ def _local_rank() -> int | None:
 
 
 def _not_found(choice: Choice) -> str:
-    asked = [step.asked for step in choice.steps[-1:] if step.source not in _UNASKED]
+    wishes = [step.asked for step in choice.steps[-1:] if step.source not in _UNASKED]
     lines = [
-        f"no usable device matches {asked[0]!r}" if asked else "no device of this machine fits"
+        f"no usable device matches {wishes[0]!r}" if wishes else "no device of this machine fits"
     ]
     lines += [f"  {step.source}: {step.outcome}" for step in choice.steps]
     lines.append("  anydevice doctor explains each; anydevice.devices() lists what is usable")
@@ -394,10 +394,10 @@ def forget_warnings() -> None:
     forget_files()
 
 
-def set_process_device(held: Device | None) -> Device | None:
+def set_process_device(device: Device | None) -> Device | None:
     """Set the device of the process without checking it, and return the former one."""
     global _process
-    before, _process = _process, held
+    before, _process = _process, device
     return before
 
 
@@ -425,8 +425,8 @@ def device_from_library(spec: Any) -> Device | None:
             return Device(device, engine=name)
     if getattr(spec, "type", None) in NOT_YET:
         raise ConfigurationError(unknown_backend(spec.type), repr(spec))
-    seen = ", ".join(map(str, engine.devices())) or "no device"
-    raise DeviceNotFoundError(f"{name} itself has no {spec!r} here; it sees {seen}")
+    names = ", ".join(map(str, engine.devices())) or "no device"
+    raise DeviceNotFoundError(f"{name} itself has no {spec!r} here; it sees {names}")
 
 
 def _is_same(native: Any, spec: Any) -> bool:

@@ -78,10 +78,10 @@ def engines_to_check(device: Device) -> tuple[str, ...]:
 def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:
     if outcome.how != "answered":
         code: str = outcome.how
-        said = code_of_message(outcome.error or "")
+        named = code_of_message(outcome.error or "")
         # A library may end the process itself when memory runs out.
-        if code == "failed" or (code == "crashed" and said == "out_of_memory"):
-            code = said
+        if code == "failed" or (code == "crashed" and named == "out_of_memory"):
+            code = named
         reason = Reason(code, outcome.sentence)
         return Verdict(str(device), engine, False, reason, round(seconds, 3))
     answer = outcome.answer
@@ -123,8 +123,8 @@ def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
 
 def read_verdicts() -> dict[str, Verdict]:
     """Return every verdict that is kept and can be read; none if the file is missing or damaged."""
-    kept = {key: _verdict(value) for key, value in read_cache(verdicts_file()).items()}
-    return {key: verdict for key, verdict in kept.items() if verdict is not None}
+    verdicts = {key: _verdict(value) for key, value in read_cache(verdicts_file()).items()}
+    return {key: verdict for key, verdict in verdicts.items() if verdict is not None}
 
 
 def _verdict(plain: Any) -> Verdict | None:
@@ -150,11 +150,11 @@ def keep_verdict(key: str, verdict: Verdict) -> str | None:
     path = verdicts_file()
     try:
         with writing(path, private=True) as write:
-            kept = {
+            verdicts = {
                 name: {**as_dict(one), "reason": one.reason and one.reason.to_dict()}
                 for name, one in (read_verdicts() | {key: verdict}).items()
             }
-            write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+            write(json.dumps(verdicts, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         return f"the verdict could not be kept in {path}: {error.strerror}"
     return None

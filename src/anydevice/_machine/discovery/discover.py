@@ -156,8 +156,8 @@ class Devices(tuple[Device, ...]):
     __slots__ = ()
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return Devices(found) if isinstance(index, slice) else found
+        chosen = super().__getitem__(index)
+        return Devices(chosen) if isinstance(index, slice) else chosen
 
     def _repr_html_(self) -> str:
         return hooks.render(self, "html")
@@ -323,17 +323,17 @@ def look_everywhere(limit: float) -> Iterator[BackendScan]:
 
 def merge(own: Mapping[str, BackendScan], added: Mapping[str, BackendScan]) -> list[BackendScan]:
     """Return our readers' scans with those of added probes in their place or after them."""
-    found = {scan.backend: scan for scan in own.values()}
+    scans = {scan.backend: scan for scan in own.values()}
     notes: list[str] = []
     for name, scan in added.items():
         if scan.backend == name:  # it failed before it could say what it speaks of
             notes.append(f"{name}: {scan.reason}")
         else:
-            found[scan.backend] = scan
+            scans[scan.backend] = scan
     if notes:
-        cpu = found["cpu"]
-        found["cpu"] = replace(cpu, notes=(*cpu.notes, *notes))
-    return list(found.values())
+        cpu = scans["cpu"]
+        scans["cpu"] = replace(cpu, notes=(*cpu.notes, *notes))
+    return list(scans.values())
 
 
 def _loader(point: EntryPoint) -> Begin:

@@ -50,11 +50,11 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
         check_engine(engine, "--engine")
     part = _select_findings(report, wanted) if wanted else report
     pairs = tuple(
-        (device, each)
+        (device, candidate)
         for device in part.devices
         if wanted or device.backend != "cpu" or device.index == 0
-        for each in engines_to_check(device)
-        if engine in (None, each)
+        for candidate in engines_to_check(device)
+        if engine in (None, candidate)
     )
     if engine and not pairs:
         raise _drives_nothing(engine, part)
@@ -68,8 +68,8 @@ def pairs_among(
 
     Raises as `prepare` does.
     """
-    asked: Sequence[str | None] = (None,) if engines is None else engines
-    return tuple(pair for engine in asked for pair in prepare(report, names, engine).pairs)
+    wanted: Sequence[str | None] = (None,) if engines is None else engines
+    return tuple(pair for engine in wanted for pair in prepare(report, names, engine).pairs)
 
 
 def _unusable(report: Report) -> Iterator[Unusable]:
@@ -87,21 +87,21 @@ def _unusable(report: Report) -> Iterator[Unusable]:
 
 
 def _select_findings(report: Report, names: Sequence[str]) -> Report:
-    kept: list[Finding] = []
+    selected: list[Finding] = []
     for finding in report:
         devices = tuple(d for d in finding.devices if any(_is_named(d, name) for name in names))
         stopped_early = finding.present and not finding.devices and _kind_of(finding) in names
         if devices or finding.backend in names or stopped_early:
-            kept.append(replace(finding, devices=devices))
+            selected.append(replace(finding, devices=devices))
     for name in names:
-        seen = any(_is_named(device, name) for finding in kept for device in finding.devices)
-        concerned = (f for f in kept if name in (f.backend, _kind_of(f)))
-        if not seen and not any(f.present for f in concerned):
+        matches = any(_is_named(device, name) for finding in selected for device in finding.devices)
+        concerned = (f for f in selected if name in (f.backend, _kind_of(f)))
+        if not matches and not any(f.present for f in concerned):
             reasons = report[name].reasons if name in report else ()
             because = "".join(f": {reason}" for reason in reasons[:1])
             message = f"this machine has no {name}{because}"
             raise DeviceNotFoundError(message, report.findings, reasons)
-    return replace(report, findings=tuple(kept))
+    return replace(report, findings=tuple(selected))
 
 
 def _kind_of(finding: Finding) -> str | None:

@@ -49,10 +49,10 @@ def read_ahead() -> None:
 
 
 def _finding(scan: BackendScan, verdicts: Mapping[str, Verdict]) -> Finding:
-    statuses = [_status(scan, seen, verdicts) for seen in scan.devices]
+    statuses = [_status(scan, raw, verdicts) for raw in scan.devices]
     devices = [
-        Device.seen(scan.backend, seen.index, status)
-        for seen, status in zip(scan.devices, statuses, strict=True)
+        Device.seen(scan.backend, raw.index, status)
+        for raw, status in zip(scan.devices, statuses, strict=True)
     ]
     if scan.backend == "cpu":
         devices += _virtual_cpus(statuses)
@@ -77,33 +77,33 @@ def _finding(scan: BackendScan, verdicts: Mapping[str, Verdict]) -> Finding:
     )
 
 
-def _status(scan: BackendScan, seen: RawDevice, verdicts: Mapping[str, Verdict]) -> DeviceStatus:
+def _status(scan: BackendScan, raw: RawDevice, verdicts: Mapping[str, Verdict]) -> DeviceStatus:
     backend_stopped = scan.stage is not None and scan.reason is not None
-    reason = scan.reason if backend_stopped else seen.reason
+    reason = scan.reason if backend_stopped else raw.reason
     if reason is not None:
         if not isinstance(reason, Reason):
             raise TypeError(f"{reason!r} is not a Reason")
         stage = scan.stage if backend_stopped else "device"
-        return DeviceStatus(seen.kind, seen.facts, stage=stage, reasons=(reason,), fix=reason.fix)
-    names, refusals = _drivers(scan, seen.facts)
-    keys = [key_of(scan.backend, seen.index, seen.facts, name) for name in names]
-    said = tuple(verdicts[key] for key in keys if key in verdicts)
-    condemned = {verdict.engine for verdict in said if not verdict.right}
+        return DeviceStatus(raw.kind, raw.facts, stage=stage, reasons=(reason,), fix=reason.fix)
+    names, refusals = _drivers(scan, raw.facts)
+    keys = [key_of(scan.backend, raw.index, raw.facts, name) for name in names]
+    past = tuple(verdicts[key] for key in keys if key in verdicts)
+    condemned = {verdict.engine for verdict in past if not verdict.right}
     if scan.backend == "cpu":  # always there, whatever a check of it came to
         condemned.discard("numpy")
     engines = tuple(name for name in names if name not in condemned)
     if engines:
-        return DeviceStatus(seen.kind, seen.facts, engines, refusals, said)
-    kind, facts = seen.kind, seen.facts
+        return DeviceStatus(raw.kind, raw.facts, engines, refusals, past)
+    kind, facts = raw.kind, raw.facts
     if condemned:
         unknown = Reason("failed", "it gave no reason")
-        wrong = [(v.engine, v.reason or unknown) for v in said if not v.right]
+        wrong = [(v.engine, v.reason or unknown) for v in past if not v.right]
         reasons = tuple(replace(reason, text=f"{name}: {reason.text}") for name, reason in wrong)
-        return DeviceStatus(kind, facts, (), refusals, said, "compute", reasons, "anydevice doctor")
+        return DeviceStatus(kind, facts, (), refusals, past, "compute", reasons, "anydevice doctor")
     reasons = _library_reasons(scan, refusals)
     builds = [registry.installed(refused.engine) for refused in refusals]
     fix = best_fix(scan.backend, facts, builds)
-    return DeviceStatus(kind, facts, (), refusals, said, "library", reasons, fix)
+    return DeviceStatus(kind, facts, (), refusals, past, "library", reasons, fix)
 
 
 def _drivers(scan: BackendScan, facts: Facts) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
@@ -123,9 +123,9 @@ def _drivers(scan: BackendScan, facts: Facts) -> tuple[tuple[str, ...], tuple[Re
 
 
 def _library_reasons(scan: BackendScan, refusals: tuple[Refusal, ...]) -> tuple[Reason, ...]:
-    told = tuple(r.reason for r in refusals if registry.installed(r.engine).installed)
-    if told:
-        return told
+    reasons = tuple(r.reason for r in refusals if registry.installed(r.engine).installed)
+    if reasons:
+        return reasons
     names = scan.engines or tuple(refused.engine for refused in refusals)
     text = f"no array library that drives it is installed: {', '.join(names) or 'none is known'}"
     return (Reason("library_missing", text),)

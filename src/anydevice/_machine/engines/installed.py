@@ -42,20 +42,20 @@ def distributions() -> Mapping[str, str]:
     Where one is installed twice, the folder that comes first on the search path counts, as it
     does for `import`.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder, changed in _search_path():
         for distribution in _distributions_in(folder, changed):
-            found.setdefault(distribution.name, distribution.version)
-    return MappingProxyType(found)
+            versions.setdefault(distribution.name, distribution.version)
+    return MappingProxyType(versions)
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of installed distributions in a group such as "anydevice.engines"."""
-    found: dict[tuple[str, str], EntryPoint] = {}
+    points: dict[tuple[str, str], EntryPoint] = {}
     for folder, changed in _search_path():
         for entry in _entry_points_in(folder, changed, group):
-            found.setdefault((entry.distribution, entry.name), entry)
-    return tuple(found.values())
+            points.setdefault((entry.distribution, entry.name), entry)
+    return tuple(points.values())
 
 
 def package_folder(name: str) -> Path | None:
@@ -99,7 +99,7 @@ def _search_path() -> Iterator[tuple[str, int]]:
 
 @lru_cache(maxsize=64)
 def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
-    found = []
+    pairs = []
     for entry in _entries_of(folder):
         stem, dot, ending = entry.rpartition(".")
         if ending not in ("dist-info", "egg-info") or not dot:
@@ -107,8 +107,8 @@ def _distributions_in(folder: str, changed: int) -> tuple[_Distribution, ...]:
         name, _, rest = stem.partition("-")
         version = rest.split("-")[0]
         if version:
-            found.append(_Distribution(normalise(name), version, Path(folder, entry)))
-    return tuple(found)
+            pairs.append(_Distribution(normalise(name), version, Path(folder, entry)))
+    return tuple(pairs)
 
 
 def _entries_of(folder: str) -> list[str]:

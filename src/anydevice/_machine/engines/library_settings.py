@@ -194,7 +194,7 @@ def harmless(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     >>> harmless({"OMP_NUM_THREADS": "4", "LD_PRELOAD": "./x.so", "XLA_FLAGS": "--xla_dump_to=x"})
     ({'OMP_NUM_THREADS': '4'}, ['LD_PRELOAD', 'XLA_FLAGS --xla_dump_to'])
     """
-    kept: dict[str, Any] = {}
+    allowed: dict[str, Any] = {}
     refused = []
     for name, value in variables.items():
         if name == "XLA_FLAGS" and isinstance(value, str):
@@ -206,12 +206,12 @@ def harmless(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 else:
                     refused.append(f"{name} {flag.partition('=')[0]}")
             if good:
-                kept[name] = " ".join(good)
+                allowed[name] = " ".join(good)
         elif name in HARMLESS and (not isinstance(value, str) or _PLAIN.fullmatch(value)):
-            kept[name] = value
+            allowed[name] = value
         else:
             refused.append(name)
-    return kept, refused
+    return allowed, refused
 
 
 def set_variables(variables: Mapping[str, str], *, for_children: bool = True) -> list[str]:
@@ -288,14 +288,14 @@ def virtual_cpus() -> int:
     Read from the settings, without starting JAX.
     """
     config = getattr(loaded_library("jax"), "config", None)
-    asked = getattr(config, "jax_num_cpu_devices", None)
-    if asked is None or asked < 1:
+    count = getattr(config, "jax_num_cpu_devices", None)
+    if count is None or count < 1:
         flag = "--xla_force_host_platform_device_count="
         flags = os.environ.get("XLA_FLAGS", "").split()
         texts = [text.removeprefix(flag) for text in flags if text.startswith(flag)]
         texts += [os.environ.get("JAX_NUM_CPU_DEVICES", "")]
-        asked = next((int(text) for text in texts if text.isdigit()), 1)
-    return max(1, int(asked))
+        count = next((int(text) for text in texts if text.isdigit()), 1)
+    return max(1, int(count))
 
 
 _READ_AT_START: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (

@@ -252,10 +252,10 @@ def row_of(name: str) -> EngineRow:
 
 def unknown_engine(name: str) -> str:
     """Return the error text for an unknown engine, with the close or the valid names."""
-    said, known = name.lower(), engine_names()
-    if said in BACKENDS and said not in known:
-        return f'{name!r} is a backend and no engine; write device("{said}")'
-    meant = said if said in known else _SAID_ELSEWHERE.get(said)
+    lowered, known = name.lower(), engine_names()
+    if lowered in BACKENDS and lowered not in known:
+        return f'{name!r} is a backend and no engine; write device("{lowered}")'
+    meant = lowered if lowered in known else _SAID_ELSEWHERE.get(lowered)
     hint = f" (did you mean {meant!r}?)" if meant else ""
     return f"there is no engine {name!r}{hint}; the engines are {', '.join(known)}"
 
@@ -342,7 +342,7 @@ def native(device: Device, engine: str) -> Any:
 
 @lru_cache(maxsize=4)
 def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tuple[str, ...]]:
-    found, problems = dict(BUILT_IN), []
+    rows, problems = dict(BUILT_IN), []
     for entry in entries:
         try:
             row = load_by_name(entry.target)
@@ -351,13 +351,13 @@ def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tup
             continue
         if not isinstance(row, EngineRow):
             problems.append(f"{_origin(entry)} is not an EngineRow but a {type(row).__name__}")
-        elif row.name in found:
+        elif row.name in rows:
             problems.append(
                 f"{_origin(entry)} is left out: there is an engine {row.name!r} already"
             )
         else:
-            found[row.name] = row
-    return MappingProxyType(found), tuple(problems)
+            rows[row.name] = row
+    return MappingProxyType(rows), tuple(problems)
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -217,8 +217,8 @@ def normal_address(written: str) -> str:
 
 def monitors(folder: Path) -> list[Path]:
     """Return the folders of sensors in a folder, in the order of their numbers."""
-    found = [name for name in names_in(folder) if name.startswith("hwmon")]
-    return [folder / name for name in sorted(found, key=lambda name: (len(name), name))]
+    names = [name for name in names_in(folder) if name.startswith("hwmon")]
+    return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
 
 def scaled(path: Path, divisor: float) -> float | None:
@@ -229,13 +229,13 @@ def scaled(path: Path, divisor: float) -> float | None:
 
 def temperature(sensors: Path, labels: Sequence[str] = ()) -> float | None:
     """Return °C of the first of these labels that the sensors have, else of their first sensor."""
-    found: dict[str, float] = {}
+    degrees_of: dict[str, float] = {}
     for number in range(1, 9):
         degrees = scaled(sensors / f"temp{number}_input", 1000)
         if degrees is not None:
-            found.setdefault(read_line(sensors / f"temp{number}_label"), degrees)
-    named = (found[label] for label in labels if label in found)
-    return next(named, next(iter(found.values()), None))
+            degrees_of.setdefault(read_line(sensors / f"temp{number}_label"), degrees)
+    named = (degrees_of[label] for label in labels if label in degrees_of)
+    return next(named, next(iter(degrees_of.values()), None))
 
 
 def name_of(
@@ -323,11 +323,11 @@ def _by_psutil(system: str) -> tuple[int | None, int | None]:
     processes = psutil()
     if processes is None:
         return None, None
-    told: Any = processes.Process().memory_info()
+    memory: Any = processes.Process().memory_info()
     if system == "win32":
-        return told.rss, getattr(told, "peak_wset", None)
+        return memory.rss, getattr(memory, "peak_wset", None)
     import resource
 
     # macOS counts it in bytes, the other systems with this call in KiB.
     unit = 1 if system == "darwin" else 1024
-    return told.rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return memory.rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

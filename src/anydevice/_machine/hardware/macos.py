@@ -110,11 +110,11 @@ def _graphics(entry: dict[str, object]) -> Graphics:
     name = str(entry.get("sppci_model") or entry.get("_name") or "unknown GPU")
     maker = f"{entry.get('spdisplays_vendor', '')} {name}".lower()
     sizes = [str(entry.get(f"spdisplays_vram{kind}", "")) for kind in ("", "_shared", "_dynamic")]
-    found = next((match for match in map(_SIZE.search, sizes) if match), None)
+    size = next((match for match in map(_SIZE.search, sizes) if match), None)
     return Graphics(
         name=name,
         discrete=any(word in maker for word in _MAKERS_OF_CARDS),
-        memory=int(found[1]) * _UNITS[found[2]] if found else None,
+        memory=int(size[1]) * _UNITS[size[2]] if size else None,
     )
 
 

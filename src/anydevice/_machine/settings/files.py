@@ -70,9 +70,9 @@ def read_cache(path: Path) -> dict[str, Any]:
     One that is damaged or not to be trusted is empty, too, and a warning says so.
     """
     try:
-        kept = parse_json(read_home(path, LARGEST_CACHE))
-        if isinstance(kept, dict):
-            return kept
+        values = parse_json(read_home(path, LARGEST_CACHE))
+        if isinstance(values, dict):
+            return values
         why = "it holds no JSON object"
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -248,18 +248,18 @@ def _home(kind: str) -> Path:
     own = os.environ.get("ANYDEVICE_HOME")
     if own:
         # What is still a "~" is no folder of this name here, which anyone may have put there.
-        found = Path(os.path.expanduser(own))
-        is_known = not str(found).startswith("~")
+        home = Path(os.path.expanduser(own))
+        is_known = not str(home).startswith("~")
     else:
         import platformdirs
 
         try:
-            found = Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
+            home = Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
         except RuntimeError:  # neither a variable nor the system's list of users names one
-            found = Path()
-        is_known = found.is_absolute()
+            home = Path()
+        is_known = home.is_absolute()
     if is_known:
-        return found
+        return home
     if not _said_no_home:
         _said_no_home = True
         warn(

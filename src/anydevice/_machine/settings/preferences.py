@@ -102,11 +102,11 @@ def read_files() -> tuple[FileSettings, ...]:
     and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
     """
     global _read
-    now, kept = state(), _read  # another thread may forget what was read
-    if kept is None or kept[0] != now:
+    now, cache = state(), _read  # another thread may forget what was read
+    if cache is None or cache[0] != now:
         read = (_read_file("user file", user_file()), _read_file("project file", project_file()))
-        _read = kept = (now, tuple(file for file in read if file is not None))
-    return kept[1]
+        _read = cache = (now, tuple(file for file in read if file is not None))
+    return cache[1]
 
 
 def forget_files() -> None:
@@ -157,8 +157,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         source = f"{printable(path)}, line {line}"
         raise ConfigurationError(f"{source}: this is not UTF-8 text", source) from None
     except ValueError as error:
-        found = re.search(r"at line (\d+)", str(error))
-        line = int(found[1]) if found else text.count(b"\n") + 1
+        match = re.search(r"at line (\d+)", str(error))
+        line = int(match[1]) if match else text.count(b"\n") + 1
         source = f"{printable(path)}, line {line}"
         raise ConfigurationError(
             f"{source}: this is not TOML ({error}); fix the line or delete the file", source
@@ -191,15 +191,15 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
             engine = _text(key, value, source)
             check_engine(engine, source)
         elif key == "env" and origin == "project file" and isinstance(value, Mapping):
-            if kept := _harmless(value, source):
-                settings.append((key, kept, source))
+            if allowed := _harmless(value, source):
+                settings.append((key, allowed, source))
         else:
             settings.append((key, value, source))
     return FileSettings(origin, path, wishes, engine, tuple(settings))
 
 
 def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
-    kept, refused = harmless(variables)
+    allowed, refused = harmless(variables)
     if refused:
         names = joined(map(shortened, refused[:_NAMES_SHOWN]))
         more = f" and {len(refused) - _NAMES_SHOWN} more" if len(refused) > _NAMES_SHOWN else ""
@@ -208,7 +208,7 @@ def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
             "harmless; if you want it, put it into your own file, "
             f"{printable(user_file())}"
         )
-    return kept
+    return allowed
 
 
 def _wishes(value: object, source: str) -> tuple[str, ...]:

@@ -202,15 +202,15 @@ def online_processors(root: Path) -> frozenset[int]:
     if online is not None:
         return online
     text = read_text(root / "proc/cpuinfo") or ""
-    return frozenset(int(found) for found in re.findall(r"(?m)^processor\s*:\s*(\d{1,5})$", text))
+    return frozenset(int(number) for number in re.findall(r"(?m)^processor\s*:\s*(\d{1,5})$", text))
 
 
 def _cores(root: Path, online: frozenset[int]) -> tuple[frozenset[int], ...]:
     cores: list[frozenset[int]] = []
-    seen: set[int] = set()
+    counted: set[int] = set()
     for number in sorted(online):
         # One file a core, not one a thread: on a large machine this is most of the time.
-        if number in seen:
+        if number in counted:
             continue
         topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
         siblings = as_cpu_set(
@@ -219,7 +219,7 @@ def _cores(root: Path, online: frozenset[int]) -> tuple[frozenset[int], ...]:
         if siblings is None:
             return _cores_from_cpuinfo(root)
         cores.append(siblings)
-        seen |= siblings | {number}
+        counted |= siblings | {number}
     return tuple(cores)
 
 

@@ -51,8 +51,8 @@ class Host:
     def memory(self) -> tuple[int, int] | None:
         """Return physical and available memory, in bytes."""
         psutil = linux.psutil()
-        told = psutil and psutil.virtual_memory()
-        return (int(told.total), int(told.available)) if told else None
+        memory = psutil and psutil.virtual_memory()
+        return (int(memory.total), int(memory.available)) if memory else None
 
     def core_counts(self) -> tuple[int | None, int | None]:
         """Return the numbers of physical and logical cores."""
@@ -133,8 +133,8 @@ def free_memory(
     if system.startswith("linux"):
         available = _available(read_table(root / "proc/meminfo"))
         return _least(available, cgroup.free_memory(root), facts.usable_memory)
-    told = (host or Host()).memory()
-    return None if told is None else _least(told[1], facts.usable_memory)
+    sizes = (host or Host()).memory()
+    return None if sizes is None else _least(sizes[1], facts.usable_memory)
 
 
 def _look(limit: float, root: Path, system: str, host: Host) -> BackendScan:
@@ -229,13 +229,13 @@ def _allowed_processors(root: Path, cpuset: frozenset[int] | None) -> frozenset[
         if allowed is not None:
             break
     # The mask may name processors that are switched off.
-    sets = [each for each in (allowed, cpuset, online_processors(root)) if each]
+    sets = [processors for processors in (allowed, cpuset, online_processors(root)) if processors]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
 def _share_elsewhere(host: Host, processor: Processor, total: int | None) -> _Share:
-    told = host.memory()
-    total = total or (told[0] if told else None)
+    sizes = host.memory()
+    total = total or (sizes[0] if sizes else None)
     processors = host.allowed() or processor.logical_cores
     notes: tuple[str, ...] = ()
     if processors < processor.logical_cores:
@@ -246,7 +246,7 @@ def _share_elsewhere(host: Host, processor: Processor, total: int | None) -> _Sh
         cores=float(processors),
         total=total,
         usable=total,
-        free=_least(told[1], total) if told else None,
+        free=_least(sizes[1], total) if sizes else None,
         notes=notes,
     )
 
@@ -257,9 +257,9 @@ def _available(meminfo: dict[str, int]) -> int | None:
     if "MemFree" not in meminfo:
         return None
     # Kernels before 3.14 do not add it up themselves; shared memory is in the cache but stays.
-    kept = meminfo.get("Shmem", 0)
+    shared = meminfo.get("Shmem", 0)
     cached = sum(meminfo.get(name, 0) for name in ("Buffers", "Cached", "SReclaimable"))
-    return meminfo["MemFree"] + max(0, cached - kept)
+    return meminfo["MemFree"] + max(0, cached - shared)
 
 
 def _least(*amounts: int | None) -> int | None:

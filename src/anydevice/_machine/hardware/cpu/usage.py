@@ -138,9 +138,9 @@ class ProcessMeter:
         sizes = {pid: size * page for pid in pids if (size := self._pages(pid))}
         largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST]
         with self._lock.native:
-            seen: dict[tuple[int, int], tuple[float, int]] = {}
-            loads = {pid: self._load(pid, seen) for pid in largest}
-            self._before = seen
+            ticks: dict[tuple[int, int], tuple[float, int]] = {}
+            loads = {pid: self._load(pid, ticks) for pid in largest}
+            self._before = ticks
         return tuple(
             DeviceProcess(
                 pid, linux.name_of(pid, root=self._root, system="linux"), sizes[pid], loads[pid]
@@ -152,7 +152,7 @@ class ProcessMeter:
         words = (linux.read_text(self._root / "proc" / str(pid) / "statm") or "").split()
         return linux.as_number(words[1]) if len(words) > 1 else None
 
-    def _load(self, pid: int, seen: dict[tuple[int, int], tuple[float, int]]) -> float | None:
+    def _load(self, pid: int, counts: dict[tuple[int, int], tuple[float, int]]) -> float | None:
         text = linux.read_text(self._root / "proc" / str(pid) / "stat") or ""
         # The name, in brackets, may hold spaces and brackets; the numbers come after the last one.
         words = text.rpartition(")")[2].split()
@@ -161,7 +161,7 @@ class ProcessMeter:
         ticks, started = int(words[11]) + int(words[12]), int(words[19])
         now = time.monotonic()
         # A number may belong to another process by now; when that one started tells.
-        seen[pid, started] = (now, ticks)
+        counts[pid, started] = (now, ticks)
         then, before = self._before.get((pid, started), (now, ticks))
         if now <= then:
             return None
@@ -175,13 +175,13 @@ def _processes_by_psutil() -> tuple[DeviceProcess, ...]:
     psutil = linux.psutil()
     if psutil is None:
         return ()
-    found = []
+    processes = []
     for process in psutil.process_iter(["pid", "name", "cmdline", "memory_info"]):
-        told = process.info
-        if told["memory_info"] is not None:
-            name = linux.command_name(told["cmdline"] or []) or told["name"] or f"pid {told['pid']}"
-            found.append(DeviceProcess(told["pid"], name, told["memory_info"].rss))
-    return tuple(sorted(found, key=lambda process: -(process.memory or 0))[:_MOST])
+        info = process.info
+        if info["memory_info"] is not None:
+            name = linux.command_name(info["cmdline"] or []) or info["name"] or f"pid {info['pid']}"
+            processes.append(DeviceProcess(info["pid"], name, info["memory_info"].rss))
+    return tuple(sorted(processes, key=lambda process: -(process.memory or 0))[:_MOST])
 
 
 _meter = Meter()

@@ -97,7 +97,7 @@ def _from_nvml(
 ) -> BackendScan:
     notes = _lost_cards(answers.nvml)
     selection = select([card.names for card in cards], answers.visible)
-    selected = tuple(cards[each.card].at(each) for each in selection.positions)
+    selected = tuple(cards[position.card].at(position) for position in selection.positions)
     if devices:
         shown = in_order_of_driver(cards, devices)
         # Where the driver reads the variable in another way, our reason is not its own.
@@ -226,12 +226,12 @@ def _not_installed(around: Surroundings) -> BackendScan:
     if around.cards:
         many = len(around.cards) > 1
         where = ("NVIDIA cards are" if many else "an NVIDIA card is") + " at "
-        held = f" (held by {', '.join(around.holders)})" if around.holders else ""
+        holders = f" (held by {', '.join(around.holders)})" if around.holders else ""
         lack = "no NVIDIA driver is installed"
         if lacks_nodes(around):
             code = "not_in_container"
             lack = f"this container was started without {'them' if many else 'it'}"
-        text = f"{where}{', '.join(around.cards)}{held} but {lack}"
+        text = f"{where}{', '.join(around.cards)}{holders} but {lack}"
     elif around.tegra:
         text = f"this is a Jetson ({around.tegra}) but no CUDA driver library is installed"
     elif around.wsl:

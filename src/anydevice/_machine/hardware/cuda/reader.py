@@ -95,8 +95,8 @@ def gather(
         unhidden = _ask_driver_until(end, around, environment=everything)
     elif _lacks_free_memory(nvml, driver):
         # A child of its own: making a context can fail where all questions before were answered.
-        told = _ask_driver_until(end, around, free_memory=True)
-        driver = told if told.how == "answered" else driver
+        answer = _ask_driver_until(end, around, free_memory=True)
+        driver = answer if answer.how == "answered" else driver
     return Answers(around, environment, nvml, driver, unhidden)
 
 

@@ -67,12 +67,12 @@ def select(cards: Sequence[CardNames], value: str | None) -> Selection:
     by_uuid = _is_uuid(value)
     positions: list[Position] = []
     for entry in value.split(","):
-        found = _by_uuid(entry, cards) if by_uuid else _by_index(entry, cards)
-        if isinstance(found, str):
-            return Selection(_one_instance_at_most(positions), found)
-        if found in positions:
+        match = _by_uuid(entry, cards) if by_uuid else _by_index(entry, cards)
+        if isinstance(match, str):
+            return Selection(_one_instance_at_most(positions), match)
+        if match in positions:
             return Selection((), f'"{entry.strip()}" names a card that is named before')
-        positions.append(found)
+        positions.append(match)
     return Selection(_one_instance_at_most(positions))
 
 

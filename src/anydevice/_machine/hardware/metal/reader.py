@@ -52,11 +52,11 @@ def look(
     if platform != "darwin":
         return _stopped_scan(Reason("wrong_system", "Metal is only on macOS"), present=False)
     ask = run if run is not None else macos.running_until(time.monotonic() + limit)
-    told = macos.read_system(ask(macos.SYSTEM))
+    system = macos.read_system(ask(macos.SYSTEM))
     processor = machine if machine is not None else os.uname().machine
-    if told.get("hw.optional.arm64") == "1" or processor == "arm64":
-        return _apple_silicon(told, ask)
-    return _intel(told, ask)
+    if system.get("hw.optional.arm64") == "1" or processor == "arm64":
+        return _apple_silicon(system, ask)
+    return _intel(system, ask)
 
 
 def free_memory(index: int, facts: Facts, *, run: macos.Run | None = None) -> int | None:
@@ -67,14 +67,14 @@ def free_memory(index: int, facts: Facts, *, run: macos.Run | None = None) -> in
     return _free(facts.usable_memory, ask)
 
 
-def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
+def _apple_silicon(system: Mapping[str, str], ask: macos.Run) -> BackendScan:
     model, cores = macos.read_accelerator(ask(macos.ACCELERATOR))
-    brand = told.get("machdep.cpu.brand_string", "")
+    brand = system.get("machdep.cpu.brand_string", "")
     # Under Rosetta the processor calls itself "VirtualApple"; the GPU keeps its name.
     chip = brand if brand.startswith("Apple ") else model or "Apple Silicon GPU"
-    virtual = _is_virtual(told)
-    total = as_number(told.get("hw.memsize"))
-    usable, rule = _usable(total, as_number(told.get("iogpu.wired_limit_mb")))
+    virtual = _is_virtual(system)
+    total = as_number(system.get("hw.memsize"))
+    usable, rule = _usable(total, as_number(system.get("iogpu.wired_limit_mb")))
     generation = _CHIP.match(chip)
     details: dict[str, Detail] = {"gpu_cores": cores, "usable_memory_is": rule}
     facts = Facts(
@@ -84,15 +84,15 @@ def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
         usable_memory=usable,
         free_memory=_free(usable, ask),
         architecture=generation[0] if generation else None,
-        driver_version=told.get("kern.osproductversion"),
+        driver_version=system.get("kern.osproductversion"),
         details=details,
     )
-    reason = _why_not(told)
+    reason = _why_not(system)
     notes = [_VIRTUAL] if virtual else []
-    if not told:
+    if not system:
         notes.append("sysctl did not answer: memory and version of macOS are unknown")
-    elif reason is None and _older(told, OLDEST_FOR_MLX):
-        version = told["kern.osproductversion"]
+    elif reason is None and _older(system, OLDEST_FOR_MLX):
+        version = system["kern.osproductversion"]
         notes.append(f"mlx needs macOS {OLDEST_FOR_MLX} or newer; on {version} only torch serves")
     device = RawDevice(0, "gpu", facts, reason)
     return BackendScan("metal", present=True, devices=(device,), notes=tuple(notes))
@@ -113,30 +113,30 @@ def _free(usable: int | None, ask: macos.Run) -> int | None:
     return available if available is None or usable is None else min(available, usable)
 
 
-def _why_not(told: Mapping[str, str]) -> Reason | None:
-    if told.get("sysctl.proc_translated") == "1":
+def _why_not(system: Mapping[str, str]) -> Reason | None:
+    if system.get("sysctl.proc_translated") == "1":
         return _ROSETTA
-    if _older(told, OLDEST_FOR_TORCH):
-        version = told["kern.osproductversion"]
+    if _older(system, OLDEST_FOR_TORCH):
+        version = system["kern.osproductversion"]
         needs = f"torch needs {OLDEST_FOR_TORCH} and mlx {OLDEST_FOR_MLX}"
         return Reason("system_too_old", f"macOS {version} is too old: {needs}", _UPDATE)
     return None
 
 
-def _older(told: Mapping[str, str], needed: str) -> bool:
-    version = told.get("kern.osproductversion", "")
+def _older(system: Mapping[str, str], needed: str) -> bool:
+    version = system.get("kern.osproductversion", "")
     return version[:1].isdecimal() and compare_versions(version, needed) < 0
 
 
-def _is_virtual(told: Mapping[str, str]) -> bool:
+def _is_virtual(system: Mapping[str, str]) -> bool:
     return (
-        told.get("kern.hv_vmm_present") == "1"
-        or told.get("hw.model", "").startswith("VirtualMac")
-        or "(Virtual)" in told.get("machdep.cpu.brand_string", "")
+        system.get("kern.hv_vmm_present") == "1"
+        or system.get("hw.model", "").startswith("VirtualMac")
+        or "(Virtual)" in system.get("machdep.cpu.brand_string", "")
     )
 
 
-def _intel(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
+def _intel(system: Mapping[str, str], ask: macos.Run) -> BackendScan:
     listed = macos.read_graphics(ask(macos.DISPLAYS))
     if listed is None:
         text = "system_profiler did not tell which graphics hardware this Mac has"
@@ -147,26 +147,26 @@ def _intel(told: Mapping[str, str], ask: macos.Run) -> BackendScan:
         )
     # Metal takes the card before the integrated GPU, so the cards are numbered first.
     ordered = sorted(listed, key=lambda graphics: not graphics.discrete)
-    devices = tuple(_of_intel(index, graphics, told) for index, graphics in enumerate(ordered))
+    devices = tuple(_of_intel(index, graphics, system) for index, graphics in enumerate(ordered))
     notes = (
         ["the last torch for Intel Macs is 2.2, and mlx has none"] if ordered[0].discrete else []
     )
-    if _is_virtual(told):
+    if _is_virtual(system):
         notes.append(_VIRTUAL)
     return BackendScan("metal", present=True, devices=devices, notes=tuple(notes))
 
 
-def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> RawDevice:
+def _of_intel(index: int, graphics: macos.Graphics, system: Mapping[str, str]) -> RawDevice:
     facts = Facts(
         name=graphics.name,
         memory_kind="dedicated" if graphics.discrete else "unified",
         total_memory=graphics.memory,
         usable_memory=graphics.memory,
-        driver_version=told.get("kern.osproductversion"),
+        driver_version=system.get("kern.osproductversion"),
     )
     if not graphics.discrete:
         return RawDevice(index, "gpu", facts, _INTEGRATED)
-    return RawDevice(index, "gpu", facts, _why_not(told))
+    return RawDevice(index, "gpu", facts, _why_not(system))
 
 
 def _stopped_scan(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> BackendScan:

@@ -93,7 +93,9 @@ def read_breakdown(
             text += "; each of them answers when it is alone"
     fix = hide([driver for driver, _ in bad], machine)
     does = "hangs" if together.how == "timed_out" else "crashes"
-    devices = read_devices([each for answer in good for each in answer["platforms"]], machine)
+    devices = read_devices(
+        [platform for answer in good for platform in answer["platforms"]], machine
+    )
     unusable = f"listing the OpenCL devices {does}, because of {names}"
     scan = _stopped_scan(Reason(together.how, text, fix))
     return replace(scan, devices=_mark_unusable(devices, Reason(together.how, unusable, fix)))
@@ -176,7 +178,7 @@ def without_loader(machine: OpenCLMachine) -> BackendScan:
 
 def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[RawDevice, ...]:
     """Return every device of every platform, numbered in that order."""
-    seen: list[RawDevice] = []
+    devices: list[RawDevice] = []
     for place, platform in enumerate(platforms):
         for number, device in enumerate(platform["devices"]):
             where: dict[str, Detail] = {
@@ -184,8 +186,8 @@ def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[R
                 "platform_index": place,
                 "device_index": number,
             }
-            seen.append(_read_device(len(seen), device, where, machine))
-    return tuple(seen)
+            devices.append(_read_device(len(devices), device, where, machine))
+    return tuple(devices)
 
 
 def _read_device(
@@ -347,9 +349,11 @@ def hide(drivers: Sequence[Driver], machine: OpenCLMachine) -> str | None:
     for variable in sorted({driver.variable for driver in drivers if driver.variable}):
         named = machine.environment.get(variable, "").split(os.pathsep)
         bad = {driver.library for driver in drivers if driver.variable == variable}
-        kept = os.pathsep.join(name for name in named if name and name not in bad)
-        whole = variable != "OCL_ICD_FILENAMES" or not kept
-        commands.append(f"unset {variable}" if whole else f"export {variable}={shlex.quote(kept)}")
+        others = os.pathsep.join(name for name in named if name and name not in bad)
+        whole = variable != "OCL_ICD_FILENAMES" or not others
+        commands.append(
+            f"unset {variable}" if whole else f"export {variable}={shlex.quote(others)}"
+        )
     return " && ".join(commands) or None
 
 

@@ -129,8 +129,8 @@ def _system_loader(machine: OpenCLMachine) -> Loader | None:
         folder = machine.environment.get("SystemRoot", r"C:\Windows")
         library = Path(folder) / "System32" / "OpenCL.dll"
         return Loader(str(library), library) if library.is_file() else None
-    found = machine.library("libOpenCL.so.1")
-    return Loader("libOpenCL.so.1", found) if found else None
+    file = machine.library("libOpenCL.so.1")
+    return Loader("libOpenCL.so.1", file) if file else None
 
 
 def _loader_of_pyopencl(machine: OpenCLMachine, home: Path, system: Loader | None) -> Loader | None:

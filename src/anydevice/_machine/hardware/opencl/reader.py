@@ -34,12 +34,15 @@ def begin() -> Callable[[float], BackendScan]:
     """Ask the question, and return a function that waits for the answer within a limit."""
     machine = facts.this_machine()
     loaders = facts.find_loaders(machine, facts.pyopencl_folder())
-    asked = _start(loaders[0], loaders[0].environment(machine)) if loaders else None
-    return lambda limit: look_through(loaders, machine, limit, asked)
+    question = _start(loaders[0], loaders[0].environment(machine)) if loaders else None
+    return lambda limit: look_through(loaders, machine, limit, question)
 
 
 def look_through(
-    loaders: Sequence[Loader], machine: OpenCLMachine, limit: float, asked: Question | None = None
+    loaders: Sequence[Loader],
+    machine: OpenCLMachine,
+    limit: float,
+    question: Question | None = None,
 ) -> BackendScan:
     """Return the same through these loaders, of which the first is the one that counts."""
     # Loaded while the child is at work.
@@ -48,8 +51,8 @@ def look_through(
     if not loaders:
         return diagnosis.without_loader(machine)
     end = time.monotonic() + limit
-    asked = asked or _start(loaders[0], loaders[0].environment(machine))
-    outcome = asked.finish(_whole_hundredths(limit * _FIRST_SHARE))
+    question = question or _start(loaders[0], loaders[0].environment(machine))
+    outcome = question.finish(_whole_hundredths(limit * _FIRST_SHARE))
     if outcome.how in ("crashed", "timed_out", "endless_output"):
         # Windows lists its drivers in the registry, and Apple's framework has none to take apart.
         whole = machine.system == "win32" or loaders[0].path.startswith(facts.FRAMEWORK)
@@ -93,7 +96,7 @@ def _ask_each(
     try:
         with TemporaryDirectory(prefix="anydevice-") as folder:
             folders = (Path(folder) / str(number) for number in range(len(drivers)))
-            asked = map(partial, [ask_one] * len(drivers), drivers, folders)
-            return tuple(side_by_side(*asked))
+            questions = map(partial, [ask_one] * len(drivers), drivers, folders)
+            return tuple(side_by_side(*questions))
     except OSError:
         return ()

@@ -83,21 +83,23 @@ def _look(machine: AmdMachine, deadline: float) -> BackendScan:
     root, environment = machine.root, machine.environment
     if not os.path.exists(root / "dev/kfd"):
         return _no_compute_driver(machine)
-    seen = facts.topology(root)
-    if not seen.gpus:
-        return _no_gpu_in_topology(machine, seen.withheld)
-    left = visible([gpu.uuid for gpu in seen.gpus], environment)
+    topology = facts.topology(root)
+    if not topology.gpus:
+        return _no_gpu_in_topology(machine, topology.withheld)
+    left = visible([gpu.uuid for gpu in topology.gpus], environment)
     if left.reason is not None:
         return BackendScan("rocm", present=True, stage="device", reason=left.reason)
-    shown = [seen.gpus[position] for position in left.positions]
+    shown = [topology.gpus[position] for position in left.positions]
     version = facts.rocm_version(root, environment)
     devices, notes = _devices(shown, version, machine, deadline)
-    notes = [*left.notes, *_notes(seen, shown, version, environment), *notes]
+    notes = [*left.notes, *_notes(topology, shown, version, environment), *notes]
     scan = BackendScan("rocm", present=True, devices=tuple(devices), notes=tuple(notes))
     reason = _why_none(scan, version, machine)
     if reason is None:
         return scan
-    unusable = (each if each.reason else replace(each, reason=reason) for each in scan.devices)
+    unusable = (
+        device if device.reason else replace(device, reason=reason) for device in scan.devices
+    )
     return replace(scan, devices=tuple(unusable), stage="driver", reason=reason)
 
 
@@ -108,7 +110,9 @@ def _why_none(scan: BackendScan, version: str | None, machine: AmdMachine) -> Re
     if not machine.accessible(machine.root / "dev/kfd"):
         return _no_permission("/dev/kfd", machine)
     reasons = [device.reason for device in scan.devices]
-    closed = all(each and each.code in ("no_permission", "not_in_container") for each in reasons)
+    closed = all(
+        reason and reason.code in ("no_permission", "not_in_container") for reason in reasons
+    )
     return reasons[0] if reasons and closed else None
 
 
@@ -121,15 +125,15 @@ def _devices(
 ) -> tuple[list[RawDevice], list[str]]:
     names = [facts.product_name(gpu, machine.root) for gpu in gpus]
     driver = facts.driver_version(machine.root)
-    told: dict[str, dict[str, str]] = {}
+    answers: dict[str, dict[str, str]] = {}
     notes: list[str] = []
     if driver is None or None in names:
-        told, notes = _ask_amdsmi(machine, deadline)
+        answers, notes = _ask_amdsmi(machine, deadline)
     override = _override(machine.environment)
     devices = []
     for index, (gpu, name) in enumerate(zip(gpus, names, strict=True)):
         memory = facts.memory_of(gpu, machine.root)
-        also = told.get(gpu.pci_address, {})
+        also = answers.get(gpu.pci_address, {})
         details: dict[str, Detail] = {**memory.details}
         if override is not None:
             details["architecture_override"] = override
@@ -166,11 +170,13 @@ def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
 
 
 def _notes(
-    seen: Topology, shown: list[Gpu], version: str | None, environment: Mapping[str, str]
+    topology: Topology, shown: list[Gpu], version: str | None, environment: Mapping[str, str]
 ) -> list[str]:
     notes = []
-    if seen.withheld:
-        notes.append(f"{seen.withheld} node(s) of the GPU topology may not be read by this process")
+    if topology.withheld:
+        notes.append(
+            f"{topology.withheld} node(s) of the GPU topology may not be read by this process"
+        )
     if version is None:
         notes.append("ROCm itself is not installed; a library must bring its own copy of it")
     written = environment.get("HSA_OVERRIDE_GFX_VERSION")

@@ -148,7 +148,7 @@ class Topology(Record):
 
 def topology(root: Path = Path("/")) -> Topology:
     """Return the topology of this machine, without GPUs where there is none. Never raises."""
-    found: list[Gpu] = []
+    rows: list[Gpu] = []
     withheld = 0
     for number in linux.numbers_in(root / NODES):
         folder = root / NODES / str(number)
@@ -157,9 +157,9 @@ def topology(root: Path = Path("/")) -> Topology:
             continue
         properties = linux.read_table(folder / "properties")
         if properties.get("simd_count", 0) > 0:
-            found.append(_gpu(folder, properties, root))
-    parts = Counter(gpu.pci_address for gpu in found)
-    gpus = tuple(replace(gpu, partitions=parts[gpu.pci_address]) for gpu in found)
+            rows.append(_gpu(folder, properties, root))
+    parts = Counter(gpu.pci_address for gpu in rows)
+    gpus = tuple(replace(gpu, partitions=parts[gpu.pci_address]) for gpu in rows)
     return Topology(gpus, withheld)
 
 

@@ -49,12 +49,12 @@ def processes(index: int, facts: Facts, *, root: Path = _ROOT) -> tuple[DevicePr
         if gpu.pci_address == facts.pci_address and gpu.uuid in (None, facts.uuid)
         if (number := linux.read_number(root / NODES / str(gpu.node) / "gpu_id"))
     }
-    held: dict[int, int] = {}
+    memory: dict[int, int] = {}
     for pid in linux.numbers_in(root / _PROCESSES):
         sizes = [linux.read_number(root / _PROCESSES / str(pid) / name) for name in sorted(names)]
         known = [size for size in sizes if size is not None]
         if known:
-            held[pid] = sum(known)
+            memory[pid] = sum(known)
     name = partial(linux.name_of, opens=("/dev/kfd",), root=root, system="linux")
-    largest = sorted(held, key=lambda pid: -held[pid])
-    return tuple(DeviceProcess(pid, name(pid), held[pid]) for pid in largest)
+    largest = sorted(memory, key=lambda pid: -memory[pid])
+    return tuple(DeviceProcess(pid, name(pid), memory[pid]) for pid in largest)

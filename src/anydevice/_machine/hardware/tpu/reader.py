@@ -169,9 +169,9 @@ def _chips_on_pci(root: Path) -> list[_Chip]:
 def _generation(device: Path) -> _Generation | None:
     if _word(device / "vendor") != _GOOGLE:
         return None
-    found = _BY_PCI_DEVICE.get(_word(device / "device"))
-    second = found is _V3 and _word(device / "subsystem_device") == _SUBSYSTEM_OF_V2
-    return _V2 if second else found
+    generation = _BY_PCI_DEVICE.get(_word(device / "device"))
+    second = generation is _V3 and _word(device / "subsystem_device") == _SUBSYSTEM_OF_V2
+    return _V2 if second else generation
 
 
 def _node_names(device: Path, generation: _Generation, position: int) -> list[str]:
@@ -194,8 +194,8 @@ def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
     if generation is None:
         return []
     folder, prefix = ("dev/vfio", "") if generation.vfio else ("dev", "accel")
-    found = (re.fullmatch(prefix + r"(\d{1,6})", name) for name in names_in(root / folder))
-    numbers = sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(prefix + r"(\d{1,6})", name) for name in names_in(root / folder))
+    numbers = sorted(int(match[1]) for match in matches if match)
     nodes = [f"/{folder}/{prefix}{number}" for number in numbers]
     return [_Chip(generation, None, _if_there(root, node), node) for node in nodes]
 
