@@ -79,7 +79,7 @@ def refused(mesh):
     there = parallel.shard(tree, parallel.Mesh(mesh.devices, shard=8, group=mesh.group))
     assert set(bytes_a_device(there["weight"]).values()) == {2 * 3 * 4}
     for name, x in parallel.gather(there).items():
-        np.testing.assert_array_equal(anydevice.to_numpy(x), tree[name])
+        np.testing.assert_array_equal(anydevice.to_numpy(x), tree[name])  # divided and joined alone
     whole = parallel.gather(state.parameters)
     assert sum(x.size for x in leaves(whole)) == model().parameter_count
     try:

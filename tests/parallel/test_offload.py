@@ -21,6 +21,7 @@ from anydevice._machine.engines import registry
 from anydevice._parallel import offload
 from anydevice._parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
+from tests.comparing import assert_same_bits
 
 
 def _parts(count: int, size: int = 1000) -> list[list[Any]]:
@@ -58,7 +59,7 @@ def test_parts_come_in_order_round_again_and_out_of_order(
     fetcher = Fetcher(kept, anydevice.device("cpu", engine=engine), own)
     for number in (*range(5), *range(5), 3, 4, 0, 2, 2, 1):
         for found, wanted in zip(_computed(fetcher, number), parts[number], strict=True):
-            np.testing.assert_array_equal(found, wanted)
+            assert_same_bits(found, wanted, because="it was copied alone")
     fetcher.close()
 
 
@@ -229,7 +230,7 @@ def test_a_card_reads_pinned_memory_by_itself(how: str, monkeypatch: pytest.Monk
     fetcher = _on_card(monkeypatch, card, parts, ring)
     for number in (0, 1, 2, 3, 0, 1, 2, 3):
         for found, wanted in zip(_computed(fetcher, number), parts[number], strict=True):
-            np.testing.assert_array_equal(found, wanted)
+            assert_same_bits(found, wanted, because="it was copied alone")
     if how == "refused":
         assert ring.begun >= 8
         assert 1 <= card.log.count("pin") <= 4, "each is tried once"
@@ -255,7 +256,9 @@ def test_tensors_that_share_a_page_are_pinned_together(monkeypatch: pytest.Monke
     card, ring = _Card(), _Ring()
     fetcher = _on_card(monkeypatch, card, [[row] for row in image], ring)
     for number in (0, 1, 2, 3, 0):
-        np.testing.assert_array_equal(_computed(fetcher, number)[0], image[number])
+        assert_same_bits(
+            _computed(fetcher, number)[0], image[number], because="it was copied alone"
+        )
     fetcher.close()
     assert ring.begun == 0
     assert len(card.registered) == 1
@@ -276,7 +279,7 @@ def test_a_part_that_is_computed_with_is_no_longer_read(monkeypatch: pytest.Monk
     found = fetcher.acquire(0)
     parts[0][0][:] = 0  # as a program does that loads other weights after a call
     card.pass_time()
-    np.testing.assert_array_equal(anydevice.to_numpy(found[0]), wanted)
+    assert_same_bits(found[0], wanted, because="it was copied alone")
     fetcher.release(0, found[0])
     fetcher.close()
 
@@ -323,7 +326,7 @@ def test_memory_of_a_card_without_a_driver_of_ours_is_not_written(
     fetcher = _on_card(monkeypatch, _Card(), parts, None)
     for number in (0, 1, 2, 0, 1, 2):
         found = fetcher.acquire(number)
-        np.testing.assert_array_equal(anydevice.to_numpy(found[0]), parts[number][0])
+        assert_same_bits(found[0], parts[number][0], because="it was copied alone")
         fetcher.release(number, None)  # as modules do, whose results may be anything
     fetcher.close()
 
@@ -364,7 +367,7 @@ def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
         _computed(fetcher, 2)
     path.write_bytes(whole)
     again = Fetcher(_stored(path, parts), device, engine)
-    np.testing.assert_array_equal(_computed(again, 2)[0], parts[2][0])
+    assert_same_bits(_computed(again, 2)[0], parts[2][0], because="it was copied alone")
 
 
 def test_weights_that_do_not_tell_their_changes_are_refused() -> None:
@@ -384,7 +387,7 @@ def test_an_array_that_was_copied_is_still_held() -> None:
     across = torch.arange(6.0).reshape(2, 3).T
     kept = kept_in_memory(across, registry.load("torch"))
     assert kept.holder is across, "its identity says whether a model still has it"
-    np.testing.assert_array_equal(kept.on_host(), across.numpy())
+    assert_same_bits(kept.on_host(), across, because="it was copied alone")
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:

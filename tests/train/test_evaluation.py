@@ -13,6 +13,7 @@ import anydevice
 from anydevice import nn, ops
 from anydevice._core.device import Device
 from anydevice.errors import ConfigurationError
+from tests.comparing import assert_same_bits
 from tests.nn.conftest import ALL, device_of_engine
 
 Array = np.ndarray[Any, Any]
@@ -136,7 +137,8 @@ def test_modules_of_others_run_in_inference_mode_and_keep_theirs(make: Any) -> N
     mode = getattr(module, "training", None)
     first = nn.predict(module, X, size=32, device="cpu")
     assert first.shape == (70, 3)
-    np.testing.assert_array_equal(nn.predict(module, X, size=32, device="cpu"), first)
+    again = nn.predict(module, X, size=32, device="cpu")
+    assert_same_bits(again, first, because="one program ran twice")
     np.testing.assert_allclose(nn.predict(module, X, size=70, device="cpu"), first, **CLOSE)
     found = nn.evaluate(module, (X, IDS), nn.cross_entropy, "accuracy", size=32, device="cpu")
     shares = np.exp(first - np.log(np.exp(first).sum(-1, keepdims=True)))
@@ -264,8 +266,8 @@ def test_tables_loaders_and_functions() -> None:
     found = nn.evaluate(there, loader, "cross_entropy", metrics={"right": "accuracy"})
     assert found["right"] == nn.evaluate(model, (X, IDS), metrics="accuracy")["accuracy"]
     doubled = nn.predict(lambda x: (ops.multiply(x, 2.0), {"same": x}), X, size=9, device=CPU)
-    np.testing.assert_array_equal(doubled[0], 2 * X)
-    np.testing.assert_array_equal(doubled[1]["same"], X)
+    assert_same_bits(doubled[0], 2 * X, because="doubling a float rounds nothing")
+    assert_same_bits(doubled[1]["same"], X, because="it was copied alone")
 
 
 @pytest.mark.parametrize(

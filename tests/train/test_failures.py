@@ -96,7 +96,8 @@ def test_a_gradient_that_is_no_number_in_the_last_step_is_neither_kept_nor_saved
     saved = [value for name, value in resumed.items() if name.startswith("parameters")]
     assert len(saved) == 4
     for one in numbers(kept.model.parameters):
-        assert any(one.shape == other.shape and (one == other).all() for other in numbers(saved))
+        same = [other for other in numbers(saved) if other.shape == one.shape]
+        assert any(not np.abs(one - other).max() for other in same), "two runs of one program"
 
 
 @pytest.mark.needs("torch")
@@ -321,8 +322,8 @@ def compiled_with(
 
 
 def test_steps_are_compiled_as_hard_as_asked(here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {one["most"] for one in compiled_with(here, "default", monkeypatch)} == {False}
-    assert {one["most"] for one in compiled_with(here, "aggressive", monkeypatch)} == {True}
+    assert {one["max_effort"] for one in compiled_with(here, "default", monkeypatch)} == {False}
+    assert {one["max_effort"] for one in compiled_with(here, "aggressive", monkeypatch)} == {True}
     assert compiled_with(here, "none", monkeypatch) == []
     anydevice.configure(jit=False)
     assert compiled_with(here, "default", monkeypatch) == []

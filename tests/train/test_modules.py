@@ -254,7 +254,8 @@ def test_a_loss_that_takes_the_model(quick: Any) -> None:
     def loss(model: Any, x: Any, y: Any) -> Any:
         return quick.loss(model(x), y)
 
-    assert train(quick, loss=loss).history.losses == train(quick).history.losses
+    losses = train(quick).history.losses
+    assert train(quick, loss=loss).history.losses == pytest.approx(losses, rel=1e-5)
 
 
 def test_our_optimizer_and_a_loss_by_its_name(quick: Any) -> None:
@@ -505,7 +506,7 @@ def test_a_scheduler_with_a_rate_for_each_group(torch: Any) -> None:
         rates.append([group["lr"] for group in optimizer.param_groups])
         before = model[4].weight.detach().clone()
         training.step(batch)
-        assert (len(rates) > 1) == bool((model[4].weight == before).all())
+        assert (len(rates) == 1) == bool((model[4].weight != before).any())
     assert rates == [[RATE, RATE], [RATE, 0.0], [RATE, 0.0]]
 
 
@@ -526,7 +527,7 @@ def test_parameters_that_are_frozen_or_unused_stay(torch: Any) -> None:
         model = Net()
         before = case.weights(model)
         after = case.weights(train(case, model, optimizer=optimizer, clip=1.0, epochs=1).model)
-        stay = {name for name, x in before.items() if (after[name] == x).all()}
+        stay = {name for name, x in before.items() if not (after[name] != x).any()}
         assert stay == {"first.weight", "unused.weight", "unused.bias"}
     for x in model.parameters():
         x.requires_grad_(False)
@@ -566,7 +567,7 @@ def test_batches_in_dicts_for_a_model_with_a_loss_of_its_own(torch: Any) -> None
     found = train(case, Net(), rows, loss=None)
     torch.manual_seed(0)
     expected = train(case, torch.nn.Linear(4, 3))
-    assert found.history.losses == expected.history.losses
+    assert found.history.losses == pytest.approx(expected.history.losses, rel=1e-5)
     with pytest.raises(ConfigurationError, match=r"holds no loss: put labels into the batches"):
         train(case, Net(), [{"inputs": X}], loss=None)
     with pytest.raises(ConfigurationError, match=r"for other batches give loss="):

@@ -29,7 +29,7 @@ from anydevice._train.history import Epoch
 from anydevice._train.progress import TrainingProgress
 from anydevice._train.steps import default_optimize
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
-from tests.comparing import rounding
+from tests.comparing import assert_close, assert_same_bits, assert_same_integers, rounding
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
@@ -87,7 +87,9 @@ def numbers(model: nn.Model) -> list[Array]:
 
 
 def same(a: nn.Model, b: nn.Model) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(numbers(a), numbers(b), strict=True))
+    """Whether two runs of one program gave the same bits."""
+    pairs = zip(numbers(a), numbers(b), strict=True)
+    return not any(np.not_equal(x, y).any() for x, y in pairs)
 
 
 # The same everywhere
@@ -129,7 +131,8 @@ def test_the_same_seed_gives_the_same_training_and_the_model_stays(trainable: De
     assert same(runs[0].model, runs[1].model)
     assert runs[0].history.losses == runs[1].history.losses
     assert not same(runs[0].model, runs[2].model)
-    assert all(np.array_equal(a, b) for a, b in zip(numbers(model), before, strict=True))
+    for now, old in zip(numbers(model), before, strict=True):
+        assert_same_bits(now, old, because="the given model is not trained")
     assert runs[0].model.layer == model.layer
     assert anydevice.device_of(runs[0].model) == trainable
     model(anydevice.to_device(examples()[0], trainable))
@@ -199,8 +202,8 @@ def test_torch_updates_in_place_only_where_it_may_and_is_not_told_to_skip() -> N
         with consuming(torch.tensor(0.0)):
             moved, _ = optimizer.update(parameters, gradients, state, 1)
         assert moved["a"] is parameters["a"]
-        assert torch.equal(parameters["a"], plain["a"])
-        assert torch.equal(parameters["b"], plain["b"])
+        for name in ("a", "b"):
+            assert_close(parameters[name], plain[name], terms=16)
 
 
 def test_recomputed_models_train_alike(trainable: Device) -> None:
@@ -340,7 +343,8 @@ def test_a_softmax_at_the_end_is_left_out_and_that_is_said_once() -> None:
         run = trained(cpu("jax"), model=model)
     again = trained(cpu("jax"), model=model)
     assert run.history.losses == again.history.losses
-    assert run.history.losses == trained(cpu("jax"), model=plain).history.losses
+    losses = trained(cpu("jax"), model=plain).history.losses
+    assert run.history.losses == pytest.approx(losses, rel=1e-5)
     assert run.model.layer == model.layer
 
 
@@ -759,7 +763,7 @@ def test_the_order_of_equal_numbers_is_the_same_everywhere() -> None:
     drawn = anydevice.rng(0, cpu("numpy")).split(2)[1].bits(len(x))
     assert len(np.unique(drawn)) < len(x)
     ((order, _),) = nn.Batches(x, x, len(x))(0, 1)
-    assert np.array_equal(order, np.lexsort((x, drawn)))
+    assert_same_integers(order, np.lexsort((x, drawn)))
 
 
 def test_data_is_iterated_once_an_epoch() -> None:
