@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ They are pairs (x, y), or dicts of a module's arguments.
 INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 """Errors that a batch may cause; its number is put before their text."""
 
+Failure = TypeVar("Failure", bound=Exception)
+_NAMES_BATCH = "_names_batch"
 _HOST = Device("cpu", 0, engine="numpy")
 _SHOWN = 6
 _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
@@ -323,9 +325,21 @@ def _are_arrays(data: Any) -> bool:
     return bool(data) and all(hasattr(each, "shape") for each in data)
 
 
+def mark_batch(error: Failure) -> Failure:
+    """Note that the message of an error names its batch already, and return the error."""
+    vars(error)[_NAMES_BATCH] = True
+    return error
+
+
+def names_batch(error: Exception) -> bool:
+    """Whether the message of an error names its batch."""
+    return _NAMES_BATCH in vars(error)
+
+
 def prefix_error(error: Exception, where: str) -> None:
     """Put the place of an error before its text."""
     error.args = (f"{where}: {error}", *error.args[1:])
+    mark_batch(error)
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:

@@ -43,8 +43,8 @@ _MOST_HASHED, _MOST_BATCHES = 64 * 2**20, 64
 """Bytes and batches of data that are read for its content; of more, evenly spaced ones are."""
 _PLAIN = (bool, int, float, str, type(None))
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-_CODE = f"code of Python {sys.version_info[0]}.{sys.version_info[1]}"
-"""The key of the code of a lambda, which differs between versions of Python."""
+_CODE_KEYS = {(3, minor): f"code of Python 3.{minor}" for minor in range(11, 32)}
+"""The keys of the code of a lambda, which differs between versions of Python."""
 
 
 class LoopState(Record):
@@ -412,7 +412,7 @@ def _shape(found: dict[str, Any]) -> Any:
 def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) -> str | None:
     for name in [*before, *(name for name in now if name not in before)]:
         both = name in before and name in now
-        if name.startswith("code of "):
+        if name in _CODE_KEYS.values():
             if both and before[name] != now[name]:
                 return f"its {where} is another function, which computes something else"
             continue
@@ -455,7 +455,9 @@ def _function_fingerprint(function: Any) -> dict[str, Any]:
         return found
     code = function.__code__
     if "<lambda>" in name:
-        found[_CODE] = hashlib.sha256(repr(_code_values(code)).encode()).hexdigest()[:16]
+        found[_CODE_KEYS[sys.version_info[:2]]] = hashlib.sha256(
+            repr(_code_values(code)).encode()
+        ).hexdigest()[:16]
     if function.__closure__:
         found[".__closure__"] = {
             f".{name}": _variable(cell)

@@ -25,7 +25,7 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer, MisfitError, Run
 from anydevice._nn.losses import cross_entropy
-from anydevice._train.batches import INPUT_ERRORS, prefix_error
+from anydevice._train.batches import INPUT_ERRORS, mark_batch, prefix_error
 from anydevice._train.steps import StepConfig, copied
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
 
@@ -223,7 +223,9 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
         return
     shape = tuple(shape)
     if 0 in shape[:1]:
-        raise ConfigurationError(f"{where} is empty: x has the shape {shape}", source="data")
+        raise mark_batch(
+            ConfigurationError(f"{where} is empty: x has the shape {shape}", source="data")
+        )
     try:
         config.layer.output(shape[1:])
     except ConfigurationError as error:
@@ -244,11 +246,12 @@ def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
         return
     if not isinstance(batch, tuple) or len(batch) != 2:
         parts = f"{len(batch)} parts" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
-        raise ConfigurationError(
+        error = ConfigurationError(
             f"{where} is {parts}, and must be a pair (x, y), or a dict of the model's arguments; "
             "several inputs are a pair ((first, second), y), and a loss(model, …) takes any batch",
             source="data",
         )
+        raise mark_batch(error)
 
 
 def wrong_target(

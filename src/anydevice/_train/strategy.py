@@ -28,7 +28,7 @@ from anydevice._nn.layer import state_places
 from anydevice._nn.optimizers import Optimizer, clip_gradients
 from anydevice._parallel.mesh import Mesh, devices_of
 from anydevice._parallel.placing import gather
-from anydevice._train.batches import batch_name, placer, rows_of
+from anydevice._train.batches import batch_name, mark_batch, placer, rows_of
 from anydevice._train.randomness import host_state, set_host_state
 from anydevice._train.steps import StepConfig
 from anydevice.errors import ConfigurationError
@@ -355,11 +355,12 @@ def _other_counts(rows: Sequence[int], where: str) -> ConfigurationError:
     least, most = rows.index(min(rows)), rows.index(max(rows))
     few = f"{rows[least]} rows" if rows[least] else "no such batch"
     of = f" of {len(rows)}"
-    return ConfigurationError(
+    error = ConfigurationError(
         f"{where}: the processes have different batches: {most}{of} has one of {rows[most]} rows, "
         f"and {least}{of} has {few}{_SAME}",
         source="data",
     )
+    return mark_batch(error)
 
 
 def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:

@@ -35,7 +35,7 @@ from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.progress import TrainingProgress
 from anydevice._train.steps import default_optimize
 from anydevice._train.strategy import mesh_of
-from anydevice._train.training import PathLike, Training
+from anydevice._train.training import PathLike, Training, TrainingOptions
 from anydevice.errors import ConfigurationError
 
 
@@ -207,24 +207,21 @@ def train(
     save_every = None if save_every is None else checks.integer("save_every", save_every, 1)
     if save_every is not None and save is None:
         raise ConfigurationError("save_every= needs save=", source="save_every")
+    common = TrainingOptions(
+        device if mesh is None else None,
+        devices if why else mesh,
+        strategy if why or mesh else "auto",
+        precision,
+        optimize,
+        accumulate,
+        clip,
+        schedule,
+        seed,
+    )
     leads = mesh is None or mesh.rank == 0
     with _saving(save, resume, leads) as target:
         source, length = _source(resume, target), length_of(data)
-        training = Training(
-            model,
-            optimizer,
-            checked_data(data, epochs),
-            loss,
-            device=device if mesh is None else None,
-            devices=devices if why else mesh,
-            strategy=strategy if why or mesh else "auto",
-            precision=precision,
-            optimize=optimize,
-            accumulate=accumulate,
-            clip=clip,
-            schedule=schedule,
-            seed=seed,
-        )
+        training = Training.with_options(model, optimizer, checked_data(data, epochs), loss, common)
         chosen, policy = training.device, training.config.policy
         if optimize is None and isinstance(model, Model):
             how = default_optimize(chosen, model, epochs, length)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
@@ -22,7 +22,7 @@ from anydevice._core import checks
 from anydevice._core.device import Device
 from anydevice._core.files import remove_leftovers
 from anydevice._core.protocols import Stepper, StepState
-from anydevice._core.record import NOTHING, replace
+from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened, warn
 from anydevice._core.trees import Tree, leaves, partition
 from anydevice._formats.model import checked_path
@@ -42,6 +42,7 @@ from anydevice._train.batches import (
     checked_data,
     may_shuffle,
     module_batch,
+    names_batch,
     pair_of,
     placed_batches,
     rows_of,
@@ -106,6 +107,34 @@ class _Unread(NamedTuple):
     loss: Any
 
 
+class TrainingOptions(Record):
+    """The options that `nn.train` and `nn.Training` have in common."""
+
+    device: Device | str | None = None
+    devices: Mesh | Devices | None = None
+    strategy: str = "auto"
+    precision: str | None = None
+    optimize: str | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    schedule: Any = None
+    seed: int | None = None
+
+    def checked(self) -> TrainingOptions:
+        """Return valid options; raises `ConfigurationError` for others."""
+        if self.optimize is not None and self.optimize not in OPTIMIZATIONS:
+            raise ConfigurationError(
+                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {self.optimize!r}",
+                source="optimize",
+            )
+        return replace(
+            self,
+            accumulate=checks.integer("accumulate", self.accumulate, 1),
+            clip=checked_clip(self.clip),
+            seed=None if self.seed is None else checks.integer("seed", self.seed, 0),
+        )
+
+
 class Training:
     """Training in your own loop: it moves batches, computes gradients, clips, steps and saves.
 
@@ -160,15 +189,28 @@ class Training:
         schedule: Any = None,
         seed: int | None = None,
     ) -> None:
+        options = TrainingOptions(
+            device, devices, strategy, precision, optimize, accumulate, clip, schedule, seed
+        )
+        self._set_up(model, optimizer, loader, loss, options)
+
+    @classmethod
+    def with_options(
+        cls, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
+    ) -> Self:
+        """Make a training with options that are one value."""
+        training = cls.__new__(cls)
+        training._set_up(model, optimizer, loader, loss, options)
+        return training
+
+    def _set_up(
+        self, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
+    ) -> None:
         self._own_optimizer = own = optimizer_of(optimizer)
         """The optimizer as a step takes it; `None` for one of PyTorch's."""
-        accumulate = checks.integer("accumulate", accumulate, 1)
-        clip, seed = checked_clip(clip), None if seed is None else checks.integer("seed", seed, 0)
-        if optimize is not None and optimize not in OPTIMIZATIONS:
-            raise ConfigurationError(
-                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
-                source="optimize",
-            )
+        options = options.checked()
+        device, devices, strategy = options.device, options.devices, options.strategy
+        schedule, seed = options.schedule, options.seed
         model, why = pipelined(model, device, devices, strategy)
         if why is not None:
             device, devices, strategy = None, None, "auto"
@@ -201,7 +243,7 @@ class Training:
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
         self.strategy = line or strategy_for(mesh, strategy, self.device, parameters)
-        policy = policy_of(precision, self.device)
+        policy = policy_of(options.precision, self.device)
         self.strategy.check(layer, frozen, policy, own)
         has_stepper = isinstance(layer, ModuleLayer) and layer.has_stepper
         self.config = StepConfig(
@@ -209,9 +251,9 @@ class Training:
             loss,
             own if own is not None else SGD(),
             policy,
-            clip,
-            accumulate,
-            optimize or ("none" if has_stepper else "default"),
+            options.clip,
+            options.accumulate,
+            options.optimize or ("none" if has_stepper else "default"),
             None if has_stepper or all(trained) else tuple(trained),
             frozen,
         )
@@ -430,7 +472,7 @@ class Training:
         if isinstance(error, ConfigurationError) and error.source == "schedule":
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
-        if str(error).startswith(where):
+        if names_batch(error):
             raise error
         instead = explain_error(error, self.stepper, batch, where)
         if instead is error:
