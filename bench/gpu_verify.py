@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from anydevice._check.cases import TABLE
+from anydevice._check.cases.table import TABLE
 from anydevice._check.verdicts import FAILED, STATES
 
 COMMAND = [sys.executable, "-m", "anydevice", "verify", "--json"]

@@ -168,7 +168,7 @@ def test_engines_in_children_give_the_same_results(monkeypatch: pytest.MonkeyPat
 
 
 def test_quick_takes_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice._check.cases import TABLE
+    from anydevice._check.cases.table import TABLE
 
     cases = [each.name for each in TABLE["linear"].benchmarks if each.place == "cpu"]
     assert len(cases) > 1
@@ -297,7 +297,7 @@ def test_the_fastest_sample_is_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_quick_run_multiplies_matrices_as_large_as_those_of_its_ops() -> None:
     from anydevice._bench.ceilings import SIZES as USUAL
-    from anydevice._check.cases import TABLE
+    from anydevice._check.cases.table import TABLE
     from anydevice._core.dtypes import DTYPES
 
     case = next(each for each in TABLE["matmul"].benchmarks if each.place == "cpu")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from anydevice._check import checks as trials
-from anydevice._check.cases import TABLE, row_of
 from anydevice._check.cases.case import (
     FLOATS,
     LARGE,
@@ -18,6 +17,7 @@ from anydevice._check.cases.case import (
     Draw,
     Row,
 )
+from anydevice._check.cases.table import TABLE, row_of
 from anydevice._check.compare import ROUNDING_UNIT, compare
 from anydevice._core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError
@@ -58,7 +58,7 @@ def test_a_result_of_the_reference_itself_is_right(row: Row) -> None:
                 want = np.asarray(trial.wants[0][place])
                 with np.errstate(all="ignore"):
                     rounded = want.astype(DTYPES[kind].numpy())
-                assert trials._judged(trial, place, rounded) is None, (case.name, dtype)
+                assert trials._judge(trial, place, rounded) is None, (case.name, dtype)
 
 
 @every_row(ROWS)
@@ -71,7 +71,7 @@ def test_a_result_that_is_off_by_a_hundredth_is_wrong(row: Row) -> None:
         else:
             off = want + 0.02 * (np.abs(want).max() or 1.0)
         with np.errstate(over="ignore"):
-            wrong = trials._judged(trial, 0, off.astype(DTYPES[kind].numpy()))
+            wrong = trials._judge(trial, 0, off.astype(DTYPES[kind].numpy()))
         assert wrong is not None, dtype
 
 
@@ -175,8 +175,8 @@ def test_flushing_is_one_of_two_right_answers() -> None:
     x = trial.call.arguments[0].astype(np.float64)
     flushed = np.where(np.abs(x) < SMALLEST_NORMAL["float32"], 0, x)
     with np.errstate(all="ignore"):
-        assert trials._judged(trial, 0, np.log(x).astype(np.float32)) is None
-        assert trials._judged(trial, 0, np.log(flushed).astype(np.float32)) is None
+        assert trials._judge(trial, 0, np.log(x).astype(np.float32)) is None
+        assert trials._judge(trial, 0, np.log(flushed).astype(np.float32)) is None
         assert compare(np.log(flushed).astype(np.float32), [np.log(x)], 9.0, *("float32",) * 2)
 
 

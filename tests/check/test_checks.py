@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from anydevice._check import checks as trials
-from anydevice._check.cases import TABLE
 from anydevice._check.cases.case import Row
+from anydevice._check.cases.table import TABLE
 from anydevice._check.verdicts import Cell
 from anydevice._check.verify import verify as verify_in_children
 from tests.optional import torch
@@ -91,7 +91,7 @@ def test_an_engine_without_gradients_is_unsupported() -> None:
 def test_gradients_of_another_form_are_wrong() -> None:
     slope = trials.prepare_gradient(TABLE["tanh"], "float32")
     want = slope.wants[0]
-    assert trials._judged_gradients(slope, [want.astype(np.float32)]) is None
-    assert trials._judged_gradients(slope, []) == "gave 0 gradients instead of 1"
-    words = trials._judged_gradients(slope, [want])
+    assert trials._judge_gradients(slope, [want.astype(np.float32)]) is None
+    assert trials._judge_gradients(slope, []) == "gave 0 gradients instead of 1"
+    words = trials._judge_gradients(slope, [want])
     assert words == "gave a gradient of float64 (3, 5) instead of float32 (3, 5)"

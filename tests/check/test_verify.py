@@ -18,8 +18,8 @@ import anydevice.ops
 from anydevice import testing
 from anydevice._check import checks as trials
 from anydevice._check import verify as verifying
-from anydevice._check.cases import TABLE
 from anydevice._check.cases.case import FLOATS
+from anydevice._check.cases.table import TABLE
 from anydevice._check.verdicts import Cell, Verdicts
 from anydevice._check.verify import verify as verify_in_children
 from anydevice._core.device import Device

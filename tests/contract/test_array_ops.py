@@ -12,8 +12,8 @@ import pytest
 
 from anydevice import ops, to_numpy
 from anydevice._check import checks as trials
-from anydevice._check.cases import TABLE
 from anydevice._check.cases.case import LARGE
+from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._engines import trust

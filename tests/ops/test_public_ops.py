@@ -13,8 +13,8 @@ import pytest
 
 from anydevice import _ops, ops
 from anydevice._check import checks as trials
-from anydevice._check.cases import TABLE
 from anydevice._check.cases.case import LARGE, LARGE_KERNELS
+from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._engines.numpy.fused import FUSED
 from anydevice._machine.engines import registry

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from anydevice import ops
-from anydevice._check.cases import TABLE
+from anydevice._check.cases.table import TABLE
 from anydevice._check.reference import REFERENCES
 
 PUBLIC = sorted(ops.__all__)

@@ -22,8 +22,8 @@ from anydevice._bench.ceilings import (
 )
 from anydevice._bench.results import MeasuredDevice, Measurement, Results
 from anydevice._bench.timing import seconds_of, size_of, time_op
-from anydevice._check.cases import one_or_more, row_of, select
 from anydevice._check.cases.case import Benchmark, Call, Row
+from anydevice._check.cases.table import one_or_more, row_of, select
 from anydevice._check.runners import Asked, Progress, Runner, find_runners, in_a_child, runner_of
 from anydevice._core.child.parent import Outcome
 from anydevice._core.dtypes import as_dtype

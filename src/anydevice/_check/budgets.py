@@ -54,7 +54,7 @@ def exact(want: Any, coarse: float, *arguments: Any, **options: Any) -> float:
 
 
 def relative(units: float, *, once: bool = False) -> Budget:
-    """So many units of the result itself: functions of one element.
+    """Return a budget of units of the result itself, for functions of one element.
 
     In 16 bits they may round once on the way, such as for a square before a cube: no error grows
     from that, as it would in a sum. With `once`, they round at the end alone.
@@ -81,7 +81,7 @@ def of_sigmoid(units: float) -> Budget:
 
 
 def absolute(units: float) -> Budget:
-    """So many units of 1: functions of one element that are made of pieces as large as 1."""
+    """Return a budget of units of 1, for functions of one element with terms as large as 1."""
 
     def budget(want: Array, coarse: float, *arguments: Any, **options: Any) -> Array:
         return units + (coarse if coarse > 1 else 0.0) * np.abs(want)
@@ -157,12 +157,12 @@ def of_logsumexp(want: Array, coarse: float, x: Array, *how: Any, **named: Any) 
 
 
 def of_norm(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Array:
-    """That of a sum, and for powers of any kind 64 units of the result."""
+    """Return the budget of a sum, and 64 units of the result for powers of any kind."""
     return (64 + growth(x.size // max(1, np.size(want)))) * np.abs(want)
 
 
 def of_diff(want: Array, coarse: float, x: Array, axis: int = -1, n: int = 1) -> float:
-    """Of one difference, nothing beyond its rounding; of several, units of what is taken away."""
+    """Return 0 for one difference; for several, units of the largest element."""
     return 0.0 if n < 2 else 4.0**n * float(np.abs(x).max(initial=0))
 
 

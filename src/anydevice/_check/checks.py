@@ -73,7 +73,7 @@ def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
     want = _reference(row, made)
     wants = [want]
     if case.denormal:
-        wants.append(_reference(row, mapped(made, lambda x: _flushed(x, dtype))))
+        wants.append(_reference(row, mapped(made, lambda x: _flush_subnormals(x, dtype))))
     comparable = [list(leaves(_comparable(row, wanted, made))) for wanted in wants]
     types = list(row.gives(dtype, made))
     types += types[-1:] * (len(comparable[0]) - len(types))
@@ -87,14 +87,14 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
     """
     result = compute(trial.row, trial.call, engine, device, strided=trial.case.strided)
     for array in leaves(result):
-        problem = _misplaced(array, engine, device)
+        problem = _misplacement(array, engine, device)
         if problem:
             return problem
     got = list(leaves(_comparable(trial.row, _read(result, engine), trial.call)))
     if len(got) != len(trial.types):
         return f"gave {len(got)} arrays instead of {len(trial.types)}"
     for number, array in enumerate(got):
-        wrong = _judged(trial, number, array)
+        wrong = _judge(trial, number, array)
         if wrong is not None:
             return wrong
     return None
@@ -156,7 +156,7 @@ def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | 
         differentiated = compiler.compile(differentiated)
     with scope_of(engine, device):
         _, gradients = differentiated(first)
-    return _judged_gradients(trial, [engine.to_host(gradient) for gradient in leaves(gradients)])
+    return _judge_gradients(trial, [engine.to_host(gradient) for gradient in leaves(gradients)])
 
 
 def place(x: Array, engine: Engine, device: Device) -> Any:
@@ -197,7 +197,7 @@ def _budgets(row: Row, want: Any, made: Call, dtype: str) -> list[Array]:
         return list(leaves(row.budget(want, coarse, *wide.arguments, **wide.options)))
 
 
-def _judged(trial: Trial, number: int, got: Array) -> str | Difference | None:
+def _judge(trial: Trial, number: int, got: Array) -> str | Difference | None:
     kind, shape = trial.types[number], np.shape(trial.wants[0][number])
     if got.dtype.name != kind:
         return f"gave {got.dtype.name} instead of {kind}"
@@ -209,7 +209,7 @@ def _judged(trial: Trial, number: int, got: Array) -> str | Difference | None:
     return compare(got, wants, budget, trial.row.inside or trial.dtype, kind, trial.row.signs)
 
 
-def _misplaced(x: Any, engine: Engine, device: Device) -> str | None:
+def _misplacement(x: Any, engine: Engine, device: Device) -> str | None:
     if not engine.owns(x):
         return f"gave a {type(x).__module__}.{type(x).__name__}, not an array of {engine.name}"
     here = engine.devices_of(x)
@@ -228,7 +228,7 @@ def _read(result: Any, engine: Engine) -> Any:
     return None if result is None else engine.to_host(result)
 
 
-def _flushed(x: Array, dtype: str) -> Array:
+def _flush_subnormals(x: Array, dtype: str) -> Array:
     return x if x.dtype.kind in "biu" else np.where(np.abs(x) < SMALLEST_NORMAL[dtype], x * 0, x)
 
 
@@ -246,7 +246,7 @@ def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
     )
 
 
-def _judged_gradients(trial: GradientTrial, got: list[Array]) -> str | Difference | None:
+def _judge_gradients(trial: GradientTrial, got: list[Array]) -> str | Difference | None:
     if len(got) != len(trial.wants):
         return f"gave {len(got)} gradients instead of {len(trial.wants)}"
     for array, want in zip(got, trial.wants, strict=True):

@@ -40,7 +40,7 @@ ROUNDING_UNIT = {
 
 
 class Difference(Record):
-    """Where a result is furthest from right, measured by what is allowed there."""
+    """The largest error of a result, relative to the allowed one."""
 
     got: float
     want: float
@@ -87,7 +87,7 @@ def compare(
     result: str,
     signs: bool = False,
 ) -> Difference | None:
-    """What is wrong with `got`, an array of dtype `result`, of an op on `dtype`; else `None`.
+    """Return the largest error of `got`, of dtype `result`, of an op on `dtype`; `None` if right.
 
     `wants` are the references of which any may be met, each of the shape of `got`. With `signs`,
     zeros have to have theirs.
@@ -100,12 +100,12 @@ def compare(
         return None
     numbers = np.asarray(got).astype(np.float64)
     with np.errstate(all="ignore"):
-        near = np.abs(numbers - wants[0]) <= _allowed(np.asarray(wants[0]), budget, dtype, result)
-        if near.all() and not (signs and _turned(numbers, wants[0]).any()):
+        near = np.abs(numbers - wants[0]) <= _tolerance(np.asarray(wants[0]), budget, dtype, result)
+        if near.all() and not (signs and _wrong_zero_signs(numbers, wants[0]).any()):
             return None
         excesses = [_excess(numbers, want, budget, dtype, result) for want in wants]
     if signs:
-        turned = [_turned(numbers, want) for want in wants]
+        turned = [_wrong_zero_signs(numbers, want) for want in wants]
         excesses = [
             (np.where(wrong, np.inf, excess), allowed)
             for wrong, (excess, allowed) in zip(turned, excesses, strict=True)
@@ -132,7 +132,7 @@ def compare(
 def _excess(got: Array, want: Array, budget: Array, dtype: str, result: str) -> tuple[Array, Array]:
     """The error of each element in units of what is allowed, infinite where it is out of place."""
     want = np.asarray(want, np.float64)
-    allowed = _allowed(want, budget, dtype, result)
+    allowed = _tolerance(want, budget, dtype, result)
     error = np.abs(got - want)
     excess = np.where(error == 0, 0.0, error / allowed)
     limit = LARGEST.get(result, np.inf)
@@ -147,12 +147,12 @@ def _excess(got: Array, want: Array, budget: Array, dtype: str, result: str) -> 
     return np.where(np.isnan(excess), np.inf, excess), allowed
 
 
-def _turned(got: Array, want: Array) -> Array:
-    """Where a zero has the wrong sign."""
+def _wrong_zero_signs(got: Array, want: Array) -> Array:
+    """Return a mask of zeros with the wrong sign."""
     return (got == 0) & (want == 0) & (np.signbit(got) != np.signbit(want))
 
 
-def _allowed(want: Array, budget: Array, dtype: str, result: str) -> Array:
+def _tolerance(want: Array, budget: Array, dtype: str, result: str) -> Array:
     unit = ROUNDING_UNIT.get(result)
     if unit is None:
         return np.zeros(want.shape)

@@ -30,7 +30,7 @@ _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def call(op: str, *arguments: Any, **options: Any) -> Any:
-    """What the op must give for these float64, int64 and bool arrays.
+    """Compute an op on float64, int64 and bool arrays.
 
     Raises `ConfigurationError` for a name that no op has.
     """
@@ -311,7 +311,7 @@ def _yarn_factor(scaling: Mapping[str, Any]) -> float:
 
 
 def halves(size: int, interleaved: bool) -> tuple[slice, slice]:
-    """Where the first and the second element of each pair of a head are."""
+    """Return the slices of the first and the second elements of each pair of a head."""
     if interleaved:
         return slice(0, None, 2), slice(1, None, 2)
     return slice(0, size // 2), slice(size // 2, None)
@@ -360,7 +360,7 @@ def seen_keys(
     window: int | None = None,
     lengths: Array | None = None,
 ) -> Array:
-    """Which key each query sees: bool, (batch, heads, queries, keys)."""
+    """Return which key each query sees: bool, (batch, heads, queries, keys)."""
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
     visible = np.ones((batch, heads, queries, keys), bool)
@@ -431,7 +431,7 @@ def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
 
 
 def gated(activation: str, gate: Array, up: Array, alpha: float, limit: float) -> Array:
-    """What lies between the two products of an expert."""
+    """Apply the gate between the two products of an expert."""
     if activation == "clipped_swiglu":
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
         return gate * _sigmoid(alpha * gate) * (up + 1)

@@ -12,7 +12,7 @@ from anydevice._ops.trusted_kernels import change_trusted
 from anydevice.errors import ConfigurationError, VerificationError
 
 State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
-"""What is known of a cell; nothing was decided where it was not reached."""
+"""The state of a cell; nothing is decided about one that was not reached."""
 
 STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
 FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
@@ -25,7 +25,7 @@ IN_WORDS: dict[Of, str] = {
     "gradient": "gradient of ",
     "kernel": "our kernel for ",
 }
-"""What stands before the name of an op in a sentence."""
+"""The text before the name of an op in a message."""
 
 
 class Cell(Record):

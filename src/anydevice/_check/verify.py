@@ -19,9 +19,9 @@ import numpy as np
 
 from anydevice._arrays.memory.out_of_memory import as_oom_error, in_a_line
 from anydevice._check import checks as trials
-from anydevice._check.cases import one_or_more, row_of, select
 from anydevice._check.cases.case import Row
 from anydevice._check.cases.decoding import OTHERS
+from anydevice._check.cases.table import one_or_more, row_of, select
 from anydevice._check.compare import ROUNDING_UNIT, Difference
 from anydevice._check.runners import (
     Progress,
@@ -54,7 +54,7 @@ LIMIT, QUICK_LIMIT = 120.0, 20.0
 """Seconds that one op may take in one dtype, until it counts as timed out."""
 
 MOST_FAILURES = 8
-"""After so many new starts of one engine on one device the rest is not tried."""
+"""Restarts of one engine on one device after which the rest is not tried."""
 
 _judging = ForkSafeLock(reentrant=True)
 """Two threads that verify take turns: Python's warnings can be silenced only for all threads."""
@@ -76,7 +76,7 @@ class _Step(Record):
 
 
 class _Verdict(Record):
-    """What was found of a step; the fields are those of a `Cell`."""
+    """The verdict of a step; its fields are those of a `Cell`."""
 
     state: State
     cases: int = 0
@@ -205,7 +205,7 @@ def _steps(
 class _Course:
     """The steps of one engine on one device, taken one after the other.
 
-    With a `budget`, what is not decided after so many seconds is not reached.
+    With a `budget` in seconds, cells that are not decided by then are not reached.
     """
 
     def __init__(self, here: Runner, *, isolated: bool = True, budget: float | None = None) -> None:
@@ -329,7 +329,7 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
         step = _Step(_row_of(op), of, dtype)
         kernels = (op,) if of == "kernel" else ()
         with _judging.native, trusted_kernels.on_trial(kernels, dtype, str(here.place)) as condemn:
-            verdict, raised = _judged(step, here, tell, quick=quick)
+            verdict, raised = _judge(step, here, tell, quick=quick)
             if verdict.state != "right":
                 condemn()
         return (*verdict.to_dict().values(), raised and _is_spoiled(here))
@@ -354,10 +354,10 @@ def _is_spoiled(here: Runner) -> bool:
     return False
 
 
-def _judged(
+def _judge(
     step: _Step, here: Runner, tell: Callable[[str], None], *, quick: bool
 ) -> tuple[_Verdict, bool]:
-    """The verdict of a step, and whether an error of the engine is behind it."""
+    """Run a step; return its verdict, and whether an error of the engine is behind it."""
     wrong: list[tuple[str, str | Difference]] = []
     lacking: list[tuple[str, UnsupportedError]] = []
     count, raised = 0, False
@@ -457,14 +457,14 @@ def warm_up(
         for kind in kinds
         if kind in _row_of(name).dtypes
     }
-    kept = _verified(here, asked, progress)
+    kept = _verify_kernels(here, asked, progress)
     if kept.problem is None and kept.trusted:
         kept = replace(kept, problem=_compiled_here(here, kept.trusted))
     return kept
 
 
-def _verified(here: Runner, asked: set[Entry], progress: Progress | None) -> Kept:
-    """Verify the kernels that are not trusted yet; all of those asked for that are trusted then."""
+def _verify_kernels(here: Runner, asked: set[Entry], progress: Progress | None) -> Kept:
+    """Verify the kernels that are not trusted yet; return the entries that are trusted then."""
     missing = sorted(asked.difference(trusted_kernels.load_trusted()))
     steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
     found = Kept((), ())

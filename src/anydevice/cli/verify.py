@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from anydevice._check.cases import TABLE
+from anydevice._check.cases.table import TABLE
 from anydevice._check.verdicts import (
     FAILED,
     IN_WORDS,

@@ -18,9 +18,9 @@ import pytest
 
 from anydevice import ops
 from anydevice._check import checks as trials
-from anydevice._check.cases import TABLE
 from anydevice._check.cases.case import Row
 from anydevice._check.cases.decoding import DECODER_LAYER, DRAW_TOKEN, FINAL_LOGITS, PROMPT_LAYER
+from anydevice._check.cases.table import TABLE
 from anydevice._core.device import Device
 from anydevice._core.record import replace
 from anydevice._engines import trust

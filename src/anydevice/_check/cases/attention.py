@@ -51,7 +51,7 @@ DYNAMIC: Mapping[str, Any] = {
 }
 
 
-def _turned(
+def _rotate(
     batch: int, heads: int, tokens: int, size: int, *, first: int = 0, **options: Any
 ) -> Make:
     def make(draw: Draw) -> Call:
@@ -85,7 +85,7 @@ def _turned_at(places: tuple[int, ...], **options: Any) -> Make:
     return lambda draw: call(draw.normal(1, 3, len(at), 128), at, **options)
 
 
-def _turned_nan(draw: Draw) -> Call:
+def _rope_of_nan(draw: Draw) -> Call:
     x = draw.normal(1, 2, 3, 8)
     x[0, 0, 1, 2], x[0, 1, 2, 7] = nan, inf
     return call(x, np.array([1, 2, 3], np.int32))
@@ -94,9 +94,9 @@ def _turned_nan(draw: Draw) -> Call:
 _ROPE = Row(
     "rope",
     (
-        Case("17 tokens of 4 heads", _turned(1, 4, 17, SIZE)),
-        Case("17 tokens, interleaved", _turned(1, 4, 17, SIZE, interleaved=True)),
-        Case("one token far on", _turned(2, 3, 1, 64, first=4095)),
+        Case("17 tokens of 4 heads", _rotate(1, 4, 17, SIZE)),
+        Case("17 tokens, interleaved", _rotate(1, 4, 17, SIZE, interleaved=True)),
+        Case("one token far on", _rotate(2, 3, 1, 64, first=4095)),
         Case(
             "each text its own positions",
             lambda draw: call(draw.normal(3, 2, 5, 16), draw.integers(0, 300, 3, 5)),
@@ -106,59 +106,59 @@ _ROPE = Row(
             lambda draw: call(draw.normal(9, 2, 5, 64), draw.integers(0, 200000, 9, 5)),
             LARGE_KERNELS,
         ),
-        Case("the smallest head", _turned(1, 1, 3, 2)),
-        Case("no tokens", _turned(1, 2, 0, 8)),
-        Case("heads that lie apart", _turned(2, 3, 5, 64), strided=True),
-        Case("Llama 3", _turned(1, 2, 9, SIZE, first=9000, theta=5e5, scaling=LLAMA3)),
-        Case("linear", _turned(1, 2, 9, 64, scaling={"type": "linear", "factor": 4.0})),
-        Case("default", _turned(1, 2, 9, 64, scaling={"rope_type": "default"})),
-        Case("YaRN", _turned(1, 2, 9, SIZE, first=100, scaling=YARN)),
-        Case("YaRN, every key", _turned(1, 2, 9, 64, theta=1e6, scaling=_MORE_YARN)),
-        Case("YaRN, its own factor", _turned(1, 2, 9, SIZE, interleaved=True, scaling=_EXACT_YARN)),
-        Case("LongRoPE", _turned(1, 2, 9, 64, scaling=LONGROPE)),
-        Case("LongRoPE, longer", _turned(1, 2, 9, 64, first=4095, scaling=LONGROPE)),
-        Case("LongRoPE, a length", _turned(1, 2, 9, 64, scaling=LONGROPE, length=4097), LARGE),
-        Case("LongRoPE, just short", _turned(1, 2, 9, 64, scaling=LONGROPE, length=4096), LARGE),
+        Case("the smallest head", _rotate(1, 1, 3, 2)),
+        Case("no tokens", _rotate(1, 2, 0, 8)),
+        Case("heads that lie apart", _rotate(2, 3, 5, 64), strided=True),
+        Case("Llama 3", _rotate(1, 2, 9, SIZE, first=9000, theta=5e5, scaling=LLAMA3)),
+        Case("linear", _rotate(1, 2, 9, 64, scaling={"type": "linear", "factor": 4.0})),
+        Case("default", _rotate(1, 2, 9, 64, scaling={"rope_type": "default"})),
+        Case("YaRN", _rotate(1, 2, 9, SIZE, first=100, scaling=YARN)),
+        Case("YaRN, every key", _rotate(1, 2, 9, 64, theta=1e6, scaling=_MORE_YARN)),
+        Case("YaRN, its own factor", _rotate(1, 2, 9, SIZE, interleaved=True, scaling=_EXACT_YARN)),
+        Case("LongRoPE", _rotate(1, 2, 9, 64, scaling=LONGROPE)),
+        Case("LongRoPE, longer", _rotate(1, 2, 9, 64, first=4095, scaling=LONGROPE)),
+        Case("LongRoPE, a length", _rotate(1, 2, 9, 64, scaling=LONGROPE, length=4097), LARGE),
+        Case("LongRoPE, just short", _rotate(1, 2, 9, 64, scaling=LONGROPE, length=4096), LARGE),
         Case("LongRoPE, lengths", _of_lengths(LONGROPE)),
         Case(
             "LongRoPE, its own factor",
-            _turned(1, 2, 9, 64, scaling={**LONGROPE, "attention_factor": 1.5}),
+            _rotate(1, 2, 9, 64, scaling={**LONGROPE, "attention_factor": 1.5}),
             LARGE,
         ),
-        Case("dynamic", _turned(1, 2, 9, 64, scaling=DYNAMIC)),
-        Case("dynamic, longer", _turned(1, 2, 9, 64, first=3000, scaling=DYNAMIC)),
-        Case("dynamic, a length", _turned(1, 2, 9, 64, scaling=DYNAMIC, length=9000), LARGE),
+        Case("dynamic", _rotate(1, 2, 9, 64, scaling=DYNAMIC)),
+        Case("dynamic, longer", _rotate(1, 2, 9, 64, first=3000, scaling=DYNAMIC)),
+        Case("dynamic, a length", _rotate(1, 2, 9, 64, scaling=DYNAMIC, length=9000), LARGE),
         Case("dynamic, lengths", _of_lengths(DYNAMIC)),
-        Case("a length without need", _turned(1, 2, 9, 64, length=9000), LARGE),
+        Case("a length without need", _rotate(1, 2, 9, 64, length=9000), LARGE),
         Case("beyond position 10,000", _turned_at(_FAR)),
         Case("beyond position 10,000, interleaved", _turned_at(_FAR, interleaved=True), LARGE),
         Case("beyond position 10,000, Llama 3", _turned_at(_FAR, theta=5e5, scaling=LLAMA3), LARGE),
         Case("beyond position 10,000, YaRN", _turned_at(_FAR, scaling=YARN), LARGE),
-        Case("many tokens of 33 heads", _turned(2, 33, 300, 64, first=9000), LARGE_KERNELS),
-        Case("many tokens, interleaved", _turned(9, 3, 1031, 32, interleaved=True), LARGE_KERNELS),
-        Case("a wide head", _turned(1, 2, 5, 512), LARGE_KERNELS),
-        Case("a head that is no power of two", _turned(1, 3, 5, 80)),
-        Case("a large theta", _turned(1, 2, 9, 64, first=500, theta=1e7)),
+        Case("many tokens of 33 heads", _rotate(2, 33, 300, 64, first=9000), LARGE_KERNELS),
+        Case("many tokens, interleaved", _rotate(9, 3, 1031, 32, interleaved=True), LARGE_KERNELS),
+        Case("a wide head", _rotate(1, 2, 5, 512), LARGE_KERNELS),
+        Case("a head that is no power of two", _rotate(1, 3, 5, 80)),
+        Case("a large theta", _rotate(1, 2, 9, 64, first=500, theta=1e7)),
         Case(
             "heads that lie apart, interleaved",
-            _turned(2, 3, 5, 64, interleaved=True),
+            _rotate(2, 3, 5, 64, interleaved=True),
             strided=True,
         ),
-        Case("nan and infinities", _turned_nan),
+        Case("nan and infinities", _rope_of_nan),
     ),
     budget=budgets.of_rope,
     inside="float32",  # the angles are, whatever is turned by them
-    gradient=_turned(1, 2, 2, 4, first=3),
+    gradient=_rotate(1, 2, 2, 4, first=3),
     gpu={
-        "16,384 tokens of 32 heads": _turned(1, HEADS, 16384, SIZE),
-        "one token of 32 heads": _turned(1, HEADS, 1, SIZE, first=4095),
+        "16,384 tokens of 32 heads": _rotate(1, HEADS, 16384, SIZE),
+        "one token of 32 heads": _rotate(1, HEADS, 1, SIZE, first=4095),
     },
-    cpu={"256 tokens of 32 heads": _turned(1, HEADS, 256, SIZE)},
+    cpu={"256 tokens of 32 heads": _rotate(1, HEADS, 256, SIZE)},
     operations=per_element(3),
 )
 
 
-def _seen(
+def _attend(
     batch: int = 1,
     heads: int = 4,
     kv_heads: int = 2,
@@ -201,8 +201,8 @@ def _nothing_seen(draw: Draw) -> Call:
     return call(q, k, v, mask=mask)
 
 
-def _excluded(make: Make, holding: float = nan) -> Make:
-    """The same call with NaN in the keys and values that no query may see."""
+def _hide_keys(make: Make, holding: float = nan) -> Make:
+    """Return the call with NaN in the keys and values that no query may see."""
 
     def drawn(draw: Draw) -> Call:
         made = make(draw)
@@ -222,12 +222,12 @@ def _far_below(draw: Draw) -> Call:
     return call(-8 * q, 8 * k, draw.normal(1, 2, 33, 64), scale=0.1)
 
 
-def _seeing_nan(draw: Draw) -> Call:
+def _visible_nan(draw: Draw) -> Call:
     """NaN in a key that the second text sees, and in values of the first.
 
     No infinities: products that split numbers in two, as GPUs do for float32, make NaN of them.
     """
-    made = _seen(2, 4, 2, 3, 9, 32)(draw)
+    made = _attend(2, 4, 2, 3, 9, 32)(draw)
     q, k, v = made.arguments
     k[1, 0, 4], v[0, 1, 5, 7], v[0, 0, 2, 3] = nan, nan, nan
     return call(q, k, v)
@@ -237,13 +237,13 @@ def _with_sinks(*sinks: float, **options: Any) -> Make:
     """The same call with just these sinks."""
 
     def make(draw: Draw) -> Call:
-        made = _seen(1, len(sinks), 1, 3, 9, 32, **options)(draw)
+        made = _attend(1, len(sinks), 1, 3, 9, 32, **options)(draw)
         return call(*made.arguments, **{**made.options, "sinks": draw.listed(sinks)})
 
     return make
 
 
-def _attended(made: Call) -> int:
+def _attention_operations(made: Call) -> int:
     """Two products for each pair of a query and a key that it may see."""
     q, k, v = made.arguments
     queries, keys = q.shape[2], k.shape[2]
@@ -255,46 +255,46 @@ def _attended(made: Call) -> int:
 
 def _step(batch: int, keys: int) -> Make:
     """One decoding step with a cache that is full."""
-    return _seen(batch, HEADS, KV_HEADS, 1, keys, SIZE, lengths=(keys,) * batch, causal=True)
+    return _attend(batch, HEADS, KV_HEADS, 1, keys, SIZE, lengths=(keys,) * batch, causal=True)
 
 
 _EXCLUDING = {
-    "beyond the lengths": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33)),
-    "beyond the lengths, causal": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33), causal=True),
-    "beyond the lengths, one token": _seen(2, 8, 2, 1, 900, SIZE, lengths=(77, 650), causal=True),
-    "beyond the lengths, a window": _seen(
+    "beyond the lengths": _attend(2, 4, 2, 3, 40, 64, lengths=(7, 33)),
+    "beyond the lengths, causal": _attend(2, 4, 2, 3, 40, 64, lengths=(7, 33), causal=True),
+    "beyond the lengths, one token": _attend(2, 8, 2, 1, 900, SIZE, lengths=(77, 650), causal=True),
+    "beyond the lengths, a window": _attend(
         2, 4, 2, 2, 33, 32, lengths=(9, 30), causal=True, window=4
     ),
-    "in padding": _seen(2, 4, 2, 9, 9, 32, mask=(2, 9)),
-    "in padding, causal": _seen(2, 4, 2, 9, 9, 32, mask=(2, 9), causal=True),
-    "in padding, one token": _seen(2, 4, 2, 1, 33, 64, mask=(2, 33)),
-    "where a mask is for all": _seen(2, 4, 2, 6, 9, 32, mask=(2, 1, 1, 9)),
-    "where each head has a mask": _seen(2, 4, 4, 2, 9, 32, mask=(2, 4, 2, 9)),
-    "beyond the lengths, capped": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33), soft_cap=5.0),
-    "beyond the lengths, with sinks": _seen(
+    "in padding": _attend(2, 4, 2, 9, 9, 32, mask=(2, 9)),
+    "in padding, causal": _attend(2, 4, 2, 9, 9, 32, mask=(2, 9), causal=True),
+    "in padding, one token": _attend(2, 4, 2, 1, 33, 64, mask=(2, 33)),
+    "where a mask is for all": _attend(2, 4, 2, 6, 9, 32, mask=(2, 1, 1, 9)),
+    "where each head has a mask": _attend(2, 4, 4, 2, 9, 32, mask=(2, 4, 2, 9)),
+    "beyond the lengths, capped": _attend(2, 4, 2, 3, 40, 64, lengths=(7, 33), soft_cap=5.0),
+    "beyond the lengths, with sinks": _attend(
         2, 4, 2, 1, 40, 64, lengths=(7, 33), causal=True, sinks=1.0
     ),
-    "in padding, short values": _seen(2, 4, 2, 9, 9, 32, mask=(2, 9), value_size=24),
+    "in padding, short values": _attend(2, 4, 2, 9, 9, 32, mask=(2, 9), value_size=24),
 }
 """Calls in which some keys are excluded from every query."""
 
 _ATTENTION = Row(
     "attention",
     (
-        Case("33 tokens, causal, grouped heads", _seen(2, 8, 2, 33, 33, SIZE, causal=True)),
-        Case("not causal", _seen(1, 4, 4, 7, 19, 64)),
-        Case("one token with a cache", _seen(1, 8, 2, 1, 130, SIZE, lengths=(77,), causal=True)),
+        Case("33 tokens, causal, grouped heads", _attend(2, 8, 2, 33, 33, SIZE, causal=True)),
+        Case("not causal", _attend(1, 4, 4, 7, 19, 64)),
+        Case("one token with a cache", _attend(1, 8, 2, 1, 130, SIZE, lengths=(77,), causal=True)),
         Case(
             "one token with a long cache",
-            _seen(2, 8, 2, 1, 2500, SIZE, lengths=(1733, 2500), causal=True),
+            _attend(2, 8, 2, 1, 2500, SIZE, lengths=(1733, 2500), causal=True),
         ),
         Case(
             "one token with a window",
-            _seen(1, 4, 2, 1, 600, 64, lengths=(500,), causal=True, window=100),
+            _attend(1, 4, 2, 1, 600, 64, lengths=(500,), causal=True, window=100),
         ),
         Case(
             "one token with a long cache, all at once",
-            _seen(
+            _attend(
                 2,
                 8,
                 2,
@@ -310,128 +310,128 @@ _ATTENTION = Row(
             ),
             LARGE_KERNELS,
         ),
-        Case("lengths without an order", _seen(2, 4, 2, 3, 9, 32, lengths=(4, 9))),
-        Case("heads that lie apart", _seen(2, 4, 2, 7, 7, 64, causal=True), strided=True),
+        Case("lengths without an order", _attend(2, 4, 2, 3, 9, 32, lengths=(4, 9))),
+        Case("heads that lie apart", _attend(2, 4, 2, 7, 7, 64, causal=True), strided=True),
         Case(
             "one token, heads that lie apart",
-            _seen(2, 4, 2, 1, 33, 64, lengths=(9, 33), causal=True),
+            _attend(2, 4, 2, 1, 33, 64, lengths=(9, 33), causal=True),
             strided=True,
         ),
         Case(
             "two texts of different length",
-            _seen(2, 4, 2, 3, 40, 64, lengths=(7, 40), causal=True),
+            _attend(2, 4, 2, 3, 40, 64, lengths=(7, 40), causal=True),
         ),
-        Case("sums that grow", _seen(1, 2, 1, 1, 2049, 64, growing=True, scale=0.01)),
-        Case("many keys", _seen(1, 2, 1, 65, 700, 64, causal=True)),
-        Case("a window", _seen(1, 4, 2, 20, 33, 32, causal=True, window=5)),
+        Case("sums that grow", _attend(1, 2, 1, 1, 2049, 64, growing=True, scale=0.01)),
+        Case("many keys", _attend(1, 2, 1, 65, 700, 64, causal=True)),
+        Case("a window", _attend(1, 4, 2, 20, 33, 32, causal=True, window=5)),
         Case(
             "a window with a cache",
-            _seen(2, 4, 2, 2, 33, 32, lengths=(9, 30), causal=True, window=4),
+            _attend(2, 4, 2, 2, 33, 32, lengths=(9, 30), causal=True, window=4),
         ),
-        Case("padding", _seen(2, 4, 2, 9, 9, 32, mask=(2, 9), causal=True)),
-        Case("a mask of its own for each head", _seen(2, 4, 2, 6, 9, 32, mask=(2, 4, 6, 9))),
-        Case("a mask for all", _seen(2, 4, 2, 6, 9, 32, mask=(1, 1, 6, 9))),
+        Case("padding", _attend(2, 4, 2, 9, 9, 32, mask=(2, 9), causal=True)),
+        Case("a mask of its own for each head", _attend(2, 4, 2, 6, 9, 32, mask=(2, 4, 6, 9))),
+        Case("a mask for all", _attend(2, 4, 2, 6, 9, 32, mask=(1, 1, 6, 9))),
         Case("a query that sees nothing", _nothing_seen),
-        Case("more queries than valid keys", _seen(1, 2, 1, 4, 6, 16, lengths=(2,), causal=True)),
-        Case("nothing valid", _seen(2, 2, 1, 1, 6, 16, lengths=(0, 3), causal=True)),
+        Case("more queries than valid keys", _attend(1, 2, 1, 4, 6, 16, lengths=(2,), causal=True)),
+        Case("nothing valid", _attend(2, 2, 1, 1, 6, 16, lengths=(0, 3), causal=True)),
         Case(
             "lengths out of range",
-            _seen(3, 4, 2, 1, 33, 32, lengths=(-7, 2**31 - 1, -(2**31)), causal=True),
+            _attend(3, 4, 2, 1, 33, 32, lengths=(-7, 2**31 - 1, -(2**31)), causal=True),
         ),
         Case(
             "lengths out of range, a window",
-            _seen(2, 4, 2, 5, 9, 32, lengths=(2**31 - 1, -1), causal=True, window=4),
+            _attend(2, 4, 2, 5, 9, 32, lengths=(2**31 - 1, -1), causal=True, window=4),
         ),
-        Case("lengths out of range, no order", _seen(2, 2, 1, 3, 9, 16, lengths=(-1, 99))),
-        Case("a window wider than all", _seen(1, 2, 1, 5, 9, 32, causal=True, window=2**40)),
-        Case("a scale of zero", _seen(1, 2, 1, 5, 9, 32, causal=True, scale=0)),
-        Case("its own scale", _seen(1, 2, 2, 5, 5, 16, scale=0.5)),
-        Case("odd head", _seen(1, 3, 1, 5, 7, 40, causal=True)),
-        Case("one query, one key", _seen(1, 1, 1, 1, 1, 8, causal=True)),
-        Case("259 tokens of 36 heads", _seen(1, 36, 4, 259, 259, 32, causal=True), LARGE_KERNELS),
-        Case("67 queries, 5,003 keys", _seen(1, 4, 2, 67, 5003, 32, causal=True), LARGE_KERNELS),
-        Case("1,031 queries", _seen(1, 1, 1, 1031, 1031, 16, causal=True), LARGE),
-        Case("70 heads", _seen(1, 70, 70, 3, 5, 16, causal=True), LARGE_KERNELS),
-        Case("300 queries, not causal", _seen(1, 3, 3, 300, 517, 32), LARGE),
+        Case("lengths out of range, no order", _attend(2, 2, 1, 3, 9, 16, lengths=(-1, 99))),
+        Case("a window wider than all", _attend(1, 2, 1, 5, 9, 32, causal=True, window=2**40)),
+        Case("a scale of zero", _attend(1, 2, 1, 5, 9, 32, causal=True, scale=0)),
+        Case("its own scale", _attend(1, 2, 2, 5, 5, 16, scale=0.5)),
+        Case("odd head", _attend(1, 3, 1, 5, 7, 40, causal=True)),
+        Case("one query, one key", _attend(1, 1, 1, 1, 1, 8, causal=True)),
+        Case("259 tokens of 36 heads", _attend(1, 36, 4, 259, 259, 32, causal=True), LARGE_KERNELS),
+        Case("67 queries, 5,003 keys", _attend(1, 4, 2, 67, 5003, 32, causal=True), LARGE_KERNELS),
+        Case("1,031 queries", _attend(1, 1, 1, 1031, 1031, 16, causal=True), LARGE),
+        Case("70 heads", _attend(1, 70, 70, 3, 5, 16, causal=True), LARGE_KERNELS),
+        Case("300 queries, not causal", _attend(1, 3, 3, 300, 517, 32), LARGE),
         Case(
             "one token of 40 heads, 3,001 keys",
-            _seen(1, 40, 5, 1, 3001, 64, lengths=(2999,), causal=True),
+            _attend(1, 40, 5, 1, 3001, 64, lengths=(2999,), causal=True),
             LARGE_KERNELS,
         ),
         Case(
             "40,009 keys",
-            _seen(1, 2, 1, 1, 40009, 64, lengths=(40001,), causal=True),
+            _attend(1, 2, 1, 1, 40009, 64, lengths=(40001,), causal=True),
             LARGE_KERNELS,
         ),
-        Case("70,001 keys", _seen(1, 1, 1, 2, 70001, 16), LARGE),
+        Case("70,001 keys", _attend(1, 1, 1, 2, 70001, 16), LARGE),
         Case(
             "33 texts",
-            _seen(33, 4, 2, 1, 65, 64, lengths=tuple(range(2, 68, 2)), causal=True),
+            _attend(33, 4, 2, 1, 65, 64, lengths=tuple(range(2, 68, 2)), causal=True),
             LARGE_KERNELS,
         ),
-        Case("300 texts", _seen(300, 2, 2, 3, 5, 16, causal=True), LARGE),
-        Case("a wide head", _seen(1, 2, 1, 5, 33, 256, causal=True), LARGE_KERNELS),
-        Case("a long mask", _seen(2, 4, 2, 70, 517, 32, mask=(2, 1, 70, 517)), LARGE),
+        Case("300 texts", _attend(300, 2, 2, 3, 5, 16, causal=True), LARGE),
+        Case("a wide head", _attend(1, 2, 1, 5, 33, 256, causal=True), LARGE_KERNELS),
+        Case("a long mask", _attend(2, 4, 2, 70, 517, 32, mask=(2, 1, 70, 517)), LARGE),
         Case(
             "all at once",
-            _seen(
+            _attend(
                 2, 4, 2, 7, 77, 32, lengths=(70, 33), mask=(2, 77), causal=True, window=9, scale=0.3
             ),
             LARGE_KERNELS,
         ),
-        Case("a wide window", _seen(1, 2, 1, 130, 700, 32, causal=True, window=300), LARGE),
-        Case("large scores", _seen(1, 4, 2, 7, 33, 64, spread=8.0, causal=True), LARGE_KERNELS),
+        Case("a wide window", _attend(1, 2, 1, 130, 700, 32, causal=True, window=300), LARGE),
+        Case("large scores", _attend(1, 4, 2, 7, 33, 64, spread=8.0, causal=True), LARGE_KERNELS),
         Case(
             "large scores of one token",
-            _seen(1, 4, 2, 1, 333, 64, spread=8.0, lengths=(300,), causal=True),
+            _attend(1, 4, 2, 1, 333, 64, spread=8.0, lengths=(300,), causal=True),
             LARGE_KERNELS,
         ),
         Case("scores far below zero", _far_below, LARGE_KERNELS),
-        Case("nan that is seen", _seeing_nan, LARGE_KERNELS),
+        Case("nan that is seen", _visible_nan, LARGE_KERNELS),
         *(
-            Case(f"nan {place}", _excluded(make), LARGE_KERNELS)
+            Case(f"nan {place}", _hide_keys(make), LARGE_KERNELS)
             for place, make in _EXCLUDING.items()
         ),
-        Case("infinity in padding", _excluded(_EXCLUDING["in padding"], inf), LARGE_KERNELS),
-        Case("a soft cap", _seen(2, 4, 2, 9, 9, 32, causal=True, soft_cap=2.0, spread=2.0)),
+        Case("infinity in padding", _hide_keys(_EXCLUDING["in padding"], inf), LARGE_KERNELS),
+        Case("a soft cap", _attend(2, 4, 2, 9, 9, 32, causal=True, soft_cap=2.0, spread=2.0)),
         Case(
             "a soft cap, one token",
-            _seen(2, 8, 2, 1, 130, 64, lengths=(77, 130), causal=True, soft_cap=50.0, scale=0.5),
+            _attend(2, 8, 2, 1, 130, 64, lengths=(77, 130), causal=True, soft_cap=50.0, scale=0.5),
         ),
         Case(
             "a soft cap, large scores, padding",
-            _seen(2, 4, 2, 6, 9, 32, mask=(2, 9), soft_cap=30.0, spread=8.0),
+            _attend(2, 4, 2, 6, 9, 32, mask=(2, 9), soft_cap=30.0, spread=8.0),
         ),
         Case(
             "a soft cap, a window",
-            _seen(1, 4, 2, 7, 40, 64, causal=True, window=5, soft_cap=3),
+            _attend(1, 4, 2, 7, 40, 64, causal=True, window=5, soft_cap=3),
             LARGE_KERNELS,
         ),
-        Case("sinks", _seen(2, 6, 2, 5, 5, 64, causal=True, sinks=0.0)),
+        Case("sinks", _attend(2, 6, 2, 5, 5, 64, causal=True, sinks=0.0)),
         Case(
             "sinks, one token with a window",
-            _seen(2, 8, 2, 1, 200, 64, lengths=(150, 33), causal=True, window=20, sinks=2.0),
+            _attend(2, 8, 2, 1, 200, 64, lengths=(150, 33), causal=True, window=20, sinks=2.0),
         ),
-        Case("sinks for one head each", _seen(1, 4, 4, 7, 19, 32, sinks=-1.0)),
-        Case("sinks, padding", _seen(2, 4, 2, 6, 9, 32, mask=(2, 4, 6, 9), sinks=0.0)),
-        Case("sinks beside nothing valid", _seen(2, 2, 1, 1, 6, 16, lengths=(0, 3), sinks=1.0)),
+        Case("sinks for one head each", _attend(1, 4, 4, 7, 19, 32, sinks=-1.0)),
+        Case("sinks, padding", _attend(2, 4, 2, 6, 9, 32, mask=(2, 4, 6, 9), sinks=0.0)),
+        Case("sinks beside nothing valid", _attend(2, 2, 1, 1, 6, 16, lengths=(0, 3), sinks=1.0)),
         Case("large sinks", _with_sinks(40.0, -40.0, 9.0, -9.0)),
         Case("sinks without weight", _with_sinks(-inf, 0.0, -inf, 1.0, lengths=(0,))),
         Case("sinks of nan", _with_sinks(nan, 0.0, 1.0, nan), LARGE_KERNELS),
-        Case("sinks of 40 heads", _seen(1, 40, 8, 3, 17, 32, causal=True, sinks=1.0), LARGE),
-        Case("short values", _seen(2, 4, 2, 7, 9, 48, causal=True, value_size=32)),
-        Case("short values, not causal", _seen(1, 4, 4, 7, 19, 48, value_size=32)),
-        Case("as many queries as keys, short values", _seen(1, 4, 1, 9, 9, 48, value_size=32)),
+        Case("sinks of 40 heads", _attend(1, 40, 8, 3, 17, 32, causal=True, sinks=1.0), LARGE),
+        Case("short values", _attend(2, 4, 2, 7, 9, 48, causal=True, value_size=32)),
+        Case("short values, not causal", _attend(1, 4, 4, 7, 19, 48, value_size=32)),
+        Case("as many queries as keys, short values", _attend(1, 4, 1, 9, 9, 48, value_size=32)),
         Case(
             "short values, one token",
-            _seen(2, 8, 8, 1, 130, 96, lengths=(77, 130), causal=True, value_size=64),
+            _attend(2, 8, 8, 1, 130, 96, lengths=(77, 130), causal=True, value_size=64),
         ),
-        Case("long values", _seen(2, 4, 2, 5, 9, 16, mask=(2, 9), causal=True, value_size=40)),
-        Case("values of one number", _seen(1, 2, 1, 3, 9, 16, value_size=1)),
-        Case("values of none", _seen(1, 2, 1, 3, 9, 16, value_size=0)),
+        Case("long values", _attend(2, 4, 2, 5, 9, 16, mask=(2, 9), causal=True, value_size=40)),
+        Case("values of one number", _attend(1, 2, 1, 3, 9, 16, value_size=1)),
+        Case("values of none", _attend(1, 2, 1, 3, 9, 16, value_size=0)),
         Case(
             "a soft cap, sinks and short values",
-            _seen(
+            _attend(
                 2,
                 4,
                 2,
@@ -449,23 +449,23 @@ _ATTENTION = Row(
         ),
     ),
     budget=budgets.of_attention,
-    gradient=_seen(1, 2, 1, 3, 3, 4, causal=True),
+    gradient=_attend(1, 2, 1, 3, 3, 4, causal=True),
     gpu={
-        "4,096 tokens": _seen(1, HEADS, KV_HEADS, 4096, 4096, SIZE, causal=True),
-        "16,384 tokens": _seen(1, HEADS, KV_HEADS, 16384, 16384, SIZE, causal=True),
+        "4,096 tokens": _attend(1, HEADS, KV_HEADS, 4096, 4096, SIZE, causal=True),
+        "16,384 tokens": _attend(1, HEADS, KV_HEADS, 16384, 16384, SIZE, causal=True),
         "decoding 1 × 4,096": _step(1, 4096),
         "decoding 1 × 32,768": _step(1, 32768),
         "decoding 16 × 4,096": _step(16, 4096),
     },
     cpu={
-        "256 tokens": _seen(1, HEADS, KV_HEADS, 256, 256, SIZE, causal=True),
+        "256 tokens": _attend(1, HEADS, KV_HEADS, 256, 256, SIZE, causal=True),
         "decoding 1 × 1,024": _step(1, 1024),
     },
-    operations=_attended,
+    operations=_attention_operations,
 )
 
 
-def _written(
+def _cache_write(
     batch: int, heads: int, keys: int, size: int, tokens: int, positions: Any = None
 ) -> Make:
     def make(draw: Draw) -> Call:
@@ -476,7 +476,7 @@ def _written(
     return make
 
 
-def _written_special(draw: Draw) -> Call:
+def _special_write(draw: Draw) -> Call:
     cache = draw.special(2.0, 3.0, 4.0).reshape(1, 2, 3, 2)
     return call(cache, cache[:, ::-1, 1:2], np.array([2], np.int32))
 
@@ -484,23 +484,23 @@ def _written_special(draw: Draw) -> Call:
 _CACHE_WRITE = Row(
     "cache_write",
     (
-        Case("five tokens", _written(2, 3, 33, 16, 5)),
-        Case("one token", _written(1, 8, 130, SIZE, 1, [77])),
-        Case("each text its own place", _written(2, 2, 9, 8, 2, [[1, 7], [0, 3]])),
-        Case("the first and the last", _written(1, 2, 9, 8, 2, [0, 8])),
-        Case("out of range", _written(2, 2, 9, 8, 3, [[-1, 2, 9], [8, 100, -9]])),
-        Case("no tokens", _written(1, 2, 9, 8, 0)),
-        Case("beyond place 65,535", _written(1, 2, 70001, 4, 3, [65536, 70000, 65535]), LARGE),
-        Case("far out of range", _written(1, 2, 9, 8, 4, [2**31 - 1, 65536, -(2**31), 3])),
-        Case("many tokens", _written(2, 33, 517, 32, 259), LARGE),
-        Case("33 texts", _written(33, 2, 65, 8, 1, [[2 * text] for text in range(33)]), LARGE),
-        Case("heads that lie apart", _written(2, 3, 33, 16, 5), strided=True),
-        Case("nan and infinities", _written_special, FLOATS),
+        Case("five tokens", _cache_write(2, 3, 33, 16, 5)),
+        Case("one token", _cache_write(1, 8, 130, SIZE, 1, [77])),
+        Case("each text its own place", _cache_write(2, 2, 9, 8, 2, [[1, 7], [0, 3]])),
+        Case("the first and the last", _cache_write(1, 2, 9, 8, 2, [0, 8])),
+        Case("out of range", _cache_write(2, 2, 9, 8, 3, [[-1, 2, 9], [8, 100, -9]])),
+        Case("no tokens", _cache_write(1, 2, 9, 8, 0)),
+        Case("beyond place 65,535", _cache_write(1, 2, 70001, 4, 3, [65536, 70000, 65535]), LARGE),
+        Case("far out of range", _cache_write(1, 2, 9, 8, 4, [2**31 - 1, 65536, -(2**31), 3])),
+        Case("many tokens", _cache_write(2, 33, 517, 32, 259), LARGE),
+        Case("33 texts", _cache_write(33, 2, 65, 8, 1, [[2 * text] for text in range(33)]), LARGE),
+        Case("heads that lie apart", _cache_write(2, 3, 33, 16, 5), strided=True),
+        Case("nan and infinities", _special_write, FLOATS),
     ),
     dtypes=EVERYTHING,
     signs=True,
-    gpu={"one token": _written(1, KV_HEADS, 4096, SIZE, 1, [4095])},
-    cpu={"one token": _written(1, KV_HEADS, 1024, SIZE, 1, [1023])},
+    gpu={"one token": _cache_write(1, KV_HEADS, 4096, SIZE, 1, [4095])},
+    cpu={"one token": _cache_write(1, KV_HEADS, 1024, SIZE, 1, [1023])},
     moved=lambda made, result_bytes: 2 * int(made.arguments[1].nbytes),
     operations=lambda made: 0,
 )
@@ -508,7 +508,7 @@ _CACHE_WRITE = Row(
 # Experts
 
 
-def _mixed(
+def _mix(
     tokens: int,
     k: int,
     count: int,
@@ -540,7 +540,7 @@ def _mixed(
 
 def _nan_of_its_own(draw: Draw) -> Call:
     """NaN and infinity in one token, in one weight, and in the expert that one token chose."""
-    x, gate_up, down, _, weights = _mixed(9, 2, 5)(draw).arguments
+    x, gate_up, down, _, weights = _mix(9, 2, 5)(draw).arguments
     chosen = np.array([[0, 1]] * 7 + [[3, 2], [2, 0]], np.int32)
     x[1, 3], x[2, 0], weights[4, 1] = nan, inf, nan
     down[3, 7, 5] = nan
@@ -548,12 +548,12 @@ def _nan_of_its_own(draw: Draw) -> Call:
 
 
 def _nan_not_chosen(choices: Any, count: int) -> Make:
-    """NaN in experts that nobody chose, and in the weights of what is no expert."""
+    """Put NaN into experts that are not chosen, and into the weights of ids out of range."""
 
     def make(draw: Draw) -> Call:
         chosen = np.array(choices, np.int32)
         tokens, k = chosen.shape
-        made = _mixed(tokens, k, count, biased=True, chosen=choices)(draw)
+        made = _mix(tokens, k, count, biased=True, chosen=choices)(draw)
         *stacks, weights = (made.arguments[at] for at in (1, 2, 4))
         for stack in (*stacks, made.options["gate_up_bias"], made.options["down_bias"]):
             stack[np.setdiff1d(np.arange(count), chosen)] = nan
@@ -563,13 +563,13 @@ def _nan_not_chosen(choices: Any, count: int) -> Make:
     return make
 
 
-def _expert_work(made: Call) -> int:
+def _expert_operations(made: Call) -> int:
     """Three products of a vector for each choice."""
     _, _, down, chosen, _ = made.arguments
     return int(6 * np.prod(chosen.shape) * down.shape[1] * down.shape[2])
 
 
-def _experts_moved(made: Call, result_bytes: int) -> int:
+def _expert_bytes(made: Call, result_bytes: int) -> int:
     """Each expert that can be chosen is read once."""
     x, gate_up, down, chosen, weights = made.arguments
     used = min(int(np.prod(chosen.shape)), len(down))
@@ -582,40 +582,38 @@ _CLIPPED: dict[str, Any] = {"activation": "clipped_swiglu"}
 _EXPERTS = Row(
     "experts",
     (
-        Case("9 tokens, 2 of 4", _mixed(9, 2, 4)),
-        Case("one token, 2 of 8", _mixed(1, 2, 8)),
-        Case("one token, biases", _mixed(1, 4, 8, biased=True)),
-        Case("3 tokens, 2 of 16", _mixed(3, 2, 16)),
-        Case("67 tokens, 3 of 5, biases", _mixed(67, 3, 5, biased=True)),
-        Case("40 tokens, 8 of 64", _mixed(40, 8, 64, 16, 8), LARGE),
-        Case("clipped", _mixed(9, 2, 4, biased=True, spread=4.0, **_CLIPPED)),
-        Case("clipped, one token", _mixed(1, 4, 8, biased=True, spread=4.0, **_CLIPPED)),
-        Case("another limit", _mixed(9, 2, 4, spread=4.0, alpha=1.3, limit=2, **_CLIPPED), LARGE),
-        Case("gelu", _mixed(9, 2, 4, activation="geglu"), LARGE),
-        Case("gelu, one token", _mixed(1, 2, 4, activation="geglu", spread=4.0)),
-        Case("gelu by tanh", _mixed(9, 2, 4, activation="geglu_tanh"), LARGE),
-        Case("gelu by tanh, one token", _mixed(1, 2, 4, activation="geglu_tanh", spread=4.0)),
-        Case("one of one", _mixed(5, 1, 1), LARGE),
-        Case("all of them", _mixed(5, 4, 4, chosen=[3, 0, 2, 1]), LARGE),
-        Case("all tokens choose one", _mixed(33, 1, 7, chosen=[[5]]), LARGE),
-        Case("an expert twice", _mixed(5, 3, 4, chosen=[[2, 2, 0]]), LARGE),
-        Case("an expert twice, one token", _mixed(1, 3, 4, chosen=[[2, 2, 0]]), LARGE),
-        Case("none for some", _mixed(4, 2, 3, chosen=[[-1, 1], [2, -1], [-1, -1], [0, 0]])),
-        Case("none for one token", _mixed(1, 3, 4, chosen=[[-1, 2, -1]]), LARGE),
-        Case("none at all", _mixed(5, 2, 3, chosen=[[-1, -1]]), LARGE),
-        Case(
-            "out of range", _mixed(4, 2, 3, chosen=[[3, 1], [2, 2**31 - 1], [-(2**31), 0], [1, 9]])
-        ),
-        Case("out of range, few", _mixed(2, 2, 6, chosen=[[6, 1], [2**31 - 1, -(2**31)]]), LARGE),
-        Case("no tokens", _mixed(0, 2, 3), LARGE),
-        Case("no choices", _mixed(3, 0, 3), LARGE),
-        Case("one number each", _mixed(3, 2, 3, 1, 1), LARGE),
-        Case("matrices that lie apart", _mixed(9, 2, 4, biased=True), strided=True),
-        Case("one token, matrices that lie apart", _mixed(1, 2, 8), strided=True),
-        Case("odd widths", _mixed(5, 2, 3, 1031, 517), LARGE),
-        Case("one token, wide", _mixed(1, 2, 4, 1031, 517), LARGE),
-        Case("1,031 tokens, 4 of 16", _mixed(1031, 4, 16), LARGE),
-        Case("259 tokens, 2 of 300", _mixed(259, 2, 300, 16, 8), LARGE),
+        Case("9 tokens, 2 of 4", _mix(9, 2, 4)),
+        Case("one token, 2 of 8", _mix(1, 2, 8)),
+        Case("one token, biases", _mix(1, 4, 8, biased=True)),
+        Case("3 tokens, 2 of 16", _mix(3, 2, 16)),
+        Case("67 tokens, 3 of 5, biases", _mix(67, 3, 5, biased=True)),
+        Case("40 tokens, 8 of 64", _mix(40, 8, 64, 16, 8), LARGE),
+        Case("clipped", _mix(9, 2, 4, biased=True, spread=4.0, **_CLIPPED)),
+        Case("clipped, one token", _mix(1, 4, 8, biased=True, spread=4.0, **_CLIPPED)),
+        Case("another limit", _mix(9, 2, 4, spread=4.0, alpha=1.3, limit=2, **_CLIPPED), LARGE),
+        Case("gelu", _mix(9, 2, 4, activation="geglu"), LARGE),
+        Case("gelu, one token", _mix(1, 2, 4, activation="geglu", spread=4.0)),
+        Case("gelu by tanh", _mix(9, 2, 4, activation="geglu_tanh"), LARGE),
+        Case("gelu by tanh, one token", _mix(1, 2, 4, activation="geglu_tanh", spread=4.0)),
+        Case("one of one", _mix(5, 1, 1), LARGE),
+        Case("all of them", _mix(5, 4, 4, chosen=[3, 0, 2, 1]), LARGE),
+        Case("all tokens choose one", _mix(33, 1, 7, chosen=[[5]]), LARGE),
+        Case("an expert twice", _mix(5, 3, 4, chosen=[[2, 2, 0]]), LARGE),
+        Case("an expert twice, one token", _mix(1, 3, 4, chosen=[[2, 2, 0]]), LARGE),
+        Case("none for some", _mix(4, 2, 3, chosen=[[-1, 1], [2, -1], [-1, -1], [0, 0]])),
+        Case("none for one token", _mix(1, 3, 4, chosen=[[-1, 2, -1]]), LARGE),
+        Case("none at all", _mix(5, 2, 3, chosen=[[-1, -1]]), LARGE),
+        Case("out of range", _mix(4, 2, 3, chosen=[[3, 1], [2, 2**31 - 1], [-(2**31), 0], [1, 9]])),
+        Case("out of range, few", _mix(2, 2, 6, chosen=[[6, 1], [2**31 - 1, -(2**31)]]), LARGE),
+        Case("no tokens", _mix(0, 2, 3), LARGE),
+        Case("no choices", _mix(3, 0, 3), LARGE),
+        Case("one number each", _mix(3, 2, 3, 1, 1), LARGE),
+        Case("matrices that lie apart", _mix(9, 2, 4, biased=True), strided=True),
+        Case("one token, matrices that lie apart", _mix(1, 2, 8), strided=True),
+        Case("odd widths", _mix(5, 2, 3, 1031, 517), LARGE),
+        Case("one token, wide", _mix(1, 2, 4, 1031, 517), LARGE),
+        Case("1,031 tokens, 4 of 16", _mix(1031, 4, 16), LARGE),
+        Case("259 tokens, 2 of 300", _mix(259, 2, 300, 16, 8), LARGE),
         Case("nan of its own", _nan_of_its_own),
         Case(
             "nan that was not chosen", _nan_not_chosen([[0, 3], [3, -1], [0, 0]], 5), LARGE_KERNELS
@@ -623,17 +621,17 @@ _EXPERTS = Row(
         Case("nan that was not chosen, few", _nan_not_chosen([[0, 3], [3, -1]], 9), LARGE_KERNELS),
     ),
     budget=budgets.of_experts,
-    gradient=_mixed(3, 2, 3, 4, 3, biased=True),
+    gradient=_mix(3, 2, 3, 4, 3, biased=True),
     gpu={
-        "one token, 8 of 128": _mixed(1, 8, 128, 2048, 768),
-        "4,096 tokens, 8 of 128": _mixed(4096, 8, 128, 2048, 768),
+        "one token, 8 of 128": _mix(1, 8, 128, 2048, 768),
+        "4,096 tokens, 8 of 128": _mix(4096, 8, 128, 2048, 768),
     },
     cpu={
-        "one token, 2 of 8": _mixed(1, 2, 8, 1024, 512),
-        "256 tokens, 2 of 8": _mixed(256, 2, 8, 1024, 512),
+        "one token, 2 of 8": _mix(1, 2, 8, 1024, 512),
+        "256 tokens, 2 of 8": _mix(256, 2, 8, 1024, 512),
     },
-    moved=_experts_moved,
-    operations=_expert_work,
+    moved=_expert_bytes,
+    operations=_expert_operations,
 )
 
 ATTENTION: tuple[Row, ...] = (_ROPE, _ATTENTION, _CACHE_WRITE, _EXPERTS)

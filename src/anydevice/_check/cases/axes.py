@@ -211,7 +211,7 @@ _NORM = (
 )
 
 
-def _summed_with_nan(draw: Draw) -> Call:
+def _sum_with_nan(draw: Draw) -> Call:
     x = draw.normal(4, 7)
     x[0, 3], x[1, 2], x[2, 4], x[3, [1, 5]] = np.nan, np.inf, -np.inf, [np.inf, -np.inf]
     return call(x, axis=-1)
@@ -231,7 +231,7 @@ _CUMULATIVE_SUM = Row(
         Case("sums that grow", along(2, 5003, axis=-1, kind="positive"), FLOATS),
         Case("a million that grow", along(1000003, axis=0, kind="positive"), LARGE),
         Case("long columns", along(70001, 5, axis=0), LARGE),
-        Case("nan and infinities", _summed_with_nan, FLOATS),
+        Case("nan and infinities", _sum_with_nan, FLOATS),
         Case("elements that lie apart", along(9, 33, axis=-1), strided=True),
     ),
     NUMBERS,
@@ -342,8 +342,8 @@ _ARGMIN = replace(
 )
 
 
-def _unordered(*shape: int, **options: Any) -> Make:
-    """Numbers of which each is there several times."""
+def _repeat(*shape: int, **options: Any) -> Make:
+    """Draw numbers that occur several times each."""
 
     def make(draw: Draw) -> Call:
         if draw.dtype.kind == "bool":
@@ -375,12 +375,10 @@ def _order(op: str, gives: Any, gradient: Make | None) -> Row:
         op,
         (
             Case("rows of 1031", along(5, 1031)),
-            Case("equal ones", _unordered(3, 501)),
-            Case("equal ones that fall", _unordered(3, 501, descending=True)),
-            Case("another axis", _unordered(5, 77, 3, axis=1)),
-            Case(
-                "another axis from behind, falling", _unordered(5, 33, 3, axis=-2, descending=True)
-            ),
+            Case("equal ones", _repeat(3, 501)),
+            Case("equal ones that fall", _repeat(3, 501, descending=True)),
+            Case("another axis", _repeat(5, 77, 3, axis=1)),
+            Case("another axis from behind, falling", _repeat(5, 33, 3, axis=-2, descending=True)),
             Case("a vector", along(17), ONE_DTYPE),
             Case("one column", along(4, 1), ONE_DTYPE),
             Case("none", along(4, 0), ONE_DTYPE),
@@ -389,7 +387,7 @@ def _order(op: str, gives: Any, gradient: Make | None) -> Row:
             Case("nan, infinities and limits", _unordered_nan(False), FLOATS),
             Case("nan, infinities and limits, falling", _unordered_nan(True), FLOATS),
             Case("nearly in order", _near_order, LARGE),
-            Case("200,003 of few", _unordered(200003), LARGE),
+            Case("200,003 of few", _repeat(200003), LARGE),
             Case("many rows", along(20011, 17), LARGE),
             Case("elements that lie apart", along(9, 33), strided=True),
         ),
@@ -439,7 +437,10 @@ def _largest_with_nan(draw: Draw) -> Call:
 
 
 def _values_at_indices(result: Any, made: Call) -> Any:
-    """Of equal numbers any index is right: compare what lies there, and that no two are one."""
+    """Replace indices by the values there, and check that no two are the same.
+
+    Any index of equal numbers is right.
+    """
     values, indices = result
     x = np.asarray(made.arguments[0])
     inside = np.clip(np.asarray(indices), 0, max(0, x.shape[-1] - 1)).astype(np.int64)

@@ -33,7 +33,7 @@ LARGEST = {
 }
 
 _BLOCK = 1_048_573
-"""So many numbers are drawn; longer arrays repeat them. A prime, so that no row equals another."""
+"""The most numbers that are drawn; longer arrays repeat them. A prime, so that rows differ."""
 
 
 class Call(Record):
@@ -74,29 +74,29 @@ class Draw:
         self._random = np.random.default_rng([zlib.crc32(name.encode()), seed])
 
     def normal(self, *shape: int, spread: float = 1.0, middle: float = 0.0) -> Array:
-        """Of either sign, most of them smaller than `spread`; integers for an integer dtype."""
+        """Draw numbers of either sign, mostly below `spread`; integers for an integer dtype."""
         if self.dtype.kind == "bool":
             return self.chance(*shape)
         if self.dtype.kind == "int":
-            return self._filled(self._random.integers(-50, 51, self._count(shape)), shape)
+            return self._fill(self._random.integers(-50, 51, self._count(shape)), shape)
         drawn = self._random.standard_normal(self._count(shape)) * spread + middle
-        return self._filled(drawn, shape)
+        return self._fill(drawn, shape)
 
     def positive(self, *shape: int) -> Array:
         """Between a half and one and a half: sums of them grow, so that a short adder shows."""
         if self.dtype.kind == "int":
-            return self._filled(self._random.integers(1, 10, self._count(shape)), shape)
-        return self._filled(self._random.uniform(0.5, 1.5, self._count(shape)), shape)
+            return self._fill(self._random.integers(1, 10, self._count(shape)), shape)
+        return self._fill(self._random.uniform(0.5, 1.5, self._count(shape)), shape)
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
         """Between two bounds."""
-        return self._filled(self._random.uniform(low, high, self._count(shape)), shape)
+        return self._fill(self._random.uniform(low, high, self._count(shape)), shape)
 
     def digits(self, *shape: int) -> Array:
         """Integers that no float32 holds, and floating-point numbers of either sign."""
         if self.dtype.kind != "int":
             return self.normal(*shape)
-        return self._filled(self._random.integers(-(2**30), 2**30, self._count(shape)), shape)
+        return self._fill(self._random.integers(-(2**30), 2**30, self._count(shape)), shape)
 
     def neighbours(self, *shape: int) -> tuple[Array, Array]:
         """Two arrays whose elements are equal, or the next number that the dtype has."""
@@ -114,11 +114,11 @@ class Draw:
         return drawn
 
     def large(self, *shape: int) -> Array:
-        """Of all magnitudes whose squares float32 can still hold; float16 holds less."""
+        """Draw numbers of all magnitudes whose squares float32 holds; less for float16."""
         most = 4.0 if self.dtype.name == "float16" else 17.0
         powers = self._random.uniform(-most, most, self._count(shape))
         signs = self._random.choice([-1.0, 1.0], self._count(shape))
-        return self._filled(signs * 10**powers, shape)
+        return self._fill(signs * 10**powers, shape)
 
     def special(self, *others: float) -> Array:
         """NaN, infinities, zeros, ones, the largest, and `others`."""
@@ -130,7 +130,7 @@ class Draw:
         """Numbers that are too small to have all their digits, and a few that are not."""
         smallest = SMALLEST_NORMAL[self.dtype.name]
         parts = self._random.choice([-0.5, -0.25, 0.0, 0.125, 0.5, 1.0, 2.0], self._count(shape))
-        return self._filled(parts * smallest, shape)
+        return self._fill(parts * smallest, shape)
 
     def integers(self, low: int, high: int, *shape: int) -> Array:
         """Integers from `low` up to and without `high`."""
@@ -147,7 +147,7 @@ class Draw:
     def _count(self, shape: tuple[int, ...]) -> int:
         return min(int(np.prod(shape)), _BLOCK)
 
-    def _filled(self, drawn: Array, shape: tuple[int, ...]) -> Array:
+    def _fill(self, drawn: Array, shape: tuple[int, ...]) -> Array:
         rounded = drawn.astype(self.dtype.numpy())
         if int(np.prod(shape)) > len(rounded):
             return np.resize(rounded, shape)
@@ -224,7 +224,7 @@ def all_bytes(call: Call, result_bytes: int) -> int:
 
 
 def per_element(operations: int) -> Callable[[Call], int]:
-    """So many operations for each element of the largest argument."""
+    """Return a count of `operations` for each element of the largest argument."""
 
     def count(call: Call) -> int:
         return operations * max((size_of(array) for array in call.arrays()), default=0)

@@ -53,10 +53,10 @@ def _layer_reference(
     q, k, v = y[:, :heads], y[:, heads : heads + kv_heads], y[:, heads + kv_heads :]
     if query_norm is not None:
         q, k = _rms(q, query_norm, numbers.eps), _rms(k, key_norm, numbers.eps)
-    q, k = _turned(q, positions, numbers), _turned(k, positions, numbers)
+    q, k = _rotate(q, positions, numbers), _rotate(k, positions, numbers)
     attended = np.stack(
         [
-            _seen(q[row], k[row], v[row], keys[row], values[row], int(positions[row]), numbers)
+            _attend(q[row], k[row], v[row], keys[row], values[row], int(positions[row]), numbers)
             for row in range(rows)
         ]
     )
@@ -71,7 +71,7 @@ def _rms(x: Array, weight: Array, eps: float) -> Array:
     return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps) * weight
 
 
-def _turned(x: Array, positions: Array, numbers: LayerConfig) -> Array:
+def _rotate(x: Array, positions: Array, numbers: LayerConfig) -> Array:
     size = numbers.rotated
     if not size:
         return x
@@ -88,10 +88,10 @@ def _turned(x: Array, positions: Array, numbers: LayerConfig) -> Array:
     return turned
 
 
-def _seen(
+def _attend(
     q: Array, k: Array, v: Array, keys: Array, values: Array, position: int, numbers: LayerConfig
 ) -> Array:
-    """The attention of one row, (heads × size,); its keys and values are written."""
+    """Write the keys and values of one row; return its attention, (heads × size,)."""
     slots = keys.shape[1]
     if numbers.ring:
         keys[:, position % slots], values[:, position % slots] = k, v
@@ -107,7 +107,7 @@ def _seen(
 
 
 def _budget(want: Any, coarse: float, x: Array, *arguments: Any) -> Any:
-    """So many roundings to 16 bits of what is usual in a row: all sums have many parts."""
+    """Return a budget of roundings to 16 bits of a usual element of a row."""
     after, keys, values = want
     inside = ROUNDINGS * max(coarse, 64.0)
     usual = np.sqrt(np.square(after).mean(-1, keepdims=True))
@@ -115,7 +115,7 @@ def _budget(want: Any, coarse: float, x: Array, *arguments: Any) -> Any:
     return inside * usual, *new
 
 
-def _drawn(
+def _layer_call(
     draw: Draw, numbers: LayerConfig, hidden: int, inner: int, slots: int,
     positions: tuple[int, ...], *, biased: bool = False, normed: bool = False, tokens: int = 1,
     only: tuple[int, ...] | None = None,
@@ -145,7 +145,7 @@ def _drawn(
 
 
 def _case(name: str, numbers: LayerConfig, *sizes: Any, **options: Any) -> Case:
-    make: Make = partial(_drawn, numbers=numbers, **_sizes(*sizes), **options)
+    make: Make = partial(_layer_call, numbers=numbers, **_sizes(*sizes), **options)
     return Case(name, make)
 
 
@@ -296,7 +296,7 @@ def _logits_budget(want: Any, coarse: float, *arguments: Any) -> Any:
     return ROUNDINGS * max(coarse, 64.0) * np.sqrt(np.square(want).mean(-1, keepdims=True))
 
 
-def _hidden(rows: int, width: int, words: int) -> Callable[[Draw], Call]:
+def _logits_call(rows: int, width: int, words: int) -> Callable[[Draw], Call]:
     def make(draw: Draw) -> Call:
         head = draw.normal(words, width, spread=width**-0.5)
         return Call((draw.normal(rows, width), draw.normal(width, middle=1.0), head, 1e-5))
@@ -307,10 +307,10 @@ def _hidden(rows: int, width: int, words: int) -> Callable[[Draw], Call]:
 FINAL_LOGITS = Row(
     "final_logits",
     (
-        Case("one row", _hidden(1, 256, 500)),
-        Case("one row, odd sizes", _hidden(1, 200, 333)),
-        Case("five rows", _hidden(5, 256, 333)),
-        Case("thirty rows", _hidden(30, 512, 500)),
+        Case("one row", _logits_call(1, 256, 500)),
+        Case("one row, odd sizes", _logits_call(1, 200, 333)),
+        Case("five rows", _logits_call(5, 256, 333)),
+        Case("thirty rows", _logits_call(30, 512, 500)),
     ),
     ("float16", "bfloat16"),
     budget=_logits_budget,
@@ -323,14 +323,14 @@ DRAW = (0x1F83D9AB, 0x5BE0CD19, 0x367CD507, 0x510E527F, 3, 28, -40.0)
 """Constants as `draw_token` takes them."""
 
 
-def _wrapped(x: Array) -> Array:
-    """Integers as 32 bits hold them."""
+def _wrap(x: Array) -> Array:
+    """Wrap integers to 32 bits."""
     return (x + 2**31) % 2**32 - 2**31
 
 
-def _mixed(x: Array, between: int, rounds: int) -> Array:
+def _mix(x: Array, between: int, rounds: int) -> Array:
     for number in range(rounds):
-        x = _wrapped(_wrapped(x * _wrapped(2 * x + 1)) + between + number)
+        x = _wrap(_wrap(x * _wrap(2 * x + 1)) + between + number)
     return x
 
 
@@ -343,10 +343,10 @@ def _draw_reference(
     if greedy:
         return np.where(finite, np.argmax(logits, 1), -1)
     by_seed, by_place, by_token, between, rounds, _, _ = constants
-    key = _mixed(_wrapped(seeds * by_seed), between, rounds)
-    key = _mixed(_wrapped(key + _wrapped(place * by_place)), between, rounds)[:, None]
-    token = _wrapped(_wrapped(np.arange(logits.shape[1]) * by_token) + key)
-    number = _wrapped(_mixed(token, between, rounds) * _wrapped(2 * key + 1))
+    key = _mix(_wrap(seeds * by_seed), between, rounds)
+    key = _mix(_wrap(key + _wrap(place * by_place)), between, rounds)[:, None]
+    token = _wrap(_wrap(np.arange(logits.shape[1]) * by_token) + key)
+    number = _wrap(_mix(token, between, rounds) * _wrap(2 * key + 1))
     chance = (np.where(number < 0, -1 - number, number) + 0.5) / 2**31
     x = logits * numbers[0]
     x = x - x.max(1, keepdims=True)

@@ -128,7 +128,7 @@ def _unary(
     )
 
 
-def _bounded(draw: Draw) -> Call:
+def _bounds(draw: Draw) -> Call:
     return call(draw.listed([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 3.0]))
 
 
@@ -139,8 +139,8 @@ def _two(
     return lambda draw: call(getattr(draw, left)(*a), getattr(draw, right)(*b))
 
 
-def _crossed(a: Any, b: Any) -> Call:
-    """All pairs of elements of the two, contiguous in memory.
+def _cross(a: Any, b: Any) -> Call:
+    """Return all pairs of elements of the two, contiguous in memory.
 
     Repeating is checked for itself; here it would only make engines compile one more kernel.
     """
@@ -170,7 +170,7 @@ def _binary(
     *,
     dtypes: tuple[str, ...] = NUMBERS,
     kinds: tuple[str, str] = ("normal", "normal"),
-    special: Make = lambda draw: _crossed(draw.special(), draw.special()),
+    special: Make = lambda draw: _cross(draw.special(), draw.special()),
     spread: Make = lambda draw: call(draw.large(7, 129), draw.large(7, 129)),
     integers: Make = lambda draw: call(draw.digits(7, 129), draw.digits(7, 129)),
     denormal: bool = True,
@@ -208,11 +208,11 @@ def _binary(
     )
 
 
-def _divided(draw: Draw) -> Call:
-    return _crossed(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0, -0.0]))
+def _special_quotients(draw: Draw) -> Call:
+    return _cross(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0, -0.0]))
 
 
-def _divided_by_like(draw: Draw) -> Call:
+def _quotients_of_like(draw: Draw) -> Call:
     """Numbers of all magnitudes by others of about the same: no quotient is too large or small."""
     a = draw.large(7, 129)
     return call(a, (a * draw.positive(7, 129)).astype(a.dtype))
@@ -220,7 +220,7 @@ def _divided_by_like(draw: Draw) -> Call:
 
 def _integer_powers(draw: Draw) -> Call:
     bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0, np.inf, -np.inf, np.nan])
-    return _crossed(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
+    return _cross(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
 
 
 def _powers(draw: Draw) -> Call:
@@ -235,7 +235,7 @@ def _neighbours(draw: Draw) -> Call:
     return call(*draw.neighbours(7, 129))
 
 
-def _compared(op: str, **how: Any) -> Row:
+def _comparison_row(op: str, **how: Any) -> Row:
     row = _binary(op, spread=_neighbours, integers=_neighbours, **how)
     many = Case("a million neighbours", lambda draw: call(*draw.neighbours(1031, 1033)), LARGE)
     return replace(row, cases=(*row.cases, many))
@@ -252,7 +252,7 @@ def _where(at: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
 
 
 def _where_special(draw: Draw) -> Call:
-    """What is not chosen has no influence, on either side."""
+    """Put special numbers on the side that is not chosen: they have no influence."""
     special = draw.special()
     return call(np.arange(18) % 2 == 0, np.repeat(special, 2), np.repeat(special[::-1], 2))
 
@@ -310,11 +310,11 @@ _GELU = Row(
 )
 
 
-def _clipped(*shape: int, **limits: Any) -> Make:
+def _clip_call(*shape: int, **limits: Any) -> Make:
     return lambda draw: call(draw.digits(*shape), **limits)
 
 
-def _clipped_by_arrays(draw: Draw) -> Call:
+def _clip_by_arrays(draw: Draw) -> Call:
     low, high = draw.normal(5, 1), draw.normal(7)
     return call(draw.digits(3, 5, 7), low, high)  # some limits are crossed: the upper one wins
 
@@ -322,20 +322,20 @@ def _clipped_by_arrays(draw: Draw) -> Call:
 _CLIP = Row(
     "clip",
     (
-        Case("two rows of 4096", _clipped(2, 4096, min=-1, max=1)),
-        Case("fractions", _clipped(3, 77, min=-0.375, max=0.5), FLOATS),
-        Case("below alone", _clipped(3, 77, min=0)),
-        Case("above alone", _clipped(3, 77, max=0), ONE_DTYPE),
-        Case("without limits", _clipped(3, 77), ONE_DTYPE),
-        Case("crossed limits", _clipped(3, 77, min=1, max=-1)),
-        Case("by arrays", _clipped_by_arrays),
-        Case("empty", _clipped(0, 7, min=0, max=1), ONE_DTYPE),
-        Case("a million, odd", _clipped(1031, 1033, min=-1, max=1), LARGE),
+        Case("two rows of 4096", _clip_call(2, 4096, min=-1, max=1)),
+        Case("fractions", _clip_call(3, 77, min=-0.375, max=0.5), FLOATS),
+        Case("below alone", _clip_call(3, 77, min=0)),
+        Case("above alone", _clip_call(3, 77, max=0), ONE_DTYPE),
+        Case("without limits", _clip_call(3, 77), ONE_DTYPE),
+        Case("crossed limits", _clip_call(3, 77, min=1, max=-1)),
+        Case("by arrays", _clip_by_arrays),
+        Case("empty", _clip_call(0, 7, min=0, max=1), ONE_DTYPE),
+        Case("a million, odd", _clip_call(1031, 1033, min=-1, max=1), LARGE),
         Case("nan, infinities and limits", lambda draw: call(draw.special(), -2, 2), FLOATS),
-        Case("elements that lie apart", _clipped(9, 17, min=-1, max=1), strided=True),
+        Case("elements that lie apart", _clip_call(9, 17, min=-1, max=1), strided=True),
     ),
     NUMBERS,
-    gradient=_clipped(3, 5, min=-0.5, max=0.5),
+    gradient=_clip_call(3, 5, min=-0.5, max=0.5),
     **_ONE_TIMED,
 )
 
@@ -364,32 +364,32 @@ _LEAKY_RELU = Row(
 )
 
 
-def _gated(*shape: int) -> Make:
+def _gate_call(*shape: int) -> Make:
     return lambda draw: call(draw.normal(*shape, spread=3.0), draw.normal(*shape))
 
 
 _SWIGLU = Row(
     "swiglu",
     (
-        Case("two rows of 14336", _gated(2, 14336)),
-        Case("one row, odd width", _gated(1, 1001)),
-        Case("one element", _gated(1)),
-        Case("empty", _gated(0, 8)),
-        Case("rows that lie apart", _gated(3, 5, 64), strided=True),
-        Case("columns that lie apart", _gated(33, 65), strided=True),
-        Case("a million, odd", _gated(1031, 1033), LARGE_KERNELS),
-        Case("many rows", _gated(70001, 5), LARGE_KERNELS),
+        Case("two rows of 14336", _gate_call(2, 14336)),
+        Case("one row, odd width", _gate_call(1, 1001)),
+        Case("one element", _gate_call(1)),
+        Case("empty", _gate_call(0, 8)),
+        Case("rows that lie apart", _gate_call(3, 5, 64), strided=True),
+        Case("columns that lie apart", _gate_call(33, 65), strided=True),
+        Case("a million, odd", _gate_call(1031, 1033), LARGE_KERNELS),
+        Case("many rows", _gate_call(70001, 5), LARGE_KERNELS),
         Case("up to eighty", lambda draw: call(draw.uniform(-80, 80, 9, 65), draw.normal(9, 65))),
         Case("nan and infinities", lambda draw: call(draw.special(), draw.positive(9)), FLOATS),
         Case(
             "nan and infinities above",
-            lambda draw: call(draw.positive(7), _bounded(draw).arguments[0]),
+            lambda draw: call(draw.positive(7), _bounds(draw).arguments[0]),
         ),
     ),
     budget=budgets.of_sigmoid(32),
-    gradient=_gated(3, 5),
-    gpu={"16,384 rows of 14336": _gated(16384, 14336)},
-    cpu={"256 rows of 14336": _gated(256, 14336)},
+    gradient=_gate_call(3, 5),
+    gpu={"16,384 rows of 14336": _gate_call(16384, 14336)},
+    cpu={"256 rows of 14336": _gate_call(256, 14336)},
     operations=per_element(5),
 )
 
@@ -415,8 +415,8 @@ ELEMENTWISE: tuple[Row, ...] = (
         budgets.relative(6),
         dtypes=FLOATS,
         kinds=("normal", "positive"),
-        special=_divided,
-        spread=_divided_by_like,
+        special=_special_quotients,
+        spread=_quotients_of_like,
         denormal=False,
     ),
     _binary(
@@ -428,14 +428,14 @@ ELEMENTWISE: tuple[Row, ...] = (
         spread=_powers,
         denormal=False,
     ),
-    _compared("maximum"),
-    _compared("minimum"),
-    _compared("equal", smooth=False, gives=condition),
-    _compared("not_equal", smooth=False, gives=condition),
-    _compared("greater", smooth=False, gives=condition),
-    _compared("greater_equal", smooth=False, gives=condition),
-    _compared("less", smooth=False, gives=condition, thorough=True),
-    _compared("less_equal", smooth=False, gives=condition),
+    _comparison_row("maximum"),
+    _comparison_row("minimum"),
+    _comparison_row("equal", smooth=False, gives=condition),
+    _comparison_row("not_equal", smooth=False, gives=condition),
+    _comparison_row("greater", smooth=False, gives=condition),
+    _comparison_row("greater_equal", smooth=False, gives=condition),
+    _comparison_row("less", smooth=False, gives=condition, thorough=True),
+    _comparison_row("less_equal", smooth=False, gives=condition),
     _logical("logical_and"),
     _logical("logical_or"),
     _WHERE,
@@ -448,9 +448,9 @@ ELEMENTWISE: tuple[Row, ...] = (
     _unary("exp", budgets.of_exponential(16), operations=4, thorough=True),
     _unary("log", budgets.relative(16), positive=True, spread=_of_all_sizes, operations=4),
     _unary("sqrt", budgets.relative(6), positive=True, spread=_of_all_sizes),
-    _unary("rsqrt", budgets.relative(6), positive=True, spread=_of_all_sizes, special=_bounded),
-    _unary("sin", budgets.absolute(8), special=_bounded, spread=_up_to_eighty, operations=4),
-    _unary("cos", budgets.absolute(8), special=_bounded, spread=_up_to_eighty, operations=4),
+    _unary("rsqrt", budgets.relative(6), positive=True, spread=_of_all_sizes, special=_bounds),
+    _unary("sin", budgets.absolute(8), special=_bounds, spread=_up_to_eighty, operations=4),
+    _unary("cos", budgets.absolute(8), special=_bounds, spread=_up_to_eighty, operations=4),
     _unary("tanh", budgets.relative(32), operations=4),
     _unary("sigmoid", budgets.of_sigmoid(16), operations=4),
     _unary("erf", budgets.absolute(32), operations=4),

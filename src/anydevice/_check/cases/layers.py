@@ -174,41 +174,41 @@ _OUTER = Row(
 )
 
 
-def _named(subscripts: str, *shapes: tuple[int, ...]) -> Make:
+def _contract(subscripts: str, *shapes: tuple[int, ...]) -> Make:
     return lambda draw: call(subscripts, *(draw.normal(*shape) for shape in shapes))
 
 
 _EINSUM = Row(
     "einsum",
     (
-        Case("matrices", _named("ij,jk->ik", (33, 65), (65, 17))),
-        Case("attention", _named("bqhd,bkhd->bhqk", (2, 5, 3, 8), (2, 7, 3, 8))),
-        Case("batches last", _named("ijb,jkb->kbi", (3, 5, 4), (5, 2, 4))),
-        Case("three", _named("ij,jk,kl->il", (3, 9), (9, 7), (7, 5))),
-        Case("of one, a diagonal", _named("iji->ji", (5, 3, 5))),
-        Case("of one, a trace", _named("ii", (65, 65)), LARGE),
-        Case("of one, turned", _named("ba", (3, 5)), LARGE),
-        Case("of one, added up", _named("ijk->j", (7, 9, 33))),
-        Case("no sum", _named("i,j,k->kij", (3,), (5,), (2,)), LARGE),
-        Case("added up before", _named("ij,kl->il", (9, 33), (17, 5))),
-        Case("any axes", _named("...ij,...jk->...ik", (2, 1, 3, 5), (4, 5, 2))),
-        Case("any axes that are added up", _named("...i,...i", (3, 4, 5), (4, 5)), LARGE),
-        Case("to a number", _named("ij,ij->", (33, 17), (33, 17))),
-        Case("spaces", _named("i j , j -> i", (3, 5), (5,)), LARGE),
-        Case("nothing to add", _named("ij,jk->ik", (3, 0), (0, 4)), LARGE),
-        Case("a large one", _named("bij,bjk->bik", (3, 257, 129), (3, 129, 131)), LARGE),
+        Case("matrices", _contract("ij,jk->ik", (33, 65), (65, 17))),
+        Case("attention", _contract("bqhd,bkhd->bhqk", (2, 5, 3, 8), (2, 7, 3, 8))),
+        Case("batches last", _contract("ijb,jkb->kbi", (3, 5, 4), (5, 2, 4))),
+        Case("three", _contract("ij,jk,kl->il", (3, 9), (9, 7), (7, 5))),
+        Case("of one, a diagonal", _contract("iji->ji", (5, 3, 5))),
+        Case("of one, a trace", _contract("ii", (65, 65)), LARGE),
+        Case("of one, turned", _contract("ba", (3, 5)), LARGE),
+        Case("of one, added up", _contract("ijk->j", (7, 9, 33))),
+        Case("no sum", _contract("i,j,k->kij", (3,), (5,), (2,)), LARGE),
+        Case("added up before", _contract("ij,kl->il", (9, 33), (17, 5))),
+        Case("any axes", _contract("...ij,...jk->...ik", (2, 1, 3, 5), (4, 5, 2))),
+        Case("any axes that are added up", _contract("...i,...i", (3, 4, 5), (4, 5)), LARGE),
+        Case("to a number", _contract("ij,ij->", (33, 17), (33, 17))),
+        Case("spaces", _contract("i j , j -> i", (3, 5), (5,)), LARGE),
+        Case("nothing to add", _contract("ij,jk->ik", (3, 0), (0, 4)), LARGE),
+        Case("a large one", _contract("bij,bjk->bik", (3, 257, 129), (3, 129, 131)), LARGE),
         Case(
             "nan and infinities times zero",
             lambda draw: call("ij,jk->ik", *_times_zero(3, 5, 4)(draw).arguments),
             FLOATS,
         ),
-        Case("elements that lie apart", _named("ij,jk->ik", (9, 17), (17, 5)), strided=True),
+        Case("elements that lie apart", _contract("ij,jk->ik", (9, 17), (17, 5)), strided=True),
     ),
     NUMBERS,
     budget=budgets.of_magnitudes("einsum", lambda subscripts, *arrays: max(map(size_of, arrays))),
-    gradient=_named("bij,bjk->bik", (2, 3, 4), (2, 4, 2)),
-    gpu={"4096³": _named("ij,jk->ik", (4096, 4096), (4096, 4096))},
-    cpu={"512³": _named("ij,jk->ik", (512, 512), (512, 512))},
+    gradient=_contract("bij,bjk->bik", (2, 3, 4), (2, 4, 2)),
+    gpu={"4096³": _contract("ij,jk->ik", (4096, 4096), (4096, 4096))},
+    cpu={"512³": _contract("ij,jk->ik", (512, 512), (512, 512))},
     operations=lambda made: 2 * size_of(made.arguments[1]) * made.arguments[2].shape[-1],
 )
 
@@ -257,7 +257,7 @@ def _softmax_row(op: str, budget: Any) -> Row:
     )
 
 
-def _scaled(*shape: int, kind: str = "normal") -> Make:
+def _scale(*shape: int, kind: str = "normal") -> Make:
     return lambda draw: call(getattr(draw, kind)(*shape), draw.positive(shape[-1]))
 
 
@@ -266,14 +266,14 @@ _NOT_FINITE = [[1.0, nan, 2.0], [0.0, 0.0, 0.0], [1.0, inf, 2.0]]
 _RMSNORM = Row(
     "rmsnorm",
     (
-        Case("three rows of 4096", _scaled(3, HIDDEN)),
-        Case("one row, odd width", _scaled(1, 1001)),
-        Case("squares that grow", _scaled(2, 8192, kind="positive")),
-        Case("the last counts most", _scaled(4, 333, kind="heavy")),
-        Case("one column", _scaled(5, 1)),
-        Case("no rows", _scaled(0, 8)),
-        Case("very long", _scaled(1, 100003)),
-        Case("large", _scaled(3, 65, kind="large")),
+        Case("three rows of 4096", _scale(3, HIDDEN)),
+        Case("one row, odd width", _scale(1, 1001)),
+        Case("squares that grow", _scale(2, 8192, kind="positive")),
+        Case("the last counts most", _scale(4, 333, kind="heavy")),
+        Case("one column", _scale(5, 1)),
+        Case("no rows", _scale(0, 8)),
+        Case("very long", _scale(1, 100003)),
+        Case("large", _scale(3, 65, kind="large")),
         Case(
             "small beside eps",
             lambda draw: call(draw.normal(2, 64, spread=0.001), draw.positive(64), 1e-3),
@@ -282,23 +282,23 @@ _RMSNORM = Row(
             "nan, infinities and zeros",
             lambda draw: call(draw.listed(_NOT_FINITE), draw.positive(3)),
         ),
-        Case("rows that lie apart", _scaled(3, 5, 64), strided=True),
+        Case("rows that lie apart", _scale(3, 5, 64), strided=True),
         Case(
             "small beside the usual eps",
             lambda draw: call(draw.normal(2, 64, spread=0.001), draw.positive(64)),
         ),
-        Case("many rows", _scaled(4099, 257), LARGE_KERNELS),
-        Case("very many rows", _scaled(70001, 5), LARGE_KERNELS),
+        Case("many rows", _scale(4099, 257), LARGE_KERNELS),
+        Case("very many rows", _scale(70001, 5), LARGE_KERNELS),
     ),
     budget=budgets.of_rmsnorm,
-    gradient=_scaled(3, 5),
-    gpu={"16,384 rows of 4096": _scaled(16384, HIDDEN)},
-    cpu={"1,024 rows of 4096": _scaled(1024, HIDDEN)},
+    gradient=_scale(3, 5),
+    gpu={"16,384 rows of 4096": _scale(16384, HIDDEN)},
+    cpu={"1,024 rows of 4096": _scale(1024, HIDDEN)},
     operations=per_element(4),
 )
 
 
-def _normed(*shape: int, middle: float = 0.0, spread: float = 1.0) -> Make:
+def _norm(*shape: int, middle: float = 0.0, spread: float = 1.0) -> Make:
     def make(draw: Draw) -> Call:
         x = draw.normal(*shape, middle=middle, spread=spread)
         return call(x, draw.positive(shape[-1]), draw.normal(shape[-1]))
@@ -309,31 +309,31 @@ def _normed(*shape: int, middle: float = 0.0, spread: float = 1.0) -> Make:
 _LAYERNORM = Row(
     "layernorm",
     (
-        Case("three rows of 4096", _normed(3, HIDDEN)),
-        Case("one row, odd width", _normed(1, 1001)),
-        Case("far from zero", _normed(2, 512, middle=100.0)),
-        Case("farther from zero", _normed(2, 512, middle=2000.0), ("float32", "float64")),
+        Case("three rows of 4096", _norm(3, HIDDEN)),
+        Case("one row, odd width", _norm(1, 1001)),
+        Case("far from zero", _norm(2, 512, middle=100.0)),
+        Case("farther from zero", _norm(2, 512, middle=2000.0), ("float32", "float64")),
         Case(
             "the last counts most", lambda draw: call(draw.heavy(4, 333), draw.positive(333), None)
         ),
         Case("without weight and bias", lambda draw: call(draw.normal(3, 65), None, None, 1e-3)),
         Case("without weight", lambda draw: call(draw.normal(3, 65), None, draw.normal(65))),
-        Case("no rows", _normed(0, 8)),
-        Case("very long", _normed(1, 100003)),
-        Case("rows that lie apart", _normed(3, 5, 64), strided=True),
-        Case("small beside the usual eps", _normed(2, 64, spread=0.003)),
-        Case("one column", _normed(5, 1)),
-        Case("many rows", _normed(4099, 257), LARGE_KERNELS),
-        Case("very many rows", _normed(70001, 5), LARGE_KERNELS),
+        Case("no rows", _norm(0, 8)),
+        Case("very long", _norm(1, 100003)),
+        Case("rows that lie apart", _norm(3, 5, 64), strided=True),
+        Case("small beside the usual eps", _norm(2, 64, spread=0.003)),
+        Case("one column", _norm(5, 1)),
+        Case("many rows", _norm(4099, 257), LARGE_KERNELS),
+        Case("very many rows", _norm(70001, 5), LARGE_KERNELS),
         Case(
             "nan, infinities and zeros",
             lambda draw: call(draw.listed(_NOT_FINITE), draw.positive(3), draw.normal(3)),
         ),
     ),
     budget=budgets.of_layernorm,
-    gradient=_normed(3, 5),
-    gpu={"16,384 rows of 4096": _normed(16384, HIDDEN)},
-    cpu={"1,024 rows of 4096": _normed(1024, HIDDEN)},
+    gradient=_norm(3, 5),
+    gpu={"16,384 rows of 4096": _norm(16384, HIDDEN)},
+    cpu={"1,024 rows of 4096": _norm(1024, HIDDEN)},
     operations=per_element(7),
 )
 
@@ -453,7 +453,7 @@ def _image(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **
     return make
 
 
-def _convolved(made: Call) -> int:
+def _conv_operations(made: Call) -> int:
     x, weight = made.arguments[:2]
     pixels = size_of(x[:, 0]) // int(made.options.get("stride", 1)) ** 2
     return 2 * pixels * size_of(weight)
@@ -495,11 +495,11 @@ _CONV2D = Row(
     gradient=_image((1, 2, 4, 4), (2, 2, 3, 3), padding=1),
     gpu={"32 images, 3 × 3, 256 channels": _image((32, 256, 56, 56), (256, 256, 3, 3), padding=1)},
     cpu={"1 image, 3 × 3, 64 channels": _image((1, 64, 28, 28), (64, 64, 3, 3), padding=1)},
-    operations=_convolved,
+    operations=_conv_operations,
 )
 
 
-def _raised(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **how: Any) -> Make:
+def _expand(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **how: Any) -> Make:
     def make(draw: Draw) -> Call:
         b = draw.normal(weight[1]) if bias else None
         return call(draw.normal(*x), draw.normal(*weight), b, **how)
@@ -507,7 +507,7 @@ def _raised(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, *
     return make
 
 
-def _raised_nan(draw: Draw) -> Call:
+def _transposed_nan(draw: Draw) -> Call:
     x, weight = draw.normal(1, 2, 5, 4), draw.normal(2, 3, 3, 2)
     x[0, 0, 2, 3], x[0, 1, 4, 0] = nan, inf
     return call(x, weight, None, stride=2)
@@ -516,74 +516,74 @@ def _raised_nan(draw: Draw) -> Call:
 _CONV_TRANSPOSE2D = Row(
     "conv_transpose2d",
     (
-        Case("3 × 3 over 16 channels", _raised((2, 16, 7, 5), (16, 9, 3, 3), padding=1)),
-        Case("twice the size", _raised((1, 6, 9, 8), (6, 5, 2, 2), stride=2)),
+        Case("3 × 3 over 16 channels", _expand((2, 16, 7, 5), (16, 9, 3, 3), padding=1)),
+        Case("twice the size", _expand((1, 6, 9, 8), (6, 5, 2, 2), stride=2)),
         Case(
             "twice the size, odd",
-            _raised((2, 3, 5, 7), (3, 4, 3, 3), stride=2, padding=1, output_padding=1),
+            _expand((2, 3, 5, 7), (3, 4, 3, 3), stride=2, padding=1, output_padding=1),
         ),
-        Case("one pixel", _raised((2, 5, 1, 1), (5, 3, 1, 1)), LARGE),
-        Case("more cut off than the kernel has", _raised((1, 2, 5, 5), (2, 3, 1, 2), padding=1)),
-        Case("gaps", _raised((1, 2, 3, 4), (2, 3, 2, 1), bias=False, stride=3), LARGE),
-        Case("no images", _raised((0, 2, 5, 5), (2, 3, 3, 3), stride=2), LARGE),
+        Case("one pixel", _expand((2, 5, 1, 1), (5, 3, 1, 1)), LARGE),
+        Case("more cut off than the kernel has", _expand((1, 2, 5, 5), (2, 3, 1, 2), padding=1)),
+        Case("gaps", _expand((1, 2, 3, 4), (2, 3, 2, 1), bias=False, stride=3), LARGE),
+        Case("no images", _expand((0, 2, 5, 5), (2, 3, 3, 3), stride=2), LARGE),
         Case(
             "its own numbers on each axis",
-            _raised(
+            _expand(
                 (2, 3, 4, 5), (3, 4, 3, 2), stride=(2, 3), padding=(1, 0), output_padding=(0, 2)
             ),
         ),
-        Case("a large image", _raised((2, 5, 65, 33), (5, 7, 4, 4), stride=2, padding=1), LARGE),
-        Case("many channels", _raised((1, 65, 7, 9), (65, 130, 3, 3), stride=2), LARGE),
-        Case("pixels that lie apart", _raised((2, 3, 9, 11), (3, 4, 3, 3)), strided=True),
-        Case("nan and infinities", _raised_nan),
+        Case("a large image", _expand((2, 5, 65, 33), (5, 7, 4, 4), stride=2, padding=1), LARGE),
+        Case("many channels", _expand((1, 65, 7, 9), (65, 130, 3, 3), stride=2), LARGE),
+        Case("pixels that lie apart", _expand((2, 3, 9, 11), (3, 4, 3, 3)), strided=True),
+        Case("nan and infinities", _transposed_nan),
     ),
     budget=budgets.of_magnitudes(
         "conv_transpose2d",
         lambda x, weight, bias=None, stride=1, padding=0, output_padding=0: size_of(weight[:, 0]),
     ),
-    gradient=_raised((1, 2, 3, 3), (2, 2, 3, 3), stride=2, padding=1, output_padding=1),
-    gpu={"32 images of 28², 256 channels": _raised((32, 256, 28, 28), (256, 128, 2, 2), stride=2)},
-    cpu={"1 image of 28², 64 channels": _raised((1, 64, 28, 28), (64, 32, 2, 2), stride=2)},
+    gradient=_expand((1, 2, 3, 3), (2, 2, 3, 3), stride=2, padding=1, output_padding=1),
+    gpu={"32 images of 28², 256 channels": _expand((32, 256, 28, 28), (256, 128, 2, 2), stride=2)},
+    cpu={"1 image of 28², 64 channels": _expand((1, 64, 28, 28), (64, 32, 2, 2), stride=2)},
     operations=lambda made: 2 * size_of(made.arguments[0]) * size_of(made.arguments[1][0]),
 )
 
 
-def _pooled(*shape: int, size: int = 2, **how: int) -> Make:
+def _pool(*shape: int, size: int = 2, **how: int) -> Make:
     return lambda draw: call(draw.normal(*shape), size, **how)
 
 
-def _pooled_nan(draw: Draw) -> Call:
+def _pool_of_nan(draw: Draw) -> Call:
     x = draw.normal(1, 2, 6, 6)
     x[0, 0, 0, 1], x[0, 0, 3, 2], x[0, 1, 5, 5] = nan, inf, -inf
     x[0, 1, :2, :2] = -inf
     return call(x, 2)
 
 
-def _pool(op: str, budget: Any) -> Row:
+def _pooling_row(op: str, budget: Any) -> Row:
     return Row(
         op,
         (
-            Case("2 × 2 of 16 channels", _pooled(2, 16, 12, 10)),
-            Case("overlapping", _pooled(1, 3, 9, 11, size=3, stride=2)),
-            Case("apart", _pooled(1, 2, 10, 10, size=2, stride=3)),
-            Case("what is left over", _pooled(1, 2, 7, 5, size=2)),
-            Case("the whole image", _pooled(2, 3, 7, 7, size=7)),
-            Case("no images", _pooled(0, 3, 4, 4)),
+            Case("2 × 2 of 16 channels", _pool(2, 16, 12, 10)),
+            Case("overlapping", _pool(1, 3, 9, 11, size=3, stride=2)),
+            Case("apart", _pool(1, 2, 10, 10, size=2, stride=3)),
+            Case("what is left over", _pool(1, 2, 7, 5, size=2)),
+            Case("the whole image", _pool(2, 3, 7, 7, size=7)),
+            Case("no images", _pool(0, 3, 4, 4)),
             Case(
                 "its own size and stride on each axis",
                 lambda draw: call(draw.normal(2, 3, 9, 11), (3, 2), (1, 3)),
             ),
-            Case("a large image", _pooled(2, 33, 131, 133, size=3, stride=2), LARGE),
-            Case("many channels", _pooled(5, 300, 17, 19), LARGE),
+            Case("a large image", _pool(2, 33, 131, 133, size=3, stride=2), LARGE),
+            Case("many channels", _pool(5, 300, 17, 19), LARGE),
             Case("below zero", lambda draw: call(-draw.positive(1, 2, 6, 6), 2)),
-            Case("pixels that lie apart", _pooled(2, 3, 8, 6), strided=True),
-            Case("nan and infinities", _pooled_nan),
+            Case("pixels that lie apart", _pool(2, 3, 8, 6), strided=True),
+            Case("nan and infinities", _pool_of_nan),
         ),
         FLOATS,
         budget,
-        gradient=_pooled(1, 2, 4, 4),
-        gpu={"32 images of 56², 256 channels": _pooled(32, 256, 56, 56)},
-        cpu={"1 image of 56², 64 channels": _pooled(1, 64, 56, 56)},
+        gradient=_pool(1, 2, 4, 4),
+        gpu={"32 images of 56², 256 channels": _pool(32, 256, 56, 56)},
+        cpu={"1 image of 56², 64 channels": _pool(1, 64, 56, 56)},
     )
 
 
@@ -600,8 +600,8 @@ LAYERS: tuple[Row, ...] = (
     _MEAN_SQUARED_ERROR,
     _CONV2D,
     _CONV_TRANSPOSE2D,
-    _pool("max_pool2d", budgets.exact),
-    _pool(
+    _pooling_row("max_pool2d", budgets.exact),
+    _pooling_row(
         "avg_pool2d",
         budgets.of_magnitudes(
             "avg_pool2d",
