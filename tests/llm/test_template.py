@@ -127,7 +127,7 @@ def test_a_template_writes_what_it_writes_in_transformers(feature: str) -> None:
     ],
 )
 def test_the_child_says_how_it_went(template: str, expected: tuple[str, str]) -> None:
-    kind, text = chat_template._rendered(template, {"messages": ["é<"]})
+    kind, text = chat_template._render(template, {"messages": ["é<"]})
     assert kind == expected[0]
     assert text.startswith(expected[1])
 

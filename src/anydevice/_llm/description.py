@@ -2,7 +2,7 @@
 
 Families of models differ in where their norms are, how positions enter, which layers see a window,
 how experts are chosen. The rows of `_plan/families.py` say it, for memory planning and for
-running alike; here a row and a config become one `Description`, and nothing behind it knows the
+running alike; here a row and a config become one `Description`, and no code behind it knows the
 name of a family.
 """
 
@@ -42,16 +42,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""What configs call an activation function, and what we do."""
+"""Names of activation functions in configs, and ours."""
 
 _LARGEST_ROPE = 2**16
-"""Elements of a head that can turn: each is computed beforehand."""
+"""Elements of a head that may be rotated: their frequencies are precomputed."""
 CLIP, SLOPE = 7.0, 1.702
-"""Where experts that clip do so, and the slope of their sigmoid."""
+"""Defaults of experts that clip: the limit, and the slope of their sigmoid."""
 
 
 class Rope(Record):
-    """Rotary positions: the first `size` elements of a head turn.
+    """Rotary positions (RoPE): the first `size` elements of a head are rotated.
 
     `scaling` are the pairs of the mapping that `ops.rope` takes.
     """
@@ -89,7 +89,7 @@ class Routing(Record):
 
 
 class LayerDescription(Record):
-    """What layers of one model may differ in; layers that are equal run the same program.
+    """The differences between layers of one model; equal layers run the same program.
 
     `window` is the number of tokens that a query attends to, its own included; `None`: all.
     Without `rope`, positions do not enter. Without `experts`, the layer has one network.
@@ -156,7 +156,7 @@ class Description(Record):
 
 
 def describe(config: ModelConfig) -> Description:
-    """The description of the decoder that a config describes.
+    """Return the description of the decoder that a config describes.
 
     Raises `UnsupportedError` for a family, or an option of it, that cannot be run, and
     `ConfigurationError` if a number is missing or wrong.
@@ -208,7 +208,7 @@ def _forward_spec(config: ModelConfig) -> ForwardSpec:
 
 def _refuse_options(config: ModelConfig, forward: ForwardSpec) -> None:
     if config.model_class not in ("", "ForCausalLM"):
-        raise _unsupported(config, f"the class {config.model_class}")
+        raise _refusal(config, f"the class {config.model_class}")
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
@@ -218,21 +218,21 @@ def _refuse_options(config: ModelConfig, forward: ForwardSpec) -> None:
         )
     for key, value in {**forward.only, "per_layer_config": None}.items():
         if config.get(key) not in (None, value):
-            raise _unsupported(config, f"{key} = {shortened(repr(config.get(key)))}")
+            raise _refusal(config, f"{key} = {shortened(repr(config.get(key)))}")
     other = [kind for kind in config.entries("layer_types") or () if kind not in _LAYER_TYPES]
     if other:
-        raise _unsupported(config, f"{shortened(repr(other[0]))} in layer_types")
+        raise _refusal(config, f"{shortened(repr(other[0]))} in layer_types")
 
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def _unsupported(config: ModelConfig, what: str) -> UnsupportedError:
+def _refusal(config: ModelConfig, what: str) -> UnsupportedError:
     return UnsupportedError(f"{config.source}: {what} of {config.family} cannot be run")
 
 
 def _number(config: ModelConfig, key: str, default: float = 1.0) -> float:
-    """A finite number by its key; `default` where there is no key, or no value."""
+    """Return a finite number by its key; `default` if there is no key or no value."""
     value = config.get(key) if key else None
     if value is None:
         return default
@@ -260,9 +260,9 @@ def _activation(config: ModelConfig, forward: ForwardSpec) -> Activation:
         name = config.get(key)
         if name is not None:
             if not isinstance(name, str) or name not in ACTIVATIONS:
-                raise _unsupported(config, f"{key} = {shortened(repr(name))}")
-            found = ACTIVATIONS[name]
-            return "gelu_tanh" if found == "gelu" and forward.tanh_gelu else found
+                raise _refusal(config, f"{key} = {shortened(repr(name))}")
+            activation = ACTIVATIONS[name]
+            return "gelu_tanh" if activation == "gelu" and forward.tanh_gelu else activation
     return "silu"
 
 
@@ -292,26 +292,26 @@ def _layers(
     windows, experts = layer_windows(config, sizes), layer_experts(config, sizes)
     routing = _routing(config, forward, experts) if experts else None
     ropes = {window: _rope(config, forward, sizes, window) for window in set(windows)}
-    turned = _turned(config, forward, sizes)
+    rotated = _layers_with_rope(config, forward, sizes)
     routed = frozenset(experts.layers) if experts else frozenset()
 
     @cache  # layers that are equal are one object
-    def layer(window: int | None, turned: bool, routed: bool) -> LayerDescription:
+    def layer(window: int | None, rotated: bool, routed: bool) -> LayerDescription:
         return LayerDescription(
             window=window,
-            rope=ropes[window] if turned else None,
+            rope=ropes[window] if rotated else None,
             experts=routing if routed else None,
             position_scale=_position_scale(config) if forward.position_scale else None,
         )
 
     return tuple(
-        layer(window, turned[number], number in routed) for number, window in enumerate(windows)
+        layer(window, rotated[number], number in routed) for number, window in enumerate(windows)
     )
 
 
 def _routing(config: ModelConfig, forward: ForwardSpec, experts: Experts) -> Routing:
     if _activation(config, forward) not in ("silu", "gelu", "gelu_tanh"):
-        raise _unsupported(config, f"experts with {_activation(config, forward)}")
+        raise _refusal(config, f"experts with {_activation(config, forward)}")
     grouped = forward.routing == "groups"
     groups = config.count("n_group", 1, least=1) if grouped else 1
     limit = config.count("topk_group", 1, least=1) if grouped else 1
@@ -338,8 +338,8 @@ def _routing(config: ModelConfig, forward: ForwardSpec, experts: Experts) -> Rou
     )
 
 
-def _turned(config: ModelConfig, forward: ForwardSpec, sizes: DecoderSizes) -> list[bool]:
-    """Which layers have rope."""
+def _layers_with_rope(config: ModelConfig, forward: ForwardSpec, sizes: DecoderSizes) -> list[bool]:
+    """Return for each layer whether it has rope."""
     listed, nth = forward.no_rope
     flags = config.entries(listed) if listed else None
     if flags is None:
@@ -359,7 +359,7 @@ def _position_scale(config: ModelConfig) -> tuple[float, int] | None:
 
 
 def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
-    """What a config says of rope for a kind of layers, under its old names or its new ones.
+    """Return the rope parameters of a kind of layers, under their old names or their new ones.
 
     Raises `ConfigurationError` if it is no object, or a number in it is none.
     """
@@ -385,7 +385,7 @@ def _is_sensible(key: str, value: Any) -> bool:
 
 
 def kind_of_rope(given: Mapping[str, Any]) -> str:
-    """The name of the scaling in rope parameters."""
+    """Return the name of the scaling in rope parameters."""
     return str(given.get("rope_type") or given.get("type") or "default")
 
 
@@ -395,7 +395,7 @@ def _rope(
     sizes: DecoderSizes,
     window: int | None,
 ) -> Rope | None:
-    """Rope of the layers with this window."""
+    """Return the rope of the layers with this window."""
     by_window = forward.rope_by_window
     if by_window == "none" and window is None:
         return None
@@ -408,21 +408,21 @@ def _rope(
     scaled = nested or window is None or by_window not in ("base", "scaling")
     size = sizes.latent.rotated if sizes.latent else int(sizes.head_size * rotary_share(config))
     if size % 2 or size > _LARGEST_ROPE:
-        raise _unsupported(config, f"rope of {size} elements")
+        raise _refusal(config, f"rope of {size} elements")
     rope = Rope(
         theta=float(_number(config, key, 10000.0) if theta is None else theta),
         size=size,
         interleaved=config.flag(forward.interleaved),
         scaling=_scaling(config, forward, given) if scaled else (),
     )
-    frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # what is missing is said now
+    frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # checks the scaling
     return rope
 
 
 def _scaling(
     config: ModelConfig, forward: ForwardSpec, given: Mapping[str, Any]
 ) -> tuple[tuple[str, Any], ...]:
-    """The scaling of rope as `ops.rope` takes it, with what the rest of the config says."""
+    """Return the scaling as `ops.rope` takes it, completed from the rest of the config."""
     kind = kind_of_rope(given)
     if kind in forward.longrope:
         kind = "longrope"
@@ -431,7 +431,7 @@ def _scaling(
     try:
         kind_of({"rope_type": kind})
     except ConfigurationError as error:
-        raise _unsupported(config, f"rope of the type {shortened(repr(kind))}") from error
+        raise _refusal(config, f"rope of the type {shortened(repr(kind))}") from error
     longest = config.optional("longest_context")
     original = given.get("original_max_position_embeddings")
     if kind == "longrope":

@@ -42,8 +42,8 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """A text to go on with, a conversation, or tokens."""
 
 CPU_ENGINES = ("jax", "torch", "mlx")
-"""Those that serve a CPU before NumPy, unless one is asked for. Alone on the machine they are about
-equal; beside other work JAX was ten times as fast as the others, whose threads wait for each other.
+"""Engines that serve a CPU before NumPy by default. Alone on the machine they are about equal;
+ beside other work JAX was ten times as fast as the others, whose threads wait for each other.
 """
 SMALL = 32 * 2**20
 """Bytes of weights up to which NumPy has replied before another library is imported."""
@@ -63,7 +63,7 @@ class Speed(Record):
 
 
 class Reply(Record):
-    """What a model wrote.
+    """The reply of a model.
 
     `ended` says why it ends: `"stop"`, the model ended it; `"stop string"`; `"length"`, it has
     `max_tokens`, or the context is full; `"interrupted"`, the stream was closed. `tokens` are those
@@ -297,14 +297,14 @@ class LanguageModel:
         return ReplyStream(_ReplyBatch(self, prompts, continued, options))
 
     def score(self, text: str | Sequence[int]) -> Score:
-        """How likely a text is, token by token.
+        """Score a text: the log probability of each token.
 
         Memory is planned for one cache, and this takes it: a conversation with `reuse` is read
         again from its start at the next turn.
 
         Raises `ConfigurationError` if it has fewer than two tokens, or more than the context.
         """
-        ids = self._encoded(text) if isinstance(text, str) else self._tokens(text)
+        ids = self._encode(text) if isinstance(text, str) else self._tokens(text)
         if len(ids) < 2:
             raise ConfigurationError(
                 f"a text to score has at least 2 tokens, and this has {len(ids)}", "text"
@@ -320,7 +320,7 @@ class LanguageModel:
         return replies(self._executor, prompts, sampling, max_tokens, self.context, reuse)
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
-        """Whether there are several, the tokens of each, and whether each is a text to go on."""
+        """Return whether there are several, the tokens of each, and whether each is a text."""
         if isinstance(prompt, str) or not _is_list(prompt):
             return False, [self._ids(prompt)], [True]
         if not prompt:
@@ -331,12 +331,12 @@ class LanguageModel:
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
-            ids = self._encoded(prompt)
+            ids = self._encode(prompt)
         elif _is_list(prompt) and prompt and _is_integer(prompt[0]):
             ids = self._tokens(prompt)
         elif _is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
             _refuse_images(prompt)
-            ids = self._known(self.tokenizer.encode_chat(prompt))
+            ids = self._check_tokens(self.tokenizer.encode_chat(prompt))
         else:
             raise ConfigurationError(
                 "a prompt must be a str, a list of messages (dicts of role and content) or a list "
@@ -350,11 +350,11 @@ class LanguageModel:
         self._check_length(len(ids), self.context - 1)
         return ids
 
-    def _encoded(self, text: str) -> list[int]:
-        return self._known(self.tokenizer.encode(text))
+    def _encode(self, text: str) -> list[int]:
+        return self._check_tokens(self.tokenizer.encode(text))
 
-    def _known(self, ids: list[int]) -> list[int]:
-        """Tokens that the tokenizer made, if the model has all of them."""
+    def _check_tokens(self, ids: list[int]) -> list[int]:
+        """Return tokens of the tokenizer; raise `ConfigurationError` if the model lacks one."""
         if ids and max(ids) >= self.description.vocabulary:
             raise ConfigurationError(
                 f"the tokenizer gives token {max(ids)} for this text, and the model has only "
@@ -371,11 +371,11 @@ class LanguageModel:
             )
         return [checks.integer("a token", token, 0, known - 1) for token in ids]
 
-    def _check_length(self, length: int, most: int) -> None:
-        if length > most:
+    def _check_length(self, length: int, limit: int) -> None:
+        if length > limit:
             raise ConfigurationError(
                 f"the prompt has {length} tokens, and the context of {self.context} tokens has "
-                f"room for {most} of them; shorten it, or load the model with a larger context",
+                f"room for {limit} of them; shorten it, or load the model with a larger context",
                 "prompt",
             )
 
@@ -412,28 +412,28 @@ class ReplyStream:
 
     @property
     def reply(self) -> Reply:
-        """What was written; `ended` is `"interrupted"` where it did not come to its end."""
+        """The reply so far; `ended` is `"interrupted"` if it is not complete."""
         return self._batch.rows[0].reply(self._batch.clock)
 
 
 class _Clock:
-    """When a generation began, and when its tokens came."""
+    """The times of a generation's start and of its tokens."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._came: list[float] = []
 
     def tick(self) -> None:
-        """A token of each row has come."""
+        """Record the time of a token of each row."""
         self._came.append(time.perf_counter())
 
     @property
     def first_token(self) -> float:
-        """The seconds until the first token was there; 0 if there is none."""
+        """The seconds until the first token; 0 if there is none."""
         return self._came[0] - self._began if self._came else 0.0
 
     def rate(self, tokens: int) -> float:
-        """The tokens a second from the first of so many to the last; 0 for fewer than two."""
+        """Return the tokens per second after the first of `tokens`; 0 for fewer than two."""
         if tokens < 2 or len(self._came) < tokens:
             return 0.0
         return (tokens - 1) / max(1e-9, self._came[tokens - 1] - self._came[0])
@@ -532,14 +532,14 @@ def _is_list(value: object) -> bool:
 
 
 def _with_fast_engine(device: Device, weights: int) -> Device:
-    """The device, on a CPU with an engine that is fast at this, if NumPy was not asked for."""
+    """Return the device; a CPU with NumPy by default gets a faster engine for a large model."""
     status = device.status
     if device.engine != "numpy" or not device.engine_is_free or weights <= SMALL or not status:
         return device
     usable = [engine for engine in CPU_ENGINES if engine in status.engines]
     imported = [engine for engine in usable if engine in registry.loaded_engines()]
-    found = next(iter([*imported, *usable]), "numpy")
-    return device.served_by(found, device.chosen_by, picked=True)
+    engine = next(iter([*imported, *usable]), "numpy")
+    return device.served_by(engine, device.chosen_by, picked=True)
 
 
 def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
@@ -602,7 +602,7 @@ def _generation_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_others(device: object, path: Path) -> None:
-    """Refuse what others do, by name."""
+    """Raise `UnsupportedError` for several devices and for adapters."""
     if isinstance(device, list | tuple):
         raise UnsupportedError(f"a model runs on one device here; {_SEVERAL}")
     if (path / "adapter_config.json").is_file():

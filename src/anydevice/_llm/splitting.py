@@ -1,8 +1,8 @@
 """Patterns by which text is split and replaced before it becomes tokens, known ones and others.
 
-`tokenizer.json` holds regular expressions, of whoever made it. For those of well-known models the
-time grows with the text. Another may take hours for one line, during which nothing of this process
-runs: a tokenizer that has one works in a child process, and is stopped there after a while.
+`tokenizer.json` holds regular expressions from anywhere. Those of well-known models take time in
+proportion to the text. Another one may take hours for one line, and block this process: a tokenizer
+with such a pattern runs in a child process, and is stopped there after a while.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BoundedTokenizer:
         """One if these steps of the tokenizer have a pattern that is not known to be harmless."""
         given = (step["pattern"] for step in steps if isinstance(step.get("pattern"), dict))
         patterns = [each["Regex"] for each in given if "Regex" in each]
-        unknown = [pattern for pattern in patterns if _spelled(pattern) not in KNOWN]
+        unknown = [pattern for pattern in patterns if _escape_line_ends(pattern) not in KNOWN]
         return cls(backend, unknown[0], source) if unknown else None
 
     def __init__(self, backend: tokenizers.Tokenizer, pattern: str, source: str) -> None:
@@ -71,28 +71,28 @@ class BoundedTokenizer:
         self._key = next(_keys)
 
     def ids(self, text: str, special: bool) -> list[int]:
-        """The tokens of a text."""
-        return list(self._asked("special" if special else "ids", text))
+        """Return the tokens of a text."""
+        return list(self._ask("special" if special else "ids", text))
 
     def text(self, ids: list[int]) -> str:
-        """The text of tokens, without the special ones."""
-        return str(self._asked("text", ids))
+        """Return the text of tokens, without the special ones."""
+        return str(self._ask("text", ids))
 
-    def _started(self) -> Outcome:
-        """How the child came to have this tokenizer, which may take a while."""
+    def _start(self) -> Outcome:
+        """Give the child this tokenizer, unless it has it; that may take a while."""
         nothing: tuple[Any, ...] = (self._key, None, "text", [])
         outcome = _child().ask(nothing, limit=_SECONDS_TO_START)
-        if outcome.how == "crashed":  # somebody ended it since it was last asked
+        if outcome.how == "crashed":  # it was ended since the last request
             outcome = _child().ask(nothing, limit=_SECONDS_TO_START)
         if outcome.how == "answered" and outcome.answer is None:
-            told = (self._key, self._backend.to_str(), *nothing[2:])
-            outcome = _child().ask(told, limit=_SECONDS_TO_START)
+            request = (self._key, self._backend.to_str(), *nothing[2:])
+            outcome = _child().ask(request, limit=_SECONDS_TO_START)
         return outcome
 
-    def _asked(self, kind: str, given: str | list[int]) -> Any:
+    def _ask(self, kind: str, given: str | list[int]) -> Any:
         limit = SECONDS + len(given) / CHARACTERS
         with _turn.native:  # the child has one tokenizer at a time
-            outcome = self._started()
+            outcome = self._start()
             if outcome.how == "answered":
                 outcome = _child().ask((self._key, None, kind, given), limit=limit)
         if outcome.how == "not_started":
@@ -111,8 +111,8 @@ class BoundedTokenizer:
         )
 
 
-def _spelled(pattern: str) -> str:
-    """A pattern with line ends as most files write them."""
+def _escape_line_ends(pattern: str) -> str:
+    """Return a pattern with line ends as most files write them."""
     return pattern.replace("\r", r"\r").replace("\n", r"\n")
 
 

@@ -111,11 +111,11 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message that has its reasoning under each name that templates ask for."""
-    told = next((message[key] for key in _REASONING if message.get(key) is not None), None)
-    if told is None:
+    """Return a message with its reasoning under each name that templates use."""
+    reasons = [message[key] for key in _REASONING if message.get(key) is not None]
+    if not reasons:
         return message
-    return {"thinking": told, **message, "reasoning_content": told}
+    return {"thinking": reasons[0], **message, "reasoning_content": reasons[0]}
 
 
 def _documents(documents: Sequence[Mapping[str, Any]]) -> Any:
@@ -205,15 +205,15 @@ def tool_schema(tool: Any) -> Mapping[str, Any]:
         raise ConfigurationError(
             f"a tool is a JSON schema or a function, not {shortened(repr(tool))}", source="tools"
         )
-    return {"type": "function", "function": _described(tool)}
+    return {"type": "function", "function": _describe_function(tool)}
 
 
-def _described(tool: Callable[..., Any]) -> dict[str, Any]:
+def _describe_function(tool: Callable[..., Any]) -> dict[str, Any]:
     name = tool.__name__
     parts = _sections(inspect.getdoc(tool) or "")
     if not parts[""]:
         raise _refusal(name, "has no docstring; it tells the model what the tool does")
-    told = _arguments(parts.get("Args", ""))
+    descriptions = _arguments(parts.get("Args", ""))
     try:
         hints = typing.get_type_hints(tool)
     except Exception as error:
@@ -222,10 +222,10 @@ def _described(tool: Callable[..., Any]) -> dict[str, Any]:
     for parameter in inspect.signature(tool).parameters.values():
         if parameter.name not in hints:
             raise _refusal(name, f"has no type for {parameter.name}")
-        if parameter.name not in told:
+        if parameter.name not in descriptions:
             raise _refusal(name, f"does not describe {parameter.name} under Args: in its docstring")
         schema = _of_type(hints[parameter.name], name)
-        properties[parameter.name] = _with_choices(schema, told[parameter.name], name)
+        properties[parameter.name] = _with_choices(schema, descriptions[parameter.name], name)
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
@@ -241,7 +241,7 @@ def _described(tool: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """The parts of a docstring by name; that before the first has none."""
+    """Return the sections of a docstring by name; the first one has none."""
     first, *rest = _SECTION.split(text)
     return {"": first.strip()} | {
         name: inspect.cleandoc(part).strip() if name == "Args" else part.strip()
@@ -250,7 +250,7 @@ def _sections(text: str) -> dict[str, str]:
 
 
 def _arguments(text: str) -> dict[str, str]:
-    """What is told of each argument; a line that names none goes on with the one before."""
+    """Return the description of each argument; a line without a name continues the one before."""
     found: dict[str, str] = {}
     name = ""
     for line in filter(str.strip, inspect.cleandoc(f"\n{text}").splitlines()):
@@ -340,7 +340,7 @@ def answering(
         if missing or question is None:
             return ("missing", missing) if missing else None
         try:
-            return _rendered(question["template"], question["variables"])
+            return _render(question["template"], question["variables"])
         except MemoryError:
             return "memory", ""
 
@@ -372,11 +372,11 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
 
 
-def _rendered(template: str, variables: dict[str, Any]) -> tuple[str, str]:
+def _render(template: str, variables: dict[str, Any]) -> tuple[str, str]:
     from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
-        text = _compiled(template).render(variables)
+        text = _compile(template).render(variables)
     except TemplateSyntaxError as error:
         return "syntax", f"line {error.lineno}: {error.message}"
     except _RefusedError as error:
@@ -395,13 +395,13 @@ class _RefusedError(Exception):
 
 
 @lru_cache(8)
-def _compiled(template: str) -> Any:
+def _compile(template: str) -> Any:
     return _environment().from_string(template)
 
 
 @lru_cache(1)
 def _environment() -> Any:
-    """What Hugging Face's libraries give to a template."""
+    """Return the environment that Hugging Face's libraries give to a template."""
     from jinja2 import ext, nodes
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -415,9 +415,9 @@ def _environment() -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+            return nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
 
-        def _written(self, caller: Callable[[], str]) -> str:
+        def _write(self, caller: Callable[[], str]) -> str:
             return caller()
 
     class PublicNamespace(Namespace):

@@ -45,11 +45,11 @@ class TextStream:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that this token makes certain."""
+        """Return the text that this token makes certain."""
         return "" if self.stopped else self._before_stops(self._decoder.push(token))
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
+        """Return the rest of the text, when no more tokens come."""
         if self.stopped:
             return ""
         text = self._before_stops(self._decoder.finish())

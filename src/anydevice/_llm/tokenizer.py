@@ -138,7 +138,7 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes | Mapping[str, Any]], source: str) -> Tokenizer:
-        """The tokenizer of such files, by name; each as its bytes, or as the values it holds.
+        """Return the tokenizer of files by name, each as its bytes or as the values it holds.
 
         `source` is where they came from, for errors.
         """
@@ -159,7 +159,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with BOS exactly once where every text begins with it.
+        """Return the tokens of a text, with BOS exactly once if every text begins with it.
 
         Special tokens that stand in the text are these tokens, as in transformers: `<s>` typed by
         a user is BOS. Nothing is cut or padded, whatever the file says.
@@ -176,7 +176,7 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The tokens of a conversation, as `render_chat` writes it.
+        """Return the tokens of a conversation, as `render_chat` writes it.
 
         BOS is there exactly once where every text begins with it, whether the template writes it or
         not. Special tokens that stand in a message are these tokens, as in transformers: who lets
@@ -202,7 +202,7 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """A conversation as the model's chat template writes it, ready for the reply.
+        """Render a conversation by the model's chat template, ready for the reply.
 
         `tools` are JSON schemas, or functions with types and a docstring. `template` is the name of
         one of `templates`; without it, "tool_use" is taken for tools where there is one. Other
@@ -235,7 +235,7 @@ class Tokenizer:
         return self.templates[name]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without the special ones; ids that stand for nothing are left out."""
+        """Return the text of tokens, without special and unknown ones."""
         if self._decoder is not None and ids:
             return self._decoder.text(list(ids))
         try:
@@ -244,7 +244,7 @@ class Tokenizer:
             raise _refusal(error, f"{self.source}/{TOKENIZER} cannot decode tokens") from error
 
     def token_text(self, token: int) -> str | None:
-        """A token as the vocabulary writes it; `None` for one that `decode` leaves out."""
+        """Return a token as the vocabulary writes it; `None` for one that `decode` omits."""
         text = self._backend.id_to_token(token)
         return None if text in self._special else text
 
@@ -391,7 +391,7 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _refusal(error: BaseException, what: str) -> BaseException:
-    """What to raise for an error of `tokenizers`, whose panics are no `Exception`."""
+    """Return the exception to raise for one of `tokenizers`, whose panics are no `Exception`."""
     if isinstance(error, ConfigurationError):
         return error
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
@@ -460,10 +460,10 @@ def _templates(
     # What is no bytes was not read from a file of its own, but from that of the model.
     in_model = isinstance(files.get(SETTINGS), Mapping)
     settings_file = source if in_model else f"{source}/{SETTINGS}"
-    told = settings.get("chat_template")
-    rows = told if isinstance(told, list) else [{"name": "default", "template": told}]
+    value = settings.get("chat_template")
+    rows = value if isinstance(value, list) else [{"name": "default", "template": value}]
     texts = {}
-    for row in rows if told is not None else ():
+    for row in rows if value is not None else ():
         name, text = (row.get(k) if isinstance(row, Mapping) else None for k in _TEMPLATE_KEYS)
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConfigurationError(

@@ -72,7 +72,7 @@ def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], t
     recent = kept_report() is None or (
         _looked is not None and _looked[0] is discover() and time.monotonic() - _looked[1] < _RECENT
     )
-    devices = _all_devices() if names is None else _named(names)
+    devices = _all_devices() if names is None else _named_devices(names)
     found: list[AvailableMemory] = []
     notes: list[str] = []
     for device in sorted(devices, key=lambda device: device.backend == "cpu"):
@@ -95,23 +95,23 @@ def _all_devices() -> tuple[Device, ...]:
 
 
 def _one_processor(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """The devices without the further ones that JAX may make of the one processor."""
+    """Return the devices without the extra CPU devices of JAX."""
     return tuple(device for device in devices if device.backend != "cpu" or not device.index)
 
 
-def _named(names: str | Device | Iterable[Any]) -> tuple[Device, ...]:
+def _named_devices(names: str | Device | Iterable[Any]) -> tuple[Device, ...]:
     several = isinstance(names, Iterable) and not isinstance(names, str | Device)
-    each: Iterable[Any] = names if several else (names,)  # type: ignore[assignment]
-    found = tuple(dict.fromkeys(device for name in each for device in _devices_of(name)))
-    for device in found:
+    listed: Iterable[Any] = names if several else (names,)  # type: ignore[assignment]
+    devices = tuple(dict.fromkeys(device for name in listed for device in _devices_of(name)))
+    for device in devices:
         if not device.usable:
             raise DeviceNotFoundError(
                 f"{device} is not usable: {device.why_not}; anydevice.devices() lists what is",
                 tuple(discover()),
             )
-    if not found:
+    if not devices:
         raise ConfigurationError("no device is named; leave devices out to use all", "devices")
-    return found
+    return devices
 
 
 def _devices_of(name: Any) -> tuple[Device, ...]:

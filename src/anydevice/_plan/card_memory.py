@@ -52,8 +52,8 @@ class TrainingRun(Record):
 
     `fused_loss` is a loss without copies of the logits in 32 bits, `compiled` a model whose layers
     keep only what the backward pass needs, `float8` products in 8 bits, `reduced` the bytes in
-    which a gradient is reduced. `tensor`, `pipeline` and
-    `sequence` split each product, the layers, and each sequence over so many cards.
+    which a gradient is reduced. `tensor`, `pipeline` and `sequence` are the numbers of cards over
+    which each product, the layers, and each sequence are split.
     """
 
     context: int
@@ -97,12 +97,12 @@ class CardMemory(Record):
 
     @property
     def allocated(self) -> int:
-        """What the allocator reserves at the peak where it has room, as PyTorch tells it."""
+        """The bytes that PyTorch's allocator reserves at the peak, if it has room."""
         return int((1 + IDLE) * (self.total - self.overhead)) + WORKSPACE
 
 
 def card_memory(shape: ModelShape, run: TrainingRun, cluster: Cluster) -> CardMemory:
-    """What a card needs at the peak of a training step.
+    """Return the memory that a card needs at the peak of a training step.
 
     >>> from anydevice._plan.cards import cluster_of
     >>> from anydevice._plan.model import shape_of
@@ -157,20 +157,20 @@ def _communication(shape: ModelShape, run: TrainingRun, several: bool) -> int:
 
 
 def _activations(shape: ModelShape, run: TrainingRun) -> int:
-    """What is saved for the backward pass, and the most that lives beside it for a moment.
+    """Return the bytes saved for the backward pass, and the largest temporary ones beside them.
 
     A stage of a pipeline holds as many micro-batches as there are stages from it to the last one,
     which has the loss.
     """
     layers = -(-shape.layers // run.pipeline)
-    kept = layers * _saved(shape, run)
+    kept = layers * _layer_bytes(shape, run)
     working, loss = _working(shape, run), _loss(shape, run)
     first = run.pipeline * kept + working
     return max(first, kept + max(working, loss))
 
 
-def _saved(shape: ModelShape, run: TrainingRun) -> int:
-    """The bytes that one layer saves of a micro-batch."""
+def _layer_bytes(shape: ModelShape, run: TrainingRun) -> int:
+    """Return the bytes that one layer saves of a micro-batch."""
     elements = saved_elements(shape, run.recompute, run.compiled)
     sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
     return run.rows * (HALF * elements + sums) // run.tensor

@@ -18,12 +18,12 @@ from anydevice.errors import ConfigurationError
 
 GIB = 2**30
 NODE = 8
-"""The cards of a node where the words do not say it."""
+"""The cards of a node by default."""
 
 EXAMPLES = "'16xH100-80GB', '2xH100', '4x8xA100-40GB' (4 nodes of 8), or '8xMyCard-48GB'"
 
 Generation = Literal["a100", "h100", ""]
-"""Whose measured efficiencies a card is planned with; "" plans memory and no speed."""
+"""The generation whose measured efficiencies apply to a card; "" plans memory and no speed."""
 
 
 class Card(Record):
@@ -113,7 +113,7 @@ class Cluster(Record):
         return f"{count}x{self.card.name}"
 
     def of(self, cards: int) -> Cluster:
-        """As many cards in nodes of the same size; a cluster of one node grows to a usual one.
+        """Return `cards` such cards in equal nodes; a single node grows to the usual size.
 
         >>> str(cluster_of("2xH100").of(32))
         '32xH100-80GB'
@@ -176,7 +176,7 @@ def cluster_of(words: str | Cluster) -> Cluster:
             raise ConfigurationError(
                 f"{shortened(repr(words))} has {number} cards; write {EXAMPLES}", "cluster"
             )
-    card = _named(match["name"].strip(), match["memory"], words)
+    card = _card_of(match["name"].strip(), match["memory"], words)
     if nodes is not None:
         return Cluster(card, nodes, count or 1)
     count = count or 1
@@ -189,8 +189,8 @@ def cluster_of(words: str | Cluster) -> Cluster:
     return Cluster(card, max(1, count // NODE), min(count, NODE))
 
 
-def _named(name: str, memory: str | None, words: str) -> Card:
-    """The card of the table, with another memory where one is given, or one of no speed."""
+def _card_of(name: str, memory: str | None, words: str) -> Card:
+    """Return the card of the table, with `memory` if it is given, or a card without speed."""
     known = [card for key, card in CARDS.items() if key.partition("-")[0] == name.upper()]
     if memory is None:
         if known:
@@ -205,8 +205,8 @@ def _named(name: str, memory: str | None, words: str) -> Card:
     exact = CARDS.get(f"{name}-{size}".replace(" ", "").upper())
     if exact is not None:
         return exact
-    held = parse_size(size)
-    if held < GIB:
+    capacity = parse_size(size)
+    if capacity < GIB:
         raise ConfigurationError(f"{size} is too little memory for a card", "cluster")
-    base = known[0] if known else Card(name, held)
-    return replace(base, name=f"{name}-{size}", memory=held, measured=False)
+    base = known[0] if known else Card(name, capacity)
+    return replace(base, name=f"{name}-{size}", memory=capacity, measured=False)

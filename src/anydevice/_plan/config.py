@@ -63,7 +63,7 @@ _IN_WORDS = {
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 _OUTER = ("tie_word_embeddings",)
-"""What the whole config says, where it says so, whatever its part for text does."""
+"""Keys for which the whole config overrides its part for text."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = (".json", ".safetensors", ".gguf")
 
@@ -102,7 +102,7 @@ class ModelConfig(Record):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """What a config of the family may leave out."""
+        """The values that a config of the family may omit."""
         return (self.encoder or self.architecture).defaults
 
     @property
@@ -141,7 +141,7 @@ class ModelConfig(Record):
         return self.count("num_labels", 2)
 
     def member(self, key: str, family: str) -> ModelConfig:
-        """The config under a key, of one of the models that this one consists of."""
+        """Return the config under a key, of one of the models that this one consists of."""
         values = self.get(f"{key}_dict") or self.get(key) or {}
         if not isinstance(values, Mapping):
             raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
@@ -158,25 +158,25 @@ class ModelConfig(Record):
                 raise self.refusal(f"{key} = {shortened(repr(given))} is not in the table")
 
     def refusal(self, reason: str) -> UncountableError:
-        """The error for a model that cannot be counted from its config."""
+        """Return the error for a model that cannot be counted from its config."""
         return UncountableError(reason, self.source)
 
     def get(self, key: str) -> Any:
-        """The config's value by its own key, or the family's default where it has no such key.
+        """Return the config's value by its own key, or the family's default if it has no such key.
 
         A key that is there and null is `None`: `"sliding_window": null` says that there is none.
         """
         return self.values[key] if key in self.values else self.defaults.get(key)
 
     def flag(self, flag: bool | str) -> bool:
-        """The value in this config of a flag of the family's row."""
+        """Return the value in this config of a flag of the family's row."""
         return bool(self.get(flag)) if isinstance(flag, str) else flag
 
     def number(self, word: str, default: int | None = None, least: int = 1) -> int:
-        """A number by our name for it; raises `ConfigurationError` if there is none."""
-        found = self.optional(word, least)
-        if found is not None:
-            return found
+        """Return a number by our name for it; raise `ConfigurationError` if there is none."""
+        value = self.optional(word, least)
+        if value is not None:
+            return value
         if default is not None:
             return default
         names = ", ".join(NAMES[word])
@@ -187,7 +187,7 @@ class ModelConfig(Record):
         )
 
     def optional(self, word: str, least: int = 1) -> int | None:
-        """A number by our name for it, or `None`."""
+        """Return a number by our name for it, or `None`."""
         for name in NAMES[word]:
             value = self.get(name)
             if value is not None:
@@ -196,12 +196,12 @@ class ModelConfig(Record):
         return None
 
     def count(self, key: str, default: int = 0, least: int = 0) -> int:
-        """An integer by the config's own key, `default` where it is absent or null."""
+        """Return an integer by the config's own key, `default` if it is absent or null."""
         value = self.get(key)
         return default if value is None else integer(f"{self.source}: {key}", value, least)
 
     def entries(self, key: str) -> tuple[Any, ...] | None:
-        """A list by the config's own key, `None` if it is absent or null."""
+        """Return a list by the config's own key, `None` if it is absent or null."""
         value = self.get(key)
         if value is None or isinstance(value, list | tuple):
             return None if value is None else tuple(value)
@@ -238,7 +238,7 @@ def is_gguf_path(path: Path) -> bool:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
+    """Read the config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
 
     Raises `ConfigurationError` if there is none, or it is not a JSON object.
     """
@@ -314,7 +314,7 @@ def _query_scale(values: Mapping[str, Any], unscaled_layers: int) -> object:
 
 
 def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
-    """A config from its values; of a multimodal model, the part for text.
+    """Return the config of these values; of a multimodal model, its part for text.
 
     >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
     3
@@ -347,17 +347,17 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
 def locate(
     model: str, environment: Mapping[str, str] = os.environ, *, planning: bool = False
 ) -> Path:
-    """The path of a model that is named by a path or by its name on the Hugging Face hub.
+    """Return the path of a model, given a path or its name on the Hugging Face hub.
 
     A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
     nothing is downloaded. A folder whose model is one GGUF file stands for that file. Raises
     `ConfigurationError` if there are several, or if the model is not there, with how to get it:
     `planning` says that its config is enough.
 
-    >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})
+    >>> locate("org/no-model", {"HF_HUB_CACHE": "/nowhere"})
     Traceback (most recent call last):
-    anydevice.errors.ConfigurationError: nobody/no-model: there is no such file or folder, and \
-no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/no-model
+    anydevice.errors.ConfigurationError: org/no-model: there is no such file or folder, and \
+no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-model
     """
     path = _existing(model)
     if path is not None:
@@ -387,7 +387,7 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/
 
 
 def title_of(path: Path) -> str:
-    """What people call the model at a path: its folder or file, or its name on the Hub.
+    """Return the name of the model at a path: its folder or file, or its name on the Hub.
 
     >>> title_of(Path("models--org--name/snapshots/0123abcd"))
     'org/name'

@@ -82,7 +82,7 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
             with _on_the_cpu((fn, arguments, named), failure) as (function, given, options):
                 return await function(*given, **options)
 
-        return cast("Callable[P, T]", _wrapped(awaited, fn))
+        return cast("Callable[P, T]", _wrap(awaited, fn))
 
     def falling_back(*arguments: P.args, **named: P.kwargs) -> Any:
         try:
@@ -95,7 +95,7 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
         with _on_the_cpu((fn, arguments, named), failure) as (function, given, options):
             return function(*given, **options)
 
-    return cast("Callable[P, T]", _wrapped(falling_back, fn))
+    return cast("Callable[P, T]", _wrap(falling_back, fn))
 
 
 class _Failure(Record):
@@ -196,7 +196,7 @@ def _move_back(parts: Call, devices: Mapping[str, Device]) -> None:
     rebuild(values)  # only now is anything changed, and nothing is allocated for it
 
 
-def _wrapped(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:
+def _wrap(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:
     # Not what is in its `__dict__`: of a model that would be all of its parameters.
     return wraps(fn, updated=())(wrapper)
 

@@ -60,7 +60,7 @@ class DecoderSizes(Record):
 
 
 def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
-    """The shape of the decoder that a config describes, its weights in `dtype` or in its own.
+    """Return the shape of a config's decoder, with its weights in `dtype` or in its own.
 
     Raises `ConfigurationError` if a number is missing, wrong, or does not go with another.
     """
@@ -116,7 +116,7 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         head_bytes=head.parameters * width,
         other_parameters=positions + final,
         other_bytes=(positions + final) * width + _buffers(config, sizes, width),
-        kv_elements=_cached(config, sizes),
+        kv_elements=_cache_elements(config, sizes),
         windows=layer_windows(config, sizes),
         outputs=head.outputs,
         outputs_of=head.outputs_of,
@@ -143,7 +143,7 @@ def _beside_quantized(config: ModelConfig, quantization: Quantization) -> tuple[
 
 
 def decoder_sizes(config: ModelConfig) -> DecoderSizes:
-    """The sizes that a config names; raises `ConfigurationError` if they do not go together."""
+    """Return the sizes of a config; raise `ConfigurationError` if they do not fit together."""
     row, source = config.architecture, config.source
     hidden, heads = config.number("hidden"), config.number("heads")
     kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
@@ -185,7 +185,7 @@ def _latent_sizes(config: ModelConfig) -> LatentSizes:
 
 
 class DecoderHead(Record):
-    """What lies behind the last layer: its parameters, and the numbers that it gives."""
+    """The head behind the last layer: its parameters, and the number of its outputs."""
 
     parameters: int
     outputs: int
@@ -194,7 +194,7 @@ class DecoderHead(Record):
 
 
 def _head(config: ModelConfig, sizes: DecoderSizes) -> DecoderHead:
-    """The head of the class that the config names, of one that writes text if it names none."""
+    """Return the head of the class that the config names, by default that of a language model."""
     hidden, vocabulary = sizes.hidden, sizes.vocabulary
     kind = config.model_class or "ForCausalLM"
     if kind in ("ForCausalLM", "LMHeadModel"):
@@ -290,7 +290,7 @@ def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list
 
 
 def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
-    """The experts of a model, with the layers that have them; `None` if it has none."""
+    """Return the experts of a model, with the layers that have them; `None` if it has none."""
     row = config.architecture
     if not row.experts or not (count := config.number("experts", least=not row.dense_if_none)):
         return None
@@ -352,7 +352,7 @@ def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
 
 
 def rotary_share(config: ModelConfig) -> float:
-    """The part of a head that rope rotates; raises `ConfigurationError` if it is none."""
+    """Return the part of a head that rope rotates, above 0 and at most 1."""
     row = config.architecture
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     inside = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
@@ -360,7 +360,7 @@ def rotary_share(config: ModelConfig) -> float:
     return checks.number(row.rotary_key, share, above=0, at_most=1, owner=config.source)
 
 
-def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
+def _cache_elements(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
     if sizes.latent:
         return (sizes.latent.rank + sizes.latent.rotated,) * sizes.layers
     # Heads that are plain by default copy shared keys and values to each before they are cached.
@@ -369,7 +369,7 @@ def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
 
 
 def layer_windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None, ...]:
-    """The most tokens that each layer attends to; `None`: all of them."""
+    """Return the attention window of each layer; `None`: all tokens."""
     row, window = config.architecture, config.count("sliding_window") or None
     listed = config.entries("layer_types")
     if listed is not None:

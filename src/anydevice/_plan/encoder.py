@@ -107,7 +107,7 @@ class Layers(Record):
 
 
 class Head(Record):
-    """What a class of models has on top: its parts, and the numbers that it gives.
+    """The head of a class of models: its parts, and the number of its outputs.
 
     `towers` are the numbers of those that the class has, all of them where it does not say.
     """

@@ -48,36 +48,36 @@ _TIED = {"tie_word_embeddings": True}
 _TEXT = {**_BASE, **_TIED, V: 30522, P: 512, TYPES: 2, "hidden_act": "gelu"}
 
 
-def _masked(size: Size = H, *untied: ModelPart) -> Head:
+def _word_head(size: Size = H, *untied: ModelPart) -> Head:
     """A head that gives scores for words; it has more parts where it is not tied."""
     return Head((linear(size, H), norm(size), vector(V), table(V, size, UNTIED), *untied), V)
 
 
-def _scored(*parts: ModelPart, outputs: Size = LABELS, size: Size = H) -> Head:
+def _sequence_head(*parts: ModelPart, outputs: Size = LABELS, size: Size = H) -> Head:
     """A head that gives `outputs` scores for a sequence."""
     return Head((*parts, linear(outputs, size)), outputs, "sequence")
 
 
-def _labelled(*parts: ModelPart, size: Size = H) -> Mapping[str, Head]:
+def _token_heads(*parts: ModelPart, size: Size = H) -> Mapping[str, Head]:
     """The heads that give labels for every token."""
     head = Head((*parts, linear(LABELS, size)), LABELS)
     return {"ForTokenClassification": head, "ForQuestionAnswering": head}
 
 
-_MASKED = _masked(H, vector(V, UNTIED))
+_MASKED = _word_head(H, vector(V, UNTIED))
 BERT = EncoderFamily(
     towers=(Layers(
         LAYER,
         (table(V, H), table(P, H), table(TYPES, H), norm(H), buffer(P), buffer(P)),
     ),),
     classes={
-        **_labelled(),
+        **_token_heads(),
         "Model": Head((POOLER,)),
         "ForMaskedLM": _MASKED,
         "ForPreTraining": Head((POOLER, *_MASKED.parts, linear(2, H)), V),
-        "ForNextSentencePrediction": _scored(POOLER, outputs=2),
-        "ForSequenceClassification": _scored(POOLER),
-        "ForMultipleChoice": _scored(POOLER, outputs=1),
+        "ForNextSentencePrediction": _sequence_head(POOLER, outputs=2),
+        "ForSequenceClassification": _sequence_head(POOLER),
+        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
     },
     defaults=_TEXT,
     only=_ENCODER_ONLY,
@@ -85,22 +85,22 @@ BERT = EncoderFamily(
 ROBERTA = replace(
     BERT,
     classes={
-        **_labelled(),
+        **_token_heads(),
         "Model": Head((POOLER,)),
         "ForMaskedLM": _MASKED,
-        "ForSequenceClassification": _scored(linear(H, H)),
-        "ForMultipleChoice": _scored(POOLER, outputs=1),
+        "ForSequenceClassification": _sequence_head(linear(H, H)),
+        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
     },
     longest=f"{P}+-2",  # positions are counted from the one after that of padding
 )
 DISTILBERT = EncoderFamily(
     towers=(Layers(LAYER, (table(V, H), table(P, H), norm(H), buffer(P))),),
     classes={
-        **_labelled(),
+        **_token_heads(),
         "Model": Head(),
-        "ForMaskedLM": _masked(),
-        "ForSequenceClassification": _scored(linear(H, H)),
-        "ForMultipleChoice": _scored(linear(H, H), outputs=1),
+        "ForMaskedLM": _word_head(),
+        "ForSequenceClassification": _sequence_head(linear(H, H)),
+        "ForMultipleChoice": _sequence_head(linear(H, H), outputs=1),
     },
     defaults={**_TIED, V: 30522, P: 512, "dim": 768, "hidden_dim": 3072, "n_layers": 6}
     | {"n_heads": 12, "activation": "gelu"},
@@ -114,17 +114,17 @@ ELECTRA = EncoderFamily(
          buffer(P), buffer(P)),
     ),),
     classes={
-        **_labelled(),
+        **_token_heads(),
         "Model": Head(),
         "ForPreTraining": Head((linear(H, H), linear(1, H)), 1),
-        "ForMaskedLM": _masked(E),
-        "ForSequenceClassification": _scored(linear(H, H)),
+        "ForMaskedLM": _word_head(E),
+        "ForSequenceClassification": _sequence_head(linear(H, H)),
     },
     defaults={**_TEXT, E: 128, H: 256, INNER: 1024, "num_attention_heads": 4},
     derived={"projected": lambda config: config.size(E) != config.size(H)},
     only=_ENCODER_ONLY,
 )
-_ALBERT_MASKED = _masked(E, vector(V, UNTIED))
+_ALBERT_MASKED = _word_head(E, vector(V, UNTIED))
 ALBERT = EncoderFamily(
     towers=(Layers(
         LAYER,
@@ -132,12 +132,12 @@ ALBERT = EncoderFamily(
         layers="num_hidden_groups*inner_group_num",  # those of a group are one, run several times
     ),),
     classes={
-        **_labelled(),
+        **_token_heads(),
         "Model": Head((POOLER,)),
         "ForPreTraining": Head((POOLER, *_ALBERT_MASKED.parts, linear(LABELS, H)), V),
         "ForMaskedLM": _ALBERT_MASKED,
-        "ForSequenceClassification": _scored(POOLER),
-        "ForMultipleChoice": _scored(POOLER, outputs=1),
+        "ForSequenceClassification": _sequence_head(POOLER),
+        "ForMultipleChoice": _sequence_head(POOLER, outputs=1),
     },
     defaults={**_TEXT, V: 30000, E: 128, H: 4096, INNER: 16384, "num_attention_heads": 64}
     | {"num_hidden_groups": 1, "inner_group_num": 1, "hidden_act": "gelu_new"},
@@ -171,13 +171,13 @@ DEBERTA = EncoderFamily(
         build=replace(POST_NORM, fused_qkv=True, score_tensors=5),
     ),),
     classes={
-        **_labelled(),
+        **_token_heads(),
         "Model": Head(),
         "ForMaskedLM": Head((
             linear("predicted", H), norm("predicted"), vector(V), table(V, E, "untied"),
             vector(V, "untied"),
         ), V),
-        "ForSequenceClassification": _scored(_POOLED, size="pooler_hidden_size"),
+        "ForSequenceClassification": _sequence_head(_POOLED, size="pooler_hidden_size"),
     },
     defaults={**_TEXT, V: 50265, TYPES: 0, "position_biased_input": True, "legacy": True},
     otherwise={E: H, "pooler_hidden_size": H, "heads": "num_attention_heads"},
@@ -204,7 +204,7 @@ DEBERTA_V2 = replace(
     ),),
     classes={
         **DEBERTA.classes,
-        "ForMultipleChoice": _scored(_POOLED, outputs=1, size="pooler_hidden_size"),
+        "ForMultipleChoice": _sequence_head(_POOLED, outputs=1, size="pooler_hidden_size"),
     },
     defaults={**DEBERTA.defaults, V: 128100, H: 1536, INNER: 6144, "num_hidden_layers": 24}
     | {"num_attention_heads": 24},
@@ -253,11 +253,11 @@ MODERNBERT = EncoderFamily(
         build=replace(PRE_NORM, gated=True, rotary=True, fused_qkv=True, fused_gate=True),
     ),),
     classes={
-        **_labelled(*_MODERN_HEAD),
+        **_token_heads(*_MODERN_HEAD),
         "Model": Head(),
         "ForMaskedLM": Head((*_MODERN_HEAD, table(V, H, UNTIED), vector(V, "decoder_bias")), V),
-        "ForSequenceClassification": _scored(*_MODERN_HEAD),
-        "ForMultipleChoice": _scored(*_MODERN_HEAD, outputs=1),
+        "ForSequenceClassification": _sequence_head(*_MODERN_HEAD),
+        "ForMultipleChoice": _sequence_head(*_MODERN_HEAD, outputs=1),
     },
     defaults={**_BASE, **_TIED, V: 50368, P: 8192, INNER: 1152, "num_hidden_layers": 22}
     | {"hidden_activation": "gelu", "decoder_bias": True},
@@ -302,7 +302,7 @@ T5 = EncoderFamily(
         "Model": Head(),
         "EncoderModel": Head(towers=(0,)),
         "ForConditionalGeneration": Head((), V, "new token"),
-        "ForSequenceClassification": _scored(linear(D, D), size=D),
+        "ForSequenceClassification": _sequence_head(linear(D, D), size=D),
         "ForTokenClassification": Head((linear(LABELS, D),), LABELS, towers=(0,)),
         "ForQuestionAnswering": Head((linear(LABELS, D),), LABELS),
     },
@@ -370,7 +370,7 @@ def _bart(
 _KEPT = {"keeps_embeddings": True, "positions": True}
 BART = _bart((table(f"{P}+2", D), norm(D)), (), replace(POST_NORM, **_KEPT))
 _LABELLED = {
-    "ForSequenceClassification": _scored(linear(D, D), size=D),
+    "ForSequenceClassification": _sequence_head(linear(D, D), size=D),
     "ForQuestionAnswering": Head((linear(2, D),), 2),
 }
 BART = replace(
@@ -450,7 +450,7 @@ def _vit(*tokens: ModelPart) -> EncoderFamily:
         ),),
         classes={
             "Model": Head((linear("pooler_output_size", H),)),
-            "ForImageClassification": _scored(),
+            "ForImageClassification": _sequence_head(),
         },
         defaults={**_PICTURE, "qkv_bias": True},
         otherwise={"pooler_output_size": H},
@@ -460,7 +460,7 @@ def _vit(*tokens: ModelPart) -> EncoderFamily:
 
 
 VIT = _vit(vector(H))
-_TAUGHT = {"ForImageClassificationWithTeacher": _scored(linear(LABELS, H))}
+_TAUGHT = {"ForImageClassificationWithTeacher": _sequence_head(linear(LABELS, H))}
 DEIT = _vit(vector(H), vector(H))
 DEIT = replace(DEIT, classes={**DEIT.classes, **_TAUGHT})
 _DINOV2 = Layers(
@@ -471,7 +471,7 @@ _DINOV2 = Layers(
 )
 DINOV2 = EncoderFamily(
     towers=(_DINOV2,),
-    classes={"Model": Head(), "ForImageClassification": _scored(size="2*hidden_size")},
+    classes={"Model": Head(), "ForImageClassification": _sequence_head(size="2*hidden_size")},
     defaults={**_PICTURE, "patch_size": 14, "qkv_bias": True, "mlp_ratio": 4}
     | {"use_mask_token": True},
     derived={
@@ -527,7 +527,7 @@ CLIP_VISION = EncoderFamily(
 )
 _TEXT_SIZE, _PICTURE_SIZE = "text_config.hidden_size", "vision_config.hidden_size"
 _POOLS = "vision_use_head"
-_CLASSIFIED = replace(_scored(size=_PICTURE_SIZE), towers=(1,))
+_CLASSIFIED = replace(_sequence_head(size=_PICTURE_SIZE), towers=(1,))
 CLIP = EncoderFamily(
     members={"text_config": "clip_text_model", "vision_config": "clip_vision_model"},
     classes={

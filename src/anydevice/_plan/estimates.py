@@ -27,7 +27,7 @@ from anydevice._plan.model import shape_of
 from anydevice._plan.overheads import Overhead, overhead_of
 
 USUAL_CONTEXT = 4096
-"""Tokens where nobody says how many."""
+"""Tokens by default."""
 PARTS = ("weights", "kv_cache", "activations", "logits", "overhead")
 FLOAT32 = 4
 SCORES = "scores"
@@ -203,7 +203,7 @@ def estimate_inference(
 
 
 class ForwardPass(Record):
-    """What runs at once: `batch` sequences, with `tokens` new ones each.
+    """A forward pass of `batch` sequences, with `tokens` new tokens each.
 
     `cached` is the length of the cache, `width` the bytes of an element.
     """
@@ -259,7 +259,7 @@ def _behind(shape: ModelShape, batch: int, context: int) -> int:
 
 def moments(shape: LayerStack, work: ForwardPass) -> dict[str, int]:
     """The bytes alive at each moment of a layer, by name."""
-    held = _held(shape, work)
+    held = _lasting_bytes(shape, work)
     stream = _stream(shape, work)
     norm = _norm(shape, work, shape.hidden)
     found = {"norm": held + stream + norm, **_attention(shape, work, held + stream)}
@@ -278,7 +278,7 @@ def _stream(shape: LayerStack, work: ForwardPass) -> int:
     return work.rows * shape.hidden * work.width
 
 
-def _held(shape: LayerStack, work: ForwardPass) -> int:
+def _lasting_bytes(shape: LayerStack, work: ForwardPass) -> int:
     """The bytes that live through all layers: embeddings, a layer's input, rotary tables, masks."""
     streams = (min(2, shape.layers) + shape.build.keeps_embeddings) * _stream(shape, work)
     rotary = 2 * work.tokens * int(shape.head_size * shape.build.rotary_share) * work.width
@@ -296,13 +296,13 @@ def _mask_bytes(shape: LayerStack, work: ForwardPass, window: int | None) -> int
     """The mask of the layers with this window; 0 if they need none."""
     if shape.build.bidirectional:
         return work.rows * work.cached * (work.batch > 1)
-    seen, masked = _attended(window, work)
+    seen, masked = _attended_tokens(window, work)
     if shape.build.eager:
         return work.rows * seen * work.width
     return work.tokens * seen if masked else 0
 
 
-def _attended(window: int | None, work: ForwardPass) -> tuple[int, bool]:
+def _attended_tokens(window: int | None, work: ForwardPass) -> tuple[int, bool]:
     """The number of tokens that a layer attends to, and whether that takes a mask.
 
     Reading a prompt takes none, since the kernels know what causal means, unless older tokens are
@@ -387,7 +387,7 @@ def _scores(
     shape: LayerStack, work: ForwardPass, window: int | None, queries: int, keys: int
 ) -> int:
     """Queries, the output, and the copies of keys and values that the kernel needs."""
-    seen, masked = _attended(window, work)
+    seen, masked = _attended_tokens(window, work)
     grouped = shape.grouped
     if shape.build.eager:
         seen = work.cached if window is None or work.tokens > 1 else min(window, work.cached)
@@ -415,7 +415,7 @@ def _scores(
 def _is_plain(shape: LayerStack, work: ForwardPass, window: int | None) -> bool:
     """Whether no fused kernel runs: it takes grouped heads only in 16 bits, or with a mask."""
     grouped = shape.grouped
-    masked = _attended(window, work)[1]
+    masked = _attended_tokens(window, work)[1]
     return grouped and (shape.build.unfused or (work.width == FLOAT32 and not masked))
 
 

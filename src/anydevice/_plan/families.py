@@ -19,7 +19,7 @@ Flag = bool | str
 """Whether layers have something: always, never, or where this key of the config is true."""
 
 Windows = Literal["none", "all", "last", "pattern"]
-"""Which layers have an attention window, where the config does not list `layer_types`.
+"""The layers that have an attention window, unless the config lists `layer_types`.
 
 `all` of them where there is a `sliding_window`; the `last` ones, from `max_window_layers` on, where
 `use_sliding_window` is true; or a `pattern`, where each nth layer (`pattern` of the row, or the
@@ -28,7 +28,7 @@ config's `sliding_window_pattern`) has none.
 
 
 Outputs = Literal["new token", "tokens", "sequence"]
-"""What the numbers of a head are for: the token that is written, each that is read, or all."""
+"""The subject of a head's outputs: the new token, each token that is read, or the sequence."""
 
 
 class ForwardSpec(Record):

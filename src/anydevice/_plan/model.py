@@ -54,7 +54,7 @@ _NEEDED = ("layers", "hidden", "intermediate", "heads", "vocabulary")
 
 
 def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> ModelShape:
-    """The shape of a model, with its weights in `dtype`, or in its own where that is `None`.
+    """Return the shape of a model, with its weights in `dtype`, by default in its own.
 
     `dtype` is a float; "int8" and "int4" are the model in its own dtype with quantized layers.
     `model` is one of these; nothing of it is loaded, and no array library is imported for the
@@ -119,7 +119,7 @@ def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False
         count = encoder_shape if config.encoder else decoder_shape
         return count(config, dtype)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        # A value of a type that nobody thought of is an error of the file, not of this code.
+        # A value of an unexpected type is an error of the file, not of this code.
         raise ConfigurationError(
             f"{config.source} has a value that is not valid: {error}", config.source
         ) from error
@@ -253,7 +253,7 @@ class _Tensor(Record):
         return bool(self.sizes) and "inv_freq" not in self.name
 
     def bytes_in(self, dtype: str | None) -> int:
-        """Its bytes in `dtype`; quantized tensors, integers and buffers stay as they are."""
+        """Return its bytes in `dtype`; quantized tensors, integers and buffers stay as they are."""
         row = as_dtype(self.dtype)
         if dtype is None or row.kind != "float" or row.bits < 16 or not self.is_weight:
             return self.held
@@ -311,7 +311,7 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
     embedding = _first(there, _EMBEDDING)
     hidden = embedding.sizes[1] if embedding else 0
     down = _first(there, _DOWN)
-    per_token = _cached(there, hidden)
+    per_token = _cache_elements(there, hidden)
     assumed = ["weights are those of the tensors; the rest follows from their names and sizes"]
     if not per_token:
         assumed.append("no key projections were found: no key/value cache is counted")
@@ -344,7 +344,7 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
     )
 
 
-def _cached(tensors: list[_Tensor], hidden: int) -> int:
+def _cache_elements(tensors: list[_Tensor], hidden: int) -> int:
     """The elements of a token in a layer's cache: its key and its value."""
     keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
     if keys is not None:

@@ -1,4 +1,4 @@
-"""Where a plan places each unit of a model, and of a module of PyTorch."""
+"""Placement of the units of a model, and of a PyTorch module, by a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from anydevice._plan.plan import Placement, Plan
 
 _NAMES = {"rocm": "cuda", "metal": "mps"}
-"""What PyTorch calls a backend where it has a name of its own."""
+"""Backends to which PyTorch gives another name."""
 
 
 def planned_units(

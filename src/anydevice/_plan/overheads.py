@@ -54,12 +54,12 @@ class Overhead(Record):
 
 
 def overhead_of(rounded: int, cache: int, activations: int) -> Overhead:
-    """The overhead of a model whose weights are rounded up by so many bytes."""
+    """Return the overhead of a model; `rounded` are the bytes that whole blocks add to weights."""
     return Overhead(CONTEXT, WORKSPACE, rounded, idle_bytes(cache, activations))
 
 
 def plannable(size: int) -> int:
-    """The most that a model may need, by the estimate, to run in so many bytes.
+    """Return the largest estimate with which a model runs in `size` bytes.
 
     >>> plannable(1030), plannable(1029)
     (1000, 999)
@@ -68,7 +68,7 @@ def plannable(size: int) -> int:
 
 
 def rounding(sizes: Iterable[int]) -> int:
-    """The bytes that whole blocks add to tensors of these sizes.
+    """Return the bytes that whole blocks add to tensors of these sizes.
 
     >>> rounding([25 * MIB, 24 * MIB, 1000])
     1048600
@@ -80,7 +80,7 @@ def rounding(sizes: Iterable[int]) -> int:
 
 
 def block_bytes(size: int) -> int:
-    """The bytes of the block that PyTorch's allocator gives a tensor of this size.
+    """Return the bytes of the block that PyTorch's allocator gives a tensor of this size.
 
     Blocks are multiples of 512 bytes. One of 10 MiB or more has a segment of its own, a multiple
     of 2 MiB, whose rest is only cut off where it is more than 1 MiB.
@@ -94,7 +94,7 @@ def block_bytes(size: int) -> int:
 
 
 def idle_bytes(cache: int, activations: int) -> int:
-    """The bytes that the allocator holds idle at the peak, while a prompt fills the cache.
+    """Return the bytes that the allocator holds idle at the peak, while a prompt fills the cache.
 
     Each layer's part of the cache is cut from what the activations before it have left, and stays:
     the segment that it lies in is too small for the next layer's largest tensors. So what is idle

@@ -83,7 +83,7 @@ class LayeredModel:
 
     @classmethod
     def of(cls, shape: ModelShape, estimate: MemoryEstimate) -> LayeredModel:
-        """A model, with what it needs for the context of the estimate."""
+        """Return a model with its needs for the context of the estimate."""
         idle = estimate.overheads.idle
         rest = estimate.overheads.total - idle
         return cls(
@@ -99,7 +99,7 @@ class LayeredModel:
         )
 
     def on(self, layers: range, *, cpu: bool = False) -> MemoryParts:
-        """The memory that a device with these layers needs; none where there are none."""
+        """Return the memory that a device with these layers needs."""
         if not layers:
             return MemoryParts()
         start, stop = layers.start, layers.stop
@@ -113,7 +113,7 @@ class LayeredModel:
         )
 
     def needed(self, cpu: bool, start: int, stop: int) -> int:
-        """The total of a range that is not empty, at a fraction of the time of `on`."""
+        """Return the total of a range that is not empty, at a fraction of the time of `on`."""
         cache = self._cache[stop] - self._cache[start]
         logits = self._logits if stop == self.count else 0
         always = self._activations + (0 if cpu else self._overhead(cache))
@@ -131,7 +131,7 @@ class LayeredModel:
 def fill(
     model: LayeredModel, budgets: Sequence[int], cpus: Collection[int] = ()
 ) -> list[LayerRange]:
-    """As many layers as fit on each device, one device after the other, until none is left.
+    """Fill the devices with layers, one device after the other, until none is left.
 
     `budgets` are the bytes of the devices, `cpus` the positions of those that are the CPU. A device
     that is too small for a single layer is passed over. If the last range does not end at the last
@@ -159,7 +159,7 @@ def holds_all(model: LayeredModel, ranges: Sequence[LayerRange]) -> bool:
 
 
 def spread(model: LayeredModel, budgets: Sequence[int]) -> list[LayerRange] | None:
-    """The layers split so that the fullest device has most left; `None` if they do not fit.
+    """Split layers so that the fullest device has most left; return `None` if they do not fit.
 
     Every device is filled to about the same share of its memory, so a large device gets more
     layers than a small one.
@@ -197,7 +197,7 @@ class DeviceGroup(Record):
 
 
 def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]:
-    """The groups to try, the preferred one first.
+    """Yield the groups to try, the preferred one first.
 
     Every accelerator alone; then as few of them together as it takes, those with most memory
     first; then with the CPU for what is left; then the CPU. Devices that share one memory are
@@ -244,7 +244,7 @@ class Assignment(Record):
 def assign(
     model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
 ) -> Assignment | None:
-    """The first group that holds all of a model, and how; `None` if none does.
+    """Return the first group that holds all of a model, and how; `None` if none does.
 
     The layers are spread over the devices in proportion to their memory, unless `evenly` is false.
     Layers on the CPU slow the rest down: it gets those that the others cannot hold.

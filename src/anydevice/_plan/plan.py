@@ -31,7 +31,7 @@ Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
 
 class Placement(Record):
-    """What one device is to hold: a range of layers, and the bytes that they need there.
+    """A device's part of a model: a range of layers, and the bytes that they need there.
 
     `free` is the memory that the device has for it, with the limit of `configure(memory=…)`.
     """
@@ -47,7 +47,7 @@ class Placement(Record):
         return self.parts.total / max(1, self.free)
 
     def to_dict(self) -> dict[str, object]:
-        """The placement as plain data, ready for JSON; `layers` are the first and the last."""
+        """Return the placement as plain data for JSON; `layers` are the first and the last."""
         return {
             "device": str(self.device),
             "layers": [self.layers[0], self.layers[-1]] if self.layers else None,
@@ -70,7 +70,7 @@ class Alternative(Record):
     total: int
 
     def to_dict(self) -> dict[str, object]:
-        """The alternative as plain data, ready for JSON."""
+        """Return the alternative as plain data, ready for JSON."""
         return {**super().to_dict(), "devices": [str(device) for device in self.devices]}
 
 
@@ -107,7 +107,7 @@ class Plan(Record):
         return sum(placement.free for placement in self.placements)
 
     def device_map(self, model: Any) -> dict[str, str]:
-        """The device of each part of a PyTorch module, as transformers and accelerate take it.
+        """Return the device of each part of a PyTorch module, as transformers takes it.
 
         The module may be empty, on PyTorch's device "meta". What comes before the layers goes with
         the first of them, what comes after with the last, and a head that is tied to the embedding
@@ -119,7 +119,7 @@ class Plan(Record):
         return device_map(self, model)
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as plain data, ready for JSON."""
+        """Return the plan as plain data, ready for JSON."""
         return {**super().to_dict(), "device": str(self.device) if self.device else None}
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ def plan_inference(
     prefill: int | None = None,
     **numbers: Any,
 ) -> Plan:
-    """Where a model fits with this context: on one device, on several, or only after a change.
+    """Plan a model with this context: on one device, on several, or only after a change.
 
     `model` and `numbers` are as in `estimate_inference`. `devices` are devices or their names
     ("cuda" is every card of it), or cards that need not be here, "2xH100"; the default is all
@@ -192,13 +192,13 @@ def plan_inference(
 
 
 LOADED_CONTEXT = 8192
-"""The tokens of the context of a language model that is loaded, at most, where nobody says."""
+"""The largest default context of a language model that is loaded."""
 PREFILL_CHUNK = {"cpu": 512, "other": 4096}
-"""Tokens of all prompts that a loaded model reads at a time: more are no faster, and take more."""
+"""Tokens of all prompts that a loaded model reads at a time: more are no faster."""
 
 
 def loading_options(on_cpu: bool, dtype: object = None) -> dict[str, Any]:
-    """What `llm.load` plans with, as options of `plan_inference`: a CPU computes in float32."""
+    """Return the options of `plan_inference` for `llm.load`: a CPU computes in float32."""
     wanted = "float32" if dtype is None and on_cpu else dtype
     return {"dtype": wanted, "prefill": PREFILL_CHUNK["cpu" if on_cpu else "other"]}
 
@@ -208,17 +208,17 @@ def plan_loading(
     dtype: object = None,
     **more: Any,
 ) -> Plan:  # fmt: skip
-    """The plan that `llm.load` makes, for any devices; `more` is as in `plan_inference`."""
+    """Return the plan that `llm.load` makes, for any devices; `more` is as in `plan_inference`."""
 
-    def planned(on_cpu: bool) -> Plan:
+    def plan_on(on_cpu: bool) -> Plan:
         options = loading_options(on_cpu, dtype)
         longest = shape_of(model, dtype=options["dtype"]).longest_context or LOADED_CONTEXT
         wanted = min(longest, LOADED_CONTEXT) if context is None else context
         return plan_inference(model, devices, context=wanted, **options, **more)
 
-    plan = planned(False)
+    plan = plan_on(False)
     kinds = {placement.device.kind for placement in plan.placements}
-    return planned(True) if kinds == {"cpu"} else plan
+    return plan_on(True) if kinds == {"cpu"} else plan
 
 
 def _available(
@@ -268,7 +268,7 @@ _SMALL_CACHE = "float8_e4m3fn"
 
 
 class _Request(Record):
-    """What was asked for, what it would need, and the same model with weights of 16 bits."""
+    """A request: the model, its estimate, and the same model with weights of 16 bits."""
 
     shape: ModelShape
     estimate: MemoryEstimate

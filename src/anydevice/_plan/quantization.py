@@ -61,9 +61,9 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
         return None
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{source}: quantization_config is not an object", source)
-    method = str(values.get("quant_method") or _unnamed(values)).lower()
+    method = str(values.get("quant_method") or _guess_method(values)).lower()
     found = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
-    skipped = _skipped(values)
+    skipped = _skipped_modules(values)
     odd = [each for each in skipped if each.startswith("re:") and not _is_quick(each[3:])]
     if odd:
         note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
@@ -107,7 +107,7 @@ class _Settings(Record):
 
 
 def _unknown(config: _Settings) -> Quantization:
-    method = str(config.get("quant_method") or _unnamed(config.values)).lower()
+    method = str(config.get("quant_method") or _guess_method(config.values)).lower()
     bits = config.get("bits", "nbits") or _bits_in(method)
     if not isinstance(bits, float):  # some formats have a share of a bit, on the average
         bits = integer(f"{config.source}: bits", bits, most=_MOST_BITS)
@@ -175,7 +175,7 @@ def _blocks_of_float8(config: _Settings) -> Quantization:
     return Quantization("fp8", 8, scaled)
 
 
-def _compressed(config: _Settings) -> Quantization:
+def _compressed_tensors(config: _Settings) -> Quantization:
     """The first group's scheme is taken for all; groups that differ are rare, and noted."""
     named = config.inner("config_groups")
     groups = [named.inner(name) for name, group in named.values.items() if group]
@@ -216,11 +216,11 @@ _FORMATS: dict[str, Callable[[_Settings], Quantization]] = {
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _blocks_of_float8,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": _compressed_tensors,
 }
 
 
-def _unnamed(values: Mapping[str, Any]) -> str:
+def _guess_method(values: Mapping[str, Any]) -> str:
     if values.get("load_in_4bit") or values.get("load_in_8bit"):
         return "bitsandbytes"
     return "unnamed"
@@ -232,7 +232,7 @@ def _bits_in(method: str) -> int:
     return int(found[1]) if found and 1 <= int(found[1]) <= 16 else 8
 
 
-def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _skipped_modules(values: Mapping[str, Any]) -> tuple[str, ...]:
     """The modules that are not quantized: those that are named, and always the head."""
     named: list[str] = ["lm_head"]
     for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):

@@ -15,7 +15,7 @@ from anydevice._plan.families import ModelShape
 
 
 class Constants(Record):
-    """What is reached of what a card can do; each is physical, and shares are at most 1.
+    """Fitted efficiencies, as fractions of the card's peak.
 
     `products` and `attention` are shares of the stated FLOPs, for products of many tokens and for
     attention, of which only the half that a token sees counts. `few_tokens` is the size of a
@@ -151,7 +151,7 @@ def _product_flops(shape: ModelShape, run: TrainingRun) -> float:
 
 
 def _attention_flops(shape: ModelShape, run: TrainingRun) -> float:
-    """Of the half that a token sees; the backward pass computes the scores again."""
+    """Return the FLOPs of the causal half; the backward pass computes the scores again."""
     again = 1 if run.recompute == "full" else 0
     width = 2.0 * shape.heads * shape.head_size
     seen = sum(min(window or run.context, run.context) for window in shape.windows)

@@ -82,11 +82,11 @@ class TrainingEstimate(Record):
 
     @property
     def total_gib(self) -> float:
-        """What must be free, in GiB."""
+        """The memory that must be free, in GiB."""
         return self.total / 2**30
 
     def to_dict(self) -> dict[str, Any]:
-        """The estimate as plain values."""
+        """Return the estimate as plain values."""
         return {**super().to_dict(), "total_gib": self.total_gib}
 
     def __str__(self) -> str:
@@ -271,7 +271,7 @@ def _layer(shape: ModelShape, step: TrainingStep) -> int:
 
 
 def _norm(shape: ModelShape, step: TrainingStep) -> int:
-    """What a norm saves: its input in 32 bits, the same at unit length, and the output."""
+    """Return the bytes that a norm saves: its input in 32 bits, normalized, and the output."""
     elements = step.rows * shape.hidden
     if shape.build.layer_norm:
         return elements * (step.width + (0 if step.mixed else step.width))

@@ -195,11 +195,11 @@ def plan_training(
             "batch",
         )
     wanted = None if tokens is None else _tokens(tokens)
-    return _planned(shape, cluster, start, ways, wanted)
+    return _make_plan(shape, cluster, start, ways, wanted)
 
 
 class _Ways(Record):
-    """What a plan may choose from."""
+    """The choices of a plan."""
 
     strategies: tuple[Strategy, ...]
     recompute: tuple[Recompute, ...]
@@ -207,7 +207,7 @@ class _Ways(Record):
     batch: int | None
 
     def runs(self, start: TrainingRun, cards: int) -> Iterator[TrainingRun]:
-        """All ways on so many cards, the simplest first."""
+        """Yield the runs on this number of cards, the simplest first."""
         for strategy, recompute, size in product(
             self.strategies if cards > 1 else self.strategies[:1],
             self.recompute,
@@ -231,7 +231,7 @@ class _Ways(Record):
         return [2**power for power in range(most.bit_length())]
 
 
-def _planned(
+def _make_plan(
     shape: ModelShape, cluster: Cluster, start: TrainingRun, ways: _Ways, tokens: int | None
 ) -> TrainingPlan:
     run, fits = _best(shape, cluster, start, ways)
