@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from anydevice._proofs.checking.network import Network, Node
 from anydevice._proofs.curves import Relaxation, TwoLines, open_neurons, relu_curve, smooth_curve
-from anydevice._proofs.machines import Array, BoundsMachine, Host
+from anydevice._proofs.machines import ArrayOps, BoundsMachine, DeviceArray, Host
 
 FORWARD_INPUTS = 50
 """Networks with more inputs have intervals instead of linear functions."""
@@ -50,11 +50,11 @@ class PlacedNode(NamedTuple):
     """
 
     inputs: tuple[int, ...]
-    weights: tuple[Array, ...]
-    turned: tuple[Array, ...]
-    sizes: tuple[Array, ...]
-    bias: Array
-    size_of_bias: Array
+    weights: tuple[DeviceArray, ...]
+    turned: tuple[DeviceArray, ...]
+    sizes: tuple[DeviceArray, ...]
+    bias: DeviceArray
+    size_of_bias: DeviceArray
     function: str
     size: int
     back: float
@@ -133,7 +133,7 @@ def without(net: Prepared, live: Live) -> Prepared:
     """Return the network without the neurons that are always off, for substitution alone."""
     machine = net.machine
 
-    def part(array: Array, rows: Host | None, columns: Host | None) -> Array:
+    def part(array: DeviceArray, rows: Host | None, columns: Host | None) -> DeviceArray:
         whole = machine.host(array)
         whole = whole if rows is None else whole[rows]
         return machine.place(whole if columns is None else whole[:, columns])
@@ -169,8 +169,8 @@ class Form(NamedTuple):
     magnitudes of all coefficients, and the largest magnitude of the value.
     """
 
-    middle: Array
-    spread: Array
+    middle: DeviceArray
+    spread: DeviceArray
 
 
 class NodeBounds(NamedTuple):
@@ -180,14 +180,14 @@ class NodeBounds(NamedTuple):
     one array (boxes, 4 or 5, size), so that one call takes all of them.
     """
 
-    low: Array
-    high: Array
-    error: Array
-    share: Array | None = None
+    low: DeviceArray
+    high: DeviceArray
+    error: DeviceArray
+    share: DeviceArray | None = None
     lines: TwoLines | None = None
-    packed: Array | None = None
+    packed: DeviceArray | None = None
 
-    def of_rows(self, xp: Any, box: Array) -> tuple[TwoLines | None, Array]:
+    def of_rows(self, xp: ArrayOps, box: DeviceArray) -> tuple[TwoLines | None, DeviceArray]:
         """Return the lines and the error for the box of each row."""
         if self.packed is None or self.lines is None:
             lines = None if self.lines is None else self.lines.take(xp, box)
@@ -205,7 +205,7 @@ class NodeLines(NamedTuple):
     """
 
     lines: TwoLines
-    taken: Array
+    taken: DeviceArray
 
 
 class LowerBounds(NamedTuple):
@@ -215,11 +215,11 @@ class LowerBounds(NamedTuple):
     coefficients of each node on the way, if `keep` asked for them.
     """
 
-    low: Array
-    nominal: Array
-    slopes: Array
-    constant: Array
-    rows: dict[int, Array]
+    low: DeviceArray
+    nominal: DeviceArray
+    slopes: DeviceArray
+    constant: DeviceArray
+    rows: dict[int, DeviceArray]
 
 
 class LinearBounds:
@@ -244,7 +244,7 @@ class LinearBounds:
         self.centre, self.radius = net.machine.place(centre), net.machine.place(radius)
         reach = abs(self.centre) + self.radius
         reach = reach + self._overflow(reach) if net.executed else reach
-        self.largest: dict[int, Array] = {0: reach}
+        self.largest: dict[int, DeviceArray] = {0: reach}
         self.total = self.xp.sum(reach, 1, True)
         self._forms = {0: self._input_form(centre, radius)}
         last_use = {i: n for n, step in enumerate(net.steps, 1) for i in step.inputs}
@@ -274,8 +274,8 @@ class LinearBounds:
         xp, net = self.xp, self.net
         linear, tiny = net.linear, net.machine.tiny
         used = [self._forms[i] for i in step.inputs]
-        middle = sum(self._times(f.middle, w) for f, w in zip(used, step.turned, strict=True))
-        spread = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
+        middle: Any = sum(self._times(f.middle, w) for f, w in zip(used, step.turned, strict=True))
+        spread: Any = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
         sizes = _row(xp, spread, linear + 1) + step.size_of_bias
         reach = _row(xp, spread, linear + 2) + step.size_of_bias
         spread = xp.slice_axis(spread, 1, 0, linear + 1)
@@ -320,12 +320,13 @@ class LinearBounds:
             form = _Functions(middle, spread, sizes, off, step.bias)
             self._forms[number] = self._form(form, curve, largest)
 
-    def _overflow(self, reach: Array) -> Array:
+    def _overflow(self, reach: DeviceArray) -> DeviceArray:
         """Return infinity for sums that might overflow float32: no error term bounds them."""
         limit = 2.0**127
-        return self.xp.maximum(reach - limit, 0.0) * limit * limit
+        excess: DeviceArray = self.xp.maximum(reach - limit, 0.0) * limit * limit
+        return excess
 
-    def _curve(self, step: PlacedNode, low: Array, high: Array) -> Relaxation:
+    def _curve(self, step: PlacedNode, low: DeviceArray, high: DeviceArray) -> Relaxation:
         machine = self.net.machine
         if step.function == "relu":
             return relu_curve(self.xp, low, high, machine.unit, machine.tiny)
@@ -335,11 +336,10 @@ class LinearBounds:
         curve = smooth_curve(
             step.function, machine.host(low), machine.host(high), self.net.executed
         )
-        place = machine.place
-        lines = TwoLines(*(place(line) for line in curve.lines))
-        return Relaxation(lines, place(curve.least), place(curve.most))
+        *lines, least, most = (machine.place(np.asarray(x)) for x in (*curve.lines, *curve[1:]))
+        return Relaxation(TwoLines(*lines), least, most)
 
-    def _form(self, before: _Functions, curve: Relaxation, largest: Array) -> Form:
+    def _form(self, before: _Functions, curve: Relaxation, largest: DeviceArray) -> Form:
         """Return the linear functions behind a node's own function, or the intervals."""
         xp, net = self.xp, self.net
         if not net.linear:
@@ -365,7 +365,7 @@ class LinearBounds:
         return Form(middle, xp.concat([spread, extra], 1))
 
     def _substitute_open(
-        self, number: int, step: PlacedNode, low: Array, high: Array
+        self, number: int, step: PlacedNode, low: DeviceArray, high: DeviceArray
     ) -> _Tighter | None:
         """Bound by substitution the neurons that the forward functions leave open (CROWN)."""
         machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
@@ -395,8 +395,8 @@ class LinearBounds:
         return _Tighter(low, xp.maximum(low, high), better, worse, rising, falling)
 
     def _use_tighter(
-        self, tighter: _Tighter, lower: Array, upper: Array, bias: Array
-    ) -> tuple[Array, Array]:
+        self, tighter: _Tighter, lower: DeviceArray, upper: DeviceArray, bias: DeviceArray
+    ) -> tuple[DeviceArray, DeviceArray]:
         """Return the forward functions, with those of substitution if these are tighter."""
         xp, linear = self.xp, self.net.linear
         boxes, _, size = lower.shape
@@ -415,7 +415,7 @@ class LinearBounds:
 
     def _both_sides(
         self, number: int, step: PlacedNode, box: Host, neuron: Host
-    ) -> tuple[Array, ...]:
+    ) -> tuple[DeviceArray, ...]:
         """Return lower and upper bounds of neurons, each over one box, and their functions."""
         machine, xp, count = self.net.machine, self.xp, len(box)
         if machine.pads:
@@ -425,7 +425,7 @@ class LinearBounds:
         flat = xp.reshape(self.layers[number - 1].error, (self.boxes * step.size,))
         error = xp.take(flat, machine.indices(box * step.size + neuron))
         bias = xp.take(step.bias, which)
-        pending: dict[int, Array] = {}
+        pending: dict[int, DeviceArray] = {}
         for i, weight in zip(step.inputs, step.weights, strict=True):
             if len(weight.shape) == 2:
                 rows = xp.take(weight, which)
@@ -445,10 +445,10 @@ class LinearBounds:
 
     def substitute(
         self,
-        pending: dict[int, Array],
-        constant: Array,
-        error: Array,
-        box: Array,
+        pending: dict[int, DeviceArray],
+        constant: DeviceArray,
+        error: DeviceArray,
+        box: DeviceArray,
         keep: bool = False,
         own: Mapping[int, NodeLines] | None = None,
     ) -> LowerBounds:
@@ -458,7 +458,7 @@ class LinearBounds:
         rows, instead of those of the box.
         """
         xp, net, dot = self.xp, self.net, self.net.machine.dot
-        kept: dict[int, Array] = {}
+        kept: dict[int, DeviceArray] = {}
         unit = net.machine.unit
         # The loss if numbers near zero are flushed
         floor = (self.total + 1.0) * (net.terms * net.machine.tiny)
@@ -513,9 +513,9 @@ class LinearBounds:
 
     def rows_below(
         self,
-        rows: Array,
-        constants: Array,
-        box: Array,
+        rows: DeviceArray,
+        constants: DeviceArray,
+        box: DeviceArray,
         keep: bool = False,
         own: Mapping[int, NodeLines] | None = None,
     ) -> LowerBounds:
@@ -554,15 +554,15 @@ class LinearBounds:
         smaller.layers, smaller.largest = list(self.layers), dict(self.largest)
         for number, its in live.items():
 
-            def part(array: Array, its: Host = its) -> Array:
-                return (
-                    array
-                    if isinstance(array, float)
-                    else machine.place(machine.host(array)[..., its])
-                )
+            def part(array: DeviceArray, its: Host = its) -> DeviceArray:
+                return machine.place(machine.host(array)[..., its])
 
             layer = self.layers[number - 1]
-            lines = None if layer.lines is None else TwoLines(*(part(x) for x in layer.lines))
+            lines = None
+            if layer.lines is not None:
+                lower, below, upper, above = layer.lines
+                below = below if isinstance(below, float) else part(below)
+                lines = TwoLines(part(lower), below, part(upper), part(above))
             error = part(layer.error)
             packed = self._pack(lines, error)
             smaller.layers[number - 1] = NodeBounds(
@@ -571,16 +571,17 @@ class LinearBounds:
             smaller.largest[number] = part(self.largest[number])
         return smaller
 
-    def _pack(self, lines: TwoLines | None, error: Array) -> Array | None:
+    def _pack(self, lines: TwoLines | None, error: DeviceArray) -> DeviceArray | None:
         if lines is None or self.net.machine.is_numpy:  # calls of NumPy are cheap, strides are not
             return None
         below = [] if isinstance(lines.below, float) else [lines.below]
         return self.xp.stack([lines.lower, lines.upper, lines.above, error, *below], 1)
 
-    def _times(self, rows: Array, weight: Array) -> Array:
+    def _times(self, rows: DeviceArray, weight: DeviceArray) -> DeviceArray:
         """Multiply (boxes, rows, inputs) with a matrix (inputs, outputs) or a diagonal."""
         if len(weight.shape) == 1:
-            return rows * weight
+            scaled: DeviceArray = rows * weight
+            return scaled
         boxes, count, inputs = rows.shape
         flat = self.xp.matmul(self.xp.reshape(rows, (boxes * count, inputs)), weight)
         return self.xp.reshape(flat, (boxes, count, weight.shape[1]))
@@ -589,22 +590,22 @@ class LinearBounds:
 class _Tighter(NamedTuple):
     """Bounds by substitution, whether they are tighter, and the slopes of their functions."""
 
-    low: Array
-    high: Array
-    better: Array
-    worse: Array
-    rising: Array
-    falling: Array
+    low: DeviceArray
+    high: DeviceArray
+    better: DeviceArray
+    worse: DeviceArray
+    rising: DeviceArray
+    falling: DeviceArray
 
 
 class _Functions(NamedTuple):
     """The forward functions before a node's own function, without the bias."""
 
-    middle: Array
-    spread: Array
-    sizes: Array
-    off: Array
-    bias: Array
+    middle: DeviceArray
+    spread: DeviceArray
+    sizes: DeviceArray
+    off: DeviceArray
+    bias: DeviceArray
 
 
 def padded_size(count: int) -> int:
@@ -627,22 +628,22 @@ def outward(
     return centre, (radius + 2.0**-1022 * 4).astype(dtype)
 
 
-def _row(xp: Any, x: Array, number: int) -> Array:
+def _row(xp: ArrayOps, x: DeviceArray, number: int) -> DeviceArray:
     boxes, _, size = x.shape
     return xp.reshape(xp.slice_axis(x, 1, number, number + 1), (boxes, size))
 
 
-def _row_of(xp: Any, x: Array) -> Array:
+def _row_of(xp: ArrayOps, x: DeviceArray) -> DeviceArray:
     return xp.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
 
 
-def _with_last(xp: Any, x: Array, last: Array) -> Array:
+def _with_last(xp: ArrayOps, x: DeviceArray, last: DeviceArray) -> DeviceArray:
     """Return the coefficients with `last` added to the constants."""
     rows = x.shape[1]
     end = xp.slice_axis(x, 1, rows - 1, rows) + _row_of(xp, last)
     return xp.concat([xp.slice_axis(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
 
 
-def times_vector(xp: Any, rows: Array, vector: Array) -> Array:
+def times_vector(xp: ArrayOps, rows: DeviceArray, vector: DeviceArray) -> DeviceArray:
     """Return `rows @ vector`."""
     return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))

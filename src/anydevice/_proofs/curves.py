@@ -7,24 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anydevice._proofs.checking import smooth
-
-Array = Any
+from anydevice._proofs.machines import ArrayOps, DeviceArray
 
 
 class TwoLines(NamedTuple):
     """`lower * z + below <= f(z) <= upper * z + above` for each z between the bounds."""
 
-    lower: Array
-    below: Array
-    upper: Array
-    above: Array
+    lower: DeviceArray
+    below: DeviceArray | float
+    upper: DeviceArray
+    above: DeviceArray
 
-    def take(self, xp: Any, box: Array) -> TwoLines:
+    def take(self, xp: ArrayOps, box: DeviceArray) -> TwoLines:
         """Return the lines of the box of each row."""
-        if isinstance(self.below, float):
-            below: Array = self.below
-        else:
-            below = xp.take(self.below, box)
+        below = self.below if isinstance(self.below, float) else xp.take(self.below, box)
         lower, upper, above = (xp.take(x, box) for x in (self.lower, self.upper, self.above))
         return TwoLines(lower, below, upper, above)
 
@@ -33,11 +29,13 @@ class Relaxation(NamedTuple):
     """The lines of a function, and the least and the greatest value that it takes."""
 
     lines: TwoLines
-    least: Array
-    most: Array
+    least: DeviceArray
+    most: DeviceArray
 
 
-def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Relaxation:
+def relu_curve(
+    xp: ArrayOps, low: DeviceArray, high: DeviceArray, unit: float, tiny: float
+) -> Relaxation:
     """Bound a ReLU by its chord, and by the line through 0 that leaves the smaller triangle.
 
     This is the triangle relaxation of CROWN. The chord is moved up until it is valid at both ends.
@@ -55,7 +53,7 @@ def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Re
     return Relaxation(lines, xp.maximum(low, nothing), most)
 
 
-def open_neurons(xp: Any, function: str, low: Array, high: Array) -> Array:
+def open_neurons(xp: ArrayOps, function: str, low: DeviceArray, high: DeviceArray) -> DeviceArray:
     """Whether better bounds would help each neuron: ReLUs neither on nor off, and all others."""
     return xp.logical_and(low < 0, high > 0) if function == "relu" else low < high
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,49 @@ from anydevice._machine.choose.scope import device as choose_device
 from anydevice._machine.engines import registry as engines
 from anydevice.errors import UnsupportedError
 
-Array = Any
+
+class DeviceArray(Protocol):
+    """An array of any engine with the operators of Python."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __truediv__(self, other: Any, /) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __le__(self, other: Any, /) -> Any: ...
+    def __gt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+    def __abs__(self) -> Any: ...
+
+
+class ArrayOps(Protocol):
+    """The functions of `ops` that bounds use."""
+
+    def maximum(self, a: DeviceArray, b: DeviceArray | float, /) -> DeviceArray: ...
+    def minimum(self, a: DeviceArray, b: DeviceArray | float, /) -> DeviceArray: ...
+    def clip(self, x: DeviceArray, low: float, high: float, /) -> DeviceArray: ...
+    def sign(self, x: DeviceArray, /) -> DeviceArray: ...
+    def sqrt(self, x: DeviceArray, /) -> DeviceArray: ...
+    def logical_and(self, a: DeviceArray, b: DeviceArray, /) -> DeviceArray: ...
+    def logical_or(self, a: DeviceArray, b: DeviceArray, /) -> DeviceArray: ...
+    def where(self, condition: DeviceArray, a: DeviceArray, b: DeviceArray, /) -> DeviceArray: ...
+    def matmul(self, a: DeviceArray, b: DeviceArray, /) -> DeviceArray: ...
+    def sum(self, x: DeviceArray, axis: int, keepdims: bool = False, /) -> DeviceArray: ...
+    def take(self, x: DeviceArray, indices: DeviceArray, /) -> DeviceArray: ...
+    def one_hot(self, indices: DeviceArray, size: int, dtype: str, /) -> DeviceArray: ...
+    def reshape(self, x: DeviceArray, shape: tuple[int, ...], /) -> DeviceArray: ...
+    def permute(self, x: DeviceArray, axes: tuple[int, ...], /) -> DeviceArray: ...
+    def concat(self, arrays: Sequence[DeviceArray], axis: int, /) -> DeviceArray: ...
+    def stack(self, arrays: Sequence[DeviceArray], axis: int, /) -> DeviceArray: ...
+    def slice_axis(self, x: DeviceArray, axis: int, start: int, stop: int, /) -> DeviceArray: ...
+
+
 Host = npt.NDArray[Any]
 
 
@@ -33,14 +75,16 @@ class BoundsMachine(NamedTuple):
     that batches are padded to a few sizes.
     """
 
-    place: Callable[[Host], Array]
-    indices: Callable[[Host], Array]
-    host: Callable[[Array], Host]
+    place: Callable[[Host], DeviceArray]
+    indices: Callable[[Host], DeviceArray]
+    host: Callable[[DeviceArray], Host]
     dtype: str = "float64"
     rows: int = 4096
     pads: bool = False
-    xp: Any = ops
-    dot: Callable[[Array, Array], Array] = lambda a, b: ops.einsum("ij,ij->i", a, b)
+    xp: ArrayOps = cast("ArrayOps", ops)
+    dot: Callable[[DeviceArray, DeviceArray], DeviceArray] = lambda a, b: ops.einsum(
+        "ij,ij->i", a, b
+    )
     name: str = ""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -74,12 +118,14 @@ def numpy_machine(dtype: str = "float64") -> BoundsMachine:
     def place(x: Host) -> Host:
         return np.ascontiguousarray(x, dtype)
 
-    def dot(a: Host, b: Host) -> Host:
+    def dot(a: Any, b: Any) -> DeviceArray:
         summed: Host = np.einsum("ij,ij->i", a, b)
         return summed
 
+    xp = cast("ArrayOps", _NumpyOps)
+    same: Any = _same
     return BoundsMachine(
-        place, _same, _same, dtype, rows, xp=_NumpyOps, dot=dot, name="numpy", context=_one_thread
+        place, same, same, dtype, rows, xp=xp, dot=dot, name="numpy", context=_one_thread
     )
 
 
@@ -99,7 +145,7 @@ class _NumpyOps:
         return clipped
 
     @staticmethod
-    def sum(x: Host, axis: int, keepdims: bool = False) -> Host:
+    def sum(x: Any, axis: int, keepdims: bool = False) -> Host:
         summed: Host = x.sum(axis, keepdims=keepdims)
         return summed
 
@@ -128,24 +174,24 @@ def machine_on(device: Any, engine: str | None) -> BoundsMachine:
         return numpy_machine()
     loaded = engines.load(name)
     context = registry.part("jax", "module").wide_numbers if name == "jax" else nullcontext
-    wrap = _OpenclArray if name == "opencl" else _same
-    unwrap = _unwrap if name == "opencl" else _same
+    wrap: Any = _OpenclArray if name == "opencl" else _same
+    unwrap: Any = _unwrap if name == "opencl" else _same
 
-    def host(x: Array) -> Host:
+    def host(x: DeviceArray) -> Host:
         return np.asarray(loaded.to_host(unwrap(x)))
 
     def machine_of(dtype: str) -> BoundsMachine:
-        def place(x: Host) -> Array:
+        def place(x: Host) -> Any:
             return wrap(loaded.place(np.ascontiguousarray(x, dtype), chosen))
 
-        def indices(x: Host) -> Array:
+        def indices(x: Host) -> Any:
             return wrap(loaded.place(np.ascontiguousarray(x, np.int32), chosen))
 
-        xp = _OpenclOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
+        xp: Any = _OpenclOps() if name == "opencl" else _OpsTaking(name) if name in _TAKES else ops
         rows = 4096 if chosen.backend in ("cpu", "opencl") else 1 << 18
         pads = name == "jax"
 
-        def dot(a: Array, b: Array) -> Array:
+        def dot(a: DeviceArray, b: DeviceArray) -> Any:
             return xp.einsum("ij,ij->i", a, b)
 
         return BoundsMachine(place, indices, host, dtype, rows, pads, xp, dot, name, context)
@@ -163,7 +209,7 @@ def machine_on(device: Any, engine: str | None) -> BoundsMachine:
     raise AssertionError("unreachable")
 
 
-_TAKES: dict[str, Callable[[Array, Array], Array]] = {
+_TAKES: dict[str, Callable[[Any, Any], DeviceArray]] = {
     "torch": lambda x, indices: x.index_select(0, indices),
     "cupy": lambda x, indices: x.take(indices, 0),
 }
@@ -254,7 +300,7 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     return None
 
 
-def _same(x: Array) -> Array:
+def _same(x: DeviceArray) -> DeviceArray:
     return x
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from anydevice._proofs.bounds import LinearBounds, NodeLines, Prepared, times_vector, without
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
 from anydevice._proofs.curves import relu_curve
-from anydevice._proofs.machines import Array, Host
+from anydevice._proofs.machines import DeviceArray, Host
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -313,11 +313,11 @@ class Neurons:
         for number, its in self.where.items():
             low, high = self.low[box][:, its], self.high[box][:, its]
             sign = parts.sign[:, its]
-            low = machine.place(np.where(sign > 0, np.maximum(low, 0), low))
-            high = machine.place(np.where(sign < 0, np.minimum(high, 0), high))
-            lines = relu_curve(machine.xp, low, high, machine.unit, machine.tiny).lines
+            least = machine.place(np.where(sign > 0, np.maximum(low, 0), low))
+            most = machine.place(np.where(sign < 0, np.minimum(high, 0), high))
+            lines = relu_curve(machine.xp, least, most, machine.unit, machine.tiny).lines
             slope = machine.place(slopes[:, its])
-            is_open = machine.xp.logical_and(low < 0, high > 0)
+            is_open = machine.xp.logical_and(least < 0, most > 0)
             lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
             own[number] = NodeLines(lines, machine.place(multipliers[:, its] * sign))
         lower = relaxed.rows_below(
@@ -414,13 +414,13 @@ class Neurons:
         )
 
     def _pass(
-        self, layers: dict[int, _Cases], values: dict[int, Array], rows: _PartRows
+        self, layers: dict[int, _Cases], values: dict[int, DeviceArray], rows: _PartRows
     ) -> _Passed:
         """Go backward to the bound, and forward from the point that attains it: the gradients."""
         xp, dot, net = self.fast.machine.xp, self.fast.machine.dot, self.fast
         pending, constant = {len(net.steps): rows.rows}, rows.constants
-        met: dict[int, Array] = {}
-        used: dict[int, Array] = {}
+        met: dict[int, DeviceArray] = {}
+        used: dict[int, DeviceArray] = {}
         for number in range(len(net.steps), 0, -1):
             if number not in pending:
                 continue
@@ -461,7 +461,7 @@ class Neurons:
             reached[number] = z
         return _Passed(bound, points, values, gradient, met, arguments, reached)
 
-    def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, Array]:
+    def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, DeviceArray]:
         """Return the loss of each relaxation at the point that attains the bound.
 
         A little of the largest possible loss is added.
@@ -477,10 +477,10 @@ class Neurons:
 class _PartRows(NamedTuple):
     """The rows of parts, their constants, and their boxes."""
 
-    rows: Array
-    constants: Array
-    centre: Array
-    radius: Array
+    rows: DeviceArray
+    constants: DeviceArray
+    centre: DeviceArray
+    radius: DeviceArray
 
 
 class _Cases(NamedTuple):
@@ -489,26 +489,26 @@ class _Cases(NamedTuple):
     `rate` is the learning rate of their slopes or multipliers, and `limit` the largest value.
     """
 
-    open: Array
-    on: Array
-    upper: Array
-    above: Array
-    sign: Array
-    gap: Array
-    rate: Array
-    limit: Array
+    open: DeviceArray
+    on: DeviceArray
+    upper: DeviceArray
+    above: DeviceArray
+    sign: DeviceArray
+    gap: DeviceArray
+    rate: DeviceArray
+    limit: DeviceArray
 
 
 class _Passed(NamedTuple):
     """Bounds of parts, the points that attain them, and arrays of both passes by node."""
 
-    bound: Array
-    points: Array
-    values: dict[int, Array]
-    gradient: dict[int, Array]
-    row: dict[int, Array]
-    arguments: dict[int, Array]
-    reached: dict[int, Array]
+    bound: DeviceArray
+    points: DeviceArray
+    values: dict[int, DeviceArray]
+    gradient: dict[int, DeviceArray]
+    row: dict[int, DeviceArray]
+    arguments: dict[int, DeviceArray]
+    reached: dict[int, DeviceArray]
 
 
 def split_neurons(

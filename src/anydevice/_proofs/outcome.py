@@ -55,7 +55,7 @@ class ProgressRecorder:
 
 
 def outcome_data(result: Result) -> dict[str, Any]:
-    """The result as plain data, ready for JSON."""
+    """Return the result as plain data, ready for JSON."""
     from anydevice._proofs.prove import Counterexample, Proof
 
     if isinstance(result, Proof):

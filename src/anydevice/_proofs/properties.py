@@ -235,23 +235,23 @@ class Finite(Property):
         return Within(-LARGEST_FLOAT32, LARGEST_FLOAT32).bad(outputs)
 
 
-class AllOf(Property):
-    """Each of these holds; see `all_of`."""
-
+class _Composite(Property):
     parts: tuple[Property, ...]
-
-    def bad(self, outputs: int) -> Bad:
-        return [group for part in self.parts for group in part.bad(outputs)]
 
     @property
     def about_order(self) -> bool:
         return all(part.about_order for part in self.parts)
 
 
-class AnyOf(Property):
-    """For each input at least one of these holds; see `any_of`."""
+class AllOf(_Composite):
+    """Each of these holds; see `all_of`."""
 
-    parts: tuple[Property, ...]
+    def bad(self, outputs: int) -> Bad:
+        return [group for part in self.parts for group in part.bad(outputs)]
+
+
+class AnyOf(_Composite):
+    """For each input at least one of these holds; see `any_of`."""
 
     def bad(self, outputs: int) -> Bad:
         every = [part.bad(outputs) for part in self.parts]
@@ -259,10 +259,6 @@ class AnyOf(Property):
         if count > MAX_GROUPS:
             raise _wrong("any_of", f"its parts have {count:,} combinations; take simpler ones")
         return [[row for group in groups for row in group] for groups in product(*every)]
-
-    @property
-    def about_order(self) -> bool:
-        return all(part.about_order for part in self.parts)
 
 
 class Monotone(Property):
@@ -498,21 +494,6 @@ def _query(low: Any, high: Any, bad: Bad, outputs: int) -> Query:
 
 # JSON
 
-_KINDS: dict[str, type[Record]] = {
-    kind.__name__: kind
-    for kind in (
-        AllOf,
-        AnyOf,
-        Ball,
-        Box,
-        Finite,
-        Less,
-        Lipschitz,
-        Monotone,
-        SameClass,
-        Within,
-    )
-}
 _MAKERS: dict[type[Record], Callable[..., Any]] = {
     SameClass: same_class,
     Less: less,
@@ -532,6 +513,7 @@ _MAKERS: dict[type[Record], Callable[..., Any]] = {
     ),
 }
 """The function that makes each from its fields, with all checks."""
+_KINDS = {kind.__name__: kind for kind in _MAKERS}
 
 
 def to_json(value: Property | Region) -> dict[str, Any]:

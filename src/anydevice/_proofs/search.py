@@ -229,8 +229,8 @@ class Bounding:
         keep: bool = False,
     ) -> LowerBounds:
         machine = self.net.machine
-        rows, constants = machine.place(coefficients), machine.place(constants)
-        return relaxed.rows_below(rows, constants, machine.indices(box), keep)
+        rows, offsets = machine.place(coefficients), machine.place(constants)
+        return relaxed.rows_below(rows, offsets, machine.indices(box), keep)
 
     def _mix(self, relaxed: LinearBounds, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
         """Return bytes that weigh the rows of a group such that their sum has the best lower bound.
