@@ -46,7 +46,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
     return answer
 
 
-def _device(driver: Any, ordinal: int, with_free_memory: bool) -> Answer:
+def _device(driver: ctypes.CDLL, ordinal: int, with_free_memory: bool) -> Answer:
     device = ctypes.c_int()
     code = driver.cuDeviceGet(ctypes.byref(device), ordinal)
     if code:
@@ -72,7 +72,7 @@ def _device(driver: Any, ordinal: int, with_free_memory: bool) -> Answer:
     }
 
 
-def _uuid(driver: Any, device: ctypes.c_int) -> str | None:
+def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
     # The second form tells a MIG instance's own UUID; drivers before 11.4 have only the first.
     ask_uuid = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
     raw = ctypes.create_string_buffer(16)
@@ -83,7 +83,7 @@ def _uuid(driver: Any, device: ctypes.c_int) -> str | None:
     return "-".join(parts)
 
 
-def _attribute(driver: Any, attribute: int, device: ctypes.c_int) -> int | None:
+def _attribute(driver: ctypes.CDLL, attribute: int, device: ctypes.c_int) -> int | None:
     value = ctypes.c_int()
     failed = driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
     return None if failed else value.value
@@ -94,7 +94,7 @@ def _number(function: Any) -> int | None:
     return None if function is None or function(ctypes.byref(value)) else value.value
 
 
-def _free_memory(driver: Any, device: ctypes.c_int) -> int | None:
+def _free_memory(driver: ctypes.CDLL, device: ctypes.c_int) -> int | None:
     context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
     if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
         return None

@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # `import typing` would take long
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
     from typing import Any
 
     Answer = dict[str, Any]
@@ -41,7 +42,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
     return answer
 
 
-def _bindings(file: str, library: Any) -> Any:
+def _bindings(file: str, library: object) -> ModuleType:
     """The module of nvidia-ml-py that lies in this file, for an opened NVML."""
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -56,7 +57,7 @@ def _bindings(file: str, library: Any) -> Any:
     return module
 
 
-def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
+def _read(nvml: ModuleType, tell: Callable[[str], None]) -> Answer:
     answer: Answer = {"error": None, "driver_version": None, "cuda_version": None, "cards": []}
     call = "nvmlInit"
     try:
@@ -77,7 +78,7 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
     return answer
 
 
-def _initialise(nvml: Any) -> None:
+def _initialise(nvml: ModuleType) -> None:
     """Begin to use NVML; raises its error where that fails."""
     try:
         nvml.nvmlInit()
@@ -91,7 +92,7 @@ def _initialise(nvml: Any) -> None:
             raise nvml.NVMLError(code) from None
 
 
-def _card(nvml: Any, index: int) -> Answer:
+def _card(nvml: ModuleType, index: int) -> Answer:
     call = "nvmlDeviceGetHandleByIndex"
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -115,7 +116,7 @@ def _card(nvml: Any, index: int) -> Answer:
     }
 
 
-def _instances(nvml: Any, card: Any) -> list[Any]:
+def _instances(nvml: ModuleType, card: object) -> list[Any]:
     """The handles of a card's MIG instances; none where MIG mode is off."""
     mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, card)
     most = _if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) if mig and mig[0] else 0
@@ -124,7 +125,7 @@ def _instances(nvml: Any, card: Any) -> list[Any]:
     return [handle for handle in handles if handle is not None]
 
 
-def _instance(nvml: Any, handle: Any) -> Answer:
+def _instance(nvml: ModuleType, handle: object) -> Answer:
     attributes = _if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
     return {
         "uuid": _if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
@@ -136,7 +137,7 @@ def _instance(nvml: Any, handle: Any) -> Answer:
     }
 
 
-def _memory(nvml: Any, handle: Any) -> Answer:
+def _memory(nvml: ModuleType, handle: object) -> Answer:
     """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
     info = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if info is None:
@@ -144,7 +145,7 @@ def _memory(nvml: Any, handle: Any) -> Answer:
     return {name: getattr(info, name, None) for name in ("total", "free", "reserved")}
 
 
-def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def _if_told(nvml: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a call to NVML; `None` if NVML refuses it."""
     # Old drivers and small cards lack single questions; that is no reason to lose the card.
     try:
@@ -181,7 +182,7 @@ def serve(
     return answer
 
 
-def _card_now(nvml: Any, handle: Any) -> dict[str, Answer]:
+def _card_now(nvml: ModuleType, handle: object) -> dict[str, Answer]:
     """The card and its instances; heat and power are those of the whole card in each."""
     heat = (nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     whole = {
@@ -197,7 +198,7 @@ def _card_now(nvml: Any, handle: Any) -> dict[str, Answer]:
     return {uuid: _part(nvml, part) | whole for uuid, part in named if uuid}
 
 
-def _part(nvml: Any, handle: Any) -> Answer:
+def _part(nvml: ModuleType, handle: object) -> Answer:
     rates = _if_told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return {
         "load": rates and rates.gpu,
@@ -207,7 +208,7 @@ def _part(nvml: Any, handle: Any) -> Answer:
     }
 
 
-def _processes(nvml: Any, handle: Any) -> list[tuple[int, int | None, int | None]]:
+def _processes(nvml: ModuleType, handle: object) -> list[tuple[int, int | None, int | None]]:
     """Number, bytes and percent of the load of each process."""
     sizes: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics"):
@@ -220,7 +221,7 @@ def _processes(nvml: Any, handle: Any) -> list[tuple[int, int | None, int | None
     ]
 
 
-def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
+def _running(nvml: ModuleType, handle: object, kind: str) -> list[Any]:
     # Drivers before 510 have only the second form.
     for form in ("_v3", "_v2"):
         function = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{form}", None)
@@ -230,7 +231,7 @@ def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
     return []
 
 
-def _loads(nvml: Any, handle: Any) -> dict[int, int] | None:
+def _loads(nvml: ModuleType, handle: object) -> dict[int, int] | None:
     """Return percent by process, without idle ones; `None` if the card does not tell."""
     since = int((time.time() - _RECENT) * 1e6)
     try:

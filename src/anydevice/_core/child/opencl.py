@@ -44,7 +44,7 @@ def ask(tell: Tell, arguments: dict[str, Any]) -> dict[str, Any]:
     return read(ctypes.CDLL(path), tell)
 
 
-def read(library: Any, tell: Tell) -> dict[str, Any]:
+def read(library: ctypes.CDLL, tell: Tell) -> dict[str, Any]:
     """Return the platforms of `library`, and the code with which it refused, or 0, as `error`."""
     tell("clGetPlatformIDs")
     error, handles = _handles(library.clGetPlatformIDs)
@@ -52,7 +52,7 @@ def read(library: Any, tell: Tell) -> dict[str, Any]:
     return {"platforms": platforms, "error": error}
 
 
-def _platform(library: Any, handle: int, tell: Tell) -> dict[str, Any]:
+def _platform(library: ctypes.CDLL, handle: int, tell: Tell) -> dict[str, Any]:
     info = _info(library.clGetPlatformInfo, handle)
     tell("clGetPlatformInfo")
     name = _text(info(_PLATFORM_NAME))
