@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from anydevice.errors import ConfigurationError
 
 Tree = Any
 
+TreeT = TypeVar("TreeT")
+"""The type of a tree: a function that returns it keeps its containers."""
 
-def leaves(tree: Tree) -> list[Any]:
+
+def leaves(tree: object) -> list[Any]:
     """Return the leaves of a tree, in order; `None` is left out.
 
     >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
@@ -28,7 +31,7 @@ def leaves(tree: Tree) -> list[Any]:
     return gathered
 
 
-def leaf_paths(tree: Tree, path: str = "") -> list[str]:
+def leaf_paths(tree: object, path: str = "") -> list[str]:
     """Return the path of each of `leaves`, in the same order.
 
     >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
@@ -43,7 +46,7 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
     return [inner for key, part in parts for inner in leaf_paths(part, f"{path}[{key!r}]")]
 
 
-def leaf_names(tree: Tree, name: str = "") -> list[str]:
+def leaf_names(tree: object, name: str = "") -> list[str]:
     """Return the name of each of `leaves`, written as paths of layers are.
 
     >>> leaf_names([{"weight": 1, "bias": 2}, {"inside": [3]}])
@@ -89,7 +92,7 @@ def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationE
     )
 
 
-def first_leaf(tree: Tree) -> Any:
+def first_leaf(tree: object) -> Any:
     """Return the first of `leaves`; `None` if there are none.
 
     >>> first_leaf([{}, {"b": 1, "a": 2}])
@@ -102,7 +105,7 @@ def first_leaf(tree: Tree) -> Any:
     return next((leaf for part in tree if (leaf := first_leaf(part)) is not None), None)
 
 
-def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
+def refilled(tree: TreeT, values: Sequence[object]) -> TreeT:
     """Return a tree like this one with other leaves, given in the order of `leaves`.
 
     >>> refilled({"b": 1, "a": [2, {"c": 3}]}, "xyz")
@@ -111,10 +114,11 @@ def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
     count = len(leaves(tree))
     if count != len(values):
         raise ValueError(f"this tree has {count} leaves, and {len(values)} were given")
-    return _rebuilt(tree, iter(values))
+    result: TreeT = _rebuild(tree, iter(values))
+    return result
 
 
-def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
+def mapped(function: Callable[[Any], object], tree: TreeT) -> TreeT:
     """Return a tree like this one, with the function applied to each leaf.
 
     >>> mapped(lambda x: x + 1, {"a": [1, 2]})
@@ -123,7 +127,7 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return refilled(tree, [function(leaf) for leaf in leaves(tree)])
 
 
-def partition(tree: Tree, chosen: Sequence[bool]) -> tuple[Tree, Tree]:
+def partition(tree: TreeT, chosen: Sequence[bool]) -> tuple[TreeT, TreeT]:
     """Split a tree into its chosen leaves and the others; `None` stands for the rest in each.
 
     >>> partition({"b": 1, "a": [2, 3]}, [True, False, True])
@@ -151,7 +155,7 @@ def combined(tree: Tree, other: Tree) -> Tree:
     return tree
 
 
-def _gather(tree: Tree, gathered: list[Any]) -> None:
+def _gather(tree: object, gathered: list[Any]) -> None:
     if isinstance(tree, dict):
         for key in sorted(tree):
             _gather(tree[key], gathered)
@@ -162,9 +166,9 @@ def _gather(tree: Tree, gathered: list[Any]) -> None:
         gathered.append(tree)
 
 
-def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
+def _rebuild(tree: Tree, values: Iterator[Any]) -> Tree:
     if isinstance(tree, dict):
-        new = {key: _rebuilt(tree[key], values) for key in sorted(tree)}
+        new = {key: _rebuild(tree[key], values) for key in sorted(tree)}
         ordered = {key: new[key] for key in tree}
         if type(tree) is dict:
             return ordered
@@ -172,14 +176,14 @@ def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
         like.update(ordered)
         return like
     if isinstance(tree, list):
-        return [_rebuilt(part, values) for part in tree]
+        return [_rebuild(part, values) for part in tree]
     if isinstance(tree, tuple):
-        parts = [_rebuilt(part, values) for part in tree]
+        parts = [_rebuild(part, values) for part in tree]
         return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
     return None if tree is None else next(values)
 
 
-def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
+def difference(tree: object, other: object, path: str = "") -> str | None:
     """Return the first difference of two trees of arrays in keys, lengths or shapes, as a sentence.
 
     `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
@@ -203,7 +207,7 @@ def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
     return next((text for text in texts if text is not None), None)
 
 
-def _shape_difference(here: str, leaf: Any, other: Any) -> str | None:
+def _shape_difference(here: str, leaf: object, other: object) -> str | None:
     if leaf is None and other is None:
         return None
     mine, theirs = getattr(leaf, "shape", None), getattr(other, "shape", None)
@@ -215,7 +219,7 @@ def _shape_difference(here: str, leaf: Any, other: Any) -> str | None:
     )
 
 
-def _entries(tree: Tree) -> str:
+def _entries(tree: object) -> str:
     """The contents of a node, in words."""
     if isinstance(tree, dict):
         return f"a dict of {', '.join(map(repr, sorted(tree, key=str))) or 'nothing'}"
