@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from anydevice._core.finding import Reason as Reason
     from anydevice._core.primitives import Autodiff as Autodiff
     from anydevice._core.primitives import Compiler as Compiler
-    from anydevice._core.primitives import Primitives as Primitives
+    from anydevice._core.primitives import PrimitivesOf as PrimitivesOf
     from anydevice._engines.base import BaseEngine as BaseEngine
     from anydevice._engines.host import known_dtype as known_dtype
     from anydevice._engines.host import private as private
@@ -60,7 +60,7 @@ _MODULES = {
     "_core.dtypes": "DType",
     "_core.engine": "Absent Engine Memory MemoryUse Storage",
     "_core.finding": "BackendScan DeviceStatus Facts Finding RawDevice Reason",
-    "_core.primitives": "Autodiff Compiler Primitives",
+    "_core.primitives": "Autodiff Compiler PrimitivesOf",
     "_engines.base": "BaseEngine",
     "_engines.host": "known_dtype private",
     "_machine.engines.registry": "EngineRow",

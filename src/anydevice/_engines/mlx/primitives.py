@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from anydevice._core.dtypes import DType
-from anydevice._core.primitives import Primitives, Shape
+from anydevice._core.primitives import PrimitivesOf, Shape
 from anydevice._engines.host import known_dtype, lacking
 from anydevice._engines.mlx.arrays import NATIVE
 
@@ -148,10 +148,11 @@ class MlxPrimitives:
         share = 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
         return mx.clip(share, -1.0, 1.0)
 
-    def where(self, condition: mx.array, a: mx.array, b: mx.array) -> mx.array:
-        if not isinstance(b, mx.array):
-            return mx.where(condition, a, _number(b, a))
-        return mx.where(condition, a if isinstance(a, mx.array) else _number(a, b), b)
+    def where(self, condition: mx.array, a: mx.array | float, b: mx.array | float) -> mx.array:
+        like = a if isinstance(a, mx.array) else b
+        assert isinstance(like, mx.array)
+        x, y = (one if isinstance(one, mx.array) else _number(one, like) for one in (a, b))
+        return mx.where(condition, x, y)
 
     def sum(self, x: mx.array, axis: Axes, keepdims: bool = False) -> mx.array:
         dtype = mx.int32 if x.dtype == mx.bool_ else x.dtype
@@ -325,4 +326,4 @@ def _argmax_of_numbers_and_others(x: mx.array, axis: int) -> mx.array:
 
 
 PRIMITIVES = MlxPrimitives()
-_CONFORMS: Primitives = PRIMITIVES
+_CONFORMS: PrimitivesOf[mx.array] = PRIMITIVES

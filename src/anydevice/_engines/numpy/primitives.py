@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from anydevice._core.dtypes import DTYPES, DType
-from anydevice._core.primitives import Primitives, Shape
+from anydevice._core.primitives import PrimitivesOf, Shape
 from anydevice._engines.host import known_dtype
 
 Array = np.ndarray[Any, Any]
@@ -339,4 +339,4 @@ def _erf(x: Array) -> Array:
     return result.reshape(x.shape)
 
 
-PRIMITIVES: Primitives = NumpyPrimitives()
+PRIMITIVES: PrimitivesOf[Array] = NumpyPrimitives()
