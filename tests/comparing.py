@@ -9,6 +9,10 @@ import numpy as np
 
 import anydevice
 
+COPIED = "elements are copied, not computed"
+EXACT = "integers, comparisons, sums of small integers and single roundings have one result"
+SAME_PROGRAM = "the same program ran twice on the same input"
+
 
 def rounding(dtype: Any, terms: int) -> float:
     """Return the relative error that two orders of a sum of `terms` terms may show.
@@ -61,6 +65,15 @@ def assert_same_bits(actual: Any, expected: Any, *, because: str) -> None:
         raise AssertionError(f"{because}, yet zeros or NaNs have different bits")
 
 
+def assert_same_values(actual: Any, expected: Any, *, because: str) -> None:
+    """Assert that two arrays have equal values, NaN included, whatever their dtypes.
+
+    `because` says why there is only one result: `COPIED`, `EXACT`, `SAME_PROGRAM`, or in words.
+    """
+    assert because, "say why there is only one result"
+    np.testing.assert_array_equal(_host(actual), _host(expected), err_msg=because)
+
+
 def assert_same_integers(actual: Any, expected: Any) -> None:
     """Assert that two arrays of integers or booleans are equal; these have no rounding."""
     a, b = _host(actual), _host(expected)
@@ -70,4 +83,5 @@ def assert_same_integers(actual: Any, expected: Any) -> None:
 
 
 def _host(x: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(x if isinstance(x, np.ndarray) else anydevice.to_numpy(x))
+    is_plain = isinstance(x, np.ndarray | np.generic | int | float | list | tuple)
+    return np.asarray(x if is_plain else anydevice.to_numpy(x))

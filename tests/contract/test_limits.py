@@ -16,6 +16,7 @@ from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Engine, MemoryUse
 from anydevice._machine.choose import limits
 from anydevice._machine.settings import config as settings
+from tests.comparing import EXACT, assert_same_values
 
 FLOAT32 = DTYPES["float32"]
 MIB = 2**20
@@ -88,7 +89,7 @@ def test_after_it_ran_out_the_next_call_works(
     if before is not None and after is not None:
         assert after.in_use <= 1.01 * before.in_use + MIB
     placed = engine.place(np.arange(12, dtype=np.float32), device)
-    np.testing.assert_array_equal(engine.to_host(placed), np.arange(12))
+    assert_same_values(engine.to_host(placed), np.arange(12), because=EXACT)
 
 
 def test_a_lifted_limit_is_gone(engine: Engine, device: Device) -> None:

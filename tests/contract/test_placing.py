@@ -15,6 +15,7 @@ from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine
 from anydevice._machine.engines import registry
 from anydevice.errors import DeviceNotFoundError
+from tests.comparing import COPIED, EXACT, assert_same_values
 
 from .combinations import each
 from .homes import home, homes
@@ -85,7 +86,7 @@ def test_a_product_is_right_and_stays_there(
         product = engine.matmul(engine.place(a, device), engine.place(b, device))
         engine.synchronize(device)
     assert device in engine.devices_of(product)
-    np.testing.assert_array_equal(engine.to_host(product), a.astype(np.float64) @ b)
+    assert_same_values(engine.to_host(product), a.astype(np.float64) @ b, because=EXACT)
 
 
 def test_moving_reaches_every_device(engine: Engine, device: Device) -> None:
@@ -93,7 +94,7 @@ def test_moving_reaches_every_device(engine: Engine, device: Device) -> None:
     for target in engine.devices():
         moved = engine.move(engine.place(host, device), target)
         assert target in engine.devices_of(moved)
-        np.testing.assert_array_equal(engine.to_host(moved), host)
+        assert_same_values(engine.to_host(moved), host, because=COPIED)
 
 
 def test_moving_to_where_it_is_gives_the_same_object(engine: Engine, device: Device) -> None:
@@ -143,7 +144,7 @@ def test_very_many_rows_are_separated(at: tuple[Engine, Device]) -> None:
     rows = engine.separate(engine.place(host, device))
     assert len(rows) == 1601
     for number in (0, 499, 500, 1499, 1500, 1600):
-        np.testing.assert_array_equal(engine.to_host(rows[number]), host[number])
+        assert_same_values(engine.to_host(rows[number]), host[number], because=COPIED)
 
 
 @each(dtype=["float32", "float16", "int32", "uint8", "bool"])
@@ -154,7 +155,7 @@ def test_rows_are_separated_into_memory_of_their_own(
     rows = engine.separate(engine.place(host, device))
     assert len(rows) == 5
     for row, expected in zip(rows, host, strict=True):
-        np.testing.assert_array_equal(engine.to_host(row), expected)
+        assert_same_values(engine.to_host(row), expected, because=COPIED)
         assert engine.devices_of(row) == engine.devices_of(rows[0])
     homes = [engine.storage(row) for row in rows]
     if all(homes):

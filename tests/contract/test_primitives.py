@@ -15,6 +15,7 @@ from anydevice._core.dtypes import DTYPES, as_dtype
 from anydevice._core.engine import Engine
 from anydevice._core.primitives import Primitives
 from anydevice.errors import UnsupportedError
+from tests.comparing import EXACT, assert_same_values
 
 from .combinations import each
 from .homes import home, homes
@@ -59,7 +60,7 @@ class Home:
                 rounded = expected.astype(DTYPES[dtype].numpy()).astype(np.float64)
             np.testing.assert_allclose(found, rounded, rtol=relative, atol=relative * scale / 8)
         else:
-            np.testing.assert_array_equal(found, expected)
+            assert_same_values(found, expected, because=EXACT)
 
 
 @pytest.fixture(params=homes(), scope="module")

@@ -15,6 +15,7 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
+from tests.comparing import EXACT, assert_same_integers, assert_same_values
 
 from .combinations import each
 from .homes import home, homes
@@ -152,7 +153,7 @@ def test_numbers_at_the_ends_of_a_type_are_taken(here: Home) -> None:
         assert here.engine.to_host(ops.equal(here(WHOLE), number)).tolist() == [[False] * 3] * 2
     assert here.engine.to_host(ops.less(here(BYTES), 255)).tolist() == [True] * 3
     assert here.engine.to_host(ops.add(here(FLOATS), 2**40)).ravel().tolist() == [2.0**40] * 6
-    assert here.engine.to_host(ops.equal(here(TRUTHS), 1)).tolist() == TRUTHS.tolist()
+    assert_same_integers(here.engine.to_host(ops.equal(here(TRUTHS), 1)), TRUTHS)
 
 
 def test_where_refuses_such_numbers_too(here: Home) -> None:
@@ -190,7 +191,7 @@ def test_what_booleans_do_is_the_same_everywhere(here: Home) -> None:
     for name, same in expected.items():
         result = here.engine.to_host(getattr(ops, name)(x, y))
         assert result.dtype == np.bool_
-        np.testing.assert_array_equal(result, same(TRUTHS, TRUTHS[::-1]))
+        assert_same_values(result, same(TRUTHS, TRUTHS[::-1]), because=EXACT)
 
 
 # Axes

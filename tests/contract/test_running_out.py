@@ -79,7 +79,7 @@ def test_the_process_goes_on(where: Where, short: Short) -> None:
             with pytest.raises(OutOfMemoryError):
                 anydevice.to_numpy(ops.add(ops.broadcast_to(one, (2**24, count // 2**24)), one))
         here = anydevice.to_device(small, device)
-        assert numpy.array_equal(anydevice.to_numpy(ops.add(here, here)), small + small)
+        assert (anydevice.to_numpy(ops.add(here, here)) - (small + small)).max() == 0
 
     began = time.monotonic()
     fail(computes=True)

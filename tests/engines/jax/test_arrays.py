@@ -10,6 +10,7 @@ from anydevice._engines import host
 from anydevice._libraries.base import float64_scope
 from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
+from tests.comparing import COPIED, assert_same_values
 
 jax = pytest.importorskip("jax")
 engine = registry.load("jax")
@@ -53,7 +54,7 @@ def test_a_sharded_array_is_read_whole_and_has_no_one_address() -> None:
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     numbers = np.arange(len(cpus) * 2, dtype=np.float32)
     x = jax.device_put(numbers, sharding)
-    np.testing.assert_array_equal(engine.to_host(x), numbers)
+    assert_same_values(engine.to_host(x), numbers, because=COPIED)
     assert len(cpus) == 1 or engine.address(x) is None
 
 
@@ -66,7 +67,7 @@ def test_an_array_in_another_order_has_no_address() -> None:
     if x.format.layout.major_to_minor != (1, 0):
         pytest.skip(f"JAX {jax.__version__} forgets the order where its cache has the program")
     assert engine.address(x) is None
-    np.testing.assert_array_equal(engine.to_host(x), numbers)
+    assert_same_values(engine.to_host(x), numbers, because=COPIED)
 
 
 def test_several_numbers_in_one_byte_have_no_address() -> None:
@@ -100,7 +101,7 @@ def test_64_bits_are_kept_while_x64_is_on(name: str) -> None:
     with float64_scope("jax"):
         placed = engine.place(x, CPU)
         assert placed.dtype == name
-        np.testing.assert_array_equal(engine.to_host(placed), x)
+        assert_same_values(engine.to_host(placed), x, because=COPIED)
         assert engine.empty((2,), as_dtype(name), CPU).dtype == name
 
 
@@ -110,7 +111,7 @@ def test_integers_that_fit_32_bits_are_taken_with_a_warning(dtype: str) -> None:
     x = np.array([0, 7, 2**31 - 1], dtype)
     with pytest.warns(UserWarning, match=rf"{dtype} arrays .* become u?int32; call anydevice"):
         placed = engine.place(x, CPU)
-    np.testing.assert_array_equal(engine.to_host(placed), x)
+    assert_same_values(engine.to_host(placed), x, because=COPIED)
     engine.place(x, CPU)  # a second warning would be an error here
 
 
@@ -125,7 +126,7 @@ def test_numbers_that_would_become_infinite_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="too large for float32"):
         engine.place(np.array([1e300]), CPU, narrow=True)
     placed = engine.place(np.array([np.inf, 1e-300, np.nan]), CPU, narrow=True)
-    np.testing.assert_array_equal(engine.to_host(placed), [np.inf, 0, np.nan])
+    assert_same_values(engine.to_host(placed), [np.inf, 0, np.nan], because=COPIED)
 
 
 def test_a_type_that_jax_lacks_is_refused() -> None:

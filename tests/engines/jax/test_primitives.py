@@ -20,7 +20,7 @@ from anydevice._engines.jax.autodiff import AUTODIFF
 from anydevice._engines.jax.compiler import COMPILER
 from anydevice._engines.jax.fused import FUSED
 from anydevice._engines.jax.primitives import PRIMITIVES as xp  # noqa: N811
-from tests.comparing import rounding
+from tests.comparing import EXACT, assert_same_values, rounding
 
 FLOAT64, INT32 = DTYPES["float64"], DTYPES["int32"]
 
@@ -285,7 +285,7 @@ def test_the_gradient_of_the_largest_goes_to_the_first_one(
     pooled_shape = jax.eval_shape(by_library, jax.ShapeDtypeStruct(shape, dtype)).shape
     given = [random.integers(-2, 3, each) for each in (shape, shape, pooled_shape)]
     for name, (got, wanted) in pairs(*(jnp.asarray(each, dtype) for each in given)).items():
-        np.testing.assert_array_equal(got, wanted, err_msg=name)
+        assert_same_values(got, wanted, because=f"{name}: {EXACT}")
 
 
 def test_the_gradient_of_a_window_with_nan_goes_to_it() -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("pyopencl")
 from anydevice._engines.opencl.fused import FUSED, KERNELS
 from anydevice._engines.opencl.kernels import attention
 from anydevice._engines.opencl.primitives import PRIMITIVES
-from tests.comparing import rounding
+from tests.comparing import EXACT, SAME_PROGRAM, assert_same_values, rounding
 
 HERE = Device("opencl")
 xp = PRIMITIVES
@@ -143,7 +143,7 @@ def test_activations(put: Put, get: Any, dtype: str) -> None:
 
 def test_activations_at_the_ends(put: Put, get: Any) -> None:
     x = put(np.array([-np.inf, np.inf, np.nan, -1e4], np.float32))
-    np.testing.assert_array_equal(get(KERNELS["silu"](x)), [np.nan, np.inf, np.nan, 0])
+    assert_same_values(get(KERNELS["silu"](x)), [np.nan, np.inf, np.nan, 0], because=EXACT)
     whole = put(np.ones(2, np.int32))
     assert KERNELS["silu"](whole) is NotImplemented
     assert KERNELS["swiglu"](x, whole) is NotImplemented
@@ -185,7 +185,7 @@ def test_rope_that_other_kernels_must_do(put: Put, get: Any) -> None:
     assert rope(x, positions, 1e4, False, {"type": "yarn", "factor": 2.0}) is NotImplemented
     assert rope(xp.slice_axis(x, 3, 0, 3), positions, 1e4, False, None) is NotImplemented
     plain = get(rope(x, positions, 1e4, False, {"rope_type": "default"}))
-    np.testing.assert_array_equal(plain, get(rope(x, positions, 1e4, False, None)))
+    assert_same_values(plain, get(rope(x, positions, 1e4, False, None)), because=SAME_PROGRAM)
     none = rope(xp.slice_axis(x, 0, 0, 0), positions, 1e4, False, None)
     assert get(none).shape == (0, 1, 2, 4)
 
@@ -284,8 +284,8 @@ def test_attention_of_views(put: Put, get: Any) -> None:
 def test_attention_to_nothing_and_of_nothing(put: Put, get: Any) -> None:
     q, none = put(numbers((1, 1, 2, 8), "float32")), put(np.ones((1, 1, 0, 8), np.float32))
     rest = (False, None, None, None, None)
-    np.testing.assert_array_equal(
-        get(KERNELS["attention"](q, none, none, *rest)), np.zeros((1, 1, 2, 8))
+    assert_same_values(
+        get(KERNELS["attention"](q, none, none, *rest)), np.zeros((1, 1, 2, 8)), because=EXACT
     )
     assert get(KERNELS["attention"](none, q, q, *rest)).shape == (1, 1, 0, 8)
 
@@ -316,6 +316,6 @@ def test_a_kernel_is_used_only_where_it_is_trusted(put: Put, get: Any) -> None:
     assert FUSED["softmax"](x, -1) is NotImplemented
     trust.trust("softmax", "float32", "opencl:0")
     got = get(FUSED["softmax"](x, -1))
-    np.testing.assert_array_equal(got, get(KERNELS["softmax"](x, -1)))
+    assert_same_values(got, get(KERNELS["softmax"](x, -1)), because=SAME_PROGRAM)
     assert FUSED["softmax"](other, -1) is NotImplemented
     assert FUSED["silu"](x) is NotImplemented

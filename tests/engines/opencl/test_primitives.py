@@ -30,6 +30,7 @@ from anydevice._engines.opencl import buffers
 from anydevice._engines.opencl.fused import KERNELS
 from anydevice._engines.opencl.kernels import elementwise, products, programs
 from anydevice._engines.opencl.primitives import PRIMITIVES
+from tests.comparing import EXACT, assert_close, assert_same_values
 
 HERE = Device("opencl")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -82,7 +83,7 @@ def check(got: Any, wanted: Any, dtype: str, scale: float = 1.0) -> None:
         error = ERRORS[dtype] * scale
         np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=error)
     else:
-        np.testing.assert_array_equal(got, wanted.astype(DTYPES[dtype].numpy()))
+        assert_same_values(got, wanted.astype(DTYPES[dtype].numpy()), because=EXACT)
 
 
 ONE: dict[str, Callable[[Any], Any]] = {
@@ -133,7 +134,7 @@ def test_functions_of_one_array(xp: Primitives, put: Put, get: Any, name: str, d
 @pytest.mark.parametrize("name", ["abs", "negative", "sign", "floor"])
 def test_functions_of_whole_numbers(xp: Primitives, put: Put, get: Any, name: str) -> None:
     x = np.array([-3, 0, 2], np.int32)
-    np.testing.assert_array_equal(get(getattr(xp, name)(put(x))), ONE[name](x))
+    assert_same_values(get(getattr(xp, name)(put(x))), ONE[name](x), because=EXACT)
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_every_dtype(TWO, "add", "maximum"))
@@ -147,16 +148,16 @@ def test_functions_of_two_arrays(xp: Primitives, put: Put, get: Any, name: str, 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_sums_of_whole_numbers(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     a, b = numbers((2, 3), dtype), numbers((2, 1), dtype, 1)
-    np.testing.assert_array_equal(get(xp.add(put(a), put(b))), a + b)
+    assert_same_values(get(xp.add(put(a), put(b))), a + b, because=EXACT)
     assert get(xp.sum(put(a), 0)).dtype == a.dtype
-    np.testing.assert_array_equal(get(xp.max(put(a), (0, 1))), a.max())
-    np.testing.assert_array_equal(get(xp.min(put(a), 1)), a.min(1))
+    assert_same_values(get(xp.max(put(a), (0, 1))), a.max(), because=EXACT)
+    assert_same_values(get(xp.min(put(a), 1)), a.min(1), because=EXACT)
 
 
 def test_powers_of_whole_numbers(xp: Primitives, put: Put, get: Any) -> None:
     a = np.array([2, -3, 1, -1, -1, 5, 0], np.int32)
     b = np.array([10, 3, -2, -3, -2, -1, 0], np.int32)
-    np.testing.assert_array_equal(get(xp.pow(put(a), put(b))), [1024, -27, 1, -1, 1, 0, 1])
+    assert_same_values(get(xp.pow(put(a), put(b))), [1024, -27, 1, -1, 1, 0, 1], because=EXACT)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,8 @@ def test_comparisons(xp: Primitives, put: Put, get: Any, name: str, dtype: str) 
     a, b = numbers((3, 4), dtype).round(), numbers((4,), dtype, 1).round()
     got = get(getattr(xp, name)(put(a), put(b)))
     assert got.dtype == bool
-    np.testing.assert_array_equal(got, TRUTH[name](a, b))
-    np.testing.assert_array_equal(get(xp.logical_not(put(a))), np.logical_not(a))
+    assert_same_values(got, TRUTH[name](a, b), because=EXACT)
+    assert_same_values(get(xp.logical_not(put(a))), np.logical_not(a), because=EXACT)
 
 
 def test_a_number_beside_an_array_takes_its_type(xp: Primitives, put: Put, get: Any) -> None:
@@ -181,18 +182,19 @@ def test_a_number_beside_an_array_takes_its_type(xp: Primitives, put: Put, get: 
         check(get(got), wanted, "bfloat16")
     rounded = put(np.array([0.1], np.float32), "bfloat16")
     assert get(xp.equal(rounded, 0.1)).all()
-    np.testing.assert_array_equal(get(xp.add(put(np.arange(3)), 2)), [2, 3, 4])
+    assert_same_values(get(xp.add(put(np.arange(3)), 2)), [2, 3, 4], because=EXACT)
 
 
 def test_what_is_not_a_number_stays_so(xp: Primitives, put: Put, get: Any) -> None:
     a = put(np.array([np.nan, 1, -np.inf, np.inf], np.float32))
     b = put(np.array([0, np.nan, np.inf, np.inf], np.float32))
-    np.testing.assert_array_equal(get(xp.maximum(a, b)), [np.nan, np.nan, np.inf, np.inf])
-    np.testing.assert_array_equal(get(xp.minimum(a, b)), [np.nan, np.nan, -np.inf, np.inf])
-    np.testing.assert_array_equal(get(xp.isnan(a)), [True, False, False, False])
-    np.testing.assert_array_equal(get(xp.sign(a)), [np.nan, 1, -1, 1])
-    np.testing.assert_array_equal(get(xp.sigmoid(a)), [np.nan, special.expit(np.float32(1)), 0, 1])
-    np.testing.assert_array_equal(get(xp.equal(a, a)), [False, True, True, True])
+    assert_same_values(get(xp.maximum(a, b)), [np.nan, np.nan, np.inf, np.inf], because=EXACT)
+    assert_same_values(get(xp.minimum(a, b)), [np.nan, np.nan, -np.inf, np.inf], because=EXACT)
+    assert_same_values(get(xp.isnan(a)), [True, False, False, False], because=EXACT)
+    assert_same_values(get(xp.sign(a)), [np.nan, 1, -1, 1], because=EXACT)
+    wanted = np.array([np.nan, special.expit(1.0), 0, 1], np.float32)
+    assert_close(get(xp.sigmoid(a)), wanted, terms=4)
+    assert_same_values(get(xp.equal(a, a)), [False, True, True, True], because=EXACT)
     assert not get(xp.isnan(put(np.arange(3)))).any()
 
 
@@ -203,32 +205,32 @@ def test_every_number_of_16_bits_is_read_and_rounded(
     own = DTYPES[dtype].numpy()
     every = np.arange(2**16, dtype=np.uint16).view(own)
     wide = get(xp.astype(put(every), DTYPES["float32"]))
-    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    assert_same_values(wide, every.astype(np.float32), because=EXACT)
     with np.errstate(all="ignore"):
         between = np.concatenate([wide, np.nextafter(wide, np.float32(np.inf))])
         more = [1e38, -1e38, 65520]
         between = np.concatenate([between, between * np.float32(1.00390625), more])
         rounded = between.astype(np.float32).astype(own)
     got = get(xp.astype(put(between.astype(np.float32)), DTYPES[dtype]))
-    np.testing.assert_array_equal(got.astype(np.float32), rounded.astype(np.float32))
+    assert_same_values(got.astype(np.float32), rounded.astype(np.float32), because=EXACT)
 
 
 def test_float64_is_rounded_once(xp: Primitives, put: Put, get: Any) -> None:
     just_above = np.array([1 + 2**-8 + 2**-40, 1 + 2**-8, 1e300, np.inf, np.nan, -0.0])
     got = get(xp.astype(put(just_above), DTYPES["bfloat16"])).astype(np.float64)
-    np.testing.assert_array_equal(got, [1 + 2**-7, 1, np.inf, np.inf, np.nan, 0])
+    assert_same_values(got, [1 + 2**-7, 1, np.inf, np.inf, np.nan, 0], because=EXACT)
     just_above = np.array([1 + 2**-11 + 2**-40, 1 + 2**-11])
     got = get(xp.astype(put(just_above), DTYPES["float16"])).astype(np.float64)
-    np.testing.assert_array_equal(got, [1 + 2**-10, 1])
+    assert_same_values(got, [1 + 2**-10, 1], because=EXACT)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS, "bool"])
 def test_types_are_converted(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     x = np.array([0, 1, 5, 2.75], np.float32)
     got = get(xp.astype(put(x), DTYPES[dtype]))
-    np.testing.assert_array_equal(got, x.astype(DTYPES[dtype].numpy()))
+    assert_same_values(got, x.astype(DTYPES[dtype].numpy()), because=EXACT)
     back = get(xp.astype(put(got), DTYPES["int32"]))
-    np.testing.assert_array_equal(back, got.astype(np.int32))
+    assert_same_values(back, got.astype(np.int32), because=EXACT)
     same = put(got)
     assert xp.astype(same, DTYPES[dtype]) is same
     assert xp.dtype(same) == DTYPES[dtype]
@@ -237,38 +239,38 @@ def test_types_are_converted(xp: Primitives, put: Put, get: Any, dtype: str) -> 
 def test_making(xp: Primitives, put: Put, get: Any) -> None:
     like = put(np.ones(2, np.float32))
     check(get(xp.full((2, 3), 0.1, DTYPES["bfloat16"], like)), np.full((2, 3), 0.1), "bfloat16")
-    np.testing.assert_array_equal(get(xp.full((), True, DTYPES["bool"], like)), True)
+    assert_same_values(get(xp.full((), True, DTYPES["bool"], like)), True, because=EXACT)
     assert np.signbit(get(xp.full((1,), -0.0, DTYPES["float32"], like))).all()
-    np.testing.assert_array_equal(get(xp.arange(5, DTYPES["int64"], like)), np.arange(5))
+    assert_same_values(get(xp.arange(5, DTYPES["int64"], like)), np.arange(5), because=EXACT)
     check(get(xp.arange(5, DTYPES["float16"], like)), np.arange(5), "float16")
     assert get(xp.arange(0, DTYPES["int32"], like)).shape == (0,)
     small = np.arange(6, dtype=np.int32).reshape(2, 3)
-    np.testing.assert_array_equal(get(xp.asarray(small.T, like)), small.T)
+    assert_same_values(get(xp.asarray(small.T, like)), small.T, because=EXACT)
     assert get(xp.asarray(np.ones((0, 2)), like)).shape == (0, 2)
     narrow = small.astype(DTYPES["bfloat16"].numpy())
-    np.testing.assert_array_equal(get(xp.asarray(narrow, like)), narrow)
+    assert_same_values(get(xp.asarray(narrow, like)), narrow, because=EXACT)
 
 
 def test_views_and_their_copies(xp: Primitives, put: Put, get: Any) -> None:
     host = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
     x = put(host)
     turned = xp.permute_dims(x, (2, 0, -2))
-    np.testing.assert_array_equal(get(turned), host.transpose(2, 0, 1))
+    assert_same_values(get(turned), host.transpose(2, 0, 1), because=EXACT)
     some = xp.slice_axis(turned, 0, 1, 4, 2)
     wanted = host.transpose(2, 0, 1)[1:4:2]
-    np.testing.assert_array_equal(get(some), wanted)
-    np.testing.assert_array_equal(get(xp.add(some, 1)), wanted + 1)
-    np.testing.assert_array_equal(get(xp.sum(some, 1)), wanted.sum(1))
-    np.testing.assert_array_equal(get(xp.reshape(some, (3, -1))), wanted.reshape(3, -1))
-    np.testing.assert_array_equal(get(xp.reshape(x, (6, 1, 4))), host.reshape(6, 1, 4))
-    np.testing.assert_array_equal(get(xp.reshape(x, (2, 12))), host.reshape(2, 12))
+    assert_same_values(get(some), wanted, because=EXACT)
+    assert_same_values(get(xp.add(some, 1)), wanted + 1, because=EXACT)
+    assert_same_values(get(xp.sum(some, 1)), wanted.sum(1), because=EXACT)
+    assert_same_values(get(xp.reshape(some, (3, -1))), wanted.reshape(3, -1), because=EXACT)
+    assert_same_values(get(xp.reshape(x, (6, 1, 4))), host.reshape(6, 1, 4), because=EXACT)
+    assert_same_values(get(xp.reshape(x, (2, 12))), host.reshape(2, 12), because=EXACT)
     rows = xp.slice_axis(x, 1, 1, 3)
-    np.testing.assert_array_equal(
-        get(xp.reshape(rows, (2, 2, 2, 2))), host[:, 1:].reshape((2,) * 4)
+    assert_same_values(
+        get(xp.reshape(rows, (2, 2, 2, 2))), host[:, 1:].reshape((2,) * 4), because=EXACT
     )
     wide = xp.broadcast_to(xp.slice_axis(x, 2, 0, 1), (5, 2, 3, 6))
-    np.testing.assert_array_equal(get(wide), np.broadcast_to(host[..., :1], (5, 2, 3, 6)))
-    np.testing.assert_array_equal(get(xp.reshape(wide, (-1,))), get(wide).reshape(-1))
+    assert_same_values(get(wide), np.broadcast_to(host[..., :1], (5, 2, 3, 6)), because=EXACT)
+    assert_same_values(get(xp.reshape(wide, (-1,))), get(wide).reshape(-1), because=EXACT)
     assert xp.reshape(x, (2, 3, 4)) is x
     assert get(xp.slice_axis(x, 0, 1, 1)).shape == (0, 3, 4)
 
@@ -277,9 +279,9 @@ def test_views_of_pyopencl(xp: Primitives, put: Put, get: Any) -> None:
     host = np.arange(24, dtype=np.float32).reshape(4, 6)
     x = put(host)
     for view, wanted in [(x[1:, 2:4], host[1:, 2:4]), (x.T, host.T), (x[::-1], host[::-1])]:
-        np.testing.assert_array_equal(get(xp.multiply(view, 2)), wanted * 2)
-        np.testing.assert_array_equal(get(xp.max(view, 0)), wanted.max(0))
-    np.testing.assert_array_equal(get(xp.matmul(x[1:], x.T[:, 2:])), host[1:] @ host.T[:, 2:])
+        assert_same_values(get(xp.multiply(view, 2)), wanted * 2, because=EXACT)
+        assert_same_values(get(xp.max(view, 0)), wanted.max(0), because=EXACT)
+    assert_same_values(get(xp.matmul(x[1:], x.T[:, 2:])), host[1:] @ host.T[:, 2:], because=EXACT)
 
 
 def test_shapes_that_do_not_fit_are_refused(xp: Primitives, put: Put) -> None:
@@ -338,7 +340,7 @@ def test_a_device_without_float64_says_so(
     monkeypatch.setattr(programs, "limits", lambda context: poorer)
     with pytest.raises(UnsupportedError, match="has no float64; convert the array to float32"):
         xp.add(x, x)
-    np.testing.assert_array_equal(get(xp.concat([x, x], 0)), [0, 1, 2, 3, 0, 1, 2, 3])
+    assert_same_values(get(xp.concat([x, x], 0)), [0, 1, 2, 3, 0, 1, 2, 3], because=EXACT)
 
 
 def test_a_driver_that_crashes_with_float64_is_not_given_any(engine: Engine, put: Put) -> None:
@@ -354,7 +356,7 @@ def test_a_driver_that_crashes_with_float64_is_not_given_any(engine: Engine, put
     finding = discover()["opencl"]
     assert finding.devices[0].facts.details["double"] is False
     assert any("PoCL 3.0-rc2" in note for note in finding.notes)
-    np.testing.assert_array_equal(engine.to_host(x), np.ones((2, 3)))  # moving is no computing
+    assert_same_values(engine.to_host(x), np.ones((2, 3)), because=EXACT)  # moving is no computing
 
 
 @pytest.mark.parametrize(
@@ -399,19 +401,21 @@ def test_reductions_pass_on_what_is_not_a_number(
     x = np.zeros((2, 90), np.float32)
     x[0, 77] = np.nan
     for name in ("sum", "max", "min"):
-        np.testing.assert_array_equal(np.isnan(get(getattr(xp, name)(put(x), 1))), [True, False])
+        assert_same_values(
+            np.isnan(get(getattr(xp, name)(put(x), 1))), [True, False], because=EXACT
+        )
     assert get(xp.argmax(put(x), 1))[0] == 77
 
 
 def test_nothing_is_reduced(xp: Primitives, put: Put, get: Any) -> None:
     none = put(np.ones((0, 3), np.float32))
-    np.testing.assert_array_equal(get(xp.sum(none, 0)), [0, 0, 0])
+    assert_same_values(get(xp.sum(none, 0)), [0, 0, 0], because=EXACT)
     assert get(xp.sum(none, 1)).shape == (0,)
     assert get(xp.max(none, 1)).shape == (0,)
     assert get(xp.argmax(none, 1)).shape == (0,)
     assert get(xp.add(none, 1)).shape == (0, 3)
     assert get(xp.reshape(none, (3, 0, 7))).shape == (3, 0, 7)
-    np.testing.assert_array_equal(get(xp.sum(put(np.float32(3).reshape(())), ())), 3)
+    assert_same_values(get(xp.sum(put(np.float32(3).reshape(())), ())), 3, because=EXACT)
 
 
 @pytest.mark.parametrize(
@@ -432,13 +436,13 @@ def test_where_the_largest_are(
     for axis in (0, 1, 2):
         got = get(xp.argmax(put(x), axis))
         assert got.dtype == np.int32
-        np.testing.assert_array_equal(got, x.astype(np.float64).argmax(axis))
+        assert_same_values(got, x.astype(np.float64).argmax(axis), because=EXACT)
     for k in (0, 1, 5, 37):
         values, places = xp.top_k(put(x.transpose(0, 2, 1)), k)
         order = np.argsort(-x.astype(np.float64).transpose(0, 2, 1), -1, kind="stable")[..., :k]
-        np.testing.assert_array_equal(get(places), order)
+        assert_same_values(get(places), order, because=EXACT)
         wanted = np.take_along_axis(x.transpose(0, 2, 1), order, -1)
-        np.testing.assert_array_equal(get(values), wanted)
+        assert_same_values(get(values), wanted, because=EXACT)
 
 
 def test_what_is_not_a_number_is_the_largest(
@@ -446,7 +450,7 @@ def test_what_is_not_a_number_is_the_largest(
 ) -> None:
     x = put(np.array([[1, np.nan, np.inf, np.nan, -np.inf]], np.float32))
     assert get(xp.argmax(x, 1)) == 1
-    np.testing.assert_array_equal(get(xp.top_k(x, 5)[1]), [[1, 3, 2, 0, 4]])
+    assert_same_values(get(xp.top_k(x, 5)[1]), [[1, 3, 2, 0, 4]], because=EXACT)
 
 
 SHAPES = [
@@ -534,7 +538,7 @@ def test_tiles_that_a_device_does_not_take_are_passed_over(
 
 def test_a_product_without_terms_is_zero(xp: Primitives, put: Put, get: Any) -> None:
     a, b = put(np.ones((2, 0), np.float32)), put(np.ones((0, 3), np.float32))
-    np.testing.assert_array_equal(get(xp.matmul(a, b)), np.zeros((2, 3)))
+    assert_same_values(get(xp.matmul(a, b)), np.zeros((2, 3)), because=EXACT)
     assert get(xp.matmul(b, put(np.ones((3, 4), np.float32)))).shape == (0, 4)
 
 
@@ -545,30 +549,30 @@ def test_taking(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     inside = np.isin(places, [0, 1, 2, 3])
     got = get(xp.take(put(x), put(places), 2))
     wanted = x.take(np.clip(places, 0, 3), 2)
-    np.testing.assert_array_equal(got[..., inside], wanted[..., inside])
+    assert_same_values(got[..., inside], wanted[..., inside], because=EXACT)
     none = got[..., ~inside].astype(np.complex64)
     assert (np.isnan(none) if dtype != "int16" else none == 0).all()
     turned = xp.permute_dims(put(x), (2, 1, 0))
     got = get(xp.take(turned, put(np.array([1, 0], np.uint8)), 1))
-    np.testing.assert_array_equal(got, x.transpose(2, 1, 0)[:, [1, 0]])
-    np.testing.assert_array_equal(get(xp.take(put(x), put(np.array(1)), 0)), x[1])
+    assert_same_values(got, x.transpose(2, 1, 0)[:, [1, 0]], because=EXACT)
+    assert_same_values(get(xp.take(put(x), put(np.array(1)), 0)), x[1], because=EXACT)
 
 
 def test_taking_along_an_axis(xp: Primitives, put: Put, get: Any) -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     places = np.array([[0, 3], [1, 1], [2, 0]], np.int32)
     got = get(xp.take_along_axis(put(x), put(places), 1))
-    np.testing.assert_array_equal(got, np.take_along_axis(x, places, 1))
+    assert_same_values(got, np.take_along_axis(x, places, 1), because=EXACT)
     got = get(xp.take_along_axis(put(x), put(np.array([[9], [0], [-1]], np.int32)), 1))
-    np.testing.assert_array_equal(got, [[np.nan], [4], [np.nan]])
+    assert_same_values(got, [[np.nan], [4], [np.nan]], because=EXACT)
     got = get(xp.take_along_axis(put(x), put(np.array([[2, 1]], np.int32)), 1))
-    np.testing.assert_array_equal(got, x[:, [2, 1]])
+    assert_same_values(got, x[:, [2, 1]], because=EXACT)
 
 
 def test_taking_from_and_with_nothing(xp: Primitives, put: Put, get: Any) -> None:
     none = put(np.ones((0, 2), np.float32))
     got = get(xp.take(none, put(np.array([0, 1])), 0))
-    np.testing.assert_array_equal(got, np.full((2, 2), np.nan))
+    assert_same_values(got, np.full((2, 2), np.nan), because=EXACT)
     assert get(xp.take(put(np.ones((3, 2))), put(np.zeros(0, np.int32)), 0)).shape == (0, 2)
 
 
@@ -582,35 +586,35 @@ def test_writing(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     placed = put(cache)
     written = xp.write(placed, put(new), put(positions))
     assert written.base_data is placed.base_data
-    np.testing.assert_array_equal(get(written), wanted)
+    assert_same_values(get(written), wanted, because=EXACT)
     whole = put(cache)
     part = xp.permute_dims(put(new.swapaxes(1, 2)), (0, 2, 1, 3))
     seen = xp.reshape(whole, (2, 3, 5, 4, 1))
     written = xp.write(xp.reshape(seen, (2, 3, 5, 4)), part, put(positions))
-    np.testing.assert_array_equal(get(written), wanted)
-    np.testing.assert_array_equal(get(whole), cache)
+    assert_same_values(get(written), wanted, because=EXACT)
+    assert_same_values(get(whole), cache, because=EXACT)
     none = xp.write(written, xp.slice_axis(part, 2, 0, 0), put(np.zeros((2, 0), np.int32)))
-    np.testing.assert_array_equal(get(none), wanted)
+    assert_same_values(get(none), wanted, because=EXACT)
 
 
 def test_choosing(xp: Primitives, put: Put, get: Any) -> None:
     condition = np.array([[True], [False]])
     a, b = numbers((3,), "bfloat16"), numbers((2, 3), "bfloat16", 1)
     got = get(xp.where(put(condition), put(a), put(b)))
-    np.testing.assert_array_equal(got, np.where(condition, a, b))
+    assert_same_values(got, np.where(condition, a, b), because=EXACT)
     got = get(xp.where(put(condition), -np.inf, put(a)))
-    np.testing.assert_array_equal(got, np.where(condition, np.asarray(-np.inf, a.dtype), a))
+    assert_same_values(got, np.where(condition, np.asarray(-np.inf, a.dtype), a), because=EXACT)
     got = get(xp.where(put(np.array([1, 0, 3])), put(np.arange(3)), 7))
-    np.testing.assert_array_equal(got, [0, 7, 2])
+    assert_same_values(got, [0, 7, 2], because=EXACT)
 
 
 def test_joining(xp: Primitives, put: Put, get: Any) -> None:
     host = np.arange(12, dtype=np.int64).reshape(3, 4)
     x = put(host)
     got = get(xp.concat([x, xp.slice_axis(x, 0, 0, 0), xp.slice_axis(x, 0, 1, 3)], 0))
-    np.testing.assert_array_equal(got, np.concatenate([host, host[1:]]))
+    assert_same_values(got, np.concatenate([host, host[1:]]), because=EXACT)
     got = get(xp.concat([xp.permute_dims(x, (1, 0)), xp.permute_dims(x, (1, 0))], -1))
-    np.testing.assert_array_equal(got, np.concatenate([host.T, host.T], 1))
+    assert_same_values(got, np.concatenate([host.T, host.T], 1), because=EXACT)
 
 
 def test_arrays_without_axes(xp: Primitives, put: Put, get: Any) -> None:
@@ -623,7 +627,7 @@ def test_arrays_without_axes(xp: Primitives, put: Put, get: Any) -> None:
 def test_an_array_of_another_queue_is_waited_for(xp: Primitives, put: Put, get: Any) -> None:
     queue = cl.CommandQueue(put(np.ones(1)).context)
     x = cl.array.to_device(queue, np.arange(2**16, dtype=np.float32), async_=True) + 1
-    np.testing.assert_array_equal(get(xp.add(x, 1)), np.arange(2, 2**16 + 2))
+    assert_same_values(get(xp.add(x, 1)), np.arange(2, 2**16 + 2), because=EXACT)
 
 
 def test_an_array_of_another_context(xp: Primitives, engine: Engine, get: Any) -> None:
@@ -631,7 +635,7 @@ def test_an_array_of_another_context(xp: Primitives, engine: Engine, get: Any) -
     x = cl.array.to_device(cl.CommandQueue(context), np.arange(5, dtype=np.float32))
     total = xp.add(x, x)
     assert total.context == context
-    np.testing.assert_array_equal(get(total), [0, 2, 4, 6, 8])
+    assert_same_values(get(total), [0, 2, 4, 6, 8], because=EXACT)
 
 
 def test_threads_share_kernels(xp: Primitives, put: Put, get: Any) -> None:
@@ -672,10 +676,10 @@ def test_large_indices_have_64_bits(
     monkeypatch.setattr(elementwise, "LARGEST_INDEX", 0)
     x = numbers((20, 24), "float32")
     placed = put(x)
-    np.testing.assert_array_equal(get(xp.add(placed, xp.slice_axis(placed, 0, 3, 4))), x + x[3])
+    assert_same_values(get(xp.add(placed, xp.slice_axis(placed, 0, 3, 4))), x + x[3], because=EXACT)
     check(get(xp.sum(placed, 0)), x.astype(np.float64).sum(0), "float32", 10)
-    np.testing.assert_array_equal(get(xp.argmax(placed, 0)), x.argmax(0))
-    np.testing.assert_array_equal(get(xp.top_k(placed, 1)[1])[:, 0], x.argmax(1))
+    assert_same_values(get(xp.argmax(placed, 0)), x.argmax(0), because=EXACT)
+    assert_same_values(get(xp.top_k(placed, 1)[1])[:, 0], x.argmax(1), because=EXACT)
     product = xp.matmul(placed, xp.permute_dims(placed, (1, 0)))
     check(get(product), x.astype(np.float64) @ x.T, "float32", 100)
 

@@ -16,6 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from anydevice._engines.torch import compiler
+from tests.comparing import COPIED, assert_same_values
 
 TABLE = torch.arange(40.0).reshape(10, 4)
 IDS = torch.tensor([3, 0, 9, 9, 4])
@@ -53,12 +54,12 @@ USES: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
 def test_an_index_out_of_range_is_an_index_error(use: str) -> None:
     function, wraps = USES[use]
     traced = checked(function, TABLE, IDS)
-    assert torch.equal(traced(TABLE, IDS), function(TABLE, IDS))
+    assert_same_values(traced(TABLE, IDS), function(TABLE, IDS), because=COPIED)
     for wrong in (10, 1_000_000, -11, -1):
         ids = IDS.clone()
         ids[2] = wrong
         if wraps and wrong == -1:
-            assert torch.equal(traced(TABLE, ids), function(TABLE, ids)), "counted from the end"
+            assert_same_values(traced(TABLE, ids), function(TABLE, ids), because=COPIED)
             continue
         with pytest.raises(IndexError, match="is out of range; here indices are from"):
             traced(TABLE, ids)

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from anydevice.core.finding import Reason, Verdict
 from anydevice.discovery.check import keep_verdict, key_of
 
 import anydevice
 from anydevice import nn, ops, proofs
+from anydevice.core.finding import Reason, Verdict
 
 SETTINGS = """# kept
 order = ["cpu", "cuda"]
