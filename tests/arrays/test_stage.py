@@ -16,6 +16,7 @@ import pytest
 
 from anydevice._arrays.stage import Piece, Ring, cut, usable_cores
 from anydevice._core.device import Device
+from tests.comparing import assert_same_bits, assert_same_integers
 
 CHUNK = 1000
 
@@ -131,10 +132,10 @@ def test_every_byte_arrives_in_both_directions(lanes: int, sizes: tuple[int, ...
     back = [np.zeros_like(array) for array in host]
     ring.upload([piece(h, t) for h, t in zip(host, there, strict=True)])
     for h, t in zip(host, there, strict=True):
-        np.testing.assert_array_equal(h, t)
+        assert_same_bits(h, t, because="it is only copied")
     ring.download([piece(b, t) for b, t in zip(back, there, strict=True)])
     for h, b in zip(host, back, strict=True):
-        np.testing.assert_array_equal(h, b)
+        assert_same_bits(h, b, because="it is only copied")
     ring.close()
     assert copier.kept == {}
     assert copier.pending == {}
@@ -161,7 +162,7 @@ def test_the_bytes_may_come_from_elsewhere() -> None:
         ctypes.memset(buffer, part.host // CHUNK + 1, part.size)
 
     ring.upload([Piece(0, there.ctypes.data, there.nbytes)], fill)
-    np.testing.assert_array_equal(there, np.repeat(np.arange(1, 6), CHUNK))
+    assert_same_integers(there, np.repeat(np.arange(1, 6), CHUNK))
     ring.close()
 
 
@@ -190,7 +191,7 @@ def test_copies_from_several_threads_take_turns() -> None:
     for thread in threads:
         thread.join()
     for host, there in pairs:
-        np.testing.assert_array_equal(host, there)
+        assert_same_bits(host, there, because="it is only copied")
     ring.close()
 
 
@@ -222,7 +223,7 @@ def test_many_small_arrays_travel_together(with_files: bool) -> None:
     for _ in range(2):
         there[:] = 0
         ring.upload_rows(rows, there.ctypes.data)
-        np.testing.assert_array_equal(there, np.concatenate(rows))
+        assert_same_bits(there, np.concatenate(rows), because="it is only copied")
     assert copier.copies == 12
     ring.close()
     assert copier.kept == {}
@@ -235,8 +236,8 @@ def test_memory_that_is_pinned_already_goes_directly() -> None:
     copier.readable.append((pinned.ctypes.data, pinned.nbytes))
     there = [np.zeros_like(pinned), np.zeros_like(pageable)]
     ring.upload([piece(pinned, there[0]), piece(pageable, there[1])])
-    np.testing.assert_array_equal(there[0], pinned)
-    np.testing.assert_array_equal(there[1], pageable)
+    assert_same_bits(there[0], pinned, because="it is only copied")
+    assert_same_bits(there[1], pageable, because="it is only copied")
     direct = {pinned.ctypes.data + at for at in range(0, pinned.nbytes, CHUNK)}
     assert direct <= set(copier.sources)
     assert not any(
@@ -256,7 +257,7 @@ def test_the_caller_s_own_thread_never_enters_the_device() -> None:
     there = np.zeros((2, 10), np.int32)
     ring.upload_rows(rows, there.ctypes.data)
     ring.close()
-    np.testing.assert_array_equal(there, rows)
+    assert_same_bits(there, rows, because="it is only copied")
     assert threading.get_ident() not in copier.threads
 
 
@@ -275,7 +276,7 @@ def test_arrays_are_packed_whatever_they_look_like(kind: str) -> None:
     ring = Ring(copier, 2, 10 * CHUNK)
     there = np.zeros((1500, *rows[0].shape), rows[0].dtype.newbyteorder("="))
     ring.upload_rows(rows, there.ctypes.data)
-    np.testing.assert_array_equal(there, np.stack(rows))
+    assert_same_bits(there, np.stack(rows), because="it is only copied")
     ring.close()
     assert copier.files == {}
 

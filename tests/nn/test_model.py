@@ -12,6 +12,7 @@ from anydevice._core.trees import difference, leaves, refilled
 from anydevice._nn import model as binding
 from anydevice._nn.initializers import INITIALIZERS, Initializer
 from anydevice.errors import ConfigurationError
+from tests.comparing import assert_same_bits
 
 GPT = nn.Chain(
     nn.Embedding(20, 8),
@@ -28,15 +29,20 @@ def test_the_same_seed_gives_the_same_parameters_everywhere(cpu: Device) -> None
         there = leaves(anydevice.to_numpy(nn.Model(layer, shape, 3, cpu).parameters))
         here = leaves(nn.Model(layer, shape, 3, numpy_cpu).parameters)
         other = leaves(nn.Model(layer, shape, 4, numpy_cpu).parameters)
-        assert all(np.array_equal(a, b) for a, b in zip(there, here, strict=True))
-        assert not all(np.array_equal(a, b) for a, b in zip(other, here, strict=True))
+        for a, b in zip(there, here, strict=True):
+            assert_same_bits(a, b, because="drawn on the host, then copied")
+        assert any((a != b).any() for a, b in zip(other, here, strict=True))
 
 
 def test_a_layer_begins_the_same_whatever_size_those_before_it_have() -> None:
     one, other = (
         nn.build(nn.Dense(4, n), nn.Dense(n, 3), nn.Dense(3, 2), device="cpu") for n in (5, 9)
     )
-    np.testing.assert_array_equal(one.parameters[2]["weight"], other.parameters[2]["weight"])
+    assert_same_bits(
+        one.parameters[2]["weight"],
+        other.parameters[2]["weight"],
+        because="the same seed draws the same numbers",
+    )
 
 
 def test_a_model_is_a_tree(cpu: Device) -> None:
@@ -49,7 +55,11 @@ def test_a_model_is_a_tree(cpu: Device) -> None:
     )  # fmt: skip
     assert isinstance(cpu(model), nn.Model)
     back = anydevice.to_numpy(moved)
-    np.testing.assert_array_equal(back.parameters[0]["weight"], model.parameters[0]["weight"])
+    assert_same_bits(
+        back.parameters[0]["weight"],
+        model.parameters[0]["weight"],
+        because="it is only copied",
+    )
     assert back.layer is model.layer
     assert back.output_shape == (3,)
 
@@ -134,12 +144,20 @@ def test_what_is_in_the_hosts_memory_is_placed_where_the_parameters_are(cpu: Dev
         y = model(given)
         assert type(y) is kind
         assert y.dtype == there.dtype
-        np.testing.assert_array_equal(anydevice.to_numpy(y), anydevice.to_numpy(there))
+        assert_same_bits(
+            anydevice.to_numpy(y),
+            anydevice.to_numpy(there),
+            because="the same program on the same input",
+        )
     tokens = nn.Model(nn.Chain(nn.Embedding(9, 4), nn.Dense(4, 2)), (3,), device=cpu)
     ids = np.array([[1, 2, 8]], np.int32)
     expected = anydevice.to_numpy(tokens(anydevice.to_device(ids, cpu)))
     for whole in (ids, ids.tolist()):
-        np.testing.assert_array_equal(anydevice.to_numpy(tokens(whole)), expected)
+        assert_same_bits(
+            anydevice.to_numpy(tokens(whole)),
+            expected,
+            because="the same program on the same input",
+        )
     with pytest.raises(ConfigurationError, match="embedding"):
         tokens([[1.5, 2.0, 3.0]])
     assert nn.Model("relu", (2,), device=cpu)([[-1.0, 2.0]]).tolist() == [[0.0, 2.0]]

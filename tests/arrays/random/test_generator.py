@@ -24,6 +24,7 @@ from anydevice._arrays.random.distributions import FLOATS, INTEGERS, Scratch, no
 from anydevice._arrays.random.generator import Random, Stream, in_pieces, rng
 from anydevice._core.device import Device
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from tests.comparing import assert_same_bits, assert_same_integers
 
 ONES = 0xFFFFFFFF
 ALL = 2**64 - 1
@@ -110,14 +111,18 @@ def test_numbers_are_those_of_numpys_generator() -> None:
     doubles = host(12).uniform(1000, dtype="float64")
     assert doubles.tolist() == [word / 2**53 for word in (raw >> np.uint64(11)).tolist()]
     every = host(12).integers(0, 2**64, 1000, "uint64")
-    assert every.tolist() == raw.tolist()
+    assert_same_integers(every, raw)
 
 
 def test_any_part_of_a_stream_is_the_same() -> None:
     stream, count = Stream(3, 5), 1000
     whole = stream.words(0, count)
     for start, size in [(0, 1), (1, 2), (3, 7), (8, 8), (count - 5, 5), (2, count - 2)]:
-        np.testing.assert_array_equal(stream.words(start, size), whole[start : start + size])
+        assert_same_bits(
+            stream.words(start, size),
+            whole[start : start + size],
+            because="the same words of one stream",
+        )
     assert stream.words(9, 0).shape == (0,)
 
 
@@ -126,7 +131,7 @@ def test_a_shape_only_arranges_the_numbers(name: str) -> None:
     flat = CALLS[name](host(4), 60)
     arranged = CALLS[name](host(4), (3, 4, 5))
     assert arranged.shape == (3, 4, 5)
-    np.testing.assert_array_equal(arranged.reshape(-1), flat)
+    assert_same_bits(arranged.reshape(-1), flat, because="the same words of one stream")
     assert CALLS[name](host(4), ()).shape == ()
     assert CALLS[name](host(4), ()) == flat[0]
     assert CALLS[name](host(4), (2, 0)).shape == (2, 0)
@@ -136,7 +141,11 @@ def test_a_shape_only_arranges_the_numbers(name: str) -> None:
 def test_drawing_in_parts_gives_the_same_numbers(name: str) -> None:
     random = host(11)
     parts = [CALLS[name](random, size) for size in (1, 7, 0, 300_000, 3)]
-    np.testing.assert_array_equal(np.concatenate(parts), CALLS[name](host(11), 300_011))
+    assert_same_bits(
+        np.concatenate(parts),
+        CALLS[name](host(11), 300_011),
+        because="the same words of one stream",
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -149,10 +158,14 @@ def test_pieces_fit_together_whichever_thread_makes_them(
     monkeypatch.setattr(generator, "_WORDS_AT_ONCE", 1024)
     count = 25 * 1024 + 11
     together, apart = host(5), host(5)
-    assert together.bits(3).tolist() == apart.bits(3).tolist()
+    assert_same_integers(together.bits(3), apart.bits(3))
     whole = CALLS[name](together, count)
     sizes = [311] * (count // 311) + [count % 311]
-    np.testing.assert_array_equal(whole, np.concatenate([CALLS[name](apart, n) for n in sizes]))
+    assert_same_bits(
+        whole,
+        np.concatenate([CALLS[name](apart, n) for n in sizes]),
+        because="the same words of one stream",
+    )
     assert together.state == apart.state
 
 
@@ -184,8 +197,7 @@ def test_the_numbers_are_the_same_on_every_engine(name: str, engine: str) -> Non
         return
     assert not isinstance(placed, np.ndarray)
     back = anydevice.to_numpy(placed)
-    assert back.dtype == expected.dtype
-    assert back.tobytes() == expected.tobytes()
+    assert_same_bits(back, expected, because="drawn on the host, then copied")
 
 
 PINNED: list[list[Any]] = [
@@ -291,7 +303,9 @@ def test_sixteen_bits_are_the_float32_rounded_down() -> None:
         assert (half.astype(np.float32) <= single).all()
         assert (above.astype(np.float32) > single).all()
         exact = host(8).normal(5000).astype(half.dtype)
-        np.testing.assert_array_equal(host(8).normal(5000, dtype=dtype), exact)
+        assert_same_bits(
+            host(8).normal(5000, dtype=dtype), exact, because="the same words of one stream"
+        )
 
 
 def test_random_bits_of_a_float() -> None:
@@ -417,7 +431,9 @@ def test_splitting() -> None:
     assert len(drawn) == len(streams)
     assert [each.device for each in first] == [random.device] * 2
     again = host(3).split(2)
-    np.testing.assert_array_equal(again[1].bits(3), host(3).split(5)[1].bits(3))
+    assert_same_bits(
+        again[1].bits(3), host(3).split(5)[1].bits(3), because="the same words of one stream"
+    )
     together = np.array([each.uniform(2000) for each in host(8).split(8)])
     correlations = np.corrcoef(together) - np.eye(8)
     assert np.abs(correlations).max() < 4.5 / math.sqrt(2000)
@@ -438,9 +454,11 @@ def test_going_on_from_a_state() -> None:
     expected = random.bits(9)
     for other in others:
         assert other.device == random.device
-        np.testing.assert_array_equal(other.bits(9), expected)
+        assert_same_bits(other.bits(9), expected, because="the same words of one stream")
     (part,) = host(7).split(1)
-    np.testing.assert_array_equal(rng(part.state, part.device).bits(4), part.bits(4))
+    assert_same_bits(
+        rng(part.state, part.device).bits(4), part.bits(4), because="the same words of one stream"
+    )
 
 
 @pytest.mark.parametrize(
@@ -483,7 +501,9 @@ def test_what_is_not_a_seed(seed: Any) -> None:
 def test_seeds_of_any_size() -> None:
     seeds = [0, 1, 2**32, 2**63, 2**64 - 1, 2**64, 2**64 + 1, 2**100, 2**20_000]
     assert len({bytes(host(seed).bits(8)) for seed in seeds}) == len(seeds)
-    np.testing.assert_array_equal(host(np.int64(5)).bits(3), host(5).bits(3))  # type: ignore[arg-type]
+    assert_same_bits(
+        host(np.int64(5)).bits(3), host(5).bits(3), because="the same words of one stream"
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_a_device_says_where_torch_loads_to(saved_on_a_gpu: Path) -> None:
 def test_a_storage_is_moved_as_any_array() -> None:
     storage = torch.arange(3).untyped_storage()
     tree = anydevice.to_device({"storage": storage}, "cpu")
-    assert tree["storage"].tolist() == storage.tolist()
+    assert list(tree["storage"]) == list(storage)
     assert isinstance(tree["storage"], torch.UntypedStorage)
 
 
