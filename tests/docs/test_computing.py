@@ -13,8 +13,8 @@ import pytest
 from anydevice import benchmark, ops, verify, warm_up
 from anydevice._core.device import Device
 from anydevice._core.primitives import Primitives
-from anydevice._machine.engines.registry import BUILT_IN
 from anydevice._llm import decoder
+from anydevice._machine.engines.registry import BUILT_IN
 from anydevice._ops import dispatch
 from anydevice._ops.trusted_kernels import kernels_of
 

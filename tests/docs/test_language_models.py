@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from anydevice import llm
-from anydevice.cli import chat
 from anydevice._plan.families import ARCHITECTURES
+from anydevice.cli import chat
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/language-models.md").read_text("utf-8")

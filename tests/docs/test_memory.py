@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice._machine.engines.registry import BUILT_IN
 from anydevice._arrays.memory.stats import pressure_of
+from anydevice._machine.engines.registry import BUILT_IN
+from anydevice._machine.settings.config import STRATEGIES
 from anydevice._plan.cards import CARDS
 from anydevice._plan.estimates import PARTS
 from anydevice._plan.training import OPTIMIZERS
-from anydevice._machine.settings.config import STRATEGIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "memory.md").read_text("utf-8")

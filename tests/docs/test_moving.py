@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from anydevice._arrays.stage import _BUFFERS, CHUNK, MOST_LANES
 from anydevice._core.backends import BACKENDS
 from anydevice._machine.engines.registry import BUILT_IN
-from anydevice._arrays.stage import _BUFFERS, CHUNK, MOST_LANES
 
 PAGE = (Path(__file__).parents[2] / "docs/moving.md").read_text("utf-8")
 

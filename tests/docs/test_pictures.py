@@ -84,7 +84,11 @@ def test_a_picture_is_small_and_needs_nothing_else(maker: ModuleType, name: str)
     [
         ("overview", "anydevice.cli.overview.NEXT", "Go on with: anydevice doctor"),
         ("doctor", "anydevice.cli.doctor.USABLE", "OK"),
-        ("doctor", "anydevice._machine.engines.diagnosis.why_not", lambda *_: Reason("failed", "no")),
+        (
+            "doctor",
+            "anydevice._machine.engines.diagnosis.why_not",
+            lambda *_: Reason("failed", "no"),
+        ),
         ("doctor", "anydevice._report.diagnosis.CAUSES", CAUSES | {"cpu_only_build": OTHER}),
         ("plan", "anydevice._report.plan.format_size", str),
         ("watch", "anydevice.cli.watch._GAP", "   "),

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from anydevice import __version__
-from anydevice._machine.choose.scope import _LOCAL_RANKS
 from anydevice._core.backends import BACKENDS
 from anydevice._core.engine import Engine
+from anydevice._machine.choose.scope import _LOCAL_RANKS
 from anydevice._machine.engines.registry import BUILT_IN
 from anydevice._machine.settings.preferences import SETTINGS
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.extend import known_dtype
 from anydevice._engines.numpy.primitives import PRIMITIVES
+from anydevice.extend import known_dtype
 
 
 class Array:
