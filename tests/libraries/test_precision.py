@@ -21,7 +21,7 @@ from anydevice._libraries.precision import (
     policy_of,
 )
 from anydevice._machine.engines import registry
-from anydevice._train.stepper import _selected
+from anydevice._train.stepper import _select
 from anydevice.errors import ConfigurationError
 
 ENGINES = ("numpy", "torch", "jax", "mlx")
@@ -128,7 +128,7 @@ def test_a_step_with_wrong_gradients_changes_nothing(cpu: Device) -> None:
         gradients = scale.unscaled(cpu([np.array([gradient, 8.0], np.float16)]), state)
         assert anydevice.to_numpy(gradients[0])[1] == 2.0
         finite = scale.finite(gradients)
-        assert anydevice.to_numpy(_selected(finite, new, old)[0]).tolist() == [kept, kept]
+        assert anydevice.to_numpy(_select(finite, new, old)[0]).tolist() == [kept, kept]
 
 
 def test_scaling_keeps_small_gradients(cpu: Device) -> None:

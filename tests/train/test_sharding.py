@@ -204,11 +204,11 @@ def test_what_every_process_holds_as_a_whole_counts_once_in_each_group(
 def test_a_mesh_that_shards_is_kept_and_not_replicated() -> None:
     from anydevice._libraries.torch.mesh import Group
     from anydevice._parallel.mesh import Mesh
-    from anydevice._train.strategy import _chosen
+    from anydevice._train.strategy import _choose_sizes
     from anydevice.errors import ConfigurationError
 
     mesh = Mesh(["cpu"], replicate=2, shard=2, group=Group(0, 4))
     for strategy in ("auto", "shard"):
-        assert _chosen(mesh, strategy, {})[0] is mesh
+        assert _choose_sizes(mesh, strategy, {})[0] is mesh
     with pytest.raises(ConfigurationError, match="contradicts the mesh, which divides"):
-        _chosen(mesh, "replicate", {})
+        _choose_sizes(mesh, "replicate", {})

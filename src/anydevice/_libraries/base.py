@@ -30,7 +30,7 @@ After = Callable[[str, Any], Any]
 """Gets the name and the output of each part; its result goes on to the next part."""
 
 State = Mapping[str, tuple[Any, int]]
-"""What a module may change in itself, by name: each value, and how often it was written to."""
+"""State of a module by name: each value, and how often it was written to."""
 
 Change = Callable[[Array], Array]
 """Makes the weights of a reference from a NumPy array, mostly in float64."""
@@ -61,7 +61,7 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def weights(self) -> Mapping[str, Array]:
-        """Its weights by path."""
+        """Return its weights by path."""
 
     def kept_weights(self) -> frozenset[str]:
         """The paths of those that keep their dtype when the others are cast."""
@@ -93,7 +93,7 @@ class ModelAdapter(ABC):
         return self.detector
 
     def state(self) -> State:
-        """What a call could change in the module, as it is now; nothing if a call cannot."""
+        """Return the present state that a call could change; nothing if a call cannot."""
         return {}
 
     @property
@@ -244,7 +244,9 @@ def recording(
         try:
             for kind in {type(part): None for part in parts.values()}:
                 before = kind.__dict__.get("__call__")
-                type.__setattr__(kind, "__call__", _recorded(kind.__call__, names, after, around))
+                type.__setattr__(
+                    kind, "__call__", _record_calls(kind.__call__, names, after, around)
+                )
                 changed.append((kind, before))
             yield
         finally:
@@ -255,7 +257,7 @@ def recording(
                     type.__setattr__(kind, "__call__", before)
 
 
-def _recorded(
+def _record_calls(
     original: Any,
     names: Mapping[int, str],
     after: After,

@@ -77,7 +77,7 @@ class ModuleLayer(Layer):
     @property
     @abstractmethod
     def parameters(self) -> dict[str, Array]:
-        """Its arrays by path, as they are now."""
+        """The present arrays by path."""
 
     @abstractmethod
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Any:
@@ -199,7 +199,7 @@ def takes_model(loss: Any) -> bool:
 
 
 _known_names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
-"""Of functions that somebody still has: a small step has no time to look at signatures."""
+"""Parameter names of functions in use: a small step has no time to look at signatures."""
 
 
 def _names(function: Any) -> tuple[str, ...]:

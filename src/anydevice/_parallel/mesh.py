@@ -70,7 +70,7 @@ class Mesh(Record):
 
 def devices_of(given: Any) -> tuple[Device, ...]:
     """The devices of a list, or all those of a backend; several are served by one engine."""
-    names = _listed(given)
+    names = _list_devices(given)
     if not names:
         raise ConfigurationError(
             "devices= is empty; leave it out to use the device of the model", source="devices="
@@ -102,7 +102,7 @@ def _is_there(name: str | Device) -> bool:
         return False
 
 
-def _listed(given: Any) -> list[str | Device]:
+def _list_devices(given: Any) -> list[str | Device]:
     if isinstance(given, Device):
         return [given]
     if not isinstance(given, str):

@@ -58,10 +58,10 @@ class KeptArray(Record):
     start: int
     file: PlainFile | None = None
     holder: Any = None
-    """Whose changes are changes of it."""
+    """The array of which this is a part: its changes are changes of this one."""
 
     memory: Any = None
-    """What keeps the memory at the address."""
+    """The object that keeps the memory at the address alive."""
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +90,7 @@ class _CopiedArray(KeptArray):
 
     engine: Any = None
     version: Any = None
-    """What the holder said of itself when it was copied, in a list."""
+    """The version of the holder when it was copied, in a list."""
 
     def refresh(self) -> None:
         now = _version_of(self.holder)
@@ -209,7 +209,7 @@ class Fetcher:
 
     def _worker(self, number: int) -> _Worker:
         if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
-            worker = _Worker(len(self._parts), partial(_brought, self._parts, self._slots))
+            worker = _Worker(len(self._parts), partial(_bring, self._parts, self._slots))
             worker.next = number
             for slot in set(range(_SLOTS)) - set(self._held.values()):
                 worker.free.put((slot, self._done.get(slot)))
@@ -258,7 +258,7 @@ class _Worker(threading.Thread):
                 arrived.settle()
 
 
-def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
+def _bring(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot: int) -> _Arrived:
     state = _state(parts[number])
     for each in parts[number]:
         each.refresh()
@@ -273,7 +273,7 @@ def _brought(parts: Sequence[Sequence[KeptArray]], slots: Any, number: int, slot
 
 
 def _state(part: Sequence[KeptArray]) -> list[Any]:
-    """What changes where PyTorch writes into one of the arrays."""
+    """Return the versions of the arrays, which change when PyTorch writes into one."""
     return [_version_of(each.holder) for each in part]
 
 
@@ -365,7 +365,7 @@ class _Direct:
 
     Small arrays, which share pages with others, go through a pinned buffer for each slot: a copy
     from ordinary memory would wait for all copies before it. Used by one thread, that of a
-    `Fetcher`. What it pinned is unpinned when nobody uses it.
+    `Fetcher`. Memory that it pinned is unpinned when it is no longer used.
     """
 
     def __init__(self, index: int, place: Any, parts: Sequence[Sequence[KeptArray]]) -> None:
@@ -398,7 +398,7 @@ class _Direct:
         return wait
 
     def _sources(self, part: Sequence[KeptArray], slot: int) -> list[int]:
-        """Where the arrays of a part are pinned; what the slot's buffer had has arrived."""
+        """Return the addresses at which a part is pinned; the slot's buffer is free again."""
         if not self._buffers and self._small:
             self._buffers += [self._driver.pinned(self._small) for _ in range(_SLOTS)]
         found, free = [], self._buffers[slot] if self._buffers else 0
@@ -406,7 +406,7 @@ class _Direct:
             found.append(free if _is_small(each) else each.start)
             if _is_small(each):
                 each.read(free, 0, each.nbytes)
-                free += _aligned(each.nbytes)
+                free += _align(each.nbytes)
         return found
 
     def _is_readable(self, kept: KeptArray) -> bool:
@@ -428,7 +428,7 @@ class _Direct:
 
 
 def _spans(parts: Sequence[Sequence[KeptArray]]) -> list[tuple[int, int]]:
-    """Where memory to pin begins and ends, in order.
+    """Return the spans of memory to pin, in order.
 
     A page is pinned once: tensors that share one, as those of a file do that was mapped, are
     pinned together.
@@ -504,15 +504,15 @@ def _offsets(part: Sequence[KeptArray]) -> list[int]:
     found, end = [], 0
     for each in part:
         found.append(end)
-        end += _aligned(each.nbytes)
+        end += _align(each.nbytes)
     return found
 
 
 def _size(part: Sequence[KeptArray]) -> int:
-    return sum(_aligned(each.nbytes) for each in part)
+    return sum(_align(each.nbytes) for each in part)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-max(size, 1) // _ALIGNED) * _ALIGNED
 
 

@@ -47,7 +47,7 @@ DISK = "disk"
 
 
 class Place(Record):
-    """Where parameters lie and where they are computed with: on `device`, unless they are `held`.
+    """The place of parameters: on `device`, which computes with them, unless they are `held`.
 
     Held ones are in host memory, "cpu", or on disk, and come to the device as they are needed.
     """
@@ -60,7 +60,7 @@ class Place(Record):
 
 
 class Unit(Record):
-    """What a model can be cut between: its name, and the bytes of its parameters."""
+    """A part between which a model can be cut: its name, and the bytes of its parameters."""
 
     name: str
     size: int
@@ -122,7 +122,7 @@ def pipeline(
             f"{type(model).__name__}",
             source="model",
         )
-    return _pipelined(model, devices, microbatches, folder)
+    return _pipeline_model(model, devices, microbatches, folder)
 
 
 # Where each unit goes
@@ -189,13 +189,13 @@ def _with_empty(units: Sequence[Unit], numbers: Sequence[int]) -> list[int]:
 def _by_name(
     units: Sequence[Unit], given: Mapping[str, str | Device], engine: str | None
 ) -> tuple[list[Place], str]:
-    """Each unit where the longest name that is its own, or that of what holds it, says."""
+    """Place each unit by its longest matching prefix."""
     keys = list(given)
     for key in keys:
         if not any(_holds(key, unit.name) for unit in units):
             known = [unit.name for unit in units]
             raise ConfigurationError(
-                f"the model has no layer {key!r}; its layers are {_listed(known)}",
+                f"the model has no layer {key!r}; its layers are {_shorten(known)}",
                 source="devices",
             )
     fitting = [[key for key in keys if _holds(key, unit.name)] for unit in units]
@@ -268,13 +268,13 @@ def _engine_for(names: Sequence[str], wanted: set[str | None]) -> str:
     for name in names:
         one_device(name)  # raises if it is not there at all
     raise Absent(
-        f"no installed array library drives {_listed(names)} together",
+        f"no installed array library drives {_shorten(names)} together",
         instead="use PyTorch or JAX, and devices that one of them drives",
         code="no_collectives",
     ).error() from error
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     shown = [*names[:6], "…", names[-1]] if len(names) > 8 else names
     return ", ".join(map(str, shown))
 
@@ -294,7 +294,7 @@ def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) ->
 def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
     """NumPy arrays as tensors of a new file of this folder, which has no name there.
 
-    So nobody shortens it, and it is gone with the process, however that ends.
+    So it cannot be shortened, and is gone with the process, however that ends.
     """
     path = folder / f"anydevice-parts-{uuid4().hex}.safetensors"
     write_parts(path, arrays)
@@ -420,27 +420,27 @@ class Staged(Wrapper):
             if number:  # the input is to be where the first stage is
                 x = moved(x, stage.place.device)
             if not stage.place.held:
-                x = self._computed(stage, own, x, run)
+                x = self._compute_stage(stage, own, x, run)
             elif run.training or _takes_gradients(x, own):
                 x = _brought_again(stage, own, x, run)
             else:
-                x = self._fetched(number, parameters, x, run)
+                x = self._fetch_stage(number, parameters, x, run)
         return x
 
-    def _computed(self, stage: Stage, own: list[Parameters], x: Array, run: Run) -> Array:
+    def _compute_stage(self, stage: Stage, own: list[Parameters], x: Array, run: Run) -> Array:
         """The output of a stage, by one compiled function where that may take gradients inside."""
         autodiff = autodiff_of(x)
         if run.watch is not None or autodiff is None or not autodiff.compiles or not self.compiles:
-            return _applied(stage.steps, own, x, _run_on(stage.place.device, run))
+            return _apply_steps(stage.steps, own, x, _run_on(stage.place.device, run))
         key = stage, run.training, run.path, run.frozen, run.rows
         if key not in self.work.functions:
-            self.work.functions[key] = _compiled(stage, run)
+            self.work.functions[key] = _compile_stage(stage, run)
         x, updates = self.work.functions[key](own, x, run.seed, run.step)
         if run.updates is not None:
             run.updates.update({tuple(name.split("\0")): new for name, new in updates.items()})
         return x
 
-    def _fetched(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
+    def _fetch_stage(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
         """The output of a stage whose layers are brought one ahead."""
         stage = self.stages[number]
         fetcher, parts = self._fetcher(stage.place.device, parameters)
@@ -458,7 +458,7 @@ class Staged(Wrapper):
         return x
 
     def _fetcher(self, device: Device, parameters: Parameters) -> tuple[Fetcher, dict[Any, int]]:
-        """What brings layers to a device, and the number of each, by its stage and place there."""
+        """Return the fetcher of a device, and the number of each layer by stage and index."""
         held = {
             (number, at): arrays
             for number, stage in enumerate(self.stages)
@@ -469,14 +469,14 @@ class Staged(Wrapper):
         key = [id(x) for arrays in held.values() for x in arrays]
         known = self.work.fetchers.get(device)
         if known is None or known[0] != key:
-            parts = [[_kept(x) for x in arrays] for arrays in held.values()]
+            parts = [[_kept_array(x) for x in arrays] for arrays in held.values()]
             known = key, Fetcher(parts, device, registry.load(str(device.engine)))
             self.work.fetchers[device] = known
         return known[1], {place: part for part, place in enumerate(held)}
 
 
 def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> list[PlacedStep]:
-    """What a layer can be cut between: the layers of chains, in any depth."""
+    """Return the steps between which a layer can be cut: layers of chains, in any depth."""
     if isinstance(layer, Chain):
         parts = enumerate(layer.parts)
         return [s for at, (step, part) in parts for s in steps_of(part, path + step, (*keys, at))]
@@ -494,7 +494,7 @@ def steps_of(layer: Layer, path: str = "", keys: tuple[str | int, ...] = ()) -> 
     return [PlacedStep(path, layer, keys)]
 
 
-def _pipelined(
+def _pipeline_model(
     model: Model,
     given: Places,
     microbatches: int,
@@ -512,7 +512,7 @@ def _pipelined(
     for at, step in enumerate(steps):  # a matrix that is used twice is in one place
         places[at] = by_keys.setdefault(step.keys, places[at])
     target = folder_for(folder, places)
-    parameters = _placed(model.parameters, steps, places, engine, target)
+    parameters = _place_parameters(model.parameters, steps, places, engine, target)
     staged = Staged(inner, tuple(places), microbatches)
     return bound(staged, model.input_shape, parameters, model.frozen)
 
@@ -535,7 +535,7 @@ def _is_block(layer: Layer) -> bool:
     return bool(inside.parts)
 
 
-def _placed(
+def _place_parameters(
     parameters: Parameters,
     steps: Sequence[PlacedStep],
     places: Sequence[Place],
@@ -582,8 +582,8 @@ def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
 _KEPT = "_anydevice_kept"
 
 
-def _kept(x: Array) -> KeptArray:
-    """Where an array is: in a file, if it is a map of one."""
+def _kept_array(x: Array) -> KeptArray:
+    """Return where an array is kept: in a file, if it is a map of one."""
     kept, owner = getattr(x, _KEPT, None), owner_of(x)
     assert owner is not None
     return kept_in_memory(x, owner) if kept is None else replace(kept, holder=x)
@@ -605,20 +605,22 @@ def _run_on(device: Device, run: Run) -> Run:
     return replace(run, seed=seed, step=step)
 
 
-def _applied(steps: Sequence[PlacedStep], own: Sequence[Parameters], x: Array, run: Run) -> Array:
+def _apply_steps(
+    steps: Sequence[PlacedStep], own: Sequence[Parameters], x: Array, run: Run
+) -> Array:
     for step, parameters in zip(steps, own, strict=True):
         x = run.through(step.path, step.layer, parameters, x)
     return x
 
 
-def _compiled(stage: Stage, run: Run) -> Callable[..., Any]:
+def _compile_stage(stage: Stage, run: Run) -> Callable[..., Any]:
     """A stage as a compiled function of its parameters, input, seed and step."""
     training, path, frozen, rows = run.training, run.path, run.frozen, run.rows
 
     def stage_function(own: list[Parameters], x: Array, seed: Any, step: Any) -> Any:
         updates: dict[tuple[str, str], Array] = {}
         here = Run(training, seed, step, path, None, updates, frozen, rows)
-        result = _applied(stage.steps, own, x, here)
+        result = _apply_steps(stage.steps, own, x, here)
         return result, {"\0".join(name): new for name, new in updates.items()}
 
     engine = registry.load(str(stage.place.device.engine))

@@ -18,7 +18,7 @@ from anydevice.errors import ConfigurationError
 
 
 def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Where each part of so many rows begins and ends: those with one row more come first.
+    """Return where each of `parts` begins and ends; those with one row more come first.
 
     >>> row_ranges(50, 4)
     [(0, 13), (13, 26), (26, 38), (38, 50)]
@@ -84,7 +84,7 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     JAX holds such arrays; over processes, PyTorch does too, as a `DTensor`. Raises
     `UnsupportedError` for other engines and more than one device.
     """
-    return _placed(tree, mesh, _sharder(mesh))
+    return _place_tree(tree, mesh, _sharder(mesh))
 
 
 def gather(tree: Any) -> Any:
@@ -95,10 +95,10 @@ def gather(tree: Any) -> Any:
     (4,)
     """
     leaves, rebuild = flatten(tree, is_array)
-    return rebuild([_gathered(x) for x in leaves.values])
+    return rebuild([_gather_array(x) for x in leaves.values])
 
 
-def _placed(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
+def _place_tree(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
     """The tree on a mesh, leaf by leaf: one device never holds more than one whole array."""
     leaves, rebuild = flatten(tree, is_array)
     device = mesh.devices[0]
@@ -133,7 +133,7 @@ def _is_spread(x: Any) -> bool:
     return hasattr(x, "full_tensor") or (owner is not None and len(owner.devices_of(x)) > 1)
 
 
-def _gathered(x: Any) -> Any:
+def _gather_array(x: Any) -> Any:
     if hasattr(x, "full_tensor"):  # a DTensor of PyTorch
         return part("torch", "mesh").whole_of(x)
     if getattr(x, "is_fully_addressable", True) is False:  # of JAX, in several processes

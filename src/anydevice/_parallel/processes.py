@@ -126,7 +126,7 @@ def _is_jax_joined() -> bool:
 
 
 def launched(variables: Mapping[str, str]) -> Launched | None:
-    """What the variables of a launcher say; `None` without one.
+    """Return what the variables of a launcher say; `None` without one.
 
     >>> launched({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"}).rank
     1
@@ -135,7 +135,7 @@ def launched(variables: Mapping[str, str]) -> Launched | None:
     for names in _LAUNCHERS:
         given = [variables.get(name) for name in (names.rank, names.size)]
         if None not in given:
-            return _checked(names, variables)
+            return _check_variables(names, variables)
     if _RING in variables and "MLX_RANK" in variables:  # of mlx.launch
         size = len(json.loads(Path(variables[_RING]).read_text()))
         rank = _number(variables, "MLX_RANK")
@@ -171,7 +171,7 @@ _LAUNCHERS = (
 )
 
 
-def _checked(names: _Names, variables: Mapping[str, str]) -> Launched:
+def _check_variables(names: _Names, variables: Mapping[str, str]) -> Launched:
     rank, size = (_number(variables, name) for name in (names.rank, names.size))
     local = _number(variables, names.local) if names.local in variables else 0
     here = _number(variables, names.here) if names.here in variables else None
@@ -186,7 +186,7 @@ def _checked(names: _Names, variables: Mapping[str, str]) -> Launched:
 
 
 def _address(names: _Names, variables: Mapping[str, str], size: int, here: int | None) -> str:
-    """Where the first process is."""
+    """Return the address of the first process."""
     given = variables.get("MASTER_ADDR")
     if given:
         return given

@@ -264,7 +264,7 @@ def placed_batches(
 
 def placer(device: Device) -> Callable[[Any], Any]:
     """A function that moves batches to a device; NumPy arrays, the usual case, go a short way."""
-    # 64-bit integers that fit are the same numbers in 32 bits: nobody needs to be warned.
+    # 64-bit integers that fit are the same numbers in 32 bits: no warning is needed.
     if device.engine is None:  # which to_device refuses
         return lambda batch: to_device(batch, device, convert=True, narrow=True)
     engine = registry.load(device.engine)
@@ -350,7 +350,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigurationError(
-            f"a batch must be a pair (x, y), not {_described(batch)}", source="data"
+            f"a batch must be a pair (x, y), not {_describe(batch)}", source="data"
         )
     return as_numbers(batch[0], "x"), as_numbers(batch[1], "y")
 
@@ -453,7 +453,7 @@ def _check_kind(array: Any, name: str) -> None:
 
 
 def _pair_advice(batch: Mapping[Any, Any]) -> str:
-    """Which two of the arrays of a dict are x and y, as far as their keys say so.
+    """Return the two arrays of a dict that are x and y, as far as their keys say so.
 
     >>> _pair_advice({"attention_mask": 0, "input_ids": 0, "labels": 0})
     "give two of them, as in (batch['input_ids'], batch['labels'])"
@@ -467,7 +467,7 @@ def _pair_advice(batch: Mapping[Any, Any]) -> str:
     return f"give two of them, as in (batch[{x!r}], batch[{y!r}])"
 
 
-def _described(batch: Any) -> str:
+def _describe(batch: Any) -> str:
     if isinstance(batch, Mapping):
         keys = [repr(key) for key in batch]
         few = ", ".join(keys[:_SHOWN]) + (", …" if len(keys) > _SHOWN else "")

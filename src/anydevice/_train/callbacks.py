@@ -146,7 +146,7 @@ def _as_callback(spec: Any) -> Callback:
 
 
 def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Those that are called after each step."""
+    """Return the callbacks that are called after each step."""
     return [
         each
         for each in callbacks

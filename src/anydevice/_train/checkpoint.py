@@ -292,7 +292,10 @@ def _check_numbers(*numbers: Any) -> None:
 
 
 def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] | None) -> Any:
-    """What the optimizer's state looks like; `None` if your own one needs real parameters."""
+    """Return trees of the shapes of the optimizer's state.
+
+    Returns None if an optimizer of your own needs real parameters.
+    """
     if trained is not None:
         parameters, _ = partition(parameters, trained)
     hollow = mapped(lambda x: np.broadcast_to(np.float32(0), tuple(x.shape)), parameters)
@@ -326,7 +329,7 @@ def _first_difference(
 
 
 def _data_difference(before: Any, now: Any, where: str) -> str | None:
-    """Of the sizes of data, those that both have are compared."""
+    """Compare the sizes of data that both settings have."""
     if before is None or now is None:
         if before is now:
             return None
@@ -405,7 +408,7 @@ def setting_difference(before: Any, now: Any, where: str) -> str | None:
 
 
 def _shape(found: dict[str, Any]) -> Any:
-    """What two fingerprints must have in common to be compared part by part."""
+    """Return the parts that two fingerprints must share to be compared part by part."""
     return found.get("kind"), *(each in found for each in ("function", "partial", "method"))
 
 

@@ -66,7 +66,7 @@ class ProcessStrategy(Strategy):
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
         # Read at once it would wait for the device in each step. So a process that has a batch more
-        # than another begins a sum that nobody else takes part in, and waits there: what ends it is
+        # than another begins a sum that no other takes part in, and waits there: what ends it is
         # its launcher, once the other one has failed for the batch that it lacks.
         self.late = 0 if device.kind == "cpu" else self.in_flight
         self.reads_within = True
@@ -81,7 +81,7 @@ class ProcessStrategy(Strategy):
     def wait(self) -> None:
         self._group.wait()
 
-    def _told(self, rows: int) -> Callable[[], Any]:
+    def _tell_rows(self, rows: int) -> Callable[[], Any]:
         return self._group.of_processes([rows, int(self.asked)], self.device)
 
     def parameters(self, tree: Tree) -> Tree:
@@ -164,7 +164,7 @@ class ProcessStrategy(Strategy):
             self._joint.rows = None
 
     def _own_value(self, value: Any) -> Any:
-        """What a process adds to the loss: its part of it where each has computed all of it."""
+        """Return what a process adds to the loss: its share, if each has computed all of it."""
         return value if self._joint is None or not self._joint.is_on else value / self._group.size
 
     def _as_whole(self, loss: Function, batch: Any) -> Any:
@@ -228,7 +228,7 @@ class ProcessStrategy(Strategy):
         return mapped(own, batch), (first, stop - first, every), share
 
     def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
-        """Of the first batches: are they the same everywhere, and what is the loss of a whole one?
+        """Check that the first batches are the same everywhere; compute the loss of a whole one.
 
         Parts of one batch may have the same weight by chance, and what counts may change later.
         """
@@ -271,7 +271,7 @@ class RingStrategy(ProcessStrategy):
         # A lazy array would be computed later than that of another process.
         self.late, self.reads_within = 0, False
 
-    def _told(self, rows: int) -> Callable[[], Any]:
+    def _tell_rows(self, rows: int) -> Callable[[], Any]:
         told = self._ring.of_processes([rows, int(self.asked)])
         return lambda: told
 

@@ -131,7 +131,7 @@ def predict(
     like: Any = None
     with _ready(model, device, precision, optimize) as run:
         waiting: deque[Any] = deque()
-        for batch in _placed(data, size, run.device):
+        for batch in _place_batches(data, size, run.device):
             output = logits_of(run.output(batch))
             like = output if like is None else like
             waiting.append(leaves(output))
@@ -187,7 +187,7 @@ def evaluate(
     lost, examples = 0.0, 0
     values: deque[tuple[Any, int]] = deque()
     with _ready(model, device, precision, optimize, loss) as run:
-        for number, batch in enumerate(_placed(data, size, run.device, targets=True), 1):
+        for number, batch in enumerate(_place_batches(data, size, run.device, targets=True), 1):
             rows = rows_of((*batch.inputs, batch.named))
             examples += rows
             try:
@@ -200,14 +200,14 @@ def evaluate(
                 raise
             values.append((value, rows))
             if len(values) > _IN_FLIGHT:
-                lost += _weighted(*values.popleft())
-        lost += sum(_weighted(*each) for each in values)
+                lost += _weigh(*values.popleft())
+        lost += sum(_weigh(*each) for each in values)
         results = {metric.name: metric.result(states[metric.name]) for metric in measured}
     mean = lost / examples
     return Evaluation(None if math.isnan(mean) and not run.has_loss else mean, results, examples)
 
 
-def _weighted(value: Any, rows: int) -> float:
+def _weigh(value: Any, rows: int) -> float:
     return math.nan if value is None else float(to_numpy(value)) * rows
 
 
@@ -251,7 +251,7 @@ class _Runner:
             self.has_loss = self.has_loss or value is not None
             return value, logits_of(output)
         if not computes_in_float32(loss):
-            output = _widened(output)
+            output = _widen_loss(output)
         target = batch.named if batch.named and batch.target is None else batch.target
         value = loss_of_output(loss, output, target)
         if self._activation is not None:
@@ -263,7 +263,7 @@ def _loss_in(output: Any) -> Any:
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
-def _widened(output: Any) -> Any:
+def _widen_loss(output: Any) -> Any:
     arrays = [x for x in leaves(output) if hasattr(x, "shape")]
     narrow = any(primitives(x).dtype(x).name in _NARROW for x in arrays)
     return cast_parameters(output, "float32") if narrow else output
@@ -327,7 +327,9 @@ def _in_inference(model: Any) -> Iterator[Any]:
             yield module
 
 
-def _placed(data: Any, size: int, device: Device, *, targets: bool = False) -> Iterator[_Batch]:
+def _place_batches(
+    data: Any, size: int, device: Device, *, targets: bool = False
+) -> Iterator[_Batch]:
     """The batches of data on a device, in order."""
     given = _batches(data, checks.integer("size", size, 1))
     empty = True

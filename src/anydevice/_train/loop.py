@@ -316,11 +316,11 @@ class Validation:
             where = batch_name(_VALIDATION, training.epoch, number)
             value, output = self._value(batch, where)
             if self._metrics:
-                states = self._added(states, output, batch, where)
+                states = self._add_examples(states, output, batch, where)
             pending.append((value, batch, where))
             if len(pending) > training.strategy.in_flight:
-                lost.append(self._waited(*pending.popleft()))
-        lost += [self._waited(*each) for each in pending]
+                lost.append(self._wait_for(*pending.popleft()))
+        lost += [self._wait_for(*each) for each in pending]
         examples = sum(count for _, count in lost)
         if not examples:
             raise ConfigurationError("validation gave no batches", source=_VALIDATION)
@@ -328,7 +328,7 @@ class Validation:
         pairs = zip(self._metrics, states, strict=True)
         return mean, {each.name: each.result(state) for each, state in pairs} or None
 
-    def _added(self, states: list[Any], output: Any, batch: Any, where: str) -> list[Any]:
+    def _add_examples(self, states: list[Any], output: Any, batch: Any, where: str) -> list[Any]:
         target = target_of(batch)
         if output is None or target is None:
             wants = (
@@ -356,7 +356,7 @@ class Validation:
         except AnyDeviceError as error:
             raise explain_error(error, self._training.stepper, batch, where) from None
 
-    def _waited(self, value: Any, batch: Any, where: str) -> tuple[float, int]:
+    def _wait_for(self, value: Any, batch: Any, where: str) -> tuple[float, int]:
         loss = float(to_numpy(value))
         if not math.isfinite(loss):
             self._check_batch(batch, where)

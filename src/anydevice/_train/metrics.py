@@ -77,7 +77,7 @@ class _Accuracy(Metric):
     threshold: float = 0.0
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
-        output = _squeezed(output, target)
+        output = _squeeze(output, target)
         wanted, found, counts = _classes(self.name, output, target, self.threshold)
         return [_count(ops.logical_and(ops.equal(wanted, found), counts)), _count(counts)]
 
@@ -110,7 +110,7 @@ class _F1(Metric):
     macro: bool = False
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
-        output = _squeezed(output, target)
+        output = _squeeze(output, target)
         wanted, found, counts = _classes(self.name, output, target, self.threshold)
         binary = tuple(output.shape) == tuple(target.shape) or output.shape[-1] <= 2
         if not binary and not self.macro:
@@ -275,7 +275,7 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
 
     Raises `ConfigurationError`, with the names, for anything else.
     """
-    found = _known(spec, threshold)
+    found = _named_metric(spec, threshold)
     if found is not None:
         return found
     if not callable(spec):
@@ -310,7 +310,7 @@ def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
     return found
 
 
-def _known(spec: Any, threshold: float) -> Metric | None:
+def _named_metric(spec: Any, threshold: float) -> Metric | None:
     if isinstance(spec, str):
         numbered = re.fullmatch(r"top_([1-9]\d*)", spec)
         metric = _top(int(numbered[1])) if numbered else METRICS.get(spec)
@@ -371,7 +371,7 @@ def _or_none(found: Array, sure: Array) -> Array:
     return ops.subtract(ops.multiply(ops.add(found, 1), sure), 1)
 
 
-def _squeezed(output: Array, target: Array) -> Array:
+def _squeeze(output: Array, target: Array) -> Array:
     """The output without a last axis of 1 that the target does not have, or the other way round."""
     shape, wanted = tuple(output.shape), tuple(target.shape)
     if shape == (*wanted, 1) or (*shape, 1) == wanted:
@@ -380,7 +380,7 @@ def _squeezed(output: Array, target: Array) -> Array:
 
 
 def _alike(name: str, output: Array, target: Array) -> tuple[Array, Array]:
-    output = _squeezed(output, target)
+    output = _squeeze(output, target)
     if tuple(output.shape) != tuple(target.shape):
         raise _misfit(name, output, target, "the same shape for both")
     return output, target

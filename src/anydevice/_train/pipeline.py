@@ -150,7 +150,7 @@ class PipelineStrategy(Strategy):
         self.text = f"{count}{more}, pipeline: {why}"
         self.rounding = ROUNDING
         self._compared = 0
-        self.place = self._placed
+        self.place = self._place_batch
 
     @property
     def reads_to(self) -> Device:
@@ -160,7 +160,7 @@ class PipelineStrategy(Strategy):
     def is_ahead(self) -> bool:
         return False
 
-    def _placed(self, batch: Any) -> Any:
+    def _place_batch(self, batch: Any) -> Any:
         """Inputs on the first device, and targets on the last."""
         if type(batch) is not tuple or len(batch) != 2:
             return to_device(batch, self.device, convert=True, narrow=True)
@@ -368,7 +368,7 @@ class PipelineStepper(FunctionStepper):
             )
 
     def _scale_of(self, parts: Sequence[Tree], share: float) -> float:
-        """What gradients are multiplied with; NaN or infinite where they are."""
+        """Return the factor of the gradients; NaN or infinite if they are."""
         clip = self.config.clip
         if clip is None:
             seen = sum(float(self.engine.to_host(total(part))) for part in parts)
@@ -378,7 +378,7 @@ class PipelineStepper(FunctionStepper):
         return share * clip / max(norm, clip) if math.isfinite(norm) else math.nan
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
-        return self._evaluated(self.parameters, batch, with_output)
+        return self._evaluate_batch(self.parameters, batch, with_output)
 
     @property
     def failed(self) -> bool:

@@ -78,7 +78,7 @@ class TrainingProgress:
             self._slow.start()
 
     def compiled(self) -> None:
-        """That step is over."""
+        """Note that the compiled step is over."""
         if self._slow is not None:
             self._slow.cancel()
 

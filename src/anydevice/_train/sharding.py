@@ -63,13 +63,13 @@ class ShardStrategy(ProcessStrategy):
     # Where trees lie
 
     def parameters(self, tree: Tree) -> Tree:
-        return mapped(self._sharded, tree)
+        return mapped(self._shard, tree)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
         parts = {}
         for name in ("parameters", "optimizer", "total"):
             tree = getattr(state, name)
-            cut = None if tree is None else mapped(self._sharded, tree)
+            cut = None if tree is None else mapped(self._shard, tree)
             self._layouts[name] = [self._torch.layout_of(x, self._mesh) for x in leaves(cut)]
             parts[name] = None if tree is None else mapped(self._torch.part_of, cut)
         every = self._layouts["parameters"]
@@ -114,7 +114,9 @@ class ShardStrategy(ProcessStrategy):
             trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any, rows: Any,
             share: float,
         ) -> tuple[Any, list[Any]]:  # fmt: skip
-            value, state = loss(*self._gathered(trained, held), batch, seed, number, scale, rows)
+            value, state = loss(
+                *self._gather_trees(trained, held), batch, seed, number, scale, rows
+            )
             return value * share, state
 
         own_gradients = differentiate(own_loss)
@@ -123,7 +125,7 @@ class ShardStrategy(ProcessStrategy):
             trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
         ) -> tuple[tuple[Any, list[Any]], Tree]:
             def whole() -> Any:
-                return loss(*self._gathered(trained, held), batch, seed, number, scale)[0]
+                return loss(*self._gather_trees(trained, held), batch, seed, number, scale)[0]
 
             self._check_first(batch, whole)
             own, rows, share = self._own(batch)
@@ -149,7 +151,7 @@ class ShardStrategy(ProcessStrategy):
         parts, norm = self._torch.clip_parts(leaves(gradients), counts, limit, self._mesh)
         return refilled(gradients, parts), norm
 
-    def _gathered(self, trained: Tree, held: Tree) -> tuple[Tree, Tree]:
+    def _gather_trees(self, trained: Tree, held: Tree) -> tuple[Tree, Tree]:
         found = []
         for tree, name in ((trained, "trained"), (held, "held")):
             pairs = zip(leaves(tree), self._layouts[name], strict=True)
@@ -157,7 +159,7 @@ class ShardStrategy(ProcessStrategy):
             found.append(whole)
         return found[0], found[1]
 
-    def _sharded(self, x: Any) -> Any:
+    def _shard(self, x: Any) -> Any:
         if not self._torch.is_cut(x):
             x = to_device(x, self.device, convert=True)
         return self._torch.sharded(x, self._mesh)

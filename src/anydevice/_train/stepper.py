@@ -45,7 +45,7 @@ _SERIAL = 2_000_000
 def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: int) -> Stepper:
     """The stepper for the engine of the devices that hold the arrays of `state`.
 
-    The stepper consumes them: nobody else may use them afterwards. Raises `UnsupportedError`, with
+    The stepper consumes them: do not use them afterwards. Raises `UnsupportedError`, with
     the engines that can, where the engine has no gradients.
     """
     device = strategy.device
@@ -114,7 +114,7 @@ class FunctionStepper(Stepper):
             optimize = "default"
         return CompiledSteps(self.engine, optimize, fixed=self.config.is_ours)
 
-    def _evaluated(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
+    def _evaluate_batch(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
         value, output = self.config.value_and_output(parameters, batch, _NOT_TRAINING)
         return value, output if with_output else None
 
@@ -146,7 +146,7 @@ class FunctionStepper(Stepper):
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
         if with_output not in self._evaluate:
-            whole = partial(self._evaluated, with_output=with_output)
+            whole = partial(self._evaluate_batch, with_output=with_output)
             self._evaluate[with_output] = self.compiler.compiled(whole)
         own = self.parameters
         own = self._strategy.readable(own) if self._strategy.is_sharded else own
@@ -270,7 +270,7 @@ class SplitStepper(FunctionStepper):
         self._since = self._failed
         self._taken = self._number(steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
-        self._plus = self.compiler.compiled(_added)
+        self._plus = self.compiler.compiled(_add_trees)
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
@@ -283,7 +283,7 @@ class SplitStepper(FunctionStepper):
         self._failed = self._xp.maximum(self._failed, self._failure(value, self._scale))
         if state:
             good = ops.less(self._failed, 1.0)
-            self._keep_state(_selected(good, state, self._state(self._held)))
+            self._keep_state(_select(good, state, self._state(self._held)))
         self._add_up(gradients, weight)
         return value
 
@@ -440,7 +440,7 @@ class FusedStepper(FunctionStepper):
         self._keep_state(state)
         self.batches += 1
         self.started += 1
-        return self._waited(value)
+        return self._wait_for_few(value)
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         self._check_batch(batch)
@@ -453,7 +453,7 @@ class FusedStepper(FunctionStepper):
         self._keep_state(state)
         self.batches += 1
         self._added += weight
-        return self._waited(value)
+        return self._wait_for_few(value)
 
     def move(self, rate: float) -> None:
         share = 1.0 / self._added
@@ -462,7 +462,7 @@ class FusedStepper(FunctionStepper):
             def update(
                 trained: Tree, state: Tree, counts: Any, scale: Any, total: Tree, rate: Array
             ) -> Any:
-                return self._updated(trained, state, counts, scale, total, rate, share)
+                return self._update(trained, state, counts, scale, total, rate, share)
 
             self._updates[share] = self.compiler.compiled(update, *_CONSUMED)
         self._trained, self._optimizer_state, self._counts, self._scale = self._updates[share](
@@ -500,7 +500,7 @@ class FusedStepper(FunctionStepper):
             self._last_rate = rate, self._number(rate, np.float32)
         return self._last_rate[1]
 
-    def _waited(self, value: Array) -> Array:
+    def _wait_for_few(self, value: Array) -> Array:
         """Wait until few steps are in flight, so that neither memory nor a lazy graph grows."""
         self._in_flight.append(value)
         if len(self._in_flight) > self._strategy.in_flight:
@@ -521,7 +521,7 @@ class FusedStepper(FunctionStepper):
         total, counts, own, value = self._gradients(
             trained, None, counts, scale, held, batch, seed, None
         )
-        return *self._updated(trained, state, counts, scale, total, rate, 1.0), own, value
+        return *self._update(trained, state, counts, scale, total, rate, 1.0), own, value
 
     def _gradients(
         self,
@@ -543,14 +543,14 @@ class FusedStepper(FunctionStepper):
             value = ops.divide(value, factor)
         failed = ops.maximum(counts["failed"], self._failure(value, scale))
         if state:
-            state = _selected(ops.less(failed, 1.0), state, self._state(held))
+            state = _select(ops.less(failed, 1.0), state, self._state(held))
         if weight is not None:
             gradients = mapped(lambda x: ops.multiply(x, _as_dtype_of(weight, x)), gradients)
         if total is not None:
-            gradients = _added(total, gradients)
+            gradients = _add_trees(total, gradients)
         return gradients, {**counts, "batches": number, "failed": failed}, state, value
 
-    def _updated(
+    def _update(
         self,
         trained: Tree,
         state: Tree,
@@ -569,14 +569,14 @@ class FusedStepper(FunctionStepper):
         if scale is not None:
             failed = ops.maximum(counts["failed"], ops.multiply(stays, _at_minimum(scale)))
             scale = self._scaling.after(scale, goes)
-            after = _selected(goes, after, state)  # else a step that is left out is the last one
+            after = _select(goes, after, state)  # else a step that is left out is the last one
         counts = {
             "batches": counts["batches"],
             "steps": ops.where(goes, steps, counts["steps"]),
             "failed": failed,
             "since": ops.add(counts["since"], failed),
         }
-        return _selected(goes, new, trained), after, counts, scale
+        return _select(goes, new, trained), after, counts, scale
 
 
 def _nonfinite_tree(parameters: Tree) -> Array:
@@ -596,12 +596,12 @@ def _as_float(condition: Array) -> Array:
     return ops.astype(condition, "float32")
 
 
-def _added(total: Tree, new: Tree) -> Tree:
+def _add_trees(total: Tree, new: Tree) -> Tree:
     """The sums of two trees, array by array."""
     return refilled(total, list(map(ops.add, leaves(total), leaves(new))))
 
 
-def _selected(goes: Array, new: Tree, old: Tree) -> Tree:
+def _select(goes: Array, new: Tree, old: Tree) -> Tree:
     """The new tree where a condition holds, else the old one."""
     pairs = zip(leaves(new), leaves(old), strict=True)
     return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
@@ -611,4 +611,4 @@ def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
     """The new tree, or the old one where `stays` is 1; the same arrays were written in place."""
     if all(map(is_, leaves(new), leaves(old))):
         return new
-    return _selected(ops.less(stays, 1.0), new, old)
+    return _select(ops.less(stays, 1.0), new, old)

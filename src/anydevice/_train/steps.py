@@ -1,4 +1,4 @@
-"""What a training step is made of, its state, and the interface of all that take steps."""
+"""The parts of a training step, and how its functions are compiled."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _is_ours(layer: Layer) -> bool:
 
 
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
-    """How to compile where nobody says so; `batches` is the length of an epoch, if it is known.
+    """Return how to compile by default; `batches` is the length of an epoch, if it is known.
 
     PyTorch's compiler takes half a minute on a CPU, whatever the model, and saves a part of each
     step. So a training there is compiled only if it is long: a rule of sizes alone, so that the

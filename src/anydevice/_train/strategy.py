@@ -92,7 +92,7 @@ class Strategy:
 
     @property
     def reads_to(self) -> Device:
-        """Where a file is read to before `state` places it."""
+        """The device to which a file is read before `state` places it."""
         return self.device
 
     @property
@@ -167,7 +167,7 @@ class Strategy:
         return saved
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
-        """What a module of PyTorch takes gradients of: its sum over processes is the loss.
+        """Return the loss that gradients are taken of: its sum over processes is that of the batch.
 
         `None` for a process without rows.
         """
@@ -201,9 +201,9 @@ class Strategy:
 
         Raises `ConfigurationError` where one has more than another, or other numbers of rows.
         """
-        return self._met(batches, name, epoch, skipped) if self.is_several else batches
+        return self._meet_batches(batches, name, epoch, skipped) if self.is_several else batches
 
-    def _met(
+    def _meet_batches(
         self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int
     ) -> Generator[Any, None, None]:
         numbers = count(skipped + 1)
@@ -215,7 +215,7 @@ class Strategy:
 
     def meet(self, rows: int, where: str) -> None:
         """Tell the other processes of a batch: its rows, 0 for none, and whether to stop."""
-        self._answers.append((self._told(rows), where))
+        self._answers.append((self._tell_rows(rows), where))
         self._read_answers(self.late + self.reads_within if rows else 0)
 
     def _read_answers(self, left: int) -> None:
@@ -227,7 +227,7 @@ class Strategy:
             if (found[:, 0] != found[0, 0]).any():
                 raise _other_counts(found[:, 0].astype(int).tolist(), name)
 
-    def _told(self, rows: int) -> Callable[[], Any]:
+    def _tell_rows(self, rows: int) -> Callable[[], Any]:
         """Tell the others; what waits for the rows of each, and whether each is asked to stop."""
         raise NotImplementedError
 
@@ -253,7 +253,7 @@ class MeshStrategy(Strategy):
         self._group = cast("JaxProcesses | None", mesh.group)
         self.is_several = self._group is not None
         self._to_first = self.place
-        self.place = self._divided
+        self.place = self._divide_batch
         self._placed = 0
         self._last: Any = None
         if self._group is not None:
@@ -285,7 +285,7 @@ class MeshStrategy(Strategy):
         if last is not None and not cast("JaxProcesses", self._group).is_same(last):
             raise other_batches()
 
-    def _told(self, rows: int) -> Callable[[], Any]:
+    def _tell_rows(self, rows: int) -> Callable[[], Any]:
         told = self._jax.of_processes([rows, int(self.asked)], self._mesh)
         return lambda: told
 
@@ -293,11 +293,11 @@ class MeshStrategy(Strategy):
         if self._group is not None and not self._group.is_same(tree):
             tree = mapped(self._group.from_first, mapped(to_numpy, tree))
         # One after the other: no device ever holds all of them.
-        return mapped(lambda x: self._sharded(super(MeshStrategy, self).parameters(x)), tree)
+        return mapped(lambda x: self._shard(super(MeshStrategy, self).parameters(x)), tree)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
         parameters, optimizer, total = (
-            None if tree is None else mapped(self._sharded, tree)
+            None if tree is None else mapped(self._shard, tree)
             for tree in (state.parameters, state.optimizer, state.total)
         )
         scale = None if state.scale is None else self.numbers(state.scale)
@@ -323,10 +323,10 @@ class MeshStrategy(Strategy):
 
         return mapped(own, tree)
 
-    def _sharded(self, x: Any) -> Any:
+    def _shard(self, x: Any) -> Any:
         return self._jax.sharded(x, self._mesh)
 
-    def _divided(self, batch: Any) -> Any:
+    def _divide_batch(self, batch: Any) -> Any:
         rows, size = rows_of(batch), self._mesh.size
         self._placed += 1
         if rows % size and self._placed == 1:  # the last batch of an epoch is often a small one
@@ -427,7 +427,7 @@ def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: T
             instead="give one device, or a model that JAX trains",
             code="no_collectives",
         ).error()
-    mesh, text = _chosen(mesh, strategy, parameters)
+    mesh, text = _choose_sizes(mesh, strategy, parameters)
     if mesh.group is not None:  # the memory of one process decides for all of them
         shard, text = cast("JaxProcesses", mesh.group).of_first((mesh.shard, text))
         mesh = Mesh(mesh.devices, shard=shard, group=mesh.group)
@@ -450,7 +450,7 @@ def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Strategy:
 def _over_processes(
     mesh: Mesh, group: Group, strategy: str, device: Device, parameters: Tree
 ) -> Strategy:
-    chosen, text = _chosen(mesh, strategy, parameters)
+    chosen, text = _choose_sizes(mesh, strategy, parameters)
     # The memory of one process decides for all of them.
     shard, text = group.of_first((chosen.shard, text))
     if shard == 1:
@@ -462,7 +462,7 @@ def _over_processes(
     return ShardStrategy(group, Mesh(mesh.devices, shard=shard, group=group), device, text)
 
 
-def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
+def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
     """The mesh with the sizes of a strategy, and which that is and why."""
     why = "as asked"
     if mesh.shard > 1:

@@ -43,7 +43,7 @@ class TrainingReport(Record):
     """How a model was trained: where, in which precision, and how its steps were compiled.
 
     `spread` says how it lay on several devices, and why. `peak` is the most memory of the device
-    that this process had in use until then, `None` where nobody counts it.
+    that this process had in use until then, `None` if it is not counted.
     """
 
     device: Device
@@ -200,7 +200,7 @@ def train(
     if isinstance(validation, float | int):
         data, validation = _split(data, validation, seed or 0)
     if isinstance(model, Layer):
-        model = _built(model, data, seed or 0, device)
+        model = _build_model(model, data, seed or 0, device)
     measured = _metrics_of(metrics, model, validation)
     epochs = checks.integer("epochs", epochs, 1)
     patience = None if patience is None else checks.integer("patience", patience, 1)
@@ -368,7 +368,7 @@ def _metrics_of(metrics: Specs, model: Any, validation: Any) -> list[Metric]:
     return found
 
 
-def _built(layer: Layer, data: Any, seed: int, device: Any) -> Model:
+def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
     """A model of a layer, whose input size is that of the first batch."""
     first = first_of(data, seed, 1, "data")
     if first is None:

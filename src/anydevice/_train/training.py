@@ -95,7 +95,7 @@ _MOST_BATCHES = 512
 """Batches between two readings."""
 
 _ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
-"""What a step changes, and may lie on several devices."""
+"""Fields of a step's state that may lie on several devices."""
 
 _warned: set[str] = set()
 
@@ -224,7 +224,7 @@ class Training:
         frozen: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = line.device if line else training_device(NativeAdapter(model), device)
-            loss = _required(loss)
+            loss = _require_loss(loss)
             inner = model.layer.alone
             layer, changed = fuse_loss(inner, loss)
             layer = layer if inner is model.layer else replace(model.layer, layer=layer)
@@ -287,7 +287,7 @@ class Training:
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
         self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
-        """Where a step runs, by the shapes of its batch."""
+        """The block in which a step runs, by the shapes of its batch."""
         self._random: Mapping[str, Any] = NOTHING
         """The random numbers at the start of the epoch, and those to go on with."""
         self.on_compile: Callable[[bool], None] | None = None
@@ -387,7 +387,7 @@ class Training:
 
     @property
     def stepper(self) -> Stepper:
-        """What takes the steps; made when it is first used."""
+        """The stepper, made when it is first used."""
         if self._stepper is None:
             with translating_oom(self.device):
                 self._stepper = self._stepper_for(self._first_state())
@@ -525,7 +525,7 @@ class Training:
         return float(to_numpy(self._unread[-1].loss)) if self._unread else None
 
     def settings(self, validation: Any = None) -> dict[str, Any]:
-        """What must be the same when the training is resumed, as JSON."""
+        """Return the settings that must be the same when the training is resumed, as JSON."""
         found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if self._own_optimizer is None:
             part("torch", "step").check_all_held(self.config.layer, self._optimizer)
@@ -704,7 +704,7 @@ def _check_library(layer: Any, optimizer: Any) -> None:
     )
 
 
-def _required(loss: Any) -> Any:
+def _require_loss(loss: Any) -> Any:
     if loss is None:
         raise ConfigurationError(
             "loss is missing: give a function of (output, y), or a name such as 'cross_entropy'",

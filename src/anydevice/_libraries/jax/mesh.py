@@ -106,19 +106,19 @@ def sharded(x: Any, mesh: MeshLike) -> Any:
     if axes and mesh.shard > 1:
         longest = max(axes, key=lambda axis: x.shape[axis])
         spec[longest] = "shard"
-    return _put(x, mesh, PartitionSpec(*spec))
+    return _place(x, mesh, PartitionSpec(*spec))
 
 
 def replicated(x: Any, mesh: MeshLike) -> Any:
     """A copy of an array on every device."""
-    return _put(x, mesh, PartitionSpec())
+    return _place(x, mesh, PartitionSpec())
 
 
 def divided(x: Any, mesh: MeshLike) -> Any:
     """The rows of an array, divided over all devices; a copy everywhere where that is uneven."""
     if not x.ndim or x.shape[0] % mesh.size:
         return replicated(x, mesh)
-    return _put(x, mesh, PartitionSpec(_AXES))
+    return _place(x, mesh, PartitionSpec(_AXES))
 
 
 def gathered(x: Any) -> Any:
@@ -154,7 +154,7 @@ def _one_each(devices: int, place: NamedSharding) -> Any:
     return jax.jit(lambda rows: rows[::devices], out_shardings=place)
 
 
-def _put(x: Any, mesh: MeshLike, spec: PartitionSpec) -> Any:
+def _place(x: Any, mesh: MeshLike, spec: PartitionSpec) -> Any:
     place = NamedSharding(_native(mesh), spec)
     if mesh.group is None:
         return jax.device_put(x, place)
@@ -176,11 +176,11 @@ def _same(x: Any) -> Any:
 
 
 def _native(mesh: MeshLike) -> Any:
-    return _made(mesh.devices, mesh.replicate, mesh.shard, mesh.group is not None)
+    return _make_grid(mesh.devices, mesh.replicate, mesh.shard, mesh.group is not None)
 
 
 @lru_cache(maxsize=64)
-def _made(devices: tuple[Device, ...], replicate: int, shard: int, all_processes: bool) -> Any:
+def _make_grid(devices: tuple[Device, ...], replicate: int, shard: int, all_processes: bool) -> Any:
     engine = registry.load("jax")
     natives = [engine.native(device) for device in devices]
     if all_processes:

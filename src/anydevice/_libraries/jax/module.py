@@ -192,7 +192,7 @@ class NnxAdapter(JaxAdapter):
 
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
         moved = super().moved(device, dtype)
-        moved.detector = ChangeDetector(lambda: _watched(self.module))
+        moved.detector = ChangeDetector(lambda: _watch_objects(self.module))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
@@ -306,7 +306,7 @@ def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -
     return True
 
 
-def _watched(module: Any) -> Watched:
+def _watch_objects(module: Any) -> Watched:
     """The objects of a module of Flax NNX, and the values of its variables."""
     from flax import nnx
 

@@ -130,12 +130,12 @@ def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
     found = []
     for state in states:
         pairs, structure = jax.tree_util.tree_flatten_with_path(state)
-        named = [(_dotted(path), x) for path, x in pairs]
+        named = [(_path_text(path), x) for path, x in pairs]
         found.append((named, structure))
     return found
 
 
-def _dotted(path: Any) -> str:
+def _path_text(path: Any) -> str:
     """The path of a value in a state of Flax NNX, whose last step leads into its variable."""
     return ".".join(str(getattr(step, "key", getattr(step, "idx", step))) for step in path[:-1])
 

@@ -33,7 +33,7 @@ class MlxLayer(ModuleLayer):
         module = self.given
         own = module.parameters()
         with in_mode(module, training=run.training, attribute="_training"):
-            module.update(_nested(parameters))
+            module.update(_nest(parameters))
             try:
                 yield module
                 now = _flat(module.parameters())
@@ -43,7 +43,7 @@ class MlxLayer(ModuleLayer):
                 module.update(own)
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
-        self.given.update(_nested(parameters))
+        self.given.update(_nest(parameters))
         return self.given
 
 
@@ -51,7 +51,7 @@ def _flat(tree: Any) -> dict[str, Any]:
     return dict(tree_flatten(tree))
 
 
-def _nested(parameters: Mapping[str, Any]) -> Any:
+def _nest(parameters: Mapping[str, Any]) -> Any:
     return tree_unflatten(list(parameters.items()))
 
 

@@ -258,7 +258,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
             found = rows[start:stop]
             if copies is not None:
                 found = rows.new_empty((each, *rows.shape[1:]))
-                padded = _padded(rows, each * parts.size())
+                padded = _pad_rows(rows, each * parts.size())
                 _reduce_scatter(found, padded, group=parts)
             found = found[: stop - start].movedim(0, ctx.axis).contiguous()
         if copies is not None and copies.size() > 1:
@@ -285,12 +285,12 @@ def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
     rows = part.movedim(axis, 0)
     each = -(-size // group.size())
     every = rows.new_empty((each * group.size(), *rows.shape[1:]))
-    _all_gather(every, _padded(rows, each), group=group)
+    _all_gather(every, _pad_rows(rows, each), group=group)
     return every[:size].movedim(0, axis).contiguous()
 
 
-def _padded(rows: Any, count: int) -> Any:
-    """So many rows, the last ones zeros: those of all processes have one size."""
+def _pad_rows(rows: Any, count: int) -> Any:
+    """Fill rows up with zeros to `count`, so that all processes have one size."""
     missing = count - len(rows)
     if not missing:
         return rows.contiguous()
@@ -402,9 +402,9 @@ class JoinedLoss:
     def __call__(self, output: Any, y: Any) -> Any:
         if self.rows is None:
             return self.loss(output, y)
-        return self.loss(mapped(self._joined, output), mapped(self._joined, y))
+        return self.loss(mapped(self._join_rows, output), mapped(self._join_rows, y))
 
-    def _joined(self, x: Any) -> Any:
+    def _join_rows(self, x: Any) -> Any:
         """The rows of all processes, of which this one has some."""
         assert self.rows is not None, "rows are joined while a part is computed"
         (_, count, _), share, ranges = self.rows
@@ -459,11 +459,11 @@ def grid_of(mesh: MeshLike) -> Any:
     """The mesh as PyTorch has it, with two axes."""
     sizes = mesh.replicate, mesh.shard
     kind = "cuda" if mesh.devices[0].backend in ("cuda", "rocm") else mesh.devices[0].backend
-    return _made(kind, sizes, distributed.group.WORLD)
+    return _make_grid(kind, sizes, distributed.group.WORLD)
 
 
 @lru_cache(maxsize=16)
-def _made(kind: str, sizes: tuple[int, int], world: Any) -> Any:
+def _make_grid(kind: str, sizes: tuple[int, int], world: Any) -> Any:
     return init_device_mesh(kind, sizes, mesh_dim_names=("replicate", "shard"))
 
 

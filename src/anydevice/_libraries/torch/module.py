@@ -114,7 +114,7 @@ class TorchAdapter(ModelAdapter):
         if types <= {wanted}:
             moved = TorchAdapter(to_device(self.module, device), _notes(self.module))
             # The weights are the module's own. Of the rest, compiled code does not see the hooks.
-            moved.detector = ChangeDetector(lambda: _watched_code(moved.module))
+            moved.detector = ChangeDetector(lambda: _watch_code(moved.module))
             return moved
         copied = _copy_of(self.module).to(wanted)
         others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
@@ -122,8 +122,8 @@ class TorchAdapter(ModelAdapter):
         moved = TorchAdapter(to_device(copied, device), (*_notes(copied), note))
         moved.follows = _FOLLOWS
         moved._copied = self.module
-        moved._code = ChangeDetector(lambda: _watched_code(self.module))
-        moved.detector = ChangeDetector(lambda: _watched(self.module))
+        moved._code = ChangeDetector(lambda: _watch_code(self.module))
+        moved.detector = ChangeDetector(lambda: _watch_module(self.module))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
@@ -140,7 +140,7 @@ class TorchAdapter(ModelAdapter):
 
     def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
         given = self.module if self._copied is None else self._copied
-        return ChangeDetector(lambda: _watched_verdict(given, rewritten))
+        return ChangeDetector(lambda: _watch_verdict(given, rewritten))
 
     def state(self) -> State:
         plain = vars(torch.nn.Module()).keys()
@@ -264,9 +264,9 @@ def _name_of(module: Any) -> str:
     return str(module.original_name if script else type(module).__name__)
 
 
-def _watched(module: Any, *, buffers: bool = True) -> Watched:
-    """The weights, the mode and the code of a module."""
-    code, parts = _watched_code(module), list(module.modules())
+def _watch_module(module: Any, *, buffers: bool = True) -> Watched:
+    """Watch the weights, the mode and the code of a module."""
+    code, parts = _watch_code(module), list(module.modules())
     held = [part._parameters for part in parts]
     if buffers:
         held += [part._buffers for part in parts]
@@ -285,8 +285,8 @@ def _watched(module: Any, *, buffers: bool = True) -> Watched:
     )
 
 
-def _watched_code(module: Any) -> Watched:
-    """What decides how a module computes: its parts, hooks, and each `forward`."""
+def _watch_code(module: Any) -> Watched:
+    """Watch what decides how a module computes: its parts, hooks, and each `forward`."""
     parts = list(module.modules())
     everywhere = torch.nn.modules.module
     held = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
@@ -324,9 +324,9 @@ def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
     ]
 
 
-def _watched_verdict(module: Any, rewritten: Collection[str]) -> Watched:
+def _watch_verdict(module: Any, rewritten: Collection[str]) -> Watched:
     """All that can be seen of a module, without what it rewrites itself when it is called."""
-    watched = _watched(module, buffers=False)
+    watched = _watch_module(module, buffers=False)
     plain = {*vars(torch.nn.Module()), *rewritten}
     held = [
         (holder, name)

@@ -52,16 +52,16 @@ def module_units(module: Any) -> Units:
             "between which it could be cut",
             source="model",
         )
-    return dict(_walked(module, "", blocks))
+    return dict(_walk(module, "", blocks))
 
 
-def _walked(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
+def _walk(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
     for name, part in module.named_children():
         here = f"{path}{name}"
         if path.rstrip(".") == blocks:
             yield here, (part, True)
         elif blocks == here or blocks.startswith(f"{here}."):
-            yield from _walked(part, f"{here}.", blocks)
+            yield from _walk(part, f"{here}.", blocks)
         else:
             yield here, (part, False)
 

@@ -258,7 +258,7 @@ class TorchStepper(Stepper):
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
         with in_mode(self._module, training=False), torch.no_grad(), self._scope():
-            return loss_and_output(self.config.loss, self._module, self._computed(batch))
+            return loss_and_output(self.config.loss, self._module, self._cast_batch(batch))
 
     @property
     def failed(self) -> bool:
@@ -276,9 +276,9 @@ class TorchStepper(Stepper):
         return self._skipped
 
     def _loss(self, batch: Any) -> Any:
-        return loss_and_output(self.config.loss, self._module, self._computed(batch))[0]
+        return loss_and_output(self.config.loss, self._module, self._cast_batch(batch))[0]
 
-    def _computed(self, batch: Any) -> Any:
+    def _cast_batch(self, batch: Any) -> Any:
         """The batch in the dtype of the weights, unless PyTorch casts both."""
         return batch if self._narrow is None else cast_parameters(batch, self._narrow)
 
@@ -348,7 +348,7 @@ def check_all_held(layer: Any, optimizer: Any) -> None:
 
 
 def _statistics(module: Any) -> list[Any]:
-    """What norms change when they are called in training."""
+    """Return the buffers that norms change when they are called in training."""
     norms = [part for part in module.modules() if getattr(part, "track_running_stats", False)]
     return [x for norm in norms for x in norm.buffers(recurse=False)]
 
