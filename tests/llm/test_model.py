@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from anydevice import device, llm, testing
 from anydevice._llm.description import describe
 from anydevice._llm.weights import random_parameters
 from anydevice._plan.config import as_config
+from anydevice._plan.families import ARCHITECTURES, ForwardSpec, ModelFamily
 from anydevice._plan.plan import plan_inference
 from anydevice.errors import ConfigurationError, UnsupportedError
 
@@ -140,3 +142,66 @@ def test_replies_and_scores_stay_within_the_plan(model: llm.LanguageModel) -> No
     finally:
         tracemalloc.stop()
     assert 0.9 * plan.estimate.total < peak < 1.03 * plan.estimate.total
+
+
+TOY = ModelFamily(
+    keys={"hidden": "width", "layers": "depth", "heads": "queries", "kv_heads": "groups"},
+    defaults={"tie_word_embeddings": True},
+    forward=ForwardSpec(
+        eps="tiny",
+        tensor_names=(
+            ("tokens.table", "model.embed_tokens.weight"),
+            ("steps.", "model.layers."),
+            (".mix.", ".self_attn."),
+            (".think.", ".mlp."),
+        ),
+    ),
+)
+
+
+def test_a_family_is_one_row(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A toy with keys and names of its own is planned and run like the model that it renames."""
+    folder = tmp_path / "toy"
+    shutil.copytree(stories, folder)
+    config = json.loads((stories / "config.json").read_text())
+    renamed = {"hidden_size": "width", "num_hidden_layers": "depth", "rms_norm_eps": "tiny"}
+    renamed |= {"num_attention_heads": "queries", "num_key_value_heads": "groups"}
+    values = {renamed.get(key, key): value for key, value in config.items()}
+    values |= {"model_type": "toy", "architectures": ["ToyForCausalLM"]}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(values))
+    weights = next(folder.glob("*.safetensors"))
+    state = {}
+    for name, array in load_file(weights).items():
+        for theirs, ours in TOY.forward.tensor_names:  # type: ignore[union-attr]
+            name = name.replace(ours, theirs)
+        state[name] = array
+    weights.unlink()
+    save_file(state, weights)
+
+    with pytest.raises(UnsupportedError, match="'toy'"):
+        llm.load(folder, "cpu")
+    monkeypatch.setitem(ARCHITECTURES, "toy", TOY)
+    expected, toy = llm.load(stories, "cpu"), llm.load(folder, "cpu")
+    plans = [plan_inference(each, "cpu", context=64).estimate for each in (folder, stories)]
+    assert plans[0].weights == plans[1].weights
+    assert plans[0].kv_cache == plans[1].kv_cache
+    assert toy.generate("Once upon", 20).text == expected.generate("Once upon", 20).text
+    assert describe(as_config({**config, **values})).block == "pre"
+
+
+def test_files_and_free_memory_are_read_in_each_load(stories: Path, tmp_path: Path) -> None:
+    folder = changed(stories, tmp_path / "x", "config.json", max_position_embeddings=64)
+    assert llm.load(folder, "cpu").context == 64
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 96}))
+    (folder / "generation_config.json").unlink()
+    again = llm.load(folder, "cpu")
+    assert (again.context, again.generation_defaults) == (96, {})
+    free = []
+    for memory in ("900MiB", "2GiB"):
+        with testing.fake_machine(cuda=1, memory=memory):
+            free.append(llm.load(folder, "cuda").plan.free)
+    assert free[0] < 2**30 < free[1]

@@ -120,6 +120,7 @@ class Description(Record):
     - `sinks`: each head has a score that belongs to no key.
     - `biases`: what has one, some of `"qkv"` (with latent attention, what comes before its norms),
       `"output"`, `"mlp"`, `"router"`, `"experts"`, `"norm"`, `"head"`.
+    - `tensor_names`: parts of the names of tensors in files, and those in Llama's.
 
     >>> from anydevice._plan.config import as_config
     >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -153,6 +154,7 @@ class Description(Record):
     sinks: bool = False
     latent: LatentSizes | None = None
     biases: frozenset[str] = frozenset()
+    tensor_names: tuple[tuple[str, str], ...] = ()
 
 
 def describe(config: ModelConfig) -> Description:
@@ -191,6 +193,7 @@ def describe(config: ModelConfig) -> Description:
         sinks=row.sinks,
         latent=sizes.latent,
         biases=_biases(config),
+        tensor_names=forward.tensor_names,
     )
 
 

@@ -100,7 +100,7 @@ def load_parameters(
         name: Segment(SafeTensor(tensor.header, tensor.entry))
         for name, tensor in read_model(path).items()
     }
-    stored = _by_usual_names(stored)
+    stored = _by_usual_names(stored, description.tensor_names)
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
 
 
@@ -551,12 +551,16 @@ def runnable_dtype(spec: object) -> DType:
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "language_model.", "")
 
 
-def _by_usual_names(stored: Mapping[str, Segment]) -> dict[str, Segment]:
+def _by_usual_names(
+    stored: Mapping[str, Segment], tensor_names: Sequence[tuple[str, str]]
+) -> dict[str, Segment]:
     """Return the tensors by their names in the folder of a text-only model.
 
     In a multimodal folder the decoder is below `language_model`; a decoder that was saved without
     its head has no prefix.
     """
+    for theirs, ours in tensor_names:
+        stored = {name.replace(theirs, ours): part for name, part in stored.items()}
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in stored), "model.")
     outer = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
     found = {}

@@ -331,12 +331,16 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
     for name, row in ARCHITECTURES.items():
         if family in row.aliases:
             family = name
+    architecture = ARCHITECTURES.get(family, UNKNOWN)
+    for word, key in architecture.keys.items():
+        if key in text:
+            text[NAMES[word][0]] = text[key]
     assumed = (f"only the text part ({part}) is known by its config",) if part else ()
     return ModelConfig(
         values=text,
         family=family,
         source=source,
-        architecture=ARCHITECTURES.get(family, UNKNOWN),
+        architecture=architecture,
         encoder=ENCODERS.get(family),
         part=part,
         assumed=assumed,

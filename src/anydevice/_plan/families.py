@@ -56,6 +56,7 @@ class ForwardSpec(Record):
     - `normalized`: whether the weights of the chosen experts add up to 1: always, never, or by key.
     - `routed_scale`: the factor of what experts give.
     - `clipped`: what experts multiply is clipped.
+    - `tensor_names`: parts of the names of tensors in its files, and those in Llama's.
     - `only`: options that are run with this value only.
     """
 
@@ -80,6 +81,7 @@ class ForwardSpec(Record):
     normalized: Flag = True
     routed_scale: str = ""
     clipped: bool = False
+    tensor_names: tuple[tuple[str, str], ...] = ()
     only: Mapping[str, Any] = NOTHING
 
 
@@ -130,6 +132,7 @@ class ModelFamily(Record):
     - `dense_if_none`: a config with 0 experts has layers without them.
     - `only`: options that are counted with this value only.
     - `aliases`: other names of the family in configs.
+    - `keys`: its config keys for sizes, by our names (`hidden`, `layers` …), if they are unusual.
     - `gguf`: how GGUF files store it; `None` if they are not supported.
     - `forward`: how `anydevice.llm` runs it; `None` if it does not.
 
@@ -182,6 +185,7 @@ class ModelFamily(Record):
     only: Mapping[str, Any] = NOTHING
     defaults: Mapping[str, Any] = NOTHING
     aliases: tuple[str, ...] = ()
+    keys: Mapping[str, str] = NOTHING
     gguf: GgufSpec | None = None
     forward: ForwardSpec | None = None
 
