@@ -31,6 +31,9 @@ CHUNK = 2 * 2**20
 MOST_THREADS, WORTH_THREADS = 8, 2 * 2**20
 """Threads that read one array into host memory, and the bytes from which on it is worth them."""
 
+_WIDEST = 16
+"""Bytes of the widest element, a complex128."""
+
 Advance = Callable[[int], None]
 
 
@@ -79,46 +82,21 @@ BLOCK = 256
 """Elements: a tensor can be read from each multiple of it on."""
 
 
-class SafeTensor(Record):
+class SafeTensor:
     """A tensor of a safetensors file."""
 
-    header: Header
-    entry: Entry
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    @property
-    def path(self) -> Path:
-        return self.header.path
-
-    @property
-    def stamp(self) -> Stamp:
-        return self.header.stamp
-
-    @property
-    def dtype(self) -> DType:
-        return self.entry.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.entry.shape
-
-    @property
-    def start(self) -> int:
-        return self.entry.start
-
-    @property
-    def nbytes(self) -> int:
-        return self.entry.nbytes
+    def __init__(self, header: Header, entry: Entry) -> None:
+        self.header, self.entry = header, entry
+        self.path, self.stamp = header.path, header.stamp
+        self.name, self.dtype, self.shape = entry.name, entry.dtype, entry.shape
+        self.start, self.nbytes = entry.start, entry.stop - entry.start
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
-        entry = self.entry
-        same = target.dtype == entry.dtype.numpy()
-        stored = target if same else np.empty(target.size, entry.dtype.numpy())
-        file.read_into(stored.view(np.uint8).data, entry.start + first * entry.dtype.itemsize)
-        if entry.dtype.kind == "bool" and stored.size and stored.view(np.uint8).max() > 1:
+        dtype = self.dtype.numpy()
+        same = target.dtype == dtype
+        stored = target if same else np.empty(target.size, dtype)
+        file.read_into(stored.view(np.uint8).data, self.start + first * dtype.itemsize)
+        if self.dtype.kind == "bool" and stored.size and stored.view(np.uint8).max() > 1:
             raise refusal(self, "it is BOOL, and holds bytes that are neither 0 nor 1")
         if not same:
             convert(self, stored, target)
@@ -180,12 +158,18 @@ class Joined(Record):
     @property
     def nbytes(self) -> int:
         """The bytes that its parts have in their files."""
-        return sum(part.tensor.nbytes for part in self.parts)
+        total = 0
+        for part in self.parts:
+            total += part.tensor.nbytes
+        return total
 
     def offsets(self) -> list[int]:
         """The number of elements in front of each part."""
-        sizes = [part.size for part in self.parts]
-        return [sum(sizes[:number]) for number in range(len(sizes))]
+        offsets, end = [], 0
+        for part in self.parts:
+            offsets.append(end)
+            end += prod(part.tensor.shape)
+        return offsets
 
 
 class OpenFiles:
@@ -229,9 +213,10 @@ def place(
     `TransferError` and `OutOfMemoryError` with the file and the tensor.
     """
     try:
-        array = _place_straight(joined, files, engine, device, advance)
-        if array is not None:
-            return array
+        if prod(joined.shape) >= WORTH_STAGING // _WIDEST:
+            array = _place_straight(joined, files, engine, device, advance)
+            if array is not None:
+                return array
         host = np.empty(joined.shape, joined.dtype.numpy())
         _read(joined, files, host.reshape(-1), advance)
         # The memory it was read into has no other owner, so NumPy needs no copy.
@@ -249,9 +234,11 @@ def _place_straight(
 ) -> Any:
     """A large array of which the library gives out the address; else `None`."""
     size = prod(joined.shape) * joined.dtype.itemsize
+    if size < WORTH_STAGING or joined.dtype.kind == "bool":
+        return None
     on_host = device.backend == "cpu" and engine.name != "numpy"
     ring = ring_of(device) if device.backend == "cuda" else None
-    if size < WORTH_STAGING or joined.dtype.kind == "bool" or not (on_host or ring):
+    if not (on_host or ring):
         return None
     try:
         array = engine.empty(joined.shape, joined.dtype, device)
@@ -299,6 +286,21 @@ def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance:
 
 def _read(joined: Joined, files: OpenFiles, flat: Any, advance: Advance) -> None:
     """All parts into memory of the host; several threads read and convert what is large."""
+    if flat.nbytes <= min(CHUNK, WORTH_THREADS):
+        end = size = 0
+        file = files.of(joined.parts[0].tensor)
+        for part in joined.parts:
+            tensor, start = part.tensor, end
+            end += prod(tensor.shape)
+            if tensor.path != file.path:
+                file = files.of(tensor)
+            if part.arrange is not None:
+                _read_part(part, file, flat[start:end], advance)
+            else:
+                tensor.read(file, flat[start:end], 0)
+                size += tensor.nbytes
+        advance(size)
+        return
     works = _Works()
     for part, offset in zip(joined.parts, joined.offsets(), strict=True):
         room = flat[offset : offset + part.size]
@@ -350,7 +352,10 @@ def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> N
 
 def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
     """The keys of arrays in the order in which their first parts lie in the files."""
-    files = dict.fromkeys(arrays[key].parts[0].tensor.path for key in arrays)
-    rank = {path: number for number, path in enumerate(files)}
-    first = {key: arrays[key].parts[0].tensor for key in arrays}
-    return sorted(arrays, key=lambda key: (rank[first[key].path], first[key].start))
+    ranks: dict[Path, int] = {}
+    order = []
+    for number, joined in enumerate(arrays.values()):
+        tensor = joined.parts[0].tensor
+        order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
+    keys = list(arrays)
+    return [keys[number] for _, _, number in sorted(order)]

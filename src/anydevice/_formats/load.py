@@ -83,7 +83,7 @@ def load_weights(
         with open_safetensors(source) as file:
             return load_file(file, header_of(file), target, wanted, progress)
     model = read_index(source)
-    arrays = {name: _alone(weight.header, weight.entry, wanted) for name, weight in model.items()}
+    arrays = {name: _alone(*weight, wanted) for name, weight in model.items()}
     return load_joined(arrays, target, progress)
 
 
@@ -116,9 +116,8 @@ def load_joined(
     if device.engine is None:
         raise not_driven(device)
     loaded: dict[Key, Any] = dict.fromkeys(arrays)
-    total = sum(joined.nbytes for joined in arrays.values())
     try:
-        with _progress(total, progress) as advance, OpenFiles() as files:
+        with _progress(arrays, progress) as advance, OpenFiles() as files:
             if opened is not None:
                 files.adopt(opened)
             engine = registry.load(device.engine)
@@ -149,13 +148,18 @@ def _float_dtype(dtype: object) -> DType | None:
 
 
 @contextmanager
-def _progress(total: int, wanted: bool | None) -> Iterator[Advance]:
+def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
     """A bar on a terminal or in a notebook; called with each number of new bytes.
 
     It appears at once for a large load and else after a while. `wanted` is true for a bar from the
     start, false for none.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
+    notebook = wanted is not False and in_notebook()
+    if not shown and not notebook:
+        yield _show_nothing
+        return
+    total = sum(joined.nbytes for joined in arrays.values())
     delay = 0.0 if wanted or total > LARGE else SLOW
     done = 0
 
@@ -164,7 +168,12 @@ def _progress(total: int, wanted: bool | None) -> Iterator[Advance]:
         done += size
         bar.tell(done, total, "loading weights")
 
-    stream, notebook = sys.stderr if shown else None, wanted is not False and in_notebook()
-    with ProgressBar(stream, in_bytes=True, delay=delay, notebook=notebook) as bar:
+    with ProgressBar(
+        sys.stderr if shown else None, in_bytes=True, delay=delay, notebook=notebook
+    ) as bar:
         advance(0)
         yield advance
+
+
+def _show_nothing(size: int) -> None:
+    """Ignore progress: there is no terminal and no notebook."""

@@ -18,6 +18,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isinf, prod
+from operator import attrgetter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -78,11 +79,8 @@ class Header(Record):
     metadata: Mapping[str, str] = NOTHING
 
 
-class Placed(Record):
-    """One tensor of a model: the header of its file, and its entry there."""
-
-    header: Header
-    entry: Entry
+Placed = tuple[Header, Entry]
+"""One tensor of a model: the header of its file, and its entry there."""
 
 
 def read_model(path: Path) -> dict[str, Placed]:
@@ -97,7 +95,7 @@ def read_model(path: Path) -> dict[str, Placed]:
     if is_index(source):
         return read_index(source)
     header = read_header(source)
-    return {name: Placed(header, entry) for name, entry in header.entries.items()}
+    return {name: (header, entry) for name, entry in header.entries.items()}
 
 
 def is_index(path: Path) -> bool:
@@ -150,7 +148,9 @@ def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, 
     entries = {}
     for name, value in header.items():
         try:
-            entries[name] = _read_entry(name, _object(value), base, size)
+            if not isinstance(value, dict):
+                raise _type_error("an object", value)
+            entries[name] = _read_entry(name, value, base, size)
         except ValueError as error:
             raise ValueError(f"the tensor {_short(name)}: {error}") from error
     _check_cover(entries, base, size)
@@ -163,7 +163,8 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
     text = raw.decode()
     raw.clear()  # it may be large, and what it becomes is larger
     try:
-        parsed = _object(_DECODER.decode(text))
+        decoder = _CHECKING_DECODER if _UNUSUAL_NUMBER.search(text) else _DECODER
+        parsed = _object(decoder.decode(text))
     except json.JSONDecodeError as error:
         raise ValueError(str(error)) from None  # that error would keep the text
     # Text without wide characters holds no halves of them, which takes longest to find.
@@ -190,11 +191,16 @@ def _check_size(text: bytearray) -> int:
 
 def _count_keys(tree: Any) -> int:
     """The number of keys in all objects."""
-    keys, level = 0, [tree]
-    while level:
-        keys += sum(len(value) for value in level if type(value) is dict)
-        inner = (value.values() if type(value) is dict else value for value in level)
-        level = [each for several in inner for each in several if type(each) in (dict, list)]
+    keys, waiting = 0, [tree]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is dict:
+            keys += len(value)
+            value = value.values()
+        for inner in value:
+            kind = type(inner)
+            if kind is dict or kind is list:
+                waiting.append(inner)
     return keys
 
 
@@ -248,7 +254,12 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"expected a value, found {text}")
 
 
-_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_CHECKING_DECODER = json.JSONDecoder(
+    parse_float=_float, parse_int=_integer, parse_constant=_refuse_constant
+)
+_UNUSUAL_NUMBER = re.compile(r"[\[,:\s](?:-0|-?\d{19}|-?\d+[.eE])")
+"""A number that is negative zero, long, or no integer; only those need the slower decoder."""
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -265,38 +276,40 @@ def _strings(value: Any) -> dict[str, str]:
     return texts
 
 
-def _integers(value: Any, most: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > most:
-        raise _type_error(f"a list of at most {most} integers", value)
-    for number in value:
-        if type(number) is not int or not 0 <= number < 2**64:
-            raise _type_error("an integer from 0 to 2**64 - 1", number)
-    return tuple(value)
-
-
 def _type_error(expected: str, value: Any) -> ValueError:
     return ValueError(f"expected {expected}, found {reprlib.repr(value)}")
 
 
 def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
-    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
-    if missing:
+    if not {"dtype", "shape", "data_offsets"} <= fields.keys():
+        missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
         raise _wrong(name, f"it has no {' and no '.join(missing)}")
     code = fields["dtype"]
     if not isinstance(code, str):
         raise _type_error("the name of a dtype", code)
-    shape = _integers(fields["shape"], MOST_DIMENSIONS)
-    offsets = _integers(fields["data_offsets"], 2)
-    dtype = _type_of(name, code)
+    for key, limit in (("shape", MOST_DIMENSIONS), ("data_offsets", 2)):
+        value = fields[key]
+        if not isinstance(value, list) or len(value) > limit:
+            raise _type_error(f"a list of at most {limit} integers", value)
+        for number in value:
+            if type(number) is not int or not 0 <= number < 2**64:
+                raise _type_error("an integer from 0 to 2**64 - 1", number)
+    shape, offsets = tuple(fields["shape"]), tuple(fields["data_offsets"])
+    if code not in _READABLE:
+        raise _wrong_dtype(name, code)
+    dtype, itemsize = _READABLE[code]
+    strides = itemsize
+    for length in shape:
+        strides *= length or 1
     # Even an array without elements must have strides that a signed 64-bit integer can hold.
-    if prod(length for length in shape if length) * dtype.itemsize >= 2**63:
+    if strides >= 2**63:
         raise _wrong(name, f"its shape {_short(shape)} is larger than any array can be")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _wrong(name, f"its data_offsets {_short(offsets)} are not a start and an end")
     start, stop = base + offsets[0], base + offsets[1]
     if stop > size:
         raise _wrong(name, f"it ends at byte {stop}, but the file has only {size} bytes")
-    needed = prod(shape) * dtype.itemsize
+    needed = prod(shape) * itemsize
     if stop - start != needed:
         raise _wrong(
             name, f"its shape {_short(shape)} of {dtype} needs {needed} bytes, not {stop - start}"
@@ -304,31 +317,31 @@ def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> E
     return Entry(name, dtype, shape, start, stop)
 
 
-def _type_of(name: str, code: str) -> DType:
-    dtype = BY_CODE.get(code)
-    if dtype is not None and not dtype.packed:
-        return dtype
-    readable = [known for known, row in BY_CODE.items() if not row.packed]
-    if dtype is None:
-        shown = repr(code[:40])
-        raise _wrong(name, f"its dtype {shown} is not known; known are {', '.join(readable)}", "")
-    raise _wrong(
+_READABLE = {code: (row, row.itemsize) for code, row in BY_CODE.items() if not row.packed}
+
+
+def _wrong_dtype(name: str, code: str) -> TransferError:
+    readable = ", ".join(_READABLE)
+    if code not in BY_CODE:
+        return _wrong(name, f"its dtype {code[:40]!r} is not known; known are {readable}", "")
+    return _wrong(
         name,
-        f"its dtype {code} packs elements of {dtype.bits} bits into bytes, which no engine reads; "
-        f"save it as one of {', '.join(readable)}",
+        f"its dtype {code} packs elements of {BY_CODE[code].bits} bits into bytes, which no engine "
+        f"reads; save it as one of {readable}",
         "",
     )
 
 
 def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
     """Every byte after the header belongs to one tensor: no overlap, no gap, nothing left over."""
-    reached, before = base, "the header"
-    for entry in sorted(entries.values(), key=lambda each: (each.start, each.stop)):
+    reached, before = base, ""
+    for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
         if entry.start < reached:
-            raise _wrong(entry.name, f"its bytes overlap with those of {before}")
+            owner = _short(before) if before else "the header"
+            raise _wrong(entry.name, f"its bytes overlap with those of {owner}")
         if entry.start > reached:
             raise _wrong(entry.name, f"{entry.start - reached} bytes before it belong to no tensor")
-        reached, before = entry.stop, _short(entry.name)
+        reached, before = entry.stop, entry.name
     if reached != size:
         raise TransferError(f"its last {size - reached} bytes belong to no tensor; {_AGAIN}")
 
@@ -351,9 +364,7 @@ def read_index(path: Path) -> dict[str, Placed]:
                 "it does not; index and files are not of one model: download both again",
                 name,
             )
-    return {
-        name: Placed(headers[file], headers[file].entries[name]) for name, file in files.items()
-    }
+    return {name: (headers[file], headers[file].entries[name]) for name, file in files.items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:

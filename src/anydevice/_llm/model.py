@@ -154,7 +154,8 @@ def load(
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error}", str(source)) from error
     dtype = plan.estimate.dtype
-    check_kernels(target, dtype)
+    if target.backend == "cuda":
+        check_kernels(target, dtype)
     parameters = load_parameters(file or path, description, target, dtype, progress=progress)
     return LanguageModel(description, parameters, tokenizer, target, plan, title_of(path), defaults)
 

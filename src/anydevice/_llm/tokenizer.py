@@ -402,7 +402,8 @@ def _refusal(error: BaseException, what: str) -> BaseException:
 def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that a file names, such as "bos_token"."""
     found = {}
-    for name in (f"{each}_token" for each in _NAMED):
+    for kind in _NAMED:
+        name = f"{kind}_token"
         value = values.get(name)
         value = value.get("content") if isinstance(value, Mapping) else value
         if isinstance(value, str) and value:

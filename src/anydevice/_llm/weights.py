@@ -22,7 +22,7 @@ from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.files import expanded
-from anydevice._core.record import Record
+from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
 from anydevice._formats.join import Joined, SafeTensor, Segment
@@ -97,8 +97,8 @@ def load_parameters(
     if is_gguf_path(path):
         return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
     stored = {
-        name: Segment(SafeTensor(tensor.header, tensor.entry))
-        for name, tensor in read_model(path).items()
+        name: Segment(SafeTensor(header, entry))
+        for name, (header, entry) in read_model(path).items()
     }
     stored = _by_usual_names(stored, description.tensor_names)
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
@@ -151,12 +151,13 @@ def load_stored(
     wanted = _dtype(dtype, stored)
     plan: dict[TreePath, Joined] = {}
     used: set[str] = set()
-    for parameter in parameters_of(description):
-        parts = _parts(parameter, stored, source)
-        kind = _FLOAT32 if parameter.wide else wanted
-        plan[parameter.path] = Joined(parameter.shape, kind, parts)
-        for part in parts:
-            used.add(part.tensor.name)
+    for path, prefix, parameters in _groups(description):
+        for parameter in parameters:
+            parts = _parts(parameter, stored, prefix, source)
+            kind = _FLOAT32 if parameter.wide else wanted
+            plan[(*path, *parameter.path)] = Joined(parameter.shape, kind, parts)
+            for part in parts:
+                used.add(part.tensor.name)
     left = {name for name, part in stored.items() if part.tensor.name not in used}
     _refuse_left_over(left, stored, description)
     return tree_of(load_joined(plan, device, progress))
@@ -246,21 +247,45 @@ def _distribution(parameter: Parameter, description: Description) -> tuple[float
 
 
 def parameters_of(description: Description) -> list[Parameter]:
-    """Return every parameter of a decoder, layer by layer."""
+    """Return every parameter of a decoder, layer by layer, with the whole names of tensors."""
+    return [
+        replace(
+            parameter,
+            path=(*path, *parameter.path),
+            ways=tuple(
+                replace(way, tensors=tuple((prefix + name, shape) for name, shape in way.tensors))
+                for way in parameter.ways
+            ),
+        )
+        for path, prefix, parameters in _groups(description)
+        for parameter in parameters
+    ]
+
+
+def _groups(description: Description) -> list[tuple[TreePath, str, list[Parameter]]]:
+    """Return parameters by group: the path and the prefix of their names, and those within it.
+
+    Layers of one kind have the same list.
+    """
     table = (description.vocabulary, description.hidden)
-    parameters = [_stored_alone(("embedding",), "model.embed_tokens.weight", table)]
+    embedding = _stored_alone(("embedding",), "model.embed_tokens.weight", table)
+    groups: list[tuple[TreePath, str, list[Parameter]]] = [((), "", [embedding])]
+    kinds: dict[int, list[Parameter]] = {}  # equal layers are one object
     for number, kind in enumerate(description.layers):
-        parameters += _layer(description, kind, ("layers", number), f"model.layers.{number}")
-    parameters += _norm(description, ("norm",), ["model.norm"], description.hidden)
+        if id(kind) not in kinds:
+            kinds[id(kind)] = _layer(description, kind)
+        groups.append((("layers", number), f"model.layers.{number}", kinds[id(kind)]))
+    last = _norm(description, ("norm",), ["model.norm"], description.hidden)
     if not description.tied:
         head = [[("lm_head", table[0])]]
-        parameters += _product(("head",), head, table[1], "head" in description.biases)
-    return parameters
+        last += _product(("head",), head, table[1], "head" in description.biases)
+    return [*groups, ((), "", last)]
 
 
-def _layer(
-    description: Description, kind: LayerDescription, at: TreePath, prefix: str
-) -> list[Parameter]:
+def _layer(description: Description, kind: LayerDescription) -> list[Parameter]:
+    """Return the parameters of a layer, with paths and names that are relative to it."""
+    at: TreePath = ()
+    prefix = ""
     parameters: list[Parameter] = []
     for name, theirs in _NORMS[description.block].items():
         stems = [f"{prefix}.{stem}" for stem in theirs]
@@ -452,7 +477,7 @@ def _stored_alone(at: TreePath, name: str, shape: Shape, wide: bool = False) -> 
 
 
 def _parts(
-    parameter: Parameter, stored: Mapping[str, Segment], source: Path
+    parameter: Parameter, stored: Mapping[str, Segment], prefix: str, source: Path
 ) -> tuple[Segment, ...]:
     """Return the stored tensors of a parameter, in order, by the first way that is there.
 
@@ -461,11 +486,12 @@ def _parts(
     """
     way = parameter.ways[0]
     for other in parameter.ways:
-        if other.tensors[0][0] in stored:
+        if prefix + other.tensors[0][0] in stored:
             way = other
             break
     parts: list[Segment] = []
-    for name, shape in way.tensors:
+    for inner_name, shape in way.tensors:
+        name = prefix + inner_name
         if name not in stored:
             raise TransferError(
                 f"{source}: the tensor {name!r} is missing; the files are incomplete, or not "

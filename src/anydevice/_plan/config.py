@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anydevice._core import checks
 from anydevice._core.files import parse_json, read_small
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import shortened
@@ -24,7 +25,6 @@ from anydevice._plan.families import (
     UNKNOWN,
     ModelFamily,
     float_dtype,
-    integer,
 )
 from anydevice.errors import ConfigurationError, UnsupportedError
 
@@ -166,7 +166,9 @@ class ModelConfig(Record):
 
         A key that is there and null is `None`: `"sliding_window": null` says that there is none.
         """
-        return self.values[key] if key in self.values else self.defaults.get(key)
+        if key in self.values:
+            return self.values[key]
+        return (self.encoder or self.architecture).defaults.get(key)
 
     def flag(self, flag: bool | str) -> bool:
         """Return the value in this config of a flag of the family's row."""
@@ -192,13 +194,13 @@ class ModelConfig(Record):
             value = self.get(name)
             if value is not None:
                 most = MOST_LAYERS if word == "layers" else LARGEST
-                return integer(f"{self.source}: {name}", value, least, most)
+                return checks.integer(f"{self.source}: {name}", value, least, most)
         return None
 
     def count(self, key: str, default: int = 0, least: int = 0) -> int:
         """Return an integer by the config's own key, `default` if it is absent or null."""
         value = self.get(key)
-        return default if value is None else integer(f"{self.source}: {key}", value, least)
+        return default if value is None else checks.integer(f"{self.source}: {key}", value, least)
 
     def entries(self, key: str) -> tuple[Any, ...] | None:
         """Return a list by the config's own key, `None` if it is absent or null."""
@@ -408,7 +410,7 @@ def _model_in(path: Path) -> Path:
         names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     except OSError:
         return path  # a file, or a folder whose reader says what is wrong
-    found = [name for name in names if is_gguf_path(Path(name))]
+    found = [name for name in names if name.lower().endswith(".gguf")]
     has_config, has_weights = CONFIG_NAME in names, any(".safetensors" in name for name in names)
     if not found or (has_config and has_weights):
         return path

@@ -69,7 +69,8 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     name = dtype or config.dtype
     own = name or USUAL_DTYPE
     width = as_dtype(own).itemsize
-    quantization = quantization_of(config.get("quantization_config"), config.source)
+    settings = config.get("quantization_config")
+    quantization = quantization_of(settings, config.source) if settings else None
     if quantization and width == 1:
         own, width = _beside_quantized(config, quantization)
     experts = layer_experts(config, sizes)

@@ -676,16 +676,13 @@ class ModelShape(LayerStack):
         `dtype` is that of its elements, the model's own where it is not given.
         """
         width = as_dtype(dtype or self.dtype).itemsize
-        own = (
-            elements * (context if window is None else min(window, context))
-            for elements, window in zip(self.kv_elements, self.windows, strict=True)
-        )
         read = self.source_tokens or context
         crossed = self.cross_elements or (0,) * self.layers
-        return tuple(
-            batch * width * (kept + elements * read)
-            for kept, elements in zip(own, crossed, strict=True)
-        )
+        sizes = []
+        for own, window, cross in zip(self.kv_elements, self.windows, crossed, strict=True):
+            tokens = context if window is None else min(window, context)
+            sizes.append(batch * width * (own * tokens + cross * read))
+        return tuple(sizes)
 
 
 LARGEST = 2**63 - 1

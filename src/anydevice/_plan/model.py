@@ -300,8 +300,8 @@ def _tensors_of_files(path: Path) -> list[_Tensor]:
     from anydevice._formats.safetensors import read_model
 
     return [
-        _Tensor(name, placed.entry.shape, placed.entry.dtype.name, placed.entry.nbytes)
-        for name, placed in read_model(path).items()
+        _Tensor(name, entry.shape, entry.dtype.name, entry.nbytes)
+        for name, (_, entry) in read_model(path).items()
     ]
 
 
