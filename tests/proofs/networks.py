@@ -47,7 +47,7 @@ def _exact(number: Any) -> Fraction:
 
 
 def exact_arguments(net: Network, x: Any) -> list[tuple[Fraction, ...]]:
-    """What each node computes before its function, in rationals."""
+    """Return the arguments of each node's function, in rationals."""
     found = []
     for number in range(1, len(net.nodes) + 1):
         nodes = list(net.nodes[:number])
@@ -57,9 +57,9 @@ def exact_arguments(net: Network, x: Any) -> list[tuple[Fraction, ...]]:
 
 
 def executed(net: Network, x: Any, random: np.random.Generator) -> list[Any]:
-    """What each node computes before its function in float32: sums in a random order.
+    """Return the arguments of each node's function in float32, with sums in a random order.
 
-    At random, products and sums are one operation (FMA), and what is next to zero becomes zero.
+    At random, products and sums are one operation (FMA), and small numbers are flushed to zero.
     """
     fused, flushed = random.random(2) < 0.5
     values, arguments = [np.asarray(x, np.float32)], []

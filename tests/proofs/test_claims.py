@@ -203,7 +203,7 @@ def test_orders_are_proved_of_logits_and_slopes_of_derivatives() -> None:
     rising = proved(plain, proofs.all_of(proofs.monotone(0), proofs.lipschitz(3.5)), region)
     assert rising.check(plain) >= 2
     assert len(rising.certificates) == 2
-    falling = proofs.prove(plain, proofs.monotone(0, rising=False), region, limit=20)
+    falling = proofs.prove(plain, proofs.monotone(0, rising=False), region, limit=120)
     assert isinstance(falling, proofs.Counterexample)
-    steep = proofs.prove(plain, proofs.lipschitz(1.5), region, limit=20)
+    steep = proofs.prove(plain, proofs.lipschitz(1.5), region, limit=120)
     assert isinstance(steep, proofs.Counterexample)

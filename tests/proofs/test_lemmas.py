@@ -49,12 +49,12 @@ def test_lemmas_decide_more_neurons_and_the_checker_proves_them(name: str) -> No
     assert undecided(better) < undecided(plain)
     outputs = NETWORKS[name].outputs
     whole = query(NETWORKS[name], LOW, HIGH, np.eye(outputs), [0] * outputs)
-    ending, asked = sharp.lemmas[0].theorem(NETWORKS[name], whole)
-    assert refused(ending, asked, sharp.lemmas[0].tree, "float32") == []
+    ending, question = sharp.lemmas[0].theorem(NETWORKS[name], whole)
+    assert refused(ending, question, sharp.lemmas[0].tree, "float32") == []
 
 
 def arguments(name: str, x: Any, random: Any) -> list[Any]:
-    """What each node computes before its function: exactly, and in float32 of any order."""
+    """Return the arguments of each node: exactly, and in float32 of any order."""
     exact = exact_arguments(NETWORKS[name], [Fraction(float(each)) for each in x])
     return [exact, executed(NETWORKS[name], x, random)]
 
@@ -95,7 +95,7 @@ def claim(net: Network, share: float) -> Any:
     return query(net, LOW, HIGH, np.eye(3), -(share * low + (1 - share) * values.min(0)))
 
 
-def asked(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecided:
+def prove_share(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecided:
     net = NETWORKS["chain"]
     theorem = Theorem(net, (claim(net, share),), "float32", False)
     return prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
@@ -119,24 +119,24 @@ def test_parts_of_lemmas_are_as_many_as_memory_holds() -> None:
 def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
     """Parts are counted as they are bounded, not only where all of them are."""
     monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
-    told: list[search.Progress] = []
+    reports: list[search.Progress] = []
     at: list[int] = []
     run = Sharpening.run
 
     def noted(self: Sharpening, effort: Effort, stop: Any) -> Sharpened:
-        at.append(len(told))
+        at.append(len(reports))
         sharp = run(self, effort, stop)
-        at.append(len(told))
+        at.append(len(reports))
         return sharp
 
     monkeypatch.setattr(Sharpening, "run", noted)
     theorem = Theorem(NETWORKS["chain"], (claim(NETWORKS["chain"], 0.35),), "float32", False)
     result = prove_theorems(
-        [theorem], numpy_machine(), SearchLimits(tell=told.append), 0.0, None, ""
+        [theorem], numpy_machine(), SearchLimits(tell=reports.append), 0.0, None, ""
     )
     assert isinstance(result, proofs.Proof)
     assert at[1] - at[0] > 5
-    boxes = [each.boxes for each in told]
+    boxes = [each.boxes for each in reports]
     assert boxes == sorted(boxes)
     assert boxes[at[1] - 1] > boxes[at[0]]
     assert result.boxes == boxes[-1]
@@ -144,7 +144,7 @@ def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
 
 def test_what_cases_alone_leave_open_is_proved_with_lemmas(monkeypatch: Any) -> None:
     monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
-    result = asked(0.35)
+    result = prove_share(0.35)
     assert isinstance(result, proofs.Proof)
     (tree,) = result.certificates[0].trees
     assert tree.lemmas
@@ -160,7 +160,7 @@ def test_large_networks_try_more_cases_before_lemmas(monkeypatch: Any) -> None:
     trees = []
     for large in (weights, weights - 1):
         monkeypatch.setattr(search, "_LARGE", large)
-        result = asked(0.35)
+        result = prove_share(0.35)
         assert isinstance(result, proofs.Proof)
         trees.append(result.certificates[0].trees[0])
     assert [bool(tree.lemmas) for tree in trees] == [True, False]

@@ -1,4 +1,4 @@
-"""How a search went is kept with its result, at not too many times, and told on."""
+"""The progress of a search is kept with its result, in at most 401 points, and reported."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from anydevice._proofs.search import Progress
 
 
 def test_a_long_course_is_thinned_and_keeps_its_end() -> None:
-    told: list[Progress] = []
-    recorder = ProgressRecorder(time.monotonic(), told.append)
+    reports: list[Progress] = []
+    recorder = ProgressRecorder(time.monotonic(), reports.append)
     for number in range(5000):
         recorder(Progress(number / 5000, 1, number, 1.0, -1.0))
     course = recorder.progress("real")
-    assert len(told) == 5000
+    assert len(reports) == 5000
     assert 100 < len(course.points) <= 401
     assert course.points[-1][1].boxes == 4999
     boxes = [now.boxes for _, now in course.points]
@@ -41,12 +41,12 @@ def test_the_share_of_several_queries_never_falls() -> None:
     assert [now.share for _, now in result.course.points] == shares
 
 
-def stopping(told: list[Progress], after: int) -> Callable[[Progress], None]:
-    """Keeps what is told, and interrupts the search after so many times."""
+def stopping(reports: list[Progress], after: int) -> Callable[[Progress], None]:
+    """Keeps what is reports, and interrupts the search after so many times."""
 
     def tell(now: Progress) -> None:
-        told.append(now)
-        if len(told) == after:
+        reports.append(now)
+        if len(reports) == after:
             raise KeyboardInterrupt
 
     return tell
@@ -56,21 +56,21 @@ def test_what_is_being_bounded_is_open() -> None:
     """Beyond 50 inputs there is one part alone, and it is in hand all the time."""
     layers = nn.Dense(60, 40), "relu", nn.Dense(40, 40), "relu", nn.Dense(40, 1)
     model = nn.build(*layers, device="cpu", seed=0)
-    told: list[Progress] = []
+    reports: list[Progress] = []
     over = proofs.box([-1] * 60, [1] * 60)
-    result = proofs.prove(model, proofs.within(-4, 4), over, progress=stopping(told, 3))
+    result = proofs.prove(model, proofs.within(-4, 4), over, progress=stopping(reports, 3))
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("interrupted", 0.0)
-    assert [now.open for now in told] == [1] * 3
+    assert [now.open for now in reports] == [1] * 3
 
 
 def test_something_is_open_until_all_is_proved() -> None:
-    told: list[Progress] = []
+    reports: list[Progress] = []
     layers = nn.Dense(3, 16), "relu", nn.Dense(16, 16), "relu", nn.Dense(16, 1)
     model = nn.build(*layers, device="cpu", seed=0)
     over = proofs.box([-1] * 3, [1] * 3)
-    result = proofs.prove(model, proofs.within(-1.4, 1.4), over, progress=told.append)
+    result = proofs.prove(model, proofs.within(-1.4, 1.4), over, progress=reports.append)
     assert isinstance(result, proofs.Proof)
-    assert len(told) > 3
-    assert max(now.open for now in told) > 3
-    assert [now.open == 0 for now in told] == [now.share == 1.0 for now in told]
+    assert len(reports) > 3
+    assert max(now.open for now in reports) > 3
+    assert [now.open == 0 for now in reports] == [now.share == 1.0 for now in reports]

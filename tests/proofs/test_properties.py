@@ -26,8 +26,8 @@ unchecked: Any = p  # as a program calls it that no type checker reads
 
 
 def is_bad(query: Query, y: Any) -> bool:
-    """What a query says of outputs, in exact arithmetic."""
-    exact = [Fraction(float(each)) for each in y]
+    """Whether outputs are bad for a query, in exact arithmetic."""
+    exact = [Fraction(float(number)) for number in y]
     rows = []
     for row, constant, strict in zip(
         query.coefficients, query.constants, query.strict, strict=True
@@ -80,9 +80,9 @@ OUTPUTS = [
 )
 def test_a_query_is_bad_exactly_where_the_property_does_not_hold(claim: Any, holds: Any) -> None:
     query = query_of(claim)
-    told = [is_bad(query, y) for y in OUTPUTS]
-    assert told == [not holds(y) for y in OUTPUTS]
-    assert len(set(told)) == 2, "a case on each side"
+    reports = [is_bad(query, y) for y in OUTPUTS]
+    assert reports == [not holds(y) for y in OUTPUTS]
+    assert len(set(reports)) == 2, "a case on each side"
 
 
 def test_regions_are_exact() -> None:

@@ -40,12 +40,12 @@ NO_LIMITS = SearchLimits()
 
 def proved(
     net: Network,
-    asked: Query,
+    question: Query,
     arithmetic: str = "float32",
     machine: BoundsMachine | None = None,
     **limits: Any,
 ) -> proving.Result:
-    theorem = Theorem(net, (asked,), arithmetic, True)
+    theorem = Theorem(net, (question,), arithmetic, True)
     machine = machine or numpy_machine()
     with machine.context():
         return proving.prove_theorems([theorem], machine, SearchLimits(**limits), 0.0, None, "")
@@ -67,8 +67,8 @@ def hard(inputs: int = 3, hidden: int = 12) -> tuple[Network, Query, float]:
 
 @pytest.mark.parametrize("arithmetic", ["real", "float32"])
 def test_a_true_theorem_is_proved_and_its_certificate_holds(arithmetic: str) -> None:
-    net, asked, _ = hard()
-    result = proved(net, asked, arithmetic)
+    net, question, _ = hard()
+    result = proved(net, question, arithmetic)
     assert isinstance(result, proofs.Proof)
     assert result.check() > 10
     again = read_certificate(result.certificates[0].to_bytes())
@@ -80,8 +80,8 @@ def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> No
     """The output is x - 3/4, by way of a number beside which float32 loses x."""
     first = Node((0,), (np.ones((1, 1)),), np.array([large]), "relu")
     net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-large - 0.75]))))
-    asked = networks.query(net, [0], [1], [[1]], [0])
-    attack = Attack(net, asked, NO_LIMITS.keep)
+    question = networks.query(net, [0], [1], [[1]], [0])
+    attack = Attack(net, question, NO_LIMITS.keep)
     found = attack.search()
     assert found is not None
     assert Fraction(0) <= found.x[0] <= Fraction(3, 4)
@@ -93,8 +93,8 @@ def test_what_float32_puts_just_above_zero_is_looked_at_exactly() -> None:
     """The outputs are bad at 0 alone, where float32 computes 2**-31 instead of -2**-31."""
     first = Node((0,), (np.ones((1, 1)),), np.array([1 - 2.0**-30]), "relu")
     net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-1.0]))))
-    asked = networks.query(net, [0], [1], [[1]], [2.0**-31])
-    attack = Attack(net, asked, NO_LIMITS.keep)
+    question = networks.query(net, [0], [1], [[1]], [2.0**-31])
+    attack = Attack(net, question, NO_LIMITS.keep)
     found = attack.search()
     assert attack._values(np.zeros((1, 1)))[-1].dtype == np.float32
     assert found is not None
@@ -106,8 +106,8 @@ def test_points_with_the_least_margin_go_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("anydevice._proofs.attack._FEW", 2)
     first = Node((0,), (-np.ones((1, 1)),), np.zeros(1), "relu")
     net = Network(1, (first, Node((1,), (-np.ones((1, 1)),), np.array([0.5]))))
-    asked = networks.query(net, [-1], [1], [[1]], [0])
-    attack = Attack(net, asked, NO_LIMITS.keep)
+    question = networks.query(net, [-1], [1], [[1]], [0])
+    attack = Attack(net, question, NO_LIMITS.keep)
     found = attack._descend(np.array([[0.2], [0.4], [-0.2], [0.6]]), 6, 0.1)
     assert found is not None
     assert found[0] <= -0.5
@@ -118,8 +118,8 @@ def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch)
     leaf = proving.LEAF_OF_ONE_ROW
     reached = Progress(1.0, 0, 1, 1.0, 1.0)
     monkeypatch.setattr(proving, "_search_query", lambda *_: SearchResult(leaf, None, "", reached))
-    net, asked, _ = hard()
-    result = proved(net, asked)
+    net, question, _ = hard()
+    result = proved(net, question)
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("refused", 0.0)
 
@@ -162,8 +162,8 @@ def test_exact_outputs_of_a_convolution_take_no_integer_for_each_zero() -> None:
 
 
 def test_a_false_theorem_gets_a_counterexample_that_is_exact() -> None:
-    net, asked, least = hard()
-    wrong = asked._replace(constants=(Fraction(-least - 0.05),))
+    net, question, least = hard()
+    wrong = question._replace(constants=(Fraction(-least - 0.05),))
     result = proved(net, wrong)
     assert isinstance(result, proofs.Counterexample)
     assert result.exact
@@ -175,8 +175,8 @@ def test_a_false_theorem_gets_a_counterexample_that_is_exact() -> None:
 
 
 def test_no_false_theorem_is_proved_where_nothing_looks_for_counterexamples() -> None:
-    net, asked, least = hard()
-    wrong = asked._replace(constants=(Fraction(-least - 0.01),))
+    net, question, least = hard()
+    wrong = question._replace(constants=(Fraction(-least - 0.01),))
     rows = rows_of(wrong)
     fast = prepare(net, "real", numpy_machine("float32"))
     bounding = Bounding(prepare(net, "real", numpy_machine()), rows, fast)
@@ -188,8 +188,8 @@ def test_no_false_theorem_is_proved_where_nothing_looks_for_counterexamples() ->
 def test_counterexamples_lie_in_the_exact_box_also_where_it_holds_no_float() -> None:
     net = networks.network(2, 6, 1)
     third = Fraction(1, 3)
-    asked = networks.query(net, [third, third], [third, third + Fraction(1, 7)], [[0]], [-1])
-    result = proved(net, asked)
+    question = networks.query(net, [third, third], [third, third + Fraction(1, 7)], [[0]], [-1])
+    result = proved(net, question)
     assert isinstance(result, proofs.Counterexample)
     assert result.violation == 1
     assert result.x[0] == pytest.approx(1 / 3)
@@ -198,8 +198,8 @@ def test_counterexamples_lie_in_the_exact_box_also_where_it_holds_no_float() -> 
 def test_several_rows_of_a_group_close_by_their_weighted_sum() -> None:
     """max(y, -y) + 0.01 > 0, which neither row proves without many boxes."""
     net = networks.network(2, 8, 1, seed=2)
-    asked = networks.query(net, [-1, -1], [1, 1], [[1], [-1]], [0, 1], [0, 0])
-    result = proved(net, asked)
+    question = networks.query(net, [-1, -1], [1, 1], [[1], [-1]], [0, 1], [0, 0])
+    result = proved(net, question)
     assert isinstance(result, proofs.Proof)
     assert result.check()
     weights = result.certificates[0].trees[0].weights
@@ -219,10 +219,10 @@ def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) ->
     rows = np.eye(4)[best] - np.eye(4)[[i for i in range(4) if i != best]]
     margin = rows @ h
     radius, constants = 0.01, [Fraction(float(m)) for m in 9 - margin]
-    asked = networks.query(
+    question = networks.query(
         net, x - radius, x + radius, rows[:groups].astype(int), constants[:groups]
     )
-    result = proved(net, asked, until=proving.time.monotonic() + 30)
+    result = proved(net, question, until=proving.time.monotonic() + 30)
     assert isinstance(result, proofs.Proof)
     assert result.check() > groups
     steps = result.certificates[0].trees[0].steps
@@ -235,8 +235,8 @@ def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) ->
     [({"until": 0.0}, "time"), ({"memory": 100}, "memory")],
 )
 def test_a_search_beyond_its_limits_is_undecided(limits: dict[str, Any], reason: str) -> None:
-    net, asked, _ = hard()
-    result = proved(net, asked, **limits)
+    net, question, _ = hard()
+    result = proved(net, question, **limits)
     assert isinstance(result, proofs.Undecided)
     assert result.reason == reason
 
@@ -254,10 +254,10 @@ class Ticks:
 
 def many(number: int, tail: tuple[Query, ...] = ()) -> tuple[Network, Theorem]:
     """Queries about one network, small boxes that the first bound proves, and others behind."""
-    net, asked, _ = hard()
+    net, question, _ = hard()
     middles = np.linspace(-0.9, 0.9, number)
     small = [
-        asked._replace(low=(Fraction(m),) * 3, high=(Fraction(m) + Fraction(1, 1000),) * 3)
+        question._replace(low=(Fraction(m),) * 3, high=(Fraction(m) + Fraction(1, 1000),) * 3)
         for m in middles
     ]
     return net, Theorem(net, (*small, *tail), "float32", True)
@@ -290,9 +290,9 @@ def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
 
 
 def test_a_limit_of_time_is_kept_in_the_midst_of_a_bound() -> None:
-    """Of a large network one bound may take minutes."""
+    """One bound of a large network may take minutes."""
     net = networks.network(60, 700, 700, 2, seed=0)
-    asked = networks.query(net, [-1] * 60, [1] * 60, [[1, -1]], [1e6])
+    question = networks.query(net, [-1] * 60, [1] * 60, [[1, -1]], [1e6])
     paused: list[int] = []
 
     def late() -> None:
@@ -301,7 +301,7 @@ def test_a_limit_of_time_is_kept_in_the_midst_of_a_bound() -> None:
             raise OutOfTimeError
 
     placed = prepare(net, "float32", numpy_machine())._replace(pause=late)
-    bounding = Bounding(placed, rows_of(asked))
+    bounding = Bounding(placed, rows_of(question))
     search = Search(bounding, None, lambda _: None, SearchLimits())
     found = search.run(-np.ones(60), np.ones(60))
     assert (found.tree, found.reason, len(paused)) == (None, "time", 2)
@@ -323,14 +323,14 @@ def test_queries_about_one_network_share_its_arrays(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_false_query_is_found_before_one_that_takes_long_is_searched() -> None:
-    net, asked, least = hard()
-    wrong = asked._replace(constants=(Fraction(-least - 0.05),))
-    theorem = Theorem(net, (asked, wrong), "float32", True)
-    told: list[Progress] = []
-    limits = SearchLimits(tell=told.append)
+    net, question, least = hard()
+    wrong = question._replace(constants=(Fraction(-least - 0.05),))
+    theorem = Theorem(net, (question, wrong), "float32", True)
+    reports: list[Progress] = []
+    limits = SearchLimits(tell=reports.append)
     result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
     assert isinstance(result, proofs.Counterexample)
-    assert 0 < told[-1].boxes <= 2
+    assert 0 < reports[-1].boxes <= 2
 
 
 def test_many_inputs_are_divided_where_few_of_them_vary() -> None:
@@ -344,32 +344,32 @@ def test_many_inputs_are_divided_where_few_of_them_vary() -> None:
     x = low + (high - low) * np.random.default_rng(0).random((20000, 60))
     y = np.tanh(x @ first.weights[0].T + first.bias) @ last.weights[0].T + last.bias
     margin = 0.3 - float((y[:, 0] - y[:, 1]).min())
-    asked = networks.query(net, low, high, [[1, -1]], [margin])
-    result = proved(net, asked)
+    question = networks.query(net, low, high, [[1, -1]], [margin])
+    result = proved(net, question)
     assert isinstance(result, proofs.Proof)
     assert result.check() > 2
-    bounding = Bounding(prepare(net, "float32", numpy_machine()), rows_of(asked))
+    bounding = Bounding(prepare(net, "float32", numpy_machine()), rows_of(question))
     search = Search(bounding, None, lambda _: None, SearchLimits())
     assert search.run(-np.ones(60), np.ones(60)).reason == "resolution"
 
 
 def test_ctrl_c_gives_what_was_reached() -> None:
-    net, asked, _ = hard()
-    told: list[Progress] = []
+    net, question, _ = hard()
+    reports: list[Progress] = []
 
     def tell(progress: Progress) -> None:
-        told.append(progress)
+        reports.append(progress)
         if progress.share > 0.3:
             signal.raise_signal(signal.SIGINT)
 
-    result = proved(net, asked, tell=tell, batch=8)
+    result = proved(net, question, tell=tell, batch=8)
     assert isinstance(result, proofs.Undecided)
     assert result.reason == "interrupted"
     assert 0.3 < result.proved_share < 1
     assert result.best_bound < 0
-    assert told[-1].open > 0
-    assert told[-1].boxes_per_second > 0
-    assert [each.boxes for each in told] == sorted(each.boxes for each in told)
+    assert reports[-1].open > 0
+    assert reports[-1].boxes_per_second > 0
+    assert [each.boxes for each in reports] == sorted(each.boxes for each in reports)
 
 
 def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,10 +404,10 @@ def test_what_holds_with_equality_is_proved() -> None:
     """A ReLU is at least 0 and reaches it: no bound that is rounded shows that."""
     model = nn.build(nn.Dense(3, 8), "relu", nn.Dense(8, 2), "relu", device="cpu", seed=0)
     region = proofs.box([0, 0, 0], [1, 1, 1])
-    result = proofs.prove(model, proofs.within(0, 100), over=region, limit=30)
+    result = proofs.prove(model, proofs.within(0, 100), over=region, limit=120)
     assert isinstance(result, proofs.Proof)
     assert result.check()
-    above = proofs.prove(model, proofs.within(0.001, 100), over=region, limit=30)
+    above = proofs.prove(model, proofs.within(0.001, 100), over=region, limit=120)
     assert isinstance(above, proofs.Counterexample)
 
 
@@ -426,15 +426,15 @@ def test_every_engine_gives_the_same_verdict(engine: str) -> None:
     machine = machine_of(engine)
     net = networks.network(2, 2, 2, seed=1)  # equal sizes: JAX compiles each program once
     for constant, kind in ((40, proofs.Proof), (-40, proofs.Counterexample)):
-        asked = networks.query(net, [-1, -1], [1, 1], [[1, -1]], [constant])
-        result = proved(net, asked, machine=machine)
+        question = networks.query(net, [-1, -1], [1, 1], [[1, -1]], [constant])
+        result = proved(net, question, machine=machine)
         assert isinstance(result, kind)
     assert machine.dtype in ("float64", "float32")
 
 
 def machine_of(engine: str) -> BoundsMachine:
-    asked_for = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
-    if asked_for and engine not in asked_for:
+    engines = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
+    if engines and engine not in engines:
         pytest.skip(f"ANYDEVICE_TEST_ENGINES does not name {engine}")
     if not registry.installed(engine).version:
         pytest.skip(f"{engine} is not installed")
@@ -482,9 +482,9 @@ def test_an_engine_with_fewer_bits_is_refused() -> None:
 
 
 def test_what_float32_cannot_decide_is_decided_in_float64() -> None:
-    net, asked, _ = hard()
+    net, question, _ = hard()
     narrow = numpy_machine("float32")._replace(name="narrow")
-    result = proved(net, asked, "real", narrow)
+    result = proved(net, question, "real", narrow)
     assert isinstance(result, proofs.Proof)
     assert result.check()
 
@@ -541,8 +541,8 @@ def test_a_network_whose_relus_are_all_off_has_no_case_to_try(off: float) -> Non
     )
     net, results = Network(60, nodes), []
     for least in (0.25, 0.2499):
-        asked = networks.query(net, [0] * 60, [1] * 60, [[1]], [-least])
-        results.append(proved(net, asked._replace(strict=(True,))))
+        question = networks.query(net, [0] * 60, [1] * 60, [[1]], [-least])
+        results.append(proved(net, question._replace(strict=(True,))))
     assert isinstance(results[0], proofs.Undecided)
     assert results[0].reason == "resolution"
     assert isinstance(results[1], proofs.Proof)
@@ -554,8 +554,8 @@ def test_numbers_beyond_float32_warn_of_nothing(engine: str) -> None:
     machine = numpy_machine() if engine == "numpy" else machine_of(engine)
     net = networks.network(3, 8, 8, 8, 2)
     large = tuple(node._replace(weights=(node.weights[0] * 1e130,)) for node in net.nodes)
-    asked = networks.query(net, [-1] * 3, [1] * 3, [[1, 1], [-1, 1]], [1, 1], group=[0, 0])
-    result = proved(Network(3, large), asked, "real", machine, memory=20_000)
+    question = networks.query(net, [-1] * 3, [1] * 3, [[1, 1], [-1, 1]], [1, 1], group=[0, 0])
+    result = proved(Network(3, large), question, "real", machine, memory=20_000)
     assert not isinstance(result, proofs.Proof)
 
 

@@ -189,7 +189,7 @@ def models_of(library: str) -> dict[str, Case]:
 
 
 def wide_outputs(model: Any, shape: Any, x: Any) -> Any:
-    """What the model computes in float64."""
+    """Return the outputs of the model in float64."""
     reference = adapter_of(model).reference(
         lambda w: w.astype(np.float64) if w.dtype.kind == "f" else w, "numpy"
     )

@@ -50,11 +50,11 @@ except ImportError as error:
 def test_checking_imports_numpy_alone(tmp_path: Path) -> None:
     network = dense((3, 8, 8, 2))
     least = executed(network, np.random.default_rng(0).uniform(-1, 1, (9000, 3))).min(0)
-    asked = query([-1] * 3, [1] * 3, np.eye(2), np.ceil(0.5 - least))  # integers in decimals
-    tree = proved(network, asked)
+    question = query([-1] * 3, [1] * 3, np.eye(2), np.ceil(0.5 - least))  # integers in decimals
+    tree = proved(network, question)
     (tmp_path / "net.onnx").write_bytes(onnx_of(network, gemm=True))
-    (tmp_path / "p.vnnlib").write_text(vnnlib_of(asked))
-    (tmp_path / "p.proof").write_bytes(certificate(network, [asked], [tree]).to_bytes())
+    (tmp_path / "p.vnnlib").write_text(vnnlib_of(question))
+    (tmp_path / "p.proof").write_bytes(certificate(network, [question], [tree]).to_bytes())
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=60
     )

@@ -27,8 +27,8 @@ from tests.proofs.checking.theorems import (
 NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((70, 6, 6, 2), 4)]
 
 
-def lower(network: Network, asked: Any, tree: Tree, arithmetic: str = "real") -> Any:
-    found = list(verdicts(SoundNetwork(network, arithmetic), asked, tree, {}))
+def lower(network: Network, question: Any, tree: Tree, arithmetic: str = "real") -> Any:
+    found = list(verdicts(SoundNetwork(network, arithmetic), question, tree, {}))
     return np.concatenate([bounds for _, bounds, _ in found])
 
 
@@ -164,8 +164,8 @@ def outside(arithmetic: str, runs: int, seed: int = 0) -> int:
     for _ in range(5):
         x = random.uniform(-1, 1, 5).astype(np.float32).astype(float)
         rows = np.concatenate([np.eye(2), -np.eye(2)])
-        asked = [query(x, x, [row], [0.0]) for row in rows]
-        low = np.array([lower(network, q, leaf_tree([[1]]), arithmetic)[0] for q in asked])
+        question = [query(x, x, [row], [0.0]) for row in rows]
+        low = np.array([lower(network, q, leaf_tree([[1]]), arithmetic)[0] for q in question])
         y = in_float32(network, x, random, runs // 5).astype(float)
         total += int((y @ rows.T < low).any(1).sum())
     return total
@@ -213,14 +213,14 @@ def _before(network: Network, x: Any) -> Any:
 def test_multipliers_and_slopes_make_bounds_better() -> None:
     """With good ones a leaf is closed that is open without them."""
     network = dense((2, 6, 6, 1), 5)
-    asked = query([-1, -1], [1, 1], [[1.0]], [0.0])
+    question = query([-1, -1], [1, 1], [[1.0]], [0.0])
     neurons, rows = 12, np.array([[255]] * 2, np.uint8)
     random = np.random.default_rng(0)
     plain = Tree(
         np.array([2 + 7, LEAF, LEAF]), rows, np.full(2, -1), np.zeros((0, 0), np.uint8),
         np.zeros(2, np.float16),
     )  # fmt: skip
-    without = lower(network, asked, plain).min()
+    without = lower(network, question, plain).min()
     best = -np.inf
     for _ in range(300):
         slopes = random.integers(0, 256, (2, neurons)).astype(np.uint8)
@@ -228,7 +228,7 @@ def test_multipliers_and_slopes_make_bounds_better() -> None:
             slopes=slopes, slopes_of=np.arange(2),
             multipliers=random.exponential(0.3, 2).astype(np.float16),
         )  # fmt: skip
-        best = max(best, lower(network, asked, better).min())
+        best = max(best, lower(network, question, better).min())
     assert best > without
 
 
@@ -236,9 +236,10 @@ def test_nan_closes_nothing() -> None:
     network = dense((3, 8, 8, 2))
     tree = leaf_tree([[255]])
     for value in (1e200, 1.7e249):
-        asked = query([-value] * 3, [value] * 3, [[1, 0]], [1e200])
+        question = query([-value] * 3, [value] * 3, [[1, 0]], [1e200])
         found = [
-            closed for _, _, closed in verdicts(SoundNetwork(network, "float32"), asked, tree, {})
+            closed
+            for _, _, closed in verdicts(SoundNetwork(network, "float32"), question, tree, {})
         ]
         assert not np.concatenate(found).any()
 
@@ -246,37 +247,37 @@ def test_nan_closes_nothing() -> None:
 def test_a_run_that_may_overflow_is_not_proved() -> None:
     network = dense((3, 8, 2))
     huge = Network(3, (network.nodes[0]._replace(bias=np.full(8, -1e38)), network.nodes[1]))
-    asked = query([-1] * 3, [1] * 3, [[1, 0]], [1e30])
-    (real,) = lower(huge, asked, leaf_tree([[1]]))
+    question = query([-1] * 3, [1] * 3, [[1, 0]], [1e30])
+    (real,) = lower(huge, question, leaf_tree([[1]]))
     assert real > 0
     larger = Network(3, (network.nodes[0]._replace(bias=np.full(8, -2.5e38)), network.nodes[1]))
-    assert lower(larger, asked, leaf_tree([[1]]))[0] > 0
-    assert not lower(larger, asked, leaf_tree([[1]]), "float32")[0] > 0
+    assert lower(larger, question, leaf_tree([[1]]))[0] > 0
+    assert not lower(larger, question, leaf_tree([[1]]), "float32")[0] > 0
 
 
 def test_a_function_that_may_overflow_is_not_proved() -> None:
     """exp(89) is a number of float64, and infinite in float32."""
     network = Network(1, (Node((0,), (np.ones((1, 1)),), np.zeros(1), "exp", 0),))
-    asked = query([89], [89.5], [[-1]], [1e40])
-    assert lower(network, asked, leaf_tree([[1]]))[0] > 0
-    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] > 0
+    question = query([89], [89.5], [[-1]], [1e40])
+    assert lower(network, question, leaf_tree([[1]]))[0] > 0
+    assert not lower(network, question, leaf_tree([[1]]), "float32")[0] > 0
 
 
 def test_an_input_that_float32_does_not_hold_is_not_proved() -> None:
     network = Network(1, (Node((0,), (np.full((1, 1), 2.0**-100),), np.zeros(1), "", 1),))
-    asked = query([1e39], [1e39], [[-1]], [1e30])
-    assert lower(network, asked, leaf_tree([[1]]))[0] > 0
-    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] > 0
+    question = query([1e39], [1e39], [[-1]], [1e30])
+    assert lower(network, question, leaf_tree([[1]]))[0] > 0
+    assert not lower(network, question, leaf_tree([[1]]), "float32")[0] > 0
 
 
 @pytest.mark.parametrize(("x", "weight"), [(2.0**-130, 2.0**125), (2.0**125, 2.0**-130)])
 @pytest.mark.parametrize("inputs", [1, module.FORWARD + 1])
 def test_inputs_and_weights_may_be_flushed_to_zero(x: float, weight: float, inputs: int) -> None:
-    """Where both are flushed, the output is 0 and not x * weight."""
+    """If both are flushed, the output is 0 and not x * weight."""
     network = Network(inputs, (Node((0,), (np.full((1, inputs), weight),), np.zeros(1), "", 1),))
-    asked = query([x] * inputs, [x] * inputs, [[1]], [-0.001])
-    assert lower(network, asked, leaf_tree([[1]]))[0] > 0
-    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] > 0
+    question = query([x] * inputs, [x] * inputs, [[1]], [-0.001])
+    assert lower(network, question, leaf_tree([[1]]))[0] > 0
+    assert not lower(network, question, leaf_tree([[1]]), "float32")[0] > 0
 
 
 def test_exact_bounds_know_what_is_flushed() -> None:
@@ -284,9 +285,9 @@ def test_exact_bounds_know_what_is_flushed() -> None:
     edge = np.full(1, 2.0**-130)
     above = Node((0,), (np.ones(1),), -edge, "relu", 0)
     network = Network(1, (above, Node((1,), (np.ones(1),), edge, "", 0)))
-    asked = query([-1], [1], [[1]], [-(2.0**-130)], strict=True)
-    assert lower(network, asked, leaf_tree([[1]]))[0] >= 0
-    assert not lower(network, asked, leaf_tree([[1]]), "float32")[0] >= 0
+    question = query([-1], [1], [[1]], [-(2.0**-130)], strict=True)
+    assert lower(network, question, leaf_tree([[1]]))[0] >= 0
+    assert not lower(network, question, leaf_tree([[1]]), "float32")[0] >= 0
 
 
 def _exp_and_sigmoid(library: str, z: Any) -> tuple[Any, Any]:

@@ -49,9 +49,9 @@ def test_a_proof_is_accepted_in_memory_and_from_a_file() -> None:
 @pytest.mark.parametrize("arithmetic", ["real", "float32"])
 def test_small_theorems_are_proved(network: Network, arithmetic: str) -> None:
     least = executed(network, np.random.default_rng(0).uniform(-1, 1, (50_000, 3))).min(0)
-    asked = query([-1] * 3, [1] * 3, np.eye(2), 0.4 - least)
-    tree = proved(network, asked, arithmetic)
-    assert check(network, [asked], certificate(network, [asked], [tree], arithmetic)) > 0
+    question = query([-1] * 3, [1] * 3, np.eye(2), 0.4 - least)
+    tree = proved(network, question, arithmetic)
+    assert check(network, [question], certificate(network, [question], [tree], arithmetic)) > 0
 
 
 def changed(**fields: Any) -> Certificate:
@@ -259,20 +259,20 @@ def test_bounds_that_are_reached_are_proved_where_rows_are_strict(arithmetic: st
     assert refused(relu, query(*box, row, [-1e-9], strict=True), tree, arithmetic)
     clip = clipped(0.1, 0.7)
     for sign, end in ((1, 0.1), (-1, 0.7)):
-        asked = query(*box, sign * row, [-sign * end], strict=True)
-        assert not refused(clip, asked, tree, arithmetic)
-        closer = asked._replace(constants=(asked.constants[0] - Fraction(1, 10**40),))
+        question = query(*box, sign * row, [-sign * end], strict=True)
+        assert not refused(clip, question, tree, arithmetic)
+        closer = question._replace(constants=(question.constants[0] - Fraction(1, 10**40),))
         assert refused(clip, closer, tree, arithmetic)
         assert refused(clip, query(*box, sign * row, [-sign * end]), tree, arithmetic)
 
 
 def test_rows_that_close_only_together() -> None:
-    """Of y and 1 - y one is positive; neither is everywhere, and their sum is."""
+    """One of y and 1 - y is positive; neither is everywhere, and their sum is."""
     network = Network(2, (Node((0,), (np.array([[1.0, 0.5]]),), np.zeros(1), "", 3),))
-    asked = query([-2, -2], [2, 2], [[1], [-1]], [0.0, 1.0], group=[0, 0])
-    assert not refused(network, asked, leaf_tree([[9, 9]]), "real")
+    question = query([-2, -2], [2, 2], [[1], [-1]], [0.0, 1.0], group=[0, 0])
+    assert not refused(network, question, leaf_tree([[9, 9]]), "real")
     for weights in ([9, 0], [0, 9], [9, 1]):
-        assert refused(network, asked, leaf_tree([weights]), "real") == [0]
+        assert refused(network, question, leaf_tree([weights]), "real") == [0]
 
 
 def test_groups_of_their_own() -> None:
@@ -290,10 +290,10 @@ def test_cases_that_cannot_happen_are_closed() -> None:
     """A neuron that is never positive has only one case to be proved."""
     first = NETWORK.nodes[0]._replace(bias=np.full(8, -100.0))
     network = Network(3, (first, *NETWORK.nodes[1:]))
-    asked = query([-1] * 3, [1] * 3, [[1, 0]], [-1000.0])
+    question = query([-1] * 3, [1] * 3, [[1, 0]], [-1000.0])
     whole = leaf_tree([[255]] * 2, [3, LEAF, LEAF])
     many = whole._replace(multipliers=np.zeros(2, np.float16))
-    assert refused(network, asked, many, "real") == [1]
+    assert refused(network, question, many, "real") == [1]
 
 
 BAD_QUERIES: dict[str, Callable[[], Query]] = {

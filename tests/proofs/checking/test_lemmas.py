@@ -27,17 +27,17 @@ BOX = ([-1] * 3, [1] * 3)
 POINTS = np.random.default_rng(0).uniform(-1, 1, (50_000, 3))
 BARE = NETWORK._replace(nodes=(NETWORK.nodes[0], NETWORK.nodes[1]._replace(function="")))
 VALUES = executed(BARE, POINTS)
-"""Of the second node before its function, at points of the box."""
+"""The second node before its function, at points of the box."""
 SIDES = np.arange(16)
 MOST = np.stack([-VALUES.min(0), VALUES.max(0)], 1).ravel()
-"""What the negatives and the values of its neurons reach, by side."""
+"""The maxima of the negatives and of the values of its neurons, by side."""
 
 
 def lemma(slack: float = 0.2) -> Lemma:
     """True bounds of all neurons of the second node, by halving the inputs."""
     made = Lemma(2, SIDES, MOST + slack, leaf_tree(np.zeros((1, 16))))
-    ending, asked = made.theorem(NETWORK, query(*BOX, np.eye(2), [0, 0]))
-    return made._replace(tree=proved(ending, asked))
+    ending, question = made.theorem(NETWORK, query(*BOX, np.eye(2), [0, 0]))
+    return made._replace(tree=proved(ending, question))
 
 
 LEMMA = lemma()
@@ -47,15 +47,15 @@ WITH = LEAF_ALONE._replace(lemmas=(LEMMA,))
 
 def least(tree: Tree, row: Any = (1, 0)) -> float:
     """The bound of a leaf that is the whole box."""
-    asked = query(*BOX, [row], [0.0])
+    question = query(*BOX, [row], [0.0])
     one = tree._replace(weights=tree.weights[:, :1])
-    found = list(verdicts(SoundNetwork(NETWORK, "real"), asked, one, {}))
+    found = list(verdicts(SoundNetwork(NETWORK, "real"), question, one, {}))
     return float(found[0][1][0]) / 255
 
 
 ROWS = ((1, 0), (0, -1))
 BETWEEN = query(*BOX, ROWS, [-(least(WITH, row) + least(LEAF_ALONE, row)) / 2 for row in ROWS])
-"""What the bounds with the lemma prove, and those without it do not."""
+"""A query that bounds prove with the lemma, and not without it."""
 GOOD = certificate(NETWORK, [BETWEEN], [WITH])
 
 
@@ -128,7 +128,7 @@ def test_a_refused_lemma_is_named() -> None:
 
 
 def test_a_lemma_holds_for_its_own_query_alone() -> None:
-    """What is known of a small box is not known of a larger one."""
+    """A bound over a small box does not hold over a larger one."""
     inner = query([0] * 3, [0.01] * 3, ROWS, [9, 9])
     bare = executed(BARE, np.random.default_rng(1).uniform(0, 0.01, (9, 3)))
     most = np.stack([-bare.min(0), bare.max(0)], 1).ravel() + 0.2
@@ -151,12 +151,12 @@ def test_a_lemma_of_real_arithmetic_is_none_of_float32() -> None:
             Node((2,), (np.ones((1, 1)),), np.zeros(1), "", 2),
         ),
     )
-    asked = query([1], [2], [[-1]], [2])
+    question = query([1], [2], [[-1]], [2])
     made = Lemma(2, np.array([1]), np.array([1.0]), leaf_tree([[255]]))
     with_it = [leaf_tree([[255]])._replace(lemmas=(made,))]
-    assert check(network, [asked], certificate(network, [asked], with_it)) == 1
+    assert check(network, [question], certificate(network, [question], with_it)) == 1
     with pytest.raises(RefusedError, match="lemma 1"):
-        check(network, [asked], certificate(network, [asked], with_it, "float32"))
+        check(network, [question], certificate(network, [question], with_it, "float32"))
 
 
 def test_no_lemma_proves_a_false_theorem() -> None:
@@ -191,10 +191,10 @@ def test_a_damaged_lemma_is_an_error(cut: float) -> None:
 def test_slopes_and_multipliers_of_lemmas_never_make_a_bound_wrong() -> None:
     """The bounds of a node by cases hold at every point, with whatever bytes a certificate has."""
     random = np.random.default_rng(1)
-    asked = query(*BOX, np.eye(2), [0, 0])
+    question = query(*BOX, np.eye(2), [0, 0])
     for _ in range(40):
         made = changed(bounds=np.zeros(16))
-        ending, theorem = made.theorem(NETWORK, asked)
+        ending, theorem = made.theorem(NETWORK, question)
         count = int(random.integers(1, 3))
         steps = [3 + int(random.integers(8)), LEAF, LEAF] if count == 2 else [LEAF]
         weights = np.zeros((count, 16), np.uint8)

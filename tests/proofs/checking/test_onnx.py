@@ -43,7 +43,7 @@ def evaluated(network: Network, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def exported(model: Any, shape: tuple[int, ...], opset: int = 17) -> bytes:
-    """What PyTorch writes; it asks for the onnx package only to add functions of users."""
+    """Export a module; PyTorch needs the onnx package only to add functions of users."""
     utilities = pytest.importorskip("torch.onnx._internal.torchscript_exporter.onnx_proto_utils")
     kept, utilities._add_onnxscript_fn = utilities._add_onnxscript_fn, lambda data, _: data
     file = io.BytesIO()
@@ -249,7 +249,7 @@ def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_matrices_too_large_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a chain of convolutions, each of which would be small enough."""
+    """A chain of convolutions is refused, although each is small enough."""
     chain = exported(nn.Sequential(*(nn.Conv1d(1, 1, 3, padding=1) for _ in range(5))), (1, 1, 50))
     monkeypatch.setattr("anydevice._proofs.checking.graph.LARGEST", 5 * 50 * 50 * 8)
     assert len(read_onnx(chain)[0].nodes) == 5

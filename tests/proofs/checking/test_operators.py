@@ -1,4 +1,4 @@
-"""What an operator of ONNX does not mean is not proved."""
+"""Operators of ONNX are proved as the standard defines them, or refused."""
 
 from __future__ import annotations
 

@@ -96,21 +96,23 @@ def leaf_tree(weights: Any, steps: Sequence[int] = (LEAF,)) -> Tree:
     return Tree(np.array(steps), table, none, neurons, np.zeros(0, np.float16))
 
 
-def proved(network: Network, asked: Query, arithmetic: str = "real", most: int = 4000) -> Tree:
-    """A tree of halvings along the widest input, all of whose leaves the checker closes."""
-    rows = len(asked.group)
-    width = np.array([float(high - low) for low, high in zip(asked.low, asked.high, strict=True)])
+def proved(network: Network, question: Query, arithmetic: str = "real", limit: int = 4000) -> Tree:
+    """Return a tree of halvings along the widest input, whose leaves the checker closes."""
+    rows = len(question.group)
+    width = np.array(
+        [float(high - low) for low, high in zip(question.low, question.high, strict=True)]
+    )
     steps = [LEAF]
-    while len(steps) < most:
+    while len(steps) < limit:
         tree = leaf_tree(np.full((steps.count(LEAF), rows), 255), steps)
-        bad = set(refused(network, asked, tree, arithmetic))
+        bad = set(refused(network, question, tree, arithmetic))
         if not bad:
             return tree
-        steps = _divided(steps, bad, width)
+        steps = _split_leaves(steps, bad, width)
     raise AssertionError("the small prover found no proof")
 
 
-def _divided(steps: list[int], bad: set[int], width: Points) -> list[int]:
+def _split_leaves(steps: list[int], bad: set[int], width: Points) -> list[int]:
     divided: list[int] = []
     stack, leaf = [width], 0
     for step in steps:
