@@ -180,7 +180,7 @@ def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])
-def test_whoever_asks_for_the_engine_of_opencl_asks_for_its_device(kind: str) -> None:
+def test_the_engine_of_opencl_means_its_device(kind: str) -> None:
     card = finding("opencl", status(kind, ("opencl",)))
     assert str(pick(Request(engine="opencl"), card, CPU).device) == "opencl:0"
     assert str(pick(Request(engine="torch"), card, CPU).device) == "cpu"
@@ -204,7 +204,7 @@ def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
     ]
 
 
-def test_min_free_goes_by_the_whole_memory_where_nobody_tells_what_is_free() -> None:
+def test_min_free_goes_by_the_whole_memory_if_free_memory_is_unknown() -> None:
     card = finding("opencl", status("gpu", ("opencl",), free=None))
     wish = Wish("argument", ("opencl",), binding=True)
     assert pick(Request((wish,), min_free=20 * GIB), card, CPU).device is None

@@ -90,7 +90,7 @@ def test_it_survives_pickling_with_its_engine() -> None:
     assert pickle.loads(pickle.dumps(seen)) == seen
 
 
-def test_one_of_an_added_backend_can_be_unpickled_where_nobody_knows_it() -> None:
+def test_a_device_of_an_added_backend_can_be_unpickled_without_its_probe() -> None:
     npu = BackendScan("npu", True, (RawDevice(0, "gpu", Facts(name="N1")),), engines=("numpy",))
     with testing.fake_machine(keep_settings=True, scans=[npu]):
         pickled = pickle.dumps(anydevice.device("npu"))

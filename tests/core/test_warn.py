@@ -1,4 +1,4 @@
-"""Warnings point at the file of whoever called anydevice."""
+"""Warnings point at the file that called anydevice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_warning_of_ours_is_at_the_caller_s_line() -> None:
 @pytest.mark.parametrize(
     "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix()
 )
-def test_nobody_else_counts_frames(path: Path) -> None:
+def test_no_other_file_counts_frames(path: Path) -> None:
     found = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text("utf-8")))

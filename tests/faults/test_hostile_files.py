@@ -366,7 +366,7 @@ def peak() -> float:
 
 
 def attack(folder: Path, seed: int, count: int) -> Counter[str]:
-    """Damage so many files and read each; what came of them."""
+    """Damage `count` files and read each; returns the outcomes."""
     came: Counter[str] = Counter()
     every = list(kinds(folder))
     for path, raw, _, read in every:

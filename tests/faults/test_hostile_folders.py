@@ -341,7 +341,7 @@ def test_compiled_code_is_kept_where_only_its_user_can_write(
     (tmp_path / "b").chmod(0o777)
     with pytest.warns(UserWarning, match="compiled code is not kept in .*b may be written by ever"):
         assert files.compiled_folder("torch") is None
-    (tmp_path / "b").chmod(0o1777)  # nobody can put another folder in the place of ours
+    (tmp_path / "b").chmod(0o1777)  # no other user can replace our folder
     assert files.compiled_folder("torch") is not None
 
 

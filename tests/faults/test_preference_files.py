@@ -82,7 +82,7 @@ def test_a_folder_in_the_file_s_place_is_passed_over_with_a_warning(home: Path) 
         anydevice.prefer("cpu")
 
 
-def test_a_home_that_nobody_has_is_only_an_empty_one(
+def test_a_home_of_an_unknown_user_is_an_empty_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -128,8 +128,8 @@ def test_the_ends_of_lines_are_kept(home: Path) -> None:
     assert anydevice.device().chosen_by == "user file"
 
 
-def as_nobody(code: str, home: Path) -> str:
-    """What code prints that runs as a user without rights, whoever runs the tests.
+def as_unprivileged_user(code: str, home: Path) -> str:
+    """Return the output of code that runs as a user without rights, also if root runs the tests.
 
     Everything is imported before the rights are given up: the interpreter may lie in a folder
     that only root can enter.
@@ -160,7 +160,7 @@ def as_nobody(code: str, home: Path) -> str:
 def test_an_unreadable_file_is_a_warning_and_the_default(home: Path) -> None:
     user_file().write_text('device = "cuda"\n')
     user_file().chmod(0o000)
-    said = as_nobody(
+    said = as_unprivileged_user(
         "with warnings.catch_warnings(record=True) as said:\n"
         "    warnings.simplefilter('always'); print(read_files())\n"
         "print(said[0].message)\n",
@@ -173,7 +173,7 @@ def test_an_unreadable_file_is_a_warning_and_the_default(home: Path) -> None:
 def test_a_read_only_folder_is_an_error_that_says_what_to_do(home: Path) -> None:
     user_file().write_text('device = "cpu"\n')
     home.chmod(0o555)
-    said = as_nobody(
+    said = as_unprivileged_user(
         "try: prefer('cuda')\nexcept ConfigurationError as error: print('refused:', error)\n", home
     )
     assert said.startswith("refused:")

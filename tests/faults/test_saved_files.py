@@ -48,7 +48,7 @@ def numbered(number: int) -> nn.Model:
 
 
 def load_while_another_process_saves(path: Path, times: int, changes: int) -> Counter[str]:
-    """What was loaded so many times, or more, until it has changed so often: a disk may be slow."""
+    """Load `times` times or more, until the file has changed `changes` times."""
     nn.save(numbered(1), path)
     saver = subprocess.Popen(
         [sys.executable, "-c", SAVER, __file__, str(path)], stdout=subprocess.PIPE

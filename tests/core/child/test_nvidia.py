@@ -235,7 +235,7 @@ CARD = Facts(
 
 @pytest.fixture
 def installed(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A library of ours in the place of NVML, which nobody has asked before."""
+    """A library of ours in the place of NVML, without a child yet."""
 
     def install(*defined: str) -> None:
         library = healthy("nvml", *defined)

@@ -124,7 +124,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A child of nobody is collected by the first process, where that does so.
+    # The first process reaps an orphan, if it reaps any.
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -168,7 +168,7 @@ def test_a_line_that_cannot_be_read_counts_for_nothing(said: str) -> None:
     assert asking.finish(20).how == "crashed"
 
 
-def test_nobody_waits_for_a_child_that_has_answered(question) -> None:  # type: ignore[no-untyped-def]
+def test_a_child_that_has_answered_is_not_waited_for(question) -> None:  # type: ignore[no-untyped-def]
     slow_to_end = (
         "import threading\n"
         "def hold(code): time.sleep(600); leave(code)\n"

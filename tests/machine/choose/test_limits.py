@@ -1,4 +1,4 @@
-"""`configure(memory=…)`: who is limited, when, by how much, and what is said where nobody is."""
+"""`configure(memory=…)`: which libraries are limited, when and by how much, and the warnings."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_min_free_lists_what_each_has() -> None:
             anydevice.device("cuda", min_free="plenty")
 
 
-def test_where_nothing_fits_nobody_is_said_to_have_asked_for_the_cpu() -> None:
+def test_no_source_is_named_for_the_cpu_if_nothing_fits() -> None:
     with (
         testing.fake_machine(keep_settings=True, cuda=1, free="4GiB"),
         pytest.raises(DeviceNotFoundError, match="no device of this machine fits") as caught,

@@ -270,12 +270,12 @@ def a_probe_that_lies(limit: float) -> object:
     return "everything is fine"
 
 
-NOBODY_WAITS = threading.Event()
+PROBE_MAY_END = threading.Event()
 
 
 def a_probe_that_hangs(limit: float) -> BackendScan:
-    NOBODY_WAITS.wait(limit + 60)
-    raise AssertionError("nobody waits for this")
+    PROBE_MAY_END.wait(limit + 60)
+    raise AssertionError("this is not waited for")
 
 
 @pytest.fixture
@@ -328,12 +328,12 @@ def test_a_users_probe_may_replace_our_reader(probe) -> None:  # type: ignore[no
 )
 def test_a_probe_that_fails_spoils_nothing(probe, name: str, said: str) -> None:  # type: ignore[no-untyped-def]
     probe(name)
-    NOBODY_WAITS.clear()
+    PROBE_MAY_END.clear()
     anydevice.configure(time_limit=0.5)
     began = time.monotonic()
     report = anydevice.discover(refresh=True)
     assert time.monotonic() - began < 60
-    NOBODY_WAITS.set()
+    PROBE_MAY_END.set()
     assert any(said in note for note in report["cpu"].notes)
     assert report["cpu"].usable
 
@@ -448,7 +448,7 @@ def test_a_fork_while_another_thread_discovers_does_not_hang() -> None:
         time.sleep(0.05)
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    pytest.fail("the forked child waited for a lock that nobody holds")
+    pytest.fail("the forked child waited for a lock that is free")
 
 
 def test_added_backends_are_unknown_while_looking() -> None:

@@ -204,7 +204,7 @@ def test_the_sentence_for_a_card_that_is_not_in_the_build(site) -> None:
     )
 
 
-def test_a_card_whose_capability_nobody_knows_is_not_refused(site) -> None:
+def test_a_card_of_unknown_capability_is_not_refused(site) -> None:
     site.torch("2.11.0+cu130", cuda="13.0", library=TURING)
     assert said("torch", "cuda", card()) is None
 
@@ -260,7 +260,7 @@ def test_the_rocm_build_carries_the_card(
     assert said("torch", "rocm", facts) == (None if runs else sentence)
 
 
-def test_whoever_overrides_the_architecture_is_believed(site, monkeypatch) -> None:
+def test_an_override_of_the_architecture_is_believed(site, monkeypatch) -> None:
     monkeypatch.setenv("HSA_OVERRIDE_GFX_VERSION", "9.0.10")
     site.torch("2.9.1+rocm6.4", hip="6.4.43484", library=b"\0gfx90a gfx942\0")
     assert said("torch", "rocm", RADEON) is None

@@ -154,7 +154,7 @@ def test_architectures_on_windows(site) -> None:
     assert registry.installed("torch").architectures() == ("sm_80", "sm_90")
 
 
-def test_nobody_can_tell_the_architectures_of_an_empty_or_missing_library(site) -> None:
+def test_an_empty_or_missing_library_has_unknown_architectures(site) -> None:
     folder = site.torch("2.11.0+cu130", cuda="13.0")
     assert read_architectures(folder / "elsewhere") == ()
     (folder / "lib" / "libtorch_python.so").touch()

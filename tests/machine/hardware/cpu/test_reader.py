@@ -276,7 +276,7 @@ def test_processors_that_only_the_mask_tells(tmp_path: Path) -> None:
     assert (details["logical_cores"], details["usable_cores"]) == (4, 4.0)
 
 
-def test_an_error_that_nobody_foresaw_leaves_the_cpu_usable() -> None:
+def test_an_unforeseen_error_leaves_the_cpu_usable() -> None:
     class Broken(cpu.Host):
         def machine(self) -> str:
             raise RuntimeError("no machine")

@@ -168,7 +168,7 @@ def test_one_child_answers_again_and_again(
 
 
 @pytest.mark.parametrize(("fault", "how"), [("CRASHES", "crashed"), ("HANGS", "timed_out")])
-def test_a_driver_that_fails_takes_nobody_down(
+def test_a_driver_that_fails_stays_in_its_child(
     installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, fault: str, how: str
 ) -> None:
     installed(fault)
@@ -247,7 +247,7 @@ def test_a_child_stays_and_is_replaced_when_it_ends(echo: Conversation) -> None:
     assert echo._process is not None
     os.kill(echo._process.pid, signal.SIGKILL)
     echo._process.wait()
-    assert echo.ask("nobody listens", limit=60).how == "crashed"
+    assert echo.ask("no one listens", limit=60).how == "crashed"
     echo.close()
     assert echo.ask("f", limit=60).how == "answered"
 
@@ -320,7 +320,7 @@ def test_a_child_that_does_not_end_is_ended(
     assert echo.ask("a", limit=60).how == "answered"
     process = echo._process
     assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)  # it can no longer notice that nobody asks
+    os.kill(process.pid, signal.SIGSTOP)  # it can no longer notice that its parent is gone
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     echo.close()
     assert process.returncode == -signal.SIGKILL

@@ -343,7 +343,7 @@ def _of_a_card(gpu: Gpu, now: Counters) -> GpuMemory:
 
 def free_of_card(total: int | None, now: Counters) -> int | None:
     """Return the free bytes of a card, or of a partition of `total` bytes."""
-    return None if total is None else _smaller(_unused(now.vram, now.vram_used), total)
+    return None if total is None else _smaller(_unused_bytes(now.vram, now.vram_used), total)
 
 
 def _with_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
@@ -370,20 +370,22 @@ def _shared_memory(
 
 def free_of_shared(usable: int | None, pool: Detail, now: Counters) -> int | None:
     """Return the free bytes of the pool of a GPU inside a processor."""
-    carve_out = _unused(now.vram, now.vram_used)
-    mapped = _smaller(_unused(now.gtt, now.gtt_used), now.available)
+    carve_out = _unused_bytes(now.vram, now.vram_used)
+    mapped = _smaller(_unused_bytes(now.gtt, now.gtt_used), now.available)
     if pool == "carve-out":
         left = carve_out
     elif pool == "gtt":
         left = mapped
     elif pool == "system memory":
-        left = _smaller(_unused(usable, (now.vram_used or 0) + (now.gtt_used or 0)), now.available)
+        left = _smaller(
+            _unused_bytes(usable, (now.vram_used or 0) + (now.gtt_used or 0)), now.available
+        )
     else:
         left = None if carve_out is None or mapped is None else carve_out + mapped
     return _smaller(left, usable)
 
 
-def _unused(size: int | None, used: int | None) -> int | None:
+def _unused_bytes(size: int | None, used: int | None) -> int | None:
     return None if size is None or used is None else max(0, size - used)
 
 
