@@ -47,6 +47,7 @@ from anydevice.compat.artifex import (
     print_device_info,
 )
 from anydevice.testing import fake_backend, fake_machine
+from tests.comparing import assert_same_bits
 
 JAX = ("jax", "numpy")
 MIB = 2**20
@@ -196,7 +197,7 @@ def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: l
         shards = manager.distribute_data(data)
         assert [shard.device for shard in shards] == manager.gpu_devices[: len(expected)]
     assert [len(shard) for shard in shards] == expected
-    np.testing.assert_array_equal(np.concatenate(shards), data)
+    assert_same_bits(np.concatenate(shards), data, because="only divided and copied")
 
 
 def test_data_is_divided_among_chosen_devices_and_in_trees() -> None:
@@ -239,7 +240,7 @@ def test_an_empty_list_of_devices_falls_back_to_the_cpu_with_a_warning() -> None
         with pytest.warns(UserWarning, match=r"using the CPU: target_devices is empty: no accel"):
             shards = manager.distribute_data(data, target_devices=manager.gpu_devices[:2])
         assert [shard.device for shard in shards] == jax.devices("cpu")
-    np.testing.assert_array_equal(np.concatenate(shards), data)
+    assert_same_bits(np.concatenate(shards), data, because="only divided and copied")
     with fake_machine(keep_settings=True, cuda=2, engines=JAX):
         manager = DeviceManager().jax_manager
         with pytest.warns(UserWarning, match="is empty: although there is cuda:0, cuda:1"):

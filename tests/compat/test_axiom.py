@@ -57,7 +57,7 @@ from anydevice.compat.axiom import (
     with_backend,
 )
 from anydevice.testing import fake_machine
-from tests.comparing import rounding
+from tests.comparing import assert_same_integers, rounding
 from tests.optional import torch
 
 CPU_ONLY = Reason("cpu_only_build", "torch is a CPU-only build")
@@ -170,7 +170,7 @@ def test_the_mixed_workflow_runs_as_it_is_written(places: tuple[str, str]) -> No
     assert device_of(outside) == Device(made_on)
     allowed = rounding(np.float32, 32)
     np.testing.assert_allclose(predictions, outside, rtol=allowed, atol=allowed)
-    assert results.tolist() == np.asarray(outside).argmax(axis=1).tolist()
+    assert_same_integers(results, np.asarray(outside).argmax(axis=1))
 
 
 def test_what_is_made_of_a_model_follows_the_block_too(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from anydevice.compat.axiom import (
     warm_up,
 )
 from anydevice.testing import fake_machine
-from tests.comparing import rounding
+from tests.comparing import assert_close, rounding
 from tests.peaks import measured
 
 
@@ -183,7 +183,7 @@ def test_checkpointing_lowers_the_peak_and_changes_no_result() -> None:
     saving = enable_checkpointing(model)
     assert "recomputed" in str(saving)
     x = torch.randn(2048, 16)
-    assert torch.equal(saving(x), model(x))
+    assert_close(saving(x), model(x), terms=16 * 20)
 
     def gradients(model: nn.Model) -> Any:
         leaf = x.clone().requires_grad_()
@@ -192,7 +192,7 @@ def test_checkpointing_lowers_the_peak_and_changes_no_result() -> None:
 
     expected, plain = measured("torch", gradients, model)
     found, again = measured("torch", gradients, saving)
-    assert torch.equal(found, expected)
+    assert_close(found, expected, terms=2 * 16 * 20)
     assert again < 0.6 * plain
 
 

@@ -40,6 +40,7 @@ from anydevice.compat.torchless import (
     print_backend_summary,
 )
 from anydevice.testing import fake_machine
+from tests.comparing import assert_same_bits
 from tests.llm.conftest import data
 from tests.optional import torch
 
@@ -219,7 +220,7 @@ def test_vectors_and_matrices_go_to_the_backend(shape: tuple[int, ...], method: 
         backend = init_backend(BackendPreference.CUDA)
         placed = getattr(backend, method)(x)
         assert placed.device == backend.device.native
-    np.testing.assert_array_equal(np.asarray(placed), x)
+    assert_same_bits(np.asarray(placed), x, because="only copied")
 
 
 @pytest.mark.parametrize("wrong", [np.ones((2, 2)), np.float32(1), [1.0, 2.0]])
@@ -241,7 +242,7 @@ def test_a_tensor_of_any_shape_goes_there_and_back(shape: tuple[int, ...]) -> No
         assert there.to_device("cuda:1").data is there.data
         back = there.to_host()
     assert isinstance(back, np.ndarray)
-    np.testing.assert_array_equal(back, x)
+    assert_same_bits(back, x, because="only copied")
 
 
 def test_a_whole_model_goes_there_in_one_call() -> None:
@@ -265,7 +266,7 @@ def test_a_model_is_loaded_from_its_file_straight_onto_the_backend(tmp_path: Pat
         half = init_backend(BackendPreference.CUDA).load_weights(path, "float16")
     assert list(loaded) == ["layer.weight"]
     assert isinstance(loaded["layer.weight"], jax.Array)
-    np.testing.assert_array_equal(np.asarray(loaded["layer.weight"]), weight)
+    assert_same_bits(np.asarray(loaded["layer.weight"]), weight, because="read from a file")
     assert half["layer.weight"].dtype == np.float16
 
 
