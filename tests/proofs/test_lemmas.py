@@ -14,7 +14,7 @@ from anydevice._proofs import search
 from anydevice._proofs.bounds import LinearBounds, Prepared, outward, prepare
 from anydevice._proofs.checking.checker import refused
 from anydevice._proofs.checking.network import Network
-from anydevice._proofs.lemmas import Effort, Sharpened, Sharpening
+from anydevice._proofs.lemmas import Effort, LemmaSearch, LemmaSet
 from anydevice._proofs.machines import numpy_machine
 from anydevice._proofs.prove import Theorem, prove_theorems
 from anydevice._proofs.search import SearchLimits
@@ -30,11 +30,15 @@ NETWORKS = {
 
 
 @cache
-def found(name: str, arithmetic: str = "float32") -> tuple[Prepared, LinearBounds, Sharpened]:
+def found(name: str, arithmetic: str = "float32") -> tuple[Prepared, LinearBounds, LemmaSet]:
     net = prepare(NETWORKS[name], arithmetic, numpy_machine())
     fast = prepare(NETWORKS[name], arithmetic, numpy_machine("float32"))
     box = outward(LOW[None], HIGH[None], "float64")
-    return net, LinearBounds(net, *box), Sharpening(net, fast, box).run(Effort(8, 3), lambda: False)
+    return (
+        net,
+        LinearBounds(net, *box),
+        LemmaSearch(net, fast, box).run(Effort(8, 3), lambda: False),
+    )
 
 
 def undecided(net: LinearBounds) -> int:
@@ -107,12 +111,12 @@ def test_parts_of_lemmas_are_as_many_as_memory_holds() -> None:
     box = outward(LOW[None], HIGH[None], "float64")
     parts = []
     for memory in (1 << 30, 200_000):
-        sharpening = Sharpening(net, fast, box, memory)
-        for lemma in sharpening.run(Effort(40, 8), lambda: False).lemmas:
+        lemma_search = LemmaSearch(net, fast, box, memory)
+        for lemma in lemma_search.run(Effort(40, 8), lambda: False).lemmas:
             before = sum(step.size for step in net.steps[: lemma.node - 1])
             if memory == 200_000:
                 assert lemma.tree.leaves * 9 * before <= memory
-        parts.append(sharpening.parts)
+        parts.append(lemma_search.parts)
     assert parts[0] > 2 * parts[1] > 0
 
 
@@ -121,15 +125,15 @@ def test_progress_goes_on_while_lemmas_are_found(monkeypatch: Any) -> None:
     monkeypatch.setattr(search, "_PARTS", (20, *search._PARTS[1:]))
     reports: list[search.Progress] = []
     at: list[int] = []
-    run = Sharpening.run
+    run = LemmaSearch.run
 
-    def noted(self: Sharpening, effort: Effort, stop: Any) -> Sharpened:
+    def noted(self: LemmaSearch, effort: Effort, stop: Any) -> LemmaSet:
         at.append(len(reports))
         sharp = run(self, effort, stop)
         at.append(len(reports))
         return sharp
 
-    monkeypatch.setattr(Sharpening, "run", noted)
+    monkeypatch.setattr(LemmaSearch, "run", noted)
     theorem = Theorem(NETWORKS["chain"], (claim(NETWORKS["chain"], 0.35),), "float32", False)
     result = prove_theorems(
         [theorem], numpy_machine(), SearchLimits(tell=reports.append), 0.0, None, ""

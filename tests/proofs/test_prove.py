@@ -24,7 +24,7 @@ from anydevice._proofs.checking.network import Network, Node, Query
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine, probe
 from anydevice._proofs.prove import Theorem
 from anydevice._proofs.search import (
-    Bounding,
+    BoxDecider,
     OutOfTimeError,
     Progress,
     Search,
@@ -179,9 +179,9 @@ def test_no_false_theorem_is_proved_where_nothing_looks_for_counterexamples() ->
     wrong = question._replace(constants=(Fraction(-least - 0.01),))
     rows = rows_of(wrong)
     fast = prepare(net, "real", numpy_machine("float32"))
-    bounding = Bounding(prepare(net, "real", numpy_machine()), rows, fast)
+    decider = BoxDecider(prepare(net, "real", numpy_machine()), rows, fast)
     ends = np.full(3, -1.0), np.full(3, 1.0)
-    found = Search(bounding, None, lambda _: None, SearchLimits(memory=1 << 20)).run(*ends)
+    found = Search(decider, None, lambda _: None, SearchLimits(memory=1 << 20)).run(*ends)
     assert found.tree is None
 
 
@@ -301,8 +301,8 @@ def test_a_limit_of_time_is_kept_in_the_midst_of_a_bound() -> None:
             raise OutOfTimeError
 
     placed = prepare(net, "float32", numpy_machine())._replace(pause=late)
-    bounding = Bounding(placed, rows_of(question))
-    search = Search(bounding, None, lambda _: None, SearchLimits())
+    decider = BoxDecider(placed, rows_of(question))
+    search = Search(decider, None, lambda _: None, SearchLimits())
     found = search.run(-np.ones(60), np.ones(60))
     assert (found.tree, found.reason, len(paused)) == (None, "time", 2)
 
@@ -348,8 +348,8 @@ def test_many_inputs_are_divided_where_few_of_them_vary() -> None:
     result = proved(net, question)
     assert isinstance(result, proofs.Proof)
     assert result.check() > 2
-    bounding = Bounding(prepare(net, "float32", numpy_machine()), rows_of(question))
-    search = Search(bounding, None, lambda _: None, SearchLimits())
+    decider = BoxDecider(prepare(net, "float32", numpy_machine()), rows_of(question))
+    search = Search(decider, None, lambda _: None, SearchLimits())
     assert search.run(-np.ones(60), np.ones(60)).reason == "resolution"
 
 
@@ -416,8 +416,8 @@ def test_a_nan_never_closes_a_leaf() -> None:
     nodes = (net.nodes[0]._replace(weights=(net.nodes[0].weights[0] * 1e300,)), *net.nodes[1:])
     wild = Network(3, (*nodes[:2], nodes[2]._replace(weights=(nodes[2].weights[0] * 1e300,))))
     rows = rows_of(networks.query(wild, [-1] * 3, [1] * 3, [[1]], [1]))
-    bounding = Bounding(prepare(wild, "real", numpy_machine()), rows)
-    verdict = bounding(np.full((1, 3), -1.0), np.full((1, 3), 1.0))
+    decider = BoxDecider(prepare(wild, "real", numpy_machine()), rows)
+    verdict = decider(np.full((1, 3), -1.0), np.full((1, 3), 1.0))
     assert not verdict.closed.any()
 
 

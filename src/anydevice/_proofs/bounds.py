@@ -123,7 +123,7 @@ def _step(node: Node, executed: bool, machine: BoundsMachine) -> PlacedNode:
     )
 
 
-def until(net: Prepared, number: int) -> Prepared:
+def end_at(net: Prepared, number: int) -> Prepared:
     """Return the network that ends with a node, before its function."""
     *before, last = net.steps[:number]
     return net._replace(steps=(*before, last._replace(function="")))

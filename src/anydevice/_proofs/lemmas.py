@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.bounds import KnownBounds, LinearBounds, Prepared, until
+from anydevice._proofs.bounds import KnownBounds, LinearBounds, Prepared, end_at
 from anydevice._proofs.checking.certificate import Lemma
-from anydevice._proofs.neurons import Branch, Growing, Neurons, Problems
+from anydevice._proofs.neurons import Branch, Neurons, Problems, TreeBuilder
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -38,14 +38,14 @@ class Effort(NamedTuple):
     width: int
 
 
-class Sharpened(NamedTuple):
+class LemmaSet(NamedTuple):
     """Lemmas, and the bounds of neurons that they prove, by node."""
 
     lemmas: tuple[Lemma, ...]
     known: KnownBounds
 
 
-class Sharpening:
+class LemmaSearch:
     """Finds lemmas about a network over a box, which is a centre and a radius, each (1, inputs).
 
     The parts of a node take at most half of `memory` bytes. `parts` is the number of bounded ones.
@@ -62,7 +62,7 @@ class Sharpening:
         self.parts = 0
         self._sides: dict[int, _NeuronSides] = {}
 
-    def run(self, effort: Effort, stop: Callable[[], bool]) -> Sharpened:
+    def run(self, effort: Effort, stop: Callable[[], bool]) -> LemmaSet:
         """Find lemmas about all nodes behind the first in turn, until `stop` returns True.
 
         `stop` is called before each batch of parts.
@@ -78,7 +78,7 @@ class Sharpening:
                     if result is not None:
                         lemma, known[number] = result
                         lemmas.append(lemma)
-        return Sharpened(tuple(lemmas), known)
+        return LemmaSet(tuple(lemmas), known)
 
     def _divide(self, cases: _NeuronSides, effort: Effort, stop: Callable[[], bool]) -> None:
         before, already = self.parts, cases.neurons.parts
@@ -97,7 +97,7 @@ class Sharpening:
         """
         if not known and number in self._sides:
             return self._sides[number]
-        net, fast = until(self.net, number), until(self.fast, number)
+        net, fast = end_at(self.net, number), end_at(self.fast, number)
         relaxed = LinearBounds(net, *self.box, known=known)
         place, size = net.machine.place, net.steps[-1].size
         rows = np.concatenate([np.eye(size), -np.eye(size)])
@@ -150,14 +150,14 @@ class _NeuronSides:
         which = np.flatnonzero(gained)
         if not len(which):
             return None
-        growing = Growing(len(which), len(which), self.neurons.neurons)
+        builder = TreeBuilder(len(which), len(which), self.neurons.neurons)
         branches = {group: self.branches[i] for group, i in enumerate(which)}
-        growing.add_cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
+        builder.add_cases(0, np.full(len(which), 255, np.uint8), np.arange(len(which)), branches)
         side, neuron = np.divmod(which, len(self.undecided))
         sides = 2 * self.undecided[neuron] + side
         most = np.full(2 * self.size, np.inf)
         most[sides] = -bounds[which]
-        lemma = Lemma(self.node, sides, -bounds[which], growing.tree())
+        lemma = Lemma(self.node, sides, -bounds[which], builder.tree())
         return lemma, (-most[::2], most[1::2])
 
     def divide(self, effort: Effort, stop: Callable[[], bool]) -> None:

@@ -58,7 +58,7 @@ class Branch:
         return first
 
 
-class Growing:
+class TreeBuilder:
     """A tree while it grows: the step at each node, and the numbers of its children."""
 
     def __init__(self, groups: int, rows: int, neurons: int) -> None:

@@ -28,7 +28,7 @@ from anydevice._proofs.checking.network import (
     check_query,
 )
 from anydevice._proofs.files import read_model, read_queries
-from anydevice._proofs.lemmas import Sharpening
+from anydevice._proofs.lemmas import LemmaSearch
 from anydevice._proofs.machines import BoundsMachine, machine_on, numpy_machine
 from anydevice._proofs.outcome import ProgressRecorder, SearchProgress
 from anydevice._proofs.properties import (
@@ -40,7 +40,7 @@ from anydevice._proofs.properties import (
     problems,
 )
 from anydevice._proofs.search import (
-    Bounding,
+    BoxDecider,
     OutOfTimeError,
     Progress,
     Search,
@@ -415,22 +415,22 @@ def _search_query(
     rows = rows_of(work.query)._replace(trivial=trivial)
     cases = {node.function for node in network.nodes} - {""} == {"relu"} and not is_first
     optimising = work.on(machine.optimising(), limits) if cases else None
-    bounding = Bounding(work.on(machine, limits), rows, optimising)
+    decider = BoxDecider(work.on(machine, limits), rows, optimising)
     finishing = small = None
     if machine.dtype != "float64" or machine.is_accelerator:
         fast = work.on(numpy_machine("float32"), limits) if cases else None
-        on_host = Bounding(work.on(numpy_machine(), limits), rows, fast)
+        on_host = BoxDecider(work.on(numpy_machine(), limits), rows, fast)
         finishing = on_host if machine.dtype != "float64" else None
         small = on_host if machine.is_accelerator else None
     if machine.is_accelerator:
         limits = limits._replace(batch=8192, cases_batch=8192)
 
-    def sharpening(box: tuple[Floats, Floats]) -> Sharpening:
-        """Sharpen on NumPy: the batches are small."""
+    def lemma_search(box: tuple[Floats, Floats]) -> LemmaSearch:
+        """Find lemmas on NumPy: the batches are small."""
         net, fast = (work.on(numpy_machine(dtype), limits) for dtype in ("float64", "float32"))
-        return Sharpening(net, fast, box, limits.memory)
+        return LemmaSearch(net, fast, box, limits.memory)
 
-    search = Search(bounding, finishing, work.attack.near, limits, small, sharpening)
+    search = Search(decider, finishing, work.attack.near, limits, small, lemma_search)
     return (search.first if is_first else search.run)(work.attack.low, work.attack.high)
 
 

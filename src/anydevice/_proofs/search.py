@@ -33,9 +33,9 @@ from anydevice._proofs.bounds import (
 )
 from anydevice._proofs.checking.certificate import Tree
 from anydevice._proofs.checking.network import Query
-from anydevice._proofs.lemmas import Effort, Sharpening
+from anydevice._proofs.lemmas import Effort, LemmaSearch
 from anydevice._proofs.machines import Host
-from anydevice._proofs.neurons import Growing, Neurons, Problems, split_neurons
+from anydevice._proofs.neurons import Neurons, Problems, TreeBuilder, split_neurons
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -142,7 +142,7 @@ class Decision(NamedTuple):
         return np.asarray(self.holds.all(1))
 
 
-class Bounding:
+class BoxDecider:
     """Decides batches of boxes by the bounds of a network on a machine.
 
     `fast` is the same network on the machine that optimises slopes and multipliers; `None` if
@@ -287,30 +287,30 @@ class Bounding:
 class Search:
     """One search: the open boxes, the tree so far, and the progress.
 
-    `finishing` decides near boxes in float64 if `bounding` has only float32. `small` decides
-    batches that are too small for an accelerator. `sharpening` makes the search for lemmas about a
-    box, given as centre and radius, that is not halved along its inputs.
+    `finishing` decides near boxes in float64 if `decider` has only float32. `small` decides batches
+    that are too small for an accelerator. `lemma_search` makes the search for lemmas about a box,
+    given as centre and radius, that is not halved along its inputs.
     """
 
     def __init__(
         self,
-        bounding: Bounding,
-        finishing: Bounding | None,
+        decider: BoxDecider,
+        finishing: BoxDecider | None,
         refutes: Callable[[Floats], Floats | None],
         limits: SearchLimits,
-        small: Bounding | None = None,
-        sharpening: Callable[[tuple[Floats, Floats]], Sharpening] | None = None,
+        small: BoxDecider | None = None,
+        lemma_search: Callable[[tuple[Floats, Floats]], LemmaSearch] | None = None,
     ) -> None:
-        self.bounding, self.finishing, self.small = bounding, finishing, small
-        self.sharpening = sharpening
+        self.decider, self.finishing, self.small = decider, finishing, small
+        self.lemma_search = lemma_search
         self.refutes, self.limits = refutes, limits
-        net, rows = bounding.net, bounding.rows
+        net, rows = decider.net, decider.rows
         neurons = sum(step.size for step in net.steps if step.function)
-        self.growing = Growing(len(rows.groups), len(rows.constants), neurons)
+        self.builder = TreeBuilder(len(rows.groups), len(rows.constants), neurons)
         self.stack: list[Boxes] = []
         self._in_hand = 0  # open boxes of the batch that is being decided
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
-        self._under_way: Neurons | Sharpening | None = None
+        self._under_way: Neurons | LemmaSearch | None = None
         self._halves_inputs = (
             False  # although there are many: few of them vary, and no ReLU is split
         )
@@ -324,7 +324,7 @@ class Search:
         """
         self.limits.keep()
         boxes = _whole(low, high)
-        verdict = (self.small or self.bounding)(boxes.low, boxes.high)
+        verdict = (self.small or self.decider)(boxes.low, boxes.high)
         self._in_hand = self.boxes = 1
         if verdict.closed.all():
             self._close(boxes, np.zeros(1, np.int64), verdict)
@@ -332,7 +332,7 @@ class Search:
             self.worst = float(verdict.bound.min())
             middle = (boxes.low + boxes.high) / 2
             self.point = self.refutes(np.concatenate([verdict.points[0], middle]))
-        now, tree = self.progress(), None if self._in_hand else self.growing.tree()
+        now, tree = self.progress(), None if self._in_hand else self.builder.tree()
         self.limits.tell(now)
         return SearchResult(tree, self.point, "open" if self._in_hand else "", now)
 
@@ -340,7 +340,7 @@ class Search:
         """Search a box until it is proved or refuted, or a limit is reached."""
         self.stack.append(_whole(low, high))
         few = np.count_nonzero(high > low) <= FORWARD_INPUTS
-        self._halves_inputs = bool(few and self.bounding.fast is None)
+        self._halves_inputs = bool(few and self.decider.fast is None)
         reason = ""
         try:
             while self.stack and not reason and self.point is None:
@@ -352,7 +352,7 @@ class Search:
             reason = "time"
         proved = not self.stack and not reason and self.point is None
         return SearchResult(
-            self.growing.tree() if proved else None, self.point, reason, self.progress()
+            self.builder.tree() if proved else None, self.point, reason, self.progress()
         )
 
     def progress(self) -> Progress:
@@ -367,7 +367,7 @@ class Search:
         return bool(self._limit_reached())
 
     @contextmanager
-    def _count_parts(self, parts: Neurons | Sharpening) -> Iterator[None]:
+    def _count_parts(self, parts: Neurons | LemmaSearch) -> Iterator[None]:
         """Count the parts that are bounded in this block, also in reports from inside of it."""
         before = parts.parts
         self.boxes -= before
@@ -383,7 +383,7 @@ class Search:
         if self.limits.clock() > self.limits.until:
             return "time"
         waiting = sum(len(batch.ids) for batch in self.stack)
-        size = waiting * (16 * self.bounding.net.inputs + 16) + 40 * self.growing.nodes
+        size = waiting * (16 * self.decider.net.inputs + 16) + 40 * self.builder.nodes
         return "memory" if size > self.limits.memory else ""
 
     def _step(self) -> str:
@@ -392,26 +392,26 @@ class Search:
         self._in_hand = len(boxes.ids)
         self.boxes += self._in_hand
         few = self.small is not None and len(boxes.ids) < self.limits.few
-        open_, scores = self._settle(self.small if few and self.small else self.bounding, boxes)
+        open_, scores = self._settle(self.small if few and self.small else self.decider, boxes)
         if self.point is not None or not len(open_.ids):
             return ""
-        if self.bounding.net.linear == 0 and not self._halves_inputs:
+        if self.decider.net.linear == 0 and not self._halves_inputs:
             return self._limit_reached() or "resolution"
-        halves = _halve(open_, scores, self.growing)
+        halves = _halve(open_, scores, self.builder)
         if halves is None:
             return "resolution"
         self.stack.append(halves)
         self._in_hand = 0
         return ""
 
-    def _settle(self, bounding: Bounding, boxes: Boxes) -> tuple[Boxes, Floats]:
+    def _settle(self, decider: BoxDecider, boxes: Boxes) -> tuple[Boxes, Floats]:
         """Close boxes by bounds and cases; return those that stay open, with scores of inputs."""
-        verdict = bounding(boxes.low, boxes.high)
+        verdict = decider(boxes.low, boxes.high)
         closed = verdict.closed
         self._close(boxes, np.flatnonzero(closed), verdict)
         again = np.zeros(len(closed), bool)
         scores = verdict.scores
-        if bounding is self.bounding and self.finishing is not None:
+        if decider is self.decider and self.finishing is not None:
             again = verdict.near & ~closed
         open_ = np.flatnonzero(~closed & ~again)
         if len(open_):
@@ -419,9 +419,9 @@ class Search:
             middles = (boxes.low[open_] + boxes.high[open_]) / 2
             ends = verdict.points[open_].reshape(-1, middles.shape[1])
             self.point = self.refutes(np.concatenate([ends, middles]))
-            patient = bounding.net.linear and self.boxes < self.limits.patience
-            if self.point is None and bounding.fast is not None and not patient:
-                open_ = self._by_neurons(bounding, boxes, open_, verdict)
+            patient = decider.net.linear and self.boxes < self.limits.patience
+            if self.point is None and decider.fast is not None and not patient:
+                open_ = self._by_neurons(decider, boxes, open_, verdict)
         rest, rest_scores = boxes.take(open_), scores[open_]
         if again.any() and self.finishing is not None and self.point is None:
             more, more_scores = self._settle(self.finishing, boxes.take(np.flatnonzero(again)))
@@ -430,25 +430,27 @@ class Search:
         return rest, rest_scores
 
     def _close(self, boxes: Boxes, which: Host, verdict: Decision) -> None:
-        self.growing.close(boxes.ids[which], verdict.weights[which])
+        self.builder.close(boxes.ids[which], verdict.weights[which])
         self.share += float((0.5 ** boxes.depth[which]).sum())
         self._in_hand -= len(which)
 
-    def _by_neurons(self, bounding: Bounding, boxes: Boxes, open_: Host, verdict: Decision) -> Host:
+    def _by_neurons(
+        self, decider: BoxDecider, boxes: Boxes, open_: Host, verdict: Decision
+    ) -> Host:
         """Close boxes by cases of neurons, with lemmas between; return those that stay open."""
-        if bounding.net.linear or self.sharpening is None:
-            return self._split_neurons(bounding, boxes, open_, verdict)
-        sharpening = self.sharpening(outward(boxes.low, boxes.high, "float64"))
-        least = _PARTS_OF_LARGE if bounding.net.weights > _LARGE else 0
+        if decider.net.linear or self.lemma_search is None:
+            return self._split_neurons(decider, boxes, open_, verdict)
+        lemma_search = self.lemma_search(outward(boxes.low, boxes.high, "float64"))
+        least = _PARTS_OF_LARGE if decider.net.weights > _LARGE else 0
         for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
             parts = max(parts, least)
-            open_ = self._split_neurons(bounding, boxes, open_, verdict, parts)
+            open_ = self._split_neurons(decider, boxes, open_, verdict, parts)
             if effort is None or not len(open_) or self.point is not None or self._limit_reached():
                 break
-            with self._count_parts(sharpening):
-                sharpened = sharpening.run(effort, self._must_stop)
-            self.growing.lemmas = sharpened.lemmas
-            verdict = bounding(boxes.low, boxes.high, sharpened.known)
+            with self._count_parts(lemma_search):
+                lemma_set = lemma_search.run(effort, self._must_stop)
+            self.builder.lemmas = lemma_set.lemmas
+            verdict = decider(boxes.low, boxes.high, lemma_set.known)
             self.worst = float(verdict.bound.min())
             if verdict.closed.all():
                 self._close(boxes, open_, verdict)
@@ -457,17 +459,17 @@ class Search:
 
     def _split_neurons(
         self,
-        bounding: Bounding,
+        decider: BoxDecider,
         boxes: Boxes,
         open_: Host,
         verdict: Decision,
         parts: int = 1 << 40,
     ) -> Host:
         """Close boxes by at most `parts` cases of neurons; return those that stay open."""
-        rows, limits = bounding.rows, self.limits
-        alone = bounding.net.linear == 0
-        assert bounding.fast is not None
-        neurons = Neurons(verdict.relaxed, bounding.fast)
+        rows, limits = decider.rows, self.limits
+        alone = decider.net.linear == 0
+        assert decider.fast is not None
+        neurons = Neurons(verdict.relaxed, decider.fast)
         undecided = ((neurons.low < 0) & (neurons.high > 0)).sum(1)
         tried = open_ if alone else open_[undecided[open_] <= limits.undecided]
         if not len(tried):
@@ -495,7 +497,7 @@ class Search:
         for b in tried.tolist():
             if b not in failed:
                 by_group = {int(group[i]): branches[i] for i in np.flatnonzero(box == b)}
-                self.growing.add_cases(
+                self.builder.add_cases(
                     int(boxes.ids[b]), verdict.weights[b], group_of_row, by_group
                 )
                 self.share += 0.5 ** float(boxes.depth[b])
@@ -548,7 +550,7 @@ def _pop(stack: list[Boxes], limit: int) -> Boxes:
     return Boxes(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _halve(boxes: Boxes, scores: Floats, growing: Growing) -> Boxes | None:
+def _halve(boxes: Boxes, scores: Floats, builder: TreeBuilder) -> Boxes | None:
     """Halve each box along its input of the highest score; `None` if one has no midpoint."""
     count = np.arange(len(boxes.ids))
     middle = (boxes.low + boxes.high) / 2
@@ -557,7 +559,7 @@ def _halve(boxes: Boxes, scores: Floats, growing: Growing) -> Boxes | None:
     inputs = scores.argmax(1)
     if not can[count, inputs].all():
         return None
-    first = growing.split(boxes.ids, inputs)
+    first = builder.split(boxes.ids, inputs)
     low, high = boxes.low.copy(), boxes.high.copy()
     high[count, inputs] = low[count, inputs] = middle[count, inputs]
     ids, depth = np.concatenate([first, first + 1]), np.tile(boxes.depth + 1, 2)
