@@ -127,7 +127,7 @@ class Model:
         return decoder_layer(
             x, position, kept["keys"], kept["values"], **weights,
             qkv_bias=None, output_bias=None, query_norm=None, key_norm=None,
-            numbers=self.shape.numbers, frequencies=self.frequencies, rope_factor=self.factor,
+            config=self.shape.numbers, frequencies=self.frequencies, rope_factor=self.factor,
             tiles=self.tiles, attention_tile=self.attention,
         )  # fmt: skip
 

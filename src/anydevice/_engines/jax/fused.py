@@ -228,8 +228,9 @@ def _rotate(x: Array, positions: Array, theta: float, interleaved: bool) -> Arra
 
 
 def _attention(
-    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None, window:
-    int | None, lengths: Array | None, soft_cap: float | None = None, sinks: Array | None = None,
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None,
+    window: int | None, lengths: Array | None, soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:  # fmt: skip
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not 0 < scores <= _LARGEST_SCORES:
@@ -398,8 +399,9 @@ def _visible_keys(
 
 
 def _experts(
-    x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array, gate_up_bias: Array |
-    None, down_bias: Array | None, activation: str, alpha: float, limit: float,
+    x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array,
+    gate_up_bias: Array | None, down_bias: Array | None, activation: str, alpha: float,
+    limit: float,
 ) -> Array:  # fmt: skip
     if not (x.size and chosen.size and down.size):
         return NotImplemented

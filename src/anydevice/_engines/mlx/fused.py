@@ -50,8 +50,8 @@ _rmsnorm.of_one_dtype = _layernorm.of_one_dtype = True  # type: ignore[attr-defi
 
 
 def _attention(
-    q: mx.array, k: mx.array, v: mx.array, causal: bool, scale: Any, mask: mx.array | None, window:
-    Any, lengths: mx.array | None, soft_cap: Any = None, sinks: mx.array | None = None,
+    q: mx.array, k: mx.array, v: mx.array, causal: bool, scale: Any, mask: mx.array | None,
+    window: Any, lengths: mx.array | None, soft_cap: Any = None, sinks: mx.array | None = None,
 ) -> mx.array:  # fmt: skip
     if soft_cap is not None or not v.shape[3]:
         return NotImplemented

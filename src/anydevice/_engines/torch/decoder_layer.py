@@ -27,10 +27,10 @@ _silu = torch._C._nn.silu
 
 
 def decoder_layer(
-    x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attention_norm: Tensor, qkv:
-    Tensor, output: Tensor, mlp_norm: Tensor, gate_up: Tensor, down: Tensor, qkv_bias: Tensor |
-    None, output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None, config:
-    LayerConfig,
+    x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, attention_norm: Tensor,
+    qkv: Tensor, output: Tensor, mlp_norm: Tensor, gate_up: Tensor, down: Tensor,
+    qkv_bias: Tensor | None, output_bias: Tensor | None, query_norm: Tensor | None,
+    key_norm: Tensor | None, config: LayerConfig,
 ) -> Any:  # fmt: skip
     """See `LayerConfig`: x, keys and values after it; the cache is written in place."""
     if not _serves(x, keys, values, qkv, config):

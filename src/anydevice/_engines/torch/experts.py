@@ -28,8 +28,9 @@ _MOST_BETWEEN = 2**26
 
 
 def experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, gate_up_bias: Tensor
-    | None, down_bias: Tensor | None, activation: str, alpha: float, limit: float,
+    x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor,
+    gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, alpha: float,
+    limit: float,
 ) -> Tensor:  # fmt: skip
     """Return the op of that name, in bfloat16 on a card that has a kernel for grouped products."""
     if x.dtype is not torch.bfloat16 or not _has_kernel(x.device):
@@ -57,8 +58,9 @@ def experts(
 
 
 def in_order_of_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, gate_up_bias: Tensor
-    | None, down_bias: Tensor | None, activation: str, alpha: float, limit: float,
+    x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor,
+    gate_up_bias: Tensor | None, down_bias: Tensor | None, activation: str, alpha: float,
+    limit: float,
 ) -> Tensor:  # fmt: skip
     """Return the same, wherever PyTorch has the product."""
     assert _grouped_product is not None

@@ -306,8 +306,8 @@ def _avg_pool2d(x: Tensor, size: Pair, stride: Pair | None) -> Tensor:
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, mask: Tensor | None,
-    window: int | None, lengths: Tensor | None, soft_cap: float | None = None, sinks: Tensor | None
-    = None,
+    window: int | None, lengths: Tensor | None, soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute `ops.attention`; `NotImplemented` if there is nothing to attend to or to compute.
 

@@ -1,5 +1,5 @@
-// Attention without a matrix of scores: keys are gone through once, and what was added up so far is
-// scaled down whenever a larger score comes (the running maximum and sum of a softmax).
+// Attention without a matrix of scores: one pass over the keys with an online softmax (Milakov and
+// Gimelshein 2018; flash attention, Dao et al. 2022): sums are rescaled when a larger score comes.
 //
 // q is (batch, heads, queries, SIZE), k and v (batch, heads / REPEAT, keys, SIZE), with strides; the
 // last axis is in one piece. Which keys a query sees: the first `valid` ones; with a window of 0 or
@@ -128,9 +128,10 @@ __kernel void attention_by_item(const INDEX count, ARGUMENTS)
     }
 }
 
-// One group for a query and a segment of its keys: for few queries on GPUs. Each item has a key at
-// a time and then a few of the numbers of the result. With several segments `shares` gets the sums
-// of each, and its maximum and total behind them, for `join_segments`.
+// Flash-decoding (Dao et al. 2023): one group for a query and a segment of its keys, for few
+// queries on GPUs. Each item has a key at a time and then a few of the numbers of the result. With
+// several segments `shares` gets the sums of each, and its maximum and total behind them, for
+// `join_segments`.
 
 #define NUMBERS_EACH ((SIZE + GROUP - 1) / GROUP)
 

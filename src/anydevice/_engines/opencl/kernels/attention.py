@@ -43,8 +43,9 @@ class Variant(Record):
 
 
 def attention(
-    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None, window:
-    int | None, lengths: Array | None, soft_cap: float | None = None, sinks: Array | None = None,
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Array | None,
+    window: int | None, lengths: Array | None, soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:  # fmt: skip
     """Return the values, weighted by the softmax of the scores; zeros for a query that sees no key.
 
@@ -75,8 +76,8 @@ def _with_rows(x: Array) -> Array:
 
 
 def _run(
-    q: Array, k: Array, v: Array, causal: bool, scale: float, mask: Array | None, window: int |
-    None, lengths: Array | None, out: Array,
+    q: Array, k: Array, v: Array, causal: bool, scale: float, mask: Array | None,
+    window: int | None, lengths: Array | None, out: Array,
 ) -> None:  # fmt: skip
     batch, heads, queries, size = q.shape
     keys = k.shape[2]

@@ -1,4 +1,5 @@
-// Attention of many queries on GPUs: a group of SIZE work items for QUERY_TILE queries of a head.
+// Flash attention (Dao et al. 2022) of many queries on GPUs: a group of SIZE work items for
+// QUERY_TILE queries of a head.
 //
 // It goes through the keys in tiles of KEY_TILE. An item computes a few scores of a tile, and keeps
 // 4 × 8 numbers of the result in registers. The text of attention.cl comes before this.
@@ -127,7 +128,7 @@ __kernel void attention_by_tile(ARGUMENTS)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const NUMBER share = scores[(sum_row + i) * (KEY_TILE + 1) + key];
-                // What nobody may see can be anything, also NaN.
+                // A key that no query may see can hold anything, also NaN.
                 if (share != 0)
 #pragma unroll
                     for (int j = 0; j < 8; j++)

@@ -5,7 +5,7 @@
 // BODY computes and writes. All of them are put before this text.
 
 #if INTEGER_POWERS
-// A power of integers; one with a negative exponent is rounded towards zero.
+// A power of integers by repeated squaring; a negative exponent is rounded towards zero.
 NUMBER integer_power(NUMBER base, NUMBER exponent)
 {
     if (exponent < 0)

@@ -63,8 +63,8 @@ void best_of_stripe(__global const ELEMENT *row,
     }
 }
 
-// One group for a row. Each item keeps the best of its stripe, and looks for the next one only
-// when that was taken.
+// Tournament selection: one group for a row. Each item keeps the best of its stripe, a tree
+// reduction finds the winner, and only the winner's item searches its stripe again.
 __kernel void top_k(const INDEX count,
                     const INDEX wanted,
                     __global const ELEMENT *x,

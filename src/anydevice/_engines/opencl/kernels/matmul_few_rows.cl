@@ -1,9 +1,10 @@
 // Products of ROWS (a few) rows with a matrix, which is read once: all time goes into reading it.
 //
-// `along_k` is for matrices whose k are neighbours in memory (weights kept as out × in): a group of
-// work items computes one column. `along_columns` is for those whose columns are neighbours: an
-// item computes a column, and several items of a group share its k. a is in C order. ALIGNED says
-// that all rows of both begin at a multiple of eight numbers, so that eight can be read at once.
+// Matrix-vector products with tree reductions in local memory. `along_k` is for matrices whose k
+// are neighbours in memory (weights kept as out × in): a group of work items computes one column.
+// `along_columns` is for those whose columns are neighbours: an item computes a column, and several
+// items of a group share its k. a is in C order. ALIGNED says that all rows of both begin at a
+// multiple of eight numbers, so that eight can be read at once.
 
 #define ACROSS (GROUP < MOST_ACROSS ? GROUP : MOST_ACROSS)
 

@@ -1,4 +1,5 @@
-// Products of matrices for CPUs, and for devices without groups of work items.
+// Products of matrices for CPUs, and for devices without groups of work items: packed panels and a
+// register tile, as in GotoBLAS (Goto and van de Geijn 2008).
 //
 // `pack` copies a matrix into panels, so that what is multiplied together lies together: a panel is
 // WIDTH rows of a (or columns of b), k after k, filled up with zeros. A work item of `matmul` takes

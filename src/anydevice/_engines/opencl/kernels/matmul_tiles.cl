@@ -1,4 +1,5 @@
-// Products of matrices for GPUs: a group of work items computes a tile of the product.
+// Products of matrices for GPUs by tiles in local memory and registers, double-buffered (Volkov and
+// Demmel 2008): a group of work items computes TILE_ROWS × TILE_COLUMNS of the product.
 //
 // The group reads TILE_K columns of a and rows of b at a time into local memory, and each item
 // multiplies ITEM_ROWS by ITEM_COLUMNS of them in registers, in pieces of four. While it does so,

@@ -1,4 +1,5 @@
-// Sums, largest and smallest along axes.
+// Sums, largest and smallest along axes: blocked summation (Higham 1993, The accuracy of floating
+// point summation) of eight strands, then a tree reduction in local memory.
 //
 // A unit of work is one segment of the elements behind one result. COOPERATE makes a group of work
 // items a unit; without it each item is one. JOIN_TWO(a, b) and NEUTRAL say what is computed.

@@ -1,4 +1,4 @@
-// Turns pairs of numbers by angles: one work item for a pair.
+// Rotary embedding (Su et al. 2021): rotates pairs of numbers, one work item for a pair.
 //
 // x is (batch, heads, tokens, size) with strides. INTERLEAVED pairs are neighbours, others lie half
 // the size apart. The angles, their sines and cosines are float, whatever the numbers are.

@@ -1,4 +1,5 @@
-// Operations on each row of an array in C order: a group of work items for a row.
+// Operations on each row of an array in C order: a group of work items for a row, tree reductions.
+// Softmax of long rows is online (Milakov and Gimelshein 2018); layernorm takes two passes.
 //
 // A row is read in pieces of WIDTH numbers (1, 4 or 8). With ITEMS, each work item keeps its pieces
 // in registers, and the row is read from memory once; without, it is read anew for each pass.

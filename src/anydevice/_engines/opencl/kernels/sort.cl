@@ -1,4 +1,5 @@
-// Rows in order. Equal elements stay in theirs; NaN is larger than everything.
+// A stable merge sort of rows; NaN is larger than everything. Insertion sort makes runs, and each
+// element finds its rank in the other run by binary search (Satish et al. 2009).
 
 bool is_nan(const NUMBER value)
 {
@@ -19,7 +20,7 @@ bool after(const NUMBER a, const NUMBER b)
 #endif
 }
 
-// One work item puts a run of a row in order, by insertion.
+// One work item sorts a run of a row, by insertion.
 __kernel void sort_runs(const INDEX units,
                         const INDEX count,
                         const INDEX runs,
@@ -47,8 +48,8 @@ __kernel void sort_runs(const INDEX units,
     }
 }
 
-// Two runs become one. An element goes as far as it stands in its own run and as many of the other
-// run come before it; of equal elements, those of the first run do.
+// Merges two runs. An element's place is its index in its own run plus its rank in the other; of
+// equal elements, those of the first run come first.
 __kernel void merge_runs(const INDEX units,
                          const INDEX count,
                          const INDEX width,

@@ -1,7 +1,8 @@
 """Attention of one new token to a cache: as fast as the cache is read.
 
-The keys are cut into parts that run side by side. Each part gives its own softmax average and the
-logarithm of its sum; a second, small kernel puts the parts together.
+Flash-decoding (Dao et al. 2023, "Flash-Decoding for long-context inference"): split-K over the
+keys. Each part computes an online softmax (Milakov and Gimelshein 2018) and stores its average and
+the logarithm of its sum; a second, small kernel combines the parts.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ def _cap_scores(scores, soft_cap):
     return (1 - 2 / (1 + power)) * (soft_cap * 1.4426950408889634)
 
 
+# Grid (parts, batch × key heads). A program has block_group × size queries in registers, the query
+# heads of one key head, and walks its part in tiles of block × size keys and values.
 @triton.jit(do_not_specialize=["key_heads", "keys", "window", "soft_cap"])
 def _part(
     q, k, v, lengths, sinks, averages, sums, scale, soft_cap, key_heads, keys, window,
@@ -198,6 +201,7 @@ def _part(
         tl.store(sums + spot, largest + tl.log2(total), member < group)
 
 
+# Grid (batch × heads, size / block). A program weighs the averages (parts, block) of one head.
 @triton.jit(do_not_specialize=["heads"])
 def _together(
     averages, sums, sinks, out, heads,

@@ -1,8 +1,8 @@
 """Attention of a decoding step in one launch: rope, the new key and value, and all earlier ones.
 
-Each program takes a part of the keys of one key head and row of the batch; where there are fewer
-keys than parts have room for, the rest of the programs ends at once. The first part also
-writes the new key and value into the cache; the last to end puts the parts together.
+Flash-decoding (Dao et al. 2023) with the combination in the same launch: an atomic counter tells
+the last program that ends. Each program takes a part of the keys of one key head and row of the
+batch; a part without keys returns. The first part also writes the new key and value into the cache.
 
 Keys and values of earlier tokens, positions and angles depend on nothing in the step: they are
 loaded and computed while the launch ahead still runs. That is right because the product ahead lets
@@ -169,7 +169,7 @@ def _head(
     start, known, norm, place, other, cosine, sine, eps,
     size: tl.constexpr, rotated: tl.constexpr, normed: tl.constexpr,
 ):  # fmt: skip
-    """Heads (…, size) in float32, normed and turned; `start` is where each begins."""
+    """Load heads (…, size) as float32, normed and rotated; each begins at `start`."""
     here = known & (place < size)
     value = tl.load(start + place, here, 0).to(tl.float32)
     root = 1.0
@@ -197,7 +197,7 @@ def _is_visible(slot, last, position, slots, window, ring: tl.constexpr):
 
 @triton.jit
 def _add_keys(query, key, value, visible, scale, largest, total, gathered):
-    """The running softmax average with one more tile of keys (keys, size) in it."""
+    """Add a tile of keys (keys, size) to the online softmax (Milakov and Gimelshein 2018)."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
     scores = tl.where(visible[None, :], scores, NOT_SEEN)
     larger = tl.maximum(largest, tl.max(scores, 1))
@@ -210,6 +210,8 @@ def _add_keys(query, key, value, visible, scale, largest, total, gathered):
     return larger, total, gathered
 
 
+# Grid (parts, rows × key heads). A program has block_group × width queries in registers and walks
+# its part of the cache in tiles of block × width keys and values.
 @triton.jit(do_not_specialize=["window"])
 def _attend(
     qkv, positions, keys, values, frequencies, query_norm, key_norm,
@@ -327,9 +329,9 @@ def _put_together(
     averages, sums, target, used, group: tl.constexpr, members: tl.constexpr, size: tl.constexpr,
     width: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr,
 ):  # fmt: skip
-    """The whole average of a pair's heads, of those of the parts that were used.
+    """Combine the averages of the parts that were used, for the heads of a pair.
 
-    Parts are read several at once; the first of them are on their way while the sums are.
+    Parts are read in tiles of several × members × width; the first is loaded with the sums.
     """
     several: tl.constexpr = min(block_parts, 64 // members)
     member = tl.arange(0, members)

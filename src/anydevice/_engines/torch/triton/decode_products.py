@@ -2,7 +2,8 @@
 
 `product` is `x · weightᵀ` with the root-mean-square norm of `x` before it, and a bias, SwiGLU and
 the sum with the residual stream after it. One row is multiplied element by element; up to 64 go
-through the matrix units, weights first, so that their side is the long one.
+through the matrix units, weights first, so that their side is the long one. Split-K: several
+programs share the inputs of an output, and the last to end adds up their sums in a fixed order.
 
 Weights depend on nothing: the first tile of them is loaded while the launch ahead still runs. All
 else is touched only when that has ended. `bench/gpu_decode.py` finds the tiles.
@@ -178,6 +179,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+# Grid (rows,): a row of `block` elements stays in the registers of its program.
 @triton.jit
 def _norm(x, weight, out, columns, eps, block: tl.constexpr, overlap: tl.constexpr):
     begin(overlap, "first")
@@ -247,6 +249,8 @@ def _silu(x):
     return x / (1.0 + tl.exp2(-x * LOG2_E))
 
 
+# Grid (outputs / block_outputs, 1): a matrix-vector product. A program multiplies tiles of
+# block_outputs × block weights with the row, and sums along the inputs at the end.
 @triton.jit(do_not_specialize=["rows"])
 def _one_row(
     x, norm, weight, bias, residual, out, partial, counts, rows, outputs, eps, factor,
@@ -323,6 +327,8 @@ def _scale_tile(squares, value, scale):
     return squares + wide * wide, (wide * scale[:, None]).to(value.dtype)
 
 
+# Grid (outputs / block_outputs, splits): split-K. A program adds up block_outputs × block_rows sums
+# from tiles of block_outputs × block weights.
 @triton.jit(do_not_specialize=["rows"])
 def _some_rows(
     x, norm, weight, bias, residual, out, partial, counts, rows, outputs, eps, factor,

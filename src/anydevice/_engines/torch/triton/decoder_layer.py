@@ -37,7 +37,7 @@ def decoder_layer(
     output_bias: Tensor | None,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
-    numbers: LayerConfig,
+    config: LayerConfig,
     frequencies: Tensor | None,
     rope_factor: float = 1.0,
     tiles: ProductTiles | None = None,
@@ -48,7 +48,7 @@ def decoder_layer(
     `positions` (rows,) says where the tokens stand; `keys` and `values` are (rows, kv heads, slots,
     size). `frequencies` and `rope_factor` are those of `_core/rope_scaling.py`.
     """
-    eps, factor = numbers.eps, numbers.factor
+    eps, factor = config.eps, config.factor
     rows, _, hidden = x.shape
     stream = x.view(rows, hidden)
     y = product(
@@ -56,7 +56,7 @@ def decoder_layer(
         tiles=tiles, in_order=True,
     )  # fmt: skip
     y = attend(
-        y, positions, keys, values, _attention_config(numbers, rope_factor),
+        y, positions, keys, values, _attention_config(config, rope_factor),
         frequencies, query_norm, key_norm, attention_tile,
     )  # fmt: skip
     stream = product(
@@ -68,17 +68,17 @@ def decoder_layer(
 
 
 @lru_cache(maxsize=256)
-def _attention_config(numbers: LayerConfig, rope_factor: float) -> AttentionConfig:
+def _attention_config(config: LayerConfig, rope_factor: float) -> AttentionConfig:
     return AttentionConfig(
-        heads=numbers.heads,
-        key_heads=numbers.kv_heads,
-        size=numbers.size,
-        scale=numbers.scale,
-        rotated=numbers.rotated,
-        interleaved=numbers.interleaved,
+        heads=config.heads,
+        key_heads=config.kv_heads,
+        size=config.size,
+        scale=config.scale,
+        rotated=config.rotated,
+        interleaved=config.interleaved,
         factor=rope_factor,
-        ring=numbers.ring,
-        eps=numbers.eps,
+        ring=config.ring,
+        eps=config.eps,
     )
 
 
@@ -88,16 +88,16 @@ def fits(
     keys: Tensor,
     values: Tensor,
     weights: list[Tensor],
-    numbers: LayerConfig,
+    config: LayerConfig,
 ) -> bool:
     """Whether the kernels serve these: contiguous, of one dtype, of sizes that they have."""
-    group = numbers.heads // numbers.kv_heads
+    group = config.heads // config.kv_heads
     return bool(
         x.ndim == 3
         and x.shape[1] == 1
         and 1 <= x.shape[0] <= MOST_ROWS
         and group <= MOST_GROUP
-        and numbers.size <= LARGEST_SIZE
+        and config.size <= LARGEST_SIZE
         and keys.shape[2]
         and keys.shape == values.shape
         and positions.shape == (x.shape[0],)

@@ -222,8 +222,8 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _rope(
-    x: Tensor, positions: Tensor, theta: float, interleaved: bool, scaling: Mapping[str, Any] |
-    None, length: Tensor | None = None,
+    x: Tensor, positions: Tensor, theta: float, interleaved: bool,
+    scaling: Mapping[str, Any] | None, length: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     if (
         torch.compiler.is_compiling()
@@ -257,8 +257,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, mask: Tensor | None,
-    window: int | None, lengths: Tensor | None, soft_cap: float | None = None, sinks: Tensor | None
-    = None,
+    window: int | None, lengths: Tensor | None, soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     size = q.shape[-1]
     if (
@@ -307,8 +307,8 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
 
 
 def _draw_token(
-    logits: Tensor, numbers: Tensor, seeds: Tensor, place: Any, greedy: bool, top_p: bool, min_p:
-    bool, constants: tuple[Any, ...],
+    logits: Tensor, numbers: Tensor, seeds: Tensor, place: Any, greedy: bool, top_p: bool,
+    min_p: bool, constants: tuple[Any, ...],
 ) -> Tensor:  # fmt: skip
     if (
         torch.compiler.is_compiling()
@@ -341,10 +341,11 @@ def _prompt_layer(x: Tensor, *others: Any) -> Any:
 
 
 def _whole_layer(
-    layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor, keys:
-    Tensor, values: Tensor, attention_norm: Tensor, qkv: Tensor, output: Tensor, mlp_norm: Tensor,
-    gate_up: Tensor, down: Tensor, qkv_bias: Tensor | None, output_bias: Tensor | None, query_norm:
-    Tensor | None, key_norm: Tensor | None, numbers: LayerConfig,
+    layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor,
+    keys: Tensor, values: Tensor, attention_norm: Tensor, qkv: Tensor, output: Tensor,
+    mlp_norm: Tensor, gate_up: Tensor, down: Tensor, qkv_bias: Tensor | None,
+    output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None,
+    numbers: LayerConfig,
 ) -> Any:  # fmt: skip
     weights = attention_norm, qkv, output, mlp_norm, gate_up, down
     others = qkv_bias, output_bias, query_norm, key_norm

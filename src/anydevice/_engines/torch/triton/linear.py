@@ -66,6 +66,7 @@ def matvec(
     return out
 
 
+# Grid (outputs / block_outputs,): tiles of block_outputs × block weights, summed at the end.
 @triton.jit(do_not_specialize=["rows"])
 def _one_row(
     x, weight, bias, out, rows, outputs, inputs, x_step, weight_step,
@@ -96,6 +97,7 @@ def _one_row(
     tl.store(out + output, result.to(out.dtype.element_ty), known)
 
 
+# Grid (outputs / block_outputs,): 16 × block_outputs sums from tiles of block × block_outputs.
 @triton.jit(do_not_specialize=["rows"])
 def _few_rows(
     x, weight, bias, out, rows, outputs, inputs, x_step, weight_step,

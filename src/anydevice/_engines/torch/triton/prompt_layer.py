@@ -8,7 +8,6 @@ prompt takes less time on the device than its calls take on the host if each op 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812, as everyone calls it
@@ -53,7 +52,7 @@ def prompt_layer(
     output_bias: Tensor | None,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
-    numbers: LayerConfig,
+    config: LayerConfig,
     frequencies: Tensor | None,
     rope_factor: float,
     only: Tensor | None,
@@ -68,31 +67,31 @@ def prompt_layer(
     """
     rows, tokens, hidden = x.shape
     if only is not None:
-        query_width = numbers.heads * numbers.size
+        query_width = config.heads * config.size
         bias = None if qkv_bias is None else qkv_bias[query_width:]
-        y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv[query_width:], bias)
+        y = F.linear(rmsnorm(x, attention_norm, config.eps), qkv[query_width:], bias)
         turned(
-            y, positions, keys, values, replace(numbers, heads=0), frequencies, rope_factor,
+            y, positions, keys, values, replace(config, heads=0), frequencies, rope_factor,
             query_norm, key_norm,
         )  # fmt: skip
         token = x[torch.arange(rows, device=x.device), only][:, None]
         weights = attention_norm, qkv, output, mlp_norm, gate_up, down
         others = qkv_bias, output_bias, query_norm, key_norm
         return decoder_layer(
-            token, positions + only, keys, values, *weights, *others, numbers, frequencies,
+            token, positions + only, keys, values, *weights, *others, config, frequencies,
             rope_factor,
         )  # fmt: skip
-    y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv, qkv_bias)
+    y = F.linear(rmsnorm(x, attention_norm, config.eps), qkv, qkv_bias)
     queries, k, v = turned(
-        y, positions, keys, values, numbers, frequencies, rope_factor, query_norm, key_norm
+        y, positions, keys, values, config, frequencies, rope_factor, query_norm, key_norm
     )
-    y = attend(queries, k, v, numbers.scale)
-    y = y.transpose(1, 2).reshape(rows * tokens, numbers.heads * numbers.size)
+    y = attend(queries, k, v, config.scale)
+    y = y.transpose(1, 2).reshape(rows * tokens, config.heads * config.size)
     stream = x.view(rows * tokens, hidden)
-    _add_product(stream, y, output, output_bias, numbers.factor)
-    y = F.linear(rmsnorm(stream, mlp_norm, numbers.eps), gate_up)
+    _add_product(stream, y, output, output_bias, config.factor)
+    y = F.linear(rmsnorm(stream, mlp_norm, config.eps), gate_up)
     gate, up = y.chunk(2, 1)
-    _add_product(stream, swiglu(gate, up), down, None, numbers.factor)
+    _add_product(stream, swiglu(gate, up), down, None, config.factor)
     return x
 
 
@@ -135,7 +134,7 @@ def turned(
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
-    numbers: LayerConfig,
+    config: LayerConfig,
     frequencies: Tensor | None,
     factor: float,
     query_norm: Tensor | None,
@@ -146,7 +145,7 @@ def turned(
     All lie token by token. Without heads, `qkv` has keys and values alone.
     """
     rows, tokens, _ = qkv.shape
-    heads, kv_heads, size = numbers.heads, numbers.kv_heads, numbers.size
+    heads, kv_heads, size = config.heads, config.kv_heads, config.size
     every = heads + 2 * kv_heads
     made = heads + kv_heads if heads else 0
     out = torch.empty((rows, tokens, made, size), dtype=qkv.dtype, device=qkv.device)
@@ -154,9 +153,9 @@ def turned(
         _turn, (triton.cdiv(tokens, TOKENS), triton.cdiv(every, HEADS), rows), qkv.device,
         qkv, positions, qkv if frequencies is None else frequencies,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
-        out, keys, values, tokens, keys.shape[2], factor, numbers.eps,
+        out, keys, values, tokens, keys.shape[2], factor, config.eps,
         heads=heads, kv_heads=kv_heads, size=size, width=triton.next_power_of_2(size),
-        rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
+        rotated=0 if frequencies is None else config.rotated, interleaved=config.interleaved,
         normed=query_norm is not None, block=TOKENS, some=HEADS, num_warps=WARPS,
     )  # fmt: skip
     by_head = out.transpose(1, 2)
@@ -164,6 +163,8 @@ def turned(
     return by_head[:, :heads], by_head[:, heads:], v
 
 
+# Grid (tokens / block, all heads / some, rows): a program rotates `some` heads of `block` tokens,
+# with one table of angles, and stores keys and values in the cache.
 @triton.jit(do_not_specialize=["tokens"])
 def _turn(
     qkv, positions, frequencies, query_norm, key_norm, out, keys, values, tokens, slots, factor,
@@ -220,23 +221,23 @@ def fits(
     keys: Tensor,
     values: Tensor,
     weights: list[Tensor],
-    numbers: Tensor,
-    only: Any,
+    config: LayerConfig,
+    only: Tensor | None,
 ) -> bool:
     """Whether these are contiguous, of one dtype, and of sizes that kernels have."""
     if only is not None and not (
         only.shape == positions.shape
         and only.dtype == positions.dtype
         and x.shape[0] <= MOST_ROWS
-        and numbers.heads // numbers.kv_heads <= MOST_GROUP
+        and config.heads // config.kv_heads <= MOST_GROUP
     ):
         return False
     return bool(
         x.ndim == 3
         and x.shape[1] > 1
-        and not numbers.ring
-        and numbers.size <= LARGEST_SIZE
-        and numbers.size % 8 == 0
+        and not config.ring
+        and config.size <= LARGEST_SIZE
+        and config.size % 8 == 0
         and keys.shape == values.shape
         and positions.shape == (x.shape[0],)
         and positions.is_contiguous()

@@ -64,6 +64,8 @@ def rope(
     return out
 
 
+# Rotary embedding (Su et al. 2021, RoFormer). Grid (tokens / block_tokens, heads / block_heads,
+# batch); the angles of a token are computed once for all heads of the program.
 @triton.jit(do_not_specialize=["heads", "tokens"])
 def _rope(
     x, positions, frequencies, out, sine_factor, cosine_factor, heads, tokens,
@@ -115,7 +117,7 @@ def _rope(
 
 @triton.jit
 def sine_and_cosine(angle):
-    """Both of an angle of any size in float32: reduced in float64, then two short series."""
+    """Return sine and cosine of a float32 angle: quadrant by float64, then Taylor series."""
     turns = angle.to(tl.float64) * 0.6366197723675814
     quarter = tl.floor(turns + 0.5)
     near = ((turns - quarter) * 1.5707963267948966).to(tl.float32)

@@ -61,6 +61,7 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float, tile: RowTile | None = None) 
     return out
 
 
+# Grid (rows / block_rows,): block_rows × block elements stay in registers.
 @triton.jit(do_not_specialize=["rows"])
 def _rmsnorm_rows(
     x, weight, out, rows, columns, eps, block_rows: tl.constexpr, block: tl.constexpr
@@ -76,6 +77,7 @@ def _rmsnorm_rows(
     tl.store(out + places, result.to(out.dtype.element_ty), here)
 
 
+# Grid (rows,): two passes over a row, in blocks.
 @triton.jit(do_not_specialize=["rows"])
 def _rmsnorm_long_row(
     x, weight, out, rows, columns, eps, block_rows: tl.constexpr, block: tl.constexpr
@@ -139,6 +141,8 @@ def softmax(x: Tensor, tile: RowTile | None = None) -> Tensor:
     return out
 
 
+# Persistent programs, one per multiprocessor: each walks rows, one row in registers as two halves,
+# the next ones in flight.
 @triton.jit(do_not_specialize=["rows"])
 def _softmax_row_after_row(
     x, out, rows, columns,
@@ -168,6 +172,7 @@ def _softmax_row_after_row(
         tl.store(out + places + half, (right * factor).to(out.dtype.element_ty), here)
 
 
+# Grid (rows / block_rows,): block_rows × block elements stay in registers.
 @triton.jit(do_not_specialize=["rows"])
 def _softmax_rows(x, out, rows, columns, block_rows: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows).to(tl.int64)
@@ -182,6 +187,7 @@ def _softmax_rows(x, out, rows, columns, block_rows: tl.constexpr, block: tl.con
     tl.store(out + places, result.to(out.dtype.element_ty), here)
 
 
+# Grid (rows,): online softmax (Milakov and Gimelshein 2018) per lane, then a second pass.
 @triton.jit
 def _softmax_long_row(x, out, columns, block: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * columns
@@ -230,6 +236,7 @@ def swiglu(gate: Tensor, up: Tensor, tile: RowTile = SWIGLU_TILE) -> Tensor:
     return out
 
 
+# SwiGLU (Shazeer 2020). Grid (elements / block,), or (rows, columns / block) for strided rows.
 @triton.jit
 def _swiglu(gate, up, out, columns, gate_step, up_step, flat: tl.constexpr, block: tl.constexpr):
     if flat:

@@ -2,11 +2,11 @@
 
 Each is one launch, where a library takes several, or some hundred for a draw from the likeliest.
 
-A draw from all, and the likeliest token, are found by many programs, of which the last to end puts
-together what they found. With `top_p` or `min_p`, a program for each row goes over the logits a few
-times: for the largest, for the logit from which on the likeliest reach `top_p`, found by halving,
-and for the largest sum of a logit and its noise. Up to 32,768 of them stay in its registers. What
-is drawn, and the noise, are those of `_llm/sampling.py`.
+A token is drawn by the Gumbel-max trick (Gumbel 1954): the largest sum of a logit and its noise. A
+draw from all logits, and the likeliest token, are found by many programs, and the last to end
+combines them. With `top_p` (nucleus sampling, Holtzman et al. 2020) or `min_p`, one program for a
+row passes over the logits: for the largest, for the `top_p` threshold by bisection, and for the
+draw. Up to 32,768 logits stay in its registers. `_llm/sampling.py` defines draws and noise.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     return out
 
 
+# Grid (tokens, size / block).
 @triton.jit(do_not_specialize=["count"])
 def _embed(weight, ids, out, count, size, step, block: tl.constexpr):
     token = tl.program_id(0) + tl.arange(0, 1).to(tl.int64)
@@ -81,6 +82,7 @@ def _embed(weight, ids, out, count, size, step, block: tl.constexpr):
     tl.store(out + token * size + column, value, column < size)
 
 
+# Grid (tokens / block, heads, batch): block × width elements of a head.
 @triton.jit(do_not_specialize=["tokens", "slots"])
 def _write(
     cache, new, positions, tokens, slots, positions_batch, positions_token,
@@ -149,6 +151,7 @@ def draw_token(
     return out
 
 
+# Rounds of x(2x + 1) + c, the permutation of RC6 (Rivest et al. 1998).
 @triton.jit
 def _mix(x, between, rounds: tl.constexpr):
     for number in tl.static_range(rounds):
@@ -167,6 +170,7 @@ def _noise(key, token, by_token, between, rounds: tl.constexpr):
     return -tl.log(tl.where(v < 0.0078125, series, logarithm))
 
 
+# Grid (columns / block, rows); `winners` (rows, 3, parts) has each part's maximum, score and token.
 @triton.jit(do_not_specialize=["by_seed", "by_place", "by_token", "between"])
 def _draw_parts(
     logits, numbers, seeds, places, out, winners, counts, columns, step,
@@ -237,6 +241,7 @@ def _above(x, limit):
     return tl.sum(tl.where(x > limit, tl.exp(x), 0.0), 1)[:, None]
 
 
+# Grid (rows,). Phases: maximum; threshold by bisection, two steps a pass; draw, `few` at a time.
 @triton.jit(do_not_specialize=["by_seed", "by_place", "by_token", "between"])
 def _draw(
     logits, numbers, seeds, places, out, columns, step, by_seed, by_place, by_token, between,
