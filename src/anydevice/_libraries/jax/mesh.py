@@ -36,7 +36,7 @@ class JaxProcesses(HostExchange):
 
         return np.asarray(multihost_utils.process_allgather(numbers))
 
-    def sum(self, arrays: Sequence[Any], share: float = 1.0) -> list[Any]:
+    def sum(self, arrays: Sequence[jax.Array], share: float = 1.0) -> list[jax.Array]:
         """The sums over all processes of arrays, each times the share of its process.
 
         Not inside of a function that is compiled: there, compute on arrays over a mesh.
@@ -46,7 +46,7 @@ class JaxProcesses(HostExchange):
         pairs = zip(found, arrays, strict=True)
         return [jax.device_put(each.sum(0).astype(x.dtype), x.sharding) for each, x in pairs]
 
-    def from_first(self, x: Any) -> Any:
+    def from_first(self, x: jax.Array) -> Any:
         """An array of the first process, in each of them."""
         from jax.experimental import multihost_utils
 
@@ -99,7 +99,7 @@ def _end_failed() -> None:
         os._exit(code & 0xFF if isinstance(code, int) else 1)
 
 
-def sharded(x: Any, mesh: MeshLike) -> Any:
+def sharded(x: jax.Array, mesh: MeshLike) -> jax.Array:
     """An array cut along its longest axis that divides evenly; a copy everywhere without one."""
     spec: list[str | None] = [None] * x.ndim
     axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
@@ -109,19 +109,19 @@ def sharded(x: Any, mesh: MeshLike) -> Any:
     return _place(x, mesh, PartitionSpec(*spec))
 
 
-def replicated(x: Any, mesh: MeshLike) -> Any:
+def replicated(x: jax.Array, mesh: MeshLike) -> jax.Array:
     """A copy of an array on every device."""
     return _place(x, mesh, PartitionSpec())
 
 
-def divided(x: Any, mesh: MeshLike) -> Any:
+def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
     """The rows of an array, divided over all devices; a copy everywhere where that is uneven."""
     if not x.ndim or x.shape[0] % mesh.size:
         return replicated(x, mesh)
     return _place(x, mesh, PartitionSpec(_AXES))
 
 
-def gathered(x: Any) -> Any:
+def gathered(x: jax.Array) -> jax.Array:
     """An array that is spread over processes, whole on one device of each; all must call this."""
     if not x.is_fully_replicated:
         x = _placed_as(NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
@@ -154,7 +154,7 @@ def _one_each(devices: int, place: NamedSharding) -> Any:
     return jax.jit(lambda rows: rows[::devices], out_shardings=place)
 
 
-def _place(x: Any, mesh: MeshLike, spec: PartitionSpec) -> Any:
+def _place(x: jax.Array, mesh: MeshLike, spec: PartitionSpec) -> Any:
     place = NamedSharding(_native(mesh), spec)
     if mesh.group is None:
         return jax.device_put(x, place)
@@ -171,7 +171,7 @@ def _placed_as(place: NamedSharding) -> Any:
     return jax.jit(_same, out_shardings=place)
 
 
-def _same(x: Any) -> Any:
+def _same(x: jax.Array) -> Any:
     return x
 
 

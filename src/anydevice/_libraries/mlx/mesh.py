@@ -23,7 +23,7 @@ class RingProcesses(HostExchange):
         found = np.array(mx.distributed.all_gather(flat, group=_ring()))
         return found.reshape(self.size, *numbers.shape)
 
-    def sum(self, arrays: Sequence[Any], share: float = 1.0) -> list[Any]:
+    def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
         """The sums over all processes of arrays, each times the share of its process.
 
         A function that compilers can trace. An array of a process without a share does not count,
@@ -38,7 +38,7 @@ class RingProcesses(HostExchange):
             part.reshape(x.shape).astype(x.dtype) for part, x in zip(parts, arrays, strict=True)
         ]
 
-    def from_first(self, x: Any) -> Any:
+    def from_first(self, x: mx.array) -> Any:
         """An array of the first process, in each of them."""
         own = x if self.rank == 0 else mx.zeros_like(x)
         return mx.distributed.all_sum(own, group=_ring())

@@ -45,7 +45,7 @@ _FIRST_WAIT = 60.0
 class Group(Processes):
     """The processes of a `torch.distributed` group: the number of this one, and how many."""
 
-    def sum(self, tensors: Sequence[Any], share: float = 1.0) -> list[Any]:
+    def sum(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> list[Any]:
         """The sums over all processes of tensors, each times the share of its process."""
         flat = torch.cat([x.detach().reshape(-1).to(torch.float32) for x in tensors])
         if share != 1.0:
@@ -79,7 +79,7 @@ class Group(Processes):
         distributed.broadcast_object_list(held, src=root)
         return held[0]
 
-    def copy_from_first(self, tensors: Sequence[Any]) -> None:
+    def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write the first process's numbers into the tensors of all others."""
         for x in tensors:
             distributed.broadcast(x, 0)
@@ -88,7 +88,7 @@ class Group(Processes):
         """Wait until every process has come here."""
         distributed.barrier()
 
-    def sum_gradients(self, weights: Sequence[Any]) -> None:
+    def sum_gradients(self, weights: Sequence[torch.Tensor]) -> None:
         """Replace gradients by their sums; a weight that none of the processes used has none."""
         is_used = [float(x.grad is not None) for x in weights]
         known = torch.tensor(is_used, device=weights[0].device)
@@ -191,7 +191,7 @@ def _await_others(store: Any) -> None:
     count("anydevice/seen", int(not is_first), size - 1 if is_first else 0)
 
 
-def part_of(x: Any) -> Any:
+def part_of(x: torch.Tensor) -> Any:
     """Return what this process holds of a tensor: all of it, but a part of a `DTensor`."""
     return x.to_local() if hasattr(x, "to_local") else x
 
@@ -207,7 +207,7 @@ class Layout(Record):
     def placements(self) -> list[Any]:
         return [Replicate(), Replicate() if self.axis is None else Shard(self.axis)]
 
-    def joined(self, part: Any) -> Any:
+    def joined(self, part: torch.Tensor) -> Any:
         """The tensor of which each process has this part."""
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
@@ -215,15 +215,15 @@ class Layout(Record):
             stride=stride,
         )  # fmt: skip
 
-    def gathered(self, part: Any) -> Any:
+    def gathered(self, part: torch.Tensor) -> Any:
         """All numbers, of which this process has a part; gradients are sums over processes."""
         return self._whole(part, sums=True)
 
-    def whole(self, part: Any) -> Any:
+    def whole(self, part: torch.Tensor) -> Any:
         """All numbers; the gradient of a part is that of its numbers here alone."""
         return self._whole(part, sums=False)
 
-    def _whole(self, part: Any, sums: bool) -> Any:
+    def _whole(self, part: torch.Tensor, sums: bool) -> Any:
         copies, parts = (grid_of(self.mesh).get_group(axis) for axis in (0, 1))
         size = 1 if self.axis is None else self.shape[self.axis]
         return _Gathered.apply(part, self.axis, size, parts, copies if sums else None)
@@ -236,7 +236,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(part: Any, axis: int | None, size: int, parts: Any, copies: Any) -> Any:
+    def forward(part: torch.Tensor, axis: int | None, size: int, parts: Any, copies: Any) -> Any:
         return part.clone() if axis is None else _all_gathered(part, axis, size, parts)
 
     @staticmethod
@@ -266,7 +266,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
         return found, None, None, None, None
 
 
-def whole_of(x: Any) -> Any:
+def whole_of(x: torch.Tensor) -> Any:
     """All numbers of a `DTensor`; none in a process that has no part in it."""
     *others, last = x.placements
     is_plain = type(last) is Shard and all(type(each) is Replicate for each in others)
@@ -276,7 +276,7 @@ def whole_of(x: Any) -> Any:
     return _Gathered.apply(x.to_local(), last.dim, x.shape[last.dim], group, None)
 
 
-def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
+def _all_gathered(part: torch.Tensor, axis: int, size: int, group: distributed.ProcessGroup) -> Any:
     """The parts of all processes one after the other, `size` rows along an axis.
 
     By the plain call: what a `DTensor` calls ends a process whose group is one of gloo and whose
@@ -289,7 +289,7 @@ def _all_gathered(part: Any, axis: int, size: int, group: Any) -> Any:
     return every[:size].movedim(0, axis).contiguous()
 
 
-def _pad_rows(rows: Any, count: int) -> Any:
+def _pad_rows(rows: torch.Tensor, count: int) -> Any:
     """Fill rows up with zeros to `count`, so that all processes have one size."""
     missing = count - len(rows)
     if not missing:
@@ -297,7 +297,7 @@ def _pad_rows(rows: Any, count: int) -> Any:
     return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
 
-def layout_of(x: Any, mesh: MeshLike) -> Layout:
+def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
     """How a tensor is cut: along its longest axis that divides evenly, else along its longest."""
     shape = tuple(x.shape)
     axes = [axis for axis, size in enumerate(shape) if size]
@@ -306,7 +306,7 @@ def layout_of(x: Any, mesh: MeshLike) -> Layout:
     return Layout(mesh, longest, shape)
 
 
-def sharded(x: Any, mesh: MeshLike) -> Any:
+def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
     """A tensor that all processes have, cut into a `DTensor`: the numbers are those of the first.
 
     One that is cut already stays as it is.
@@ -316,12 +316,12 @@ def sharded(x: Any, mesh: MeshLike) -> Any:
     return distribute_tensor(x.detach(), grid_of(mesh), layout_of(x, mesh).placements)
 
 
-def is_cut(x: Any) -> bool:
+def is_cut(x: torch.Tensor) -> bool:
     """Whether it is a tensor of which each process has a part."""
     return isinstance(x, DTensor)
 
 
-def cut_as(other: Any, x: Any) -> Any:
+def cut_as(other: torch.Tensor, x: torch.Tensor) -> Any:
     """A tensor that all processes have, cut as another one of its shape is; others as they are."""
     if not isinstance(other, DTensor) or isinstance(x, DTensor):
         return x
@@ -331,7 +331,7 @@ def cut_as(other: Any, x: Any) -> Any:
     return distribute_tensor(there, other.device_mesh, other.placements)
 
 
-def joined_as(other: Any, part: Any) -> Any:
+def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
     """A tensor that is cut as another one is, of which each process has this part."""
     if not isinstance(other, DTensor) or part.shape != other.to_local().shape:
         return part
@@ -341,7 +341,7 @@ def joined_as(other: Any, part: Any) -> Any:
     )  # fmt: skip
 
 
-def fully_sharded(module: Any, mesh: MeshLike) -> Any:
+def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
     """The module, sharded in place by FSDP2: its blocks one by one, so that each is gathered alone.
 
     Gradients become sums over all processes.
@@ -357,7 +357,7 @@ def fully_sharded(module: Any, mesh: MeshLike) -> Any:
             code="no_collectives",
         ).error() from None
 
-    def placed(x: Any) -> Any:
+    def placed(x: torch.Tensor) -> Any:
         axis = layout_of(x, mesh).axis or 0
         return Shard(axis if x.ndim and x.shape[axis] % mesh.shard == 0 else 0)
 
@@ -368,7 +368,7 @@ def fully_sharded(module: Any, mesh: MeshLike) -> Any:
     return module
 
 
-def _blocks(module: Any) -> list[Any]:
+def _blocks(module: torch.nn.Module) -> list[Any]:
     """The parts of its lists and chains, unless they share weights with others."""
     chains = [
         x for x in module.modules() if isinstance(x, torch.nn.ModuleList | torch.nn.Sequential)
@@ -404,7 +404,7 @@ class JoinedLoss:
             return self.loss(output, y)
         return self.loss(mapped(self._join_rows, output), mapped(self._join_rows, y))
 
-    def _join_rows(self, x: Any) -> Any:
+    def _join_rows(self, x: torch.Tensor) -> Any:
         """The rows of all processes, of which this one has some."""
         assert self.rows is not None, "rows are joined while a part is computed"
         (_, count, _), share, ranges = self.rows
@@ -424,7 +424,7 @@ class JoinedLoss:
         return torch.cat(kept)
 
 
-def whole(x: Any) -> Any:
+def whole(x: torch.Tensor) -> Any:
     """Return all numbers of a tensor, be it cut or not."""
     return whole_of(x) if isinstance(x, DTensor) else x
 
@@ -443,7 +443,7 @@ def clip_parts(
     return [(x * factor).to(x.dtype) for x in parts], norm
 
 
-def summed(x: Any, mesh: MeshLike) -> Any:
+def summed(x: torch.Tensor, mesh: MeshLike) -> Any:
     """The sum of a tensor over the processes that hold one copy of everything together."""
     total = x.detach().clone()
     distributed.all_reduce(total, group=grid_of(mesh).get_group(1))

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from anydevice._arrays.move import device_of, to_device
@@ -57,7 +58,10 @@ class TorchAdapter(ModelAdapter):
     library = "torch"
 
     def __init__(
-        self, module: Any, notes: tuple[str, ...] = (), computing: tuple[str, str] | None = None
+        self,
+        module: nn.Module,
+        notes: tuple[str, ...] = (),
+        computing: tuple[str, str] | None = None,
     ) -> None:
         self.module = module
         self.notes = notes
@@ -250,7 +254,7 @@ def _wide_array(x: torch.Tensor) -> Array:
     return x.to("cpu", torch.float64 if x.is_floating_point() else x.dtype, copy=True).numpy()
 
 
-def _copy_of(module: Any) -> Any:
+def _copy_of(module: nn.Module) -> nn.Module:
     copied = deepcopy(module)
     for x in copied.parameters():
         if not x.is_leaf:  # copied by TorchScript, as something computed from the first one
@@ -258,13 +262,13 @@ def _copy_of(module: Any) -> Any:
     return copied
 
 
-def _name_of(module: Any) -> str:
+def _name_of(module: nn.Module) -> str:
     """The name of a module's class; TorchScript has one class for all, and keeps the name."""
     script = isinstance(module, torch.jit.ScriptModule)
     return str(module.original_name if script else type(module).__name__)
 
 
-def _watch_module(module: Any, *, buffers: bool = True) -> Watched:
+def _watch_module(module: nn.Module, *, buffers: bool = True) -> Watched:
     """Watch the weights, the mode and the code of a module."""
     code, parts = _watch_code(module), list(module.modules())
     held = [part._parameters for part in parts]
@@ -285,7 +289,7 @@ def _watch_module(module: Any, *, buffers: bool = True) -> Watched:
     )
 
 
-def _watch_code(module: Any) -> Watched:
+def _watch_code(module: nn.Module) -> Watched:
     """Watch what decides how a module computes: its parts, hooks, and each `forward`."""
     parts = list(module.modules())
     everywhere = torch.nn.modules.module
@@ -314,7 +318,7 @@ def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
     return [*map(_FORWARD, kinds), *own]
 
 
-def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
+def _modes(parts: list[nn.Module]) -> list[Callable[[], Iterable[Any]]]:
     """Readers of whether each part is in training mode, from its dict where it is kept there."""
     own = [vars(part) for part in parts if "training" in vars(part)]
     others = [part for part in parts if "training" not in vars(part)]
@@ -324,7 +328,7 @@ def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
     ]
 
 
-def _watch_verdict(module: Any, rewritten: Collection[str]) -> Watched:
+def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
     """All that can be seen of a module, without what it rewrites itself when it is called."""
     watched = _watch_module(module, buffers=False)
     plain = {*vars(torch.nn.Module()), *rewritten}
@@ -365,7 +369,7 @@ class _StepCounter:
     def __call__(self) -> tuple[int]:
         return (self._count,)
 
-    def see(self, optimizer: Any) -> None:
+    def see(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer took a step."""
         groups = [group["params"] for group in optimizer.param_groups]
         self._count += any(id(x) in self._weights for x in chain.from_iterable(groups))
@@ -376,7 +380,7 @@ def _step_counters() -> dict[int, ref[_StepCounter]]:
     """All that there are. PyTorch tells them of each step, from the first module on."""
     counters: dict[int, ref[_StepCounter]] = {}
 
-    def after_step(optimizer: Any, given: Any, named: Any) -> None:
+    def after_step(optimizer: torch.optim.Optimizer, given: Any, named: Any) -> None:
         for each in list(counters.values()):
             counter = each()
             if counter is not None:
@@ -391,12 +395,12 @@ def _version_of(x: Any) -> int:
     return x._version if is_tensor and _has_version(x) else 0
 
 
-def _has_version(x: Any) -> bool:
+def _has_version(x: torch.Tensor | None) -> bool:
     """Whether PyTorch counts changes of this tensor; those of inference mode have no version."""
     return x is not None and not x.is_inference()
 
 
-def _structure(module: Any) -> list[Any]:
+def _structure(module: nn.Module) -> list[Any]:
     """The parts of a module, and the shapes of its weights."""
     return [
         (path, type(part), [_shapes(x) for x in (part._parameters, part._buffers)])
@@ -404,22 +408,22 @@ def _structure(module: Any) -> list[Any]:
     ]
 
 
-def _shapes(tensors: Mapping[str, Any]) -> list[Any]:
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
     return [(name, None if x is None else x.shape) for name, x in tensors.items()]
 
 
-def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+def _copy(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
     for name, x in target.items():
         if x is not None:
             x.copy_(source[name])
 
 
-def _notes(module: Any) -> tuple[str, ...]:
+def _notes(module: nn.Module) -> tuple[str, ...]:
     return (training_mode_note(),) * bool(module.training)
 
 
 @contextmanager
-def in_inference(model: Any) -> Iterator[Any]:
+def in_inference(model: nn.Module) -> Iterator[nn.Module]:
     """Hold the module in inference mode inside the block."""
     with in_mode(model, training=False):
         yield model

@@ -40,7 +40,7 @@ class WeightFetcher(Protocol):
         """Forget the parts that were brought ahead."""
 
 
-def module_units(module: Any) -> Units:
+def module_units(module: nn.Module) -> Units:
     """The modules that a module can be cut between.
 
     Raises `ConfigurationError` for one without a list of layers.
@@ -55,7 +55,7 @@ def module_units(module: Any) -> Units:
     return dict(_walk(module, "", blocks))
 
 
-def _walk(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
+def _walk(module: nn.Module, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
     for name, part in module.named_children():
         here = f"{path}{name}"
         if path.rstrip(".") == blocks:
@@ -66,7 +66,7 @@ def _walk(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any,
             yield here, (part, False)
 
 
-def _blocks(module: Any) -> str | None:
+def _blocks(module: nn.Module) -> str | None:
     """The name of the list of layers with most parameters; of two, that of the outer one."""
     lists = [
         (bytes_of(part), -len(name), name)
@@ -76,7 +76,7 @@ def _blocks(module: Any) -> str | None:
     return max(lists)[2] if lists else None
 
 
-def bytes_of(module: Any) -> int:
+def bytes_of(module: nn.Module) -> int:
     """The bytes of all parameters."""
     return sum(x.numel() * x.element_size() for x in module.parameters())
 
@@ -93,17 +93,17 @@ def tied_units(units: Units) -> dict[str, str]:
     return found
 
 
-def outside(module: Any, parts: Sequence[Any]) -> list[Any]:
+def outside(module: nn.Module, parts: Sequence[nn.Module]) -> list[torch.Tensor]:
     """Parameters and buffers of the modules around the units."""
     inside = {id(x) for part in parts for x in tensors_of(part)}
     return [x for x in tensors_of(module) if id(x) not in inside]
 
 
-def tensors_of(module: Any) -> list[Any]:
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def move_tensors(tensors: Sequence[Any], device: Device) -> None:
+def move_tensors(tensors: Sequence[torch.Tensor], device: Device) -> None:
     for x in tensors:
         x.data = move_tensor(x.data, device)
 
@@ -180,7 +180,11 @@ def from_map(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 
 def stream_weights(
-    part: Any, number: int, weights: Sequence[Any], fetcher: WeightFetcher, device: Device
+    part: nn.Module,
+    number: int,
+    weights: Sequence[torch.Tensor],
+    fetcher: WeightFetcher,
+    device: Device,
 ) -> Callable[..., Any]:
     """A forward function whose weights are brought to the device before it runs."""
     forward = part.forward
@@ -217,13 +221,13 @@ def stream_weights(
     return streamed
 
 
-def _takes_gradients(weights: Sequence[Any], arguments: Any, named: Any) -> bool:
+def _takes_gradients(weights: Sequence[torch.Tensor], arguments: Any, named: Any) -> bool:
     if not torch.is_grad_enabled():
         return False
     return any(x.requires_grad for x in (*weights, *_tensors_in((arguments, named))))
 
 
-def _tensors_in(tree: Any) -> Iterator[Any]:
+def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict | tuple | list):
@@ -257,7 +261,7 @@ class CopyStream:
         return _record(self._stream)
 
 
-def _record(stream: Any) -> Callable[[], None]:
+def _record(stream: torch.cuda.Stream) -> Callable[[], None]:
     event = torch.cuda.Event()
     event.record(stream)
     wait: Callable[[], None] = event.synchronize

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
@@ -186,7 +187,7 @@ class TorchStepper(Stepper):
                 by_name[name].grad = gradient.to(by_name[name].device, by_name[name].dtype)
         self._layer.load(state.parameters)
 
-    def _gradients(self) -> dict[str, Any]:
+    def _gradients(self) -> dict[str, torch.Tensor]:
         pairs = self._module.named_parameters()
         return {name: x.grad for name, x in pairs if x.grad is not None}
 
@@ -211,7 +212,7 @@ class TorchStepper(Stepper):
                 x.copy_(kept)
         return value
 
-    def _see(self, value: Any) -> None:
+    def _see(self, value: torch.Tensor) -> None:
         """Look whether a loss is finite: at once where that waits for nothing."""
         if not self._finite:
             self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
@@ -289,22 +290,22 @@ class TorchStepper(Stepper):
         return scope
 
 
-def narrow_dtype(module: Any) -> str | None:
+def narrow_dtype(module: nn.Module) -> str | None:
     """The dtype of all weights of a module, where that is one of 16 bits."""
     kinds = _float_dtypes(module)
     name = str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 else ""
     return name if name in ("bfloat16", "float16") else None
 
 
-def _float_dtypes(module: Any) -> set[Any]:
+def _float_dtypes(module: nn.Module) -> set[torch.dtype]:
     return {x.dtype for x in module.parameters() if x.is_floating_point()}
 
 
-def parameters_of(optimizer: Any) -> list[Any]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [x for group in optimizer.param_groups for x in group["params"]]
 
 
-def check_parts(module: Any, optimizer: Any, schedule: Any) -> None:
+def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
     """Refuse an optimizer or a schedule of PyTorch that would not train the module."""
     name, kind = type(module).__name__, type(optimizer).__name__
     own = {id(x) for x in module.parameters() if x.requires_grad}
@@ -347,13 +348,13 @@ def check_all_held(layer: Any, optimizer: Any) -> None:
         )
 
 
-def _statistics(module: Any) -> list[Any]:
+def _statistics(module: nn.Module) -> list[torch.Tensor]:
     """Return the buffers that norms change when they are called in training."""
     norms = [part for part in module.modules() if getattr(part, "track_running_stats", False)]
     return [x for norm in norms for x in norm.buffers(recurse=False)]
 
 
-def _set_rate(optimizer: Any, rate: float) -> None:
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The rate of all groups; each keeps its own relation to the first one."""
     groups = optimizer.param_groups
     for group in groups:
@@ -366,7 +367,7 @@ def _set_rate(optimizer: Any, rate: float) -> None:
 class OwnUpdate:
     """One of our optimizers, as `torch.optim` has them, over the weights of a module."""
 
-    def __init__(self, module: Any, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._own = optimizer
         self._weights = {name: x for name, x in module.named_parameters() if x.requires_grad}
         own = {name: part_of(x.detach()) for name, x in self._weights.items()}
@@ -460,7 +461,7 @@ def shard_layer(
     return sharded
 
 
-def _point_to(optimizer: Any, new: Mapping[int, Any]) -> None:
+def _point_to(optimizer: Any, new: Mapping[int, torch.Tensor]) -> None:
     """Let an optimizer of PyTorch train other weights, with the state that it has."""
     state = {new.get(id(x), x): own for x, own in optimizer.state.items()}
     for group in optimizer.param_groups:
@@ -469,6 +470,6 @@ def _point_to(optimizer: Any, new: Mapping[int, Any]) -> None:
     optimizer.state.update({x: cut_state(own, x) for x, own in state.items()})
 
 
-def cut_state(state: Mapping[str, Any], weight: Any) -> dict[str, Any]:
+def cut_state(state: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
     """Return the state of a weight, with tensors of its shape cut as the weight is."""
     return {name: cut_as(weight, x) for name, x in state.items()}
