@@ -25,6 +25,7 @@ from anydevice._llm.weights import load_parameters
 from anydevice._plan.config import read_config
 from anydevice._plan.model import shape_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from tests.comparing import SAME_PROGRAM, assert_same_integers, assert_same_values
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.gguf_files import add, write  # noqa: E402
@@ -168,7 +169,7 @@ def test_packed_tensors_are_what_the_package_unpacks(tmp_path: Path, packing: st
     tensor = reader["blk.1.ffn_down.weight"]
     assert tensor.tensor_type.name == packing
     theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    assert np.array_equal(found["layers"][1]["down"]["weight"], theirs)
+    assert_same_values(found["layers"][1]["down"]["weight"], theirs, because=SAME_PROGRAM)
     error = np.abs(found["layers"][1]["down"]["weight"] - exact["layers"][1]["down"]["weight"])
     assert error.max() < {"F32": 1e-9, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.01}.get(packing, 0.15)
 
@@ -198,8 +199,8 @@ def test_tensors_are_read_from_any_block_on(
         joining._read(joined, files, whole.reshape(-1), lambda _: None)
         row = np.empty(1024, np.float32)
         tensor.row(7).read(files.of(tensor), row, 0)
-    assert np.array_equal(whole, theirs)
-    assert np.array_equal(row, theirs[7])
+    assert_same_values(whole, theirs, because=SAME_PROGRAM)
+    assert_same_values(row, theirs[7], because=SAME_PROGRAM)
 
 
 def test_without_the_package_a_config_is_read_and_weights_are_refused(
@@ -464,7 +465,7 @@ def test_smollm2_gives_the_logits_of_transformers(smollm2: Path) -> None:
         hidden, _ = decoder.forward(description, parameters, here(ids))
         found = to_numpy(decoder.logits(description, parameters, hidden))
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
-    assert (found.argmax(-1) == expected.argmax(-1)).all()
+    assert_same_integers(found.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.soak

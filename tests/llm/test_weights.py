@@ -26,6 +26,7 @@ from anydevice._llm.weights import load_parameters, parameters_of, random_parame
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config, read_config
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from tests.comparing import COPIED, EXACT, assert_close, assert_same_values
 from tests.llm.families import BASE, CASES
 
 
@@ -42,9 +43,13 @@ def test_a_folder_becomes_parameters_of_each_engine(stories: Path, name: str) ->
     layer, theirs = found["layers"][3], "model.layers.3"
     joined = [state[f"{theirs}.self_attn.{each}_proj.weight"] for each in "qkv"]
     assert engine.owns(layer["qkv"]["weight"])
-    assert np.array_equal(engine.to_host(layer["qkv"]["weight"]), np.concatenate(joined))
+    assert_same_values(
+        engine.to_host(layer["qkv"]["weight"]), np.concatenate(joined), because=COPIED
+    )
     joined = [state[f"{theirs}.mlp.{each}_proj.weight"] for each in ("gate", "up")]
-    assert np.array_equal(engine.to_host(layer["gate_up"]["weight"]), np.concatenate(joined))
+    assert_same_values(
+        engine.to_host(layer["gate_up"]["weight"]), np.concatenate(joined), because=COPIED
+    )
     assert set(found) == {"embedding", "layers", "norm"}
     assert len(found["layers"]) == len(description.layers)
 
@@ -61,7 +66,7 @@ def test_random_parameters_are_the_same_everywhere(stories: Path) -> None:
     assert abs(first.std() * description.hidden**0.5 - 1) < 0.05
     assert len(np.unique(first)) > 500
     for other in found.values():
-        assert np.array_equal(first, other)
+        assert_close(other, first, terms=4, dtype="bfloat16")
 
 
 # --- files in all their ways ------------------------------------------------------------------
@@ -82,11 +87,10 @@ def test_beside_the_weights_there_is_one_tensor(tmp_path: Path) -> None:
     weights = [x.nbytes for x in leaves(found)]
     assert peak < held + 2 * max(weights) + 300_000  # a chunk of it as stored is float32
     assert sum(weights) < held < 1.1 * sum(weights) + 300_000
-    assert all(same(a, b) for a, b in zip(leaves(found), leaves(made), strict=True))
-
-
-def same(found: Any, made: Any) -> bool:
-    return np.array_equal(found.astype(np.float32), made.astype(found.dtype).astype(np.float32))
+    for a, b in zip(leaves(found), leaves(made), strict=True):
+        assert_same_values(
+            a.astype(np.float32), b.astype(a.dtype).astype(np.float32), because=EXACT
+        )
 
 
 def save(folder: Path, parameters: Any, description: Description, **changes: Any) -> None:
@@ -126,7 +130,7 @@ def test_both_generations_of_files_are_the_same(tmp_path: Path, name: str) -> No
     )
     assert len(leaves(first)) == len(leaves(second)) == len(list(parameters_of(description)))
     for a, b in zip(leaves(first), leaves(second), strict=True):
-        assert np.array_equal(a, b)
+        assert_same_values(a, b, because=COPIED)
 
 
 def test_interleaved_and_transposed_experts_are_put_in_order(tmp_path: Path) -> None:
@@ -140,11 +144,13 @@ def test_interleaved_and_transposed_experts_are_put_in_order(tmp_path: Path) -> 
     experts, at = found["layers"][1]["experts"], "model.layers.1.mlp.experts"
     stored = state[f"{at}.gate_up_proj"].numpy()
     inner = stored.shape[2] // 2
-    assert np.array_equal(experts["gate_up"][2, :inner], stored[2, :, 0::2].T)
-    assert np.array_equal(experts["gate_up"][2, inner:], stored[2, :, 1::2].T)
+    assert_same_values(experts["gate_up"][2, :inner], stored[2, :, 0::2].T, because=COPIED)
+    assert_same_values(experts["gate_up"][2, inner:], stored[2, :, 1::2].T, because=COPIED)
     bias = state[f"{at}.gate_up_proj_bias"].numpy()
-    assert np.array_equal(experts["gate_up_bias"][1], np.r_[bias[1, 0::2], bias[1, 1::2]])
-    assert np.array_equal(experts["down"][3], state[f"{at}.down_proj"].numpy()[3].T)
+    assert_same_values(
+        experts["gate_up_bias"][1], np.r_[bias[1, 0::2], bias[1, 1::2]], because=COPIED
+    )
+    assert_same_values(experts["down"][3], state[f"{at}.down_proj"].numpy()[3].T, because=COPIED)
 
 
 PREFIXES = {
@@ -177,7 +183,7 @@ def test_the_decoder_of_a_folder_for_more_than_text(
     )
     assert ("head" in second) == bool(inner)
     for a, b in zip(leaves(first), leaves(second), strict=True):
-        assert np.array_equal(a, b)
+        assert_same_values(a, b, because=COPIED)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +212,7 @@ def test_folders_for_more_than_text_as_transformers_saves_them(
     found = load_parameters(tmp_path, describe(read_config(tmp_path)), place("numpy"), "float32")
     assert len(found["layers"]) == BASE["num_hidden_layers"]
     down = theirs["model.language_model.layers.1.mlp.down_proj.weight"]
-    assert np.array_equal(found["layers"][1]["down"]["weight"], down)
+    assert_same_values(found["layers"][1]["down"]["weight"], down, because=COPIED)
 
 
 def test_layers_for_tokens_further_ahead_are_passed_over(stories: Path, tmp_path: Path) -> None:
@@ -320,7 +326,7 @@ def test_shards_and_one_file_are_the_same(stories: Path, tmp_path: Path) -> None
     )
     for a, b in zip(leaves(first), leaves(second), strict=True):
         assert a.dtype == np.float16
-        assert np.array_equal(a, b)
+        assert_same_values(a, b, because=COPIED)
 
 
 @pytest.mark.parametrize("method", ["mxfp4", "gptq", "fp8"])

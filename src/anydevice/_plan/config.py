@@ -407,11 +407,11 @@ def title_of(path: Path) -> str:
 def _model_in(path: Path) -> Path:
     """The GGUF file that is all of a model in a folder; any other path as it is."""
     try:
-        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+        names = sorted([name for name in os.listdir(path) if not name.startswith(".")])
     except OSError:
         return path  # a file, or a folder whose reader says what is wrong
     found = [name for name in names if name.lower().endswith(".gguf")]
-    has_config, has_weights = CONFIG_NAME in names, any(".safetensors" in name for name in names)
+    has_config, has_weights = CONFIG_NAME in names, ".safetensors" in "\n".join(names)
     if not found or (has_config and has_weights):
         return path
     if len(found) == 1:

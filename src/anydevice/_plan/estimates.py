@@ -170,10 +170,10 @@ def estimate_inference(
         piece = min(context, prefill or context) if not shape.towers else context
         peaks = list(_passes(shape, batch, context, width, piece))
         last = _behind(shape, batch, piece) * width + logits
-        activations = max(last, *(size for peak in peaks for size in peak.values())) - logits
+        activations = max(last, *[size for peak in peaks for size in peak.values()]) - logits
         # Scores lie in segments of their own, much larger than what else a layer makes: an
         # allocator that takes the smallest block that is large enough leaves these whole.
-        recurring = max(size for peak in peaks[:1] for name, size in peak.items() if name != SCORES)
+        recurring = max([size for name, size in peaks[0].items() if name != SCORES])
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
     overheads = overhead_of(shape.rounding, kv_cache, min(recurring, activations))
     assumed, longest = shape.assumed, shape.longest_context
