@@ -227,10 +227,10 @@ def test_a_row_draws_alone_as_in_a_batch_and_with_candidates_as_without(anywhere
     alone = [chosen(anywhere, logits[at : at + 1], options, at)[0][0] for at in range(8)]
     assert together.tolist() == alone
     expected, _ = chosen(NUMPY, logits, options, np.arange(8))
-    assert together.tolist() == expected.tolist()
+    assert_same_integers(together, expected)
     # The noise belongs to the token: candidates that hold the winner give the winner.
     fewer, _ = chosen(anywhere, logits, sampling(temperature=1, top_k=299, seed=11), np.arange(8))
-    assert fewer.tolist() == expected.tolist()
+    assert_same_integers(fewer, expected)
 
 
 def test_greedy_takes_the_first_of_the_largest(anywhere: Device) -> None:

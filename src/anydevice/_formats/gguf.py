@@ -141,7 +141,7 @@ class GgufTensor(Record):
         return replace(self, shape=self.shape[1:], start=start)
 
     def as_matrix(self) -> GgufTensor:
-        """A vector as a matrix of one row."""
+        """Return a vector as a matrix of one row."""
         return replace(self, shape=(1, *self.shape))
 
 

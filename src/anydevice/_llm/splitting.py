@@ -60,7 +60,7 @@ class BoundedTokenizer:
     def where_needed(
         cls, backend: tokenizers.Tokenizer, steps: Sequence[dict[str, Any]], source: str
     ) -> BoundedTokenizer | None:
-        """One if these steps of the tokenizer have a pattern that is not known to be harmless."""
+        """Return one if these steps of the tokenizer have a pattern that may be harmful."""
         given = (step["pattern"] for step in steps if isinstance(step.get("pattern"), dict))
         patterns = [each["Regex"] for each in given if "Regex" in each]
         unknown = [pattern for pattern in patterns if _escape_line_ends(pattern) not in KNOWN]

@@ -52,7 +52,7 @@ class ChatTemplate(Record):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """A conversation as one text.
+        """Return a conversation as one text.
 
         `tools` are JSON schemas, or functions with types and a docstring; `variables` are what else
         the template may ask for, such as `enable_thinking`. Raises `ConfigurationError`, with the
@@ -181,7 +181,7 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
 
 
 def tool_schema(tool: Any) -> Mapping[str, Any]:
-    """The JSON schema of a tool; one that is given as a schema stays as it is.
+    """Return the JSON schema of a tool; one that is given as a schema stays as it is.
 
     Of a function, its name, types and docstring are the schema. The docstring describes the
     function, and under `Args:` every parameter, as in Google's style.

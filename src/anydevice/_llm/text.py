@@ -72,7 +72,7 @@ class TextStream:
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """The texts of the option `stop`, checked."""
+    """Return the texts of the option `stop`, checked."""
     if stop is None:
         return []
     if not isinstance(stop, Iterable):

@@ -64,7 +64,7 @@ def look_ahead() -> None:
 
 
 def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
-    """The memory of each device, the CPU's last, and a note for each that does not tell its own.
+    """Return the memory of each device, the CPU's last, and notes on those that do not tell it.
 
     Without `names` they are all usable devices of this machine; one that is seen through two
     backends counts once. Raises `DeviceNotFoundError` if a device that is named is not usable.

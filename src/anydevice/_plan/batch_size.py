@@ -25,7 +25,7 @@ _found: dict[_Key, int] = {}
 def find_batch_size(
     fn: Callable[[int], object], start: int, *, minimum: int = 1, again: bool = False
 ) -> int:
-    """The first of `start`, `start // 2`, `start // 4`, … for which `fn` has enough memory.
+    """Return the first of `start`, `start // 2`, `start // 4`, … for which `fn` has enough memory.
 
     `fn(batch_size)` runs one batch, such as a training step. With an optimizer, the second step
     needs more memory than the first, so let it run two. Its result is synchronized and discarded.

@@ -177,7 +177,7 @@ def _layer_bytes(shape: ModelShape, run: TrainingRun) -> int:
 
 
 def saved_elements(shape: ModelShape, recompute: Recompute, compiled: bool = False) -> int:
-    """The elements that one layer saves of a token.
+    """Return the elements that one layer saves of a token.
 
     All of them: the stream before attention and network, both after their norm, queries, keys and
     values, what attention gives, and the network's inside. Of every second product: the stream,

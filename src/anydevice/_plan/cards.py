@@ -124,7 +124,7 @@ class Cluster(Record):
         return replace(self, nodes=-(-cards // size), per_node=size)
 
     def available(self) -> tuple[AvailableMemory, ...]:
-        """The cards as devices of one machine whose memory is all free."""
+        """Return the cards as devices of one machine whose memory is all free."""
         return tuple(
             AvailableMemory(
                 Device(self.card.backend, index), self.card.memory, facts=Facts(self.card.name)
@@ -151,7 +151,7 @@ def names_cluster(words: object) -> bool:
 
 
 def cluster_of(words: str | Cluster) -> Cluster:
-    """The cluster that the words name: `[NODESx]CARDSxNAME[-MEMORY]`.
+    """Return the cluster that the words name: `[NODESx]CARDSxNAME[-MEMORY]`.
 
     More than 8 cards without a number of nodes are nodes of 8. A card that is not in the table
     needs its memory, and is planned without speed.

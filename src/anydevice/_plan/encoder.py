@@ -57,22 +57,22 @@ def linear(
 
 
 def table(rows: Size, columns: Size, when: str = "") -> ModelPart:
-    """An embedding."""
+    """Return an embedding."""
     return ModelPart(rows, columns, when=when)
 
 
 def norm(size: Size, bias: Flag = True, when: str = "") -> ModelPart:
-    """A norm with weights, and with a bias unless told otherwise."""
+    """Return a norm with weights, and with a bias unless told otherwise."""
     return ModelPart(size, bias=bias, when=when)
 
 
 def vector(size: Size, when: str = "", width: int = 0) -> ModelPart:
-    """A learned vector."""
+    """Return a learned vector."""
     return ModelPart(size, when=when, width=width)
 
 
 def buffer(rows: Size, columns: Size = 1, width: int = 8) -> ModelPart:
-    """A buffer: integers of 8 bytes, unless told otherwise."""
+    """Return a buffer: integers of 8 bytes, unless told otherwise."""
     return ModelPart(rows, columns, learned=False, width=width)
 
 
@@ -156,7 +156,7 @@ class Sizes:
         config.check_options({key: self.get(other) for key, other in self.row.same.items()})
 
     def get(self, key: str) -> Any:
-        """The value of a key, of a derived name, or, behind a dot, of a member's key."""
+        """Return the value of a key, of a derived name, or, behind a dot, of a member's key."""
         member, _, inner = key.rpartition(".")
         if member:
             return self.members[member].get(inner)
@@ -169,7 +169,7 @@ class Sizes:
         return self.get(other) if value is None and other else value
 
     def size(self, size: Size) -> int:
-        """A sum of products of numbers and keys.
+        """Return a sum of products of numbers and keys.
 
         Raises `ConfigurationError` if a key has no value, or one that is no integer.
         """
@@ -183,7 +183,7 @@ class Sizes:
         return integer(f"{self.config.source}: {word}", self.get(word), least=0)
 
     def flag(self, flag: Flag) -> bool:
-        """The value of a flag of the row; `"!"` before a key turns it around."""
+        """Return the value of a flag of the row; `"!"` before a key turns it around."""
         if isinstance(flag, bool):
             return flag
         return not self.get(flag[1:]) if flag.startswith("!") else bool(self.get(flag))
@@ -202,7 +202,7 @@ class Count(Record):
 
 
 def encoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
-    """The shape of the encoder or encoder–decoder that a config describes.
+    """Return the shape of the encoder or encoder–decoder that a config describes.
 
     Its weights are in `dtype`, or in its own. Raises `ConfigurationError` if a number is missing or
     wrong, or if the config has a class or an option that the row does not know.

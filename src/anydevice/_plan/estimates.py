@@ -92,11 +92,11 @@ class MemoryEstimate(Record):
         return self.total / 2**30
 
     def on_cpu(self) -> MemoryEstimate:
-        """The estimate without the overhead of an accelerator."""
+        """Return the estimate without the overhead of an accelerator."""
         return replace(self, overhead=0, overheads=Overhead())
 
     def to_dict(self) -> dict[str, Any]:
-        """The estimate as plain values, as `anydevice plan --json` prints it."""
+        """Return the estimate as plain values, as `anydevice plan --json` prints it."""
         plain = super().to_dict() | {"total": self.total, "total_gib": self.total_gib}
         del plain["shape"]
         return plain
@@ -108,7 +108,7 @@ class MemoryEstimate(Record):
 
 
 def part_lines(estimate: Record, names: Sequence[str]) -> list[str]:
-    """A line for each part of an estimate: its name and its size."""
+    """Return a line for each part of an estimate: its name and its size."""
     return [
         f"  {name.replace('_', '-'):<12} {format_size(getattr(estimate, name)):>10}"
         for name in names
@@ -125,7 +125,7 @@ def estimate_inference(
     prefill: int | None = None,
     **numbers: Any,
 ) -> MemoryEstimate:
-    """The memory that running a model takes on one device; nothing is loaded.
+    """Return the memory that running a model takes on one device; nothing is loaded.
 
     `model` is the path of a `config.json`, of its folder or of safetensors files, the name of a
     model in the local Hugging Face cache, a config, a `torch.nn.Module` (on `meta`, too), a tree of
@@ -220,7 +220,7 @@ class ForwardPass(Record):
 
 
 def logit_bytes(shape: ModelShape, batch: int, context: int, width: int) -> int:
-    """The numbers that the head gives; those of a new token also in float32, for sampling."""
+    """Return the bytes of the outputs; those of a new token also in float32, for sampling."""
     if shape.outputs_of == "new token":
         return batch * shape.outputs * (width + FLOAT32)
     tokens = context if shape.outputs_of == "tokens" else 1
@@ -258,7 +258,7 @@ def _behind(shape: ModelShape, batch: int, context: int) -> int:
 
 
 def moments(shape: LayerStack, work: ForwardPass) -> dict[str, int]:
-    """The bytes alive at each moment of a layer, by name."""
+    """Return the bytes alive at each moment of a layer, by name."""
     held = _lasting_bytes(shape, work)
     stream = _stream(shape, work)
     norm = _norm(shape, work, shape.hidden)

@@ -671,7 +671,7 @@ class ModelShape(LayerStack):
         return self.towers[-1].tokens if fixed else None
 
     def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:
-        """The bytes of a static cache for `context` tokens, layer by layer.
+        """Return the bytes of a static cache for `context` tokens, layer by layer.
 
         `dtype` is that of its elements, the model's own where it is not given.
         """
@@ -691,7 +691,7 @@ MOST_LAYERS = 100_000
 
 
 def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """An integer from `least` to `most`, as Python's own `int`; other libraries' integers count.
+    """Return `value` as an `int` from `least` to `most`; integers of other libraries count.
 
     Raises `ConfigurationError` for everything else.
     """
@@ -699,7 +699,7 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
 
 def memory_dtype(spec: object) -> DType:
-    """The row of a dtype as people name it where memory is meant: "fp8" is float8_e4m3fn.
+    """Return the row of a dtype as people name it where memory is meant: "fp8" is float8_e4m3fn.
 
     Raises `ConfigurationError` if there is none.
     """
@@ -707,7 +707,7 @@ def memory_dtype(spec: object) -> DType:
 
 
 def float_dtype(name: str, spec: object) -> str:
-    """The name of a dtype that weights or a cache can have: a float of 8 bits or more.
+    """Return the name of a dtype that weights or a cache can have: a float of 8 bits or more.
 
     Raises `ConfigurationError` for every other one.
     """

@@ -18,7 +18,7 @@ _NAMES = {"rocm": "cuda", "metal": "mps"}
 def planned_units(
     plan: Plan, are_layers: Sequence[bool], parameters: int | None
 ) -> list[Placement]:
-    """The placement of each unit of a model, given which of them are layers.
+    """Return the placement of each unit of a model, given which of them are layers.
 
     Raises `ConfigurationError` for a plan that does not fit, or that is of another model:
     `parameters` is how many this one has.
@@ -47,7 +47,7 @@ def planned_units(
 
 
 def device_map(plan: Plan, module: Any) -> dict[str, str]:
-    """The device of each unit of a module, as transformers and accelerate name both."""
+    """Return the device of each unit of a module, as transformers and accelerate name both."""
     torch = part("torch", "pipeline")
     units = torch.module_units(module)
     count = sum(x.numel() for x in module.parameters())

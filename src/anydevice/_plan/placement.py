@@ -37,7 +37,7 @@ class MemoryParts(Record):
         return self.weights + self.kv_cache + self.activations + self.logits + self.overhead
 
     def to_dict(self) -> dict[str, int]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {**super().to_dict(), "total": self.total}
 
 

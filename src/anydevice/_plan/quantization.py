@@ -49,7 +49,7 @@ class Quantization(Record):
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
-    """The format of a config's `quantization_config`; `None` if weights are not quantized.
+    """Return the format of a config's `quantization_config`; `None` if weights are not quantized.
 
     >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
     'gptq'
@@ -262,7 +262,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def quantized(shape: ModelShape, name: str) -> ModelShape:
-    """The shape with its layers' weights quantized to "int8" or "int4", as formats usually do.
+    """Return the shape with its layers' weights quantized to "int8" or "int4", as usual.
 
     Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
     Raises `ConfigurationError` if the weights are quantized already.

@@ -96,7 +96,7 @@ class StepTime(Record):
 def step_time(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants = FITTED
 ) -> StepTime:
-    """The time of one step of the optimizer on a card of which the rates are known.
+    """Return the time of one step of the optimizer on a card of which the rates are known.
 
     The times of split products, sequences and pipelines are not known.
 
@@ -128,13 +128,13 @@ def step_time(
 def tokens_a_second(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants = FITTED
 ) -> float:
-    """The tokens that all cards together train on in a second."""
+    """Return the tokens that all cards together train on in a second."""
     seconds = step_time(shape, run, cluster, constants).total
     return run.rows * run.accumulate * cluster.cards / seconds
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """The parameters of all layers that one token passes."""
+    """Return the parameters of all layers that one token passes."""
     experts = shape.experts
     if experts is None:
         return sum(shape.layer_weights)

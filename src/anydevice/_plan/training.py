@@ -35,7 +35,7 @@ class OptimizerMemory(Record):
     temporary: bool = False
 
     def state_bytes(self, parameters: int, width: int) -> int:
-        """The bytes of its state."""
+        """Return the bytes of its state."""
         if self.eight_bit:
             return self.values * (parameters + parameters // _BLOCK * FLOAT32)
         return self.values * parameters * width
@@ -109,7 +109,7 @@ def estimate_training(
     checkpointing: bool = False,
     **numbers: Any,
 ) -> TrainingEstimate:
-    """The memory that one training step takes on one device; nothing is loaded.
+    """Return the memory that one training step takes on one device; nothing is loaded.
 
     `model` and `numbers` are as in `estimate_inference`. Parameters and gradients are in `dtype`.
     With `mixed`, they are in float32 and products in bfloat16, as under PyTorch's autocast; with
@@ -206,12 +206,12 @@ class TrainingStep(Record):
 
 
 def logits_in_training(shape: ModelShape, step: TrainingStep) -> int:
-    """The logits of all tokens at the loss: their logarithms and two gradients, in float32."""
+    """Return the bytes of logits at the loss: their logarithms and two gradients, in float32."""
     return 3 * FLOAT32 * step.rows * shape.outputs
 
 
 def saved_activations(shape: ModelShape, step: TrainingStep) -> int:
-    """The bytes that the forward pass saves, without the logits."""
+    """Return the bytes that the forward pass saves, without the logits."""
     each = step.rows * shape.hidden * step.width if step.checkpointing else _layer(shape, step)
     return shape.layers * each + _norm(shape, step)
 
@@ -219,7 +219,7 @@ def saved_activations(shape: ModelShape, step: TrainingStep) -> int:
 def moments(
     shape: ModelShape, step: TrainingStep, gradients: int, step_extra: int
 ) -> dict[str, int]:
-    """The bytes alive beside parameters and optimizer, at each moment that can be the peak.
+    """Return the bytes alive beside parameters and optimizer, at each moment that can be the peak.
 
     `gradients` are the bytes of all of them, `step_extra` what the optimizer's step takes.
     """

@@ -84,7 +84,7 @@ class TrainingPlan(Record):
         return self.memory.total / self.free
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as plain data, ready for JSON; memory is in bytes a card."""
+        """Return the plan as plain data, ready for JSON; memory is in bytes a card."""
         rate, days = self.tokens_per_second, self.days
         return {
             "fits": self.fits,
