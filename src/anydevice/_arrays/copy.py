@@ -108,7 +108,7 @@ def download(array: Any, engine: Engine) -> Any:
 def move(
     array: Any, engine: Engine, places: Sequence[Device], device: Device, *, detached: bool = False
 ) -> Any:
-    """An array on another device of its own library.
+    """Move an array to another device of its own library.
 
     Large ones go from the host through the ring, unless a gradient has to flow through the copy;
     `detached` says that none has to.

@@ -41,7 +41,7 @@ def to_device(
     narrow: bool = False,
     dtype: object = None,
 ) -> Any:
-    """The same tree with every array on `device`; everything else stays as it is.
+    """Move every array of a tree to `device`; everything else stays as it is.
 
     A NumPy array becomes an array of the device's engine. An array of another library stays in
     that library where it can live on the device, and becomes the engine's where it cannot;
@@ -97,7 +97,7 @@ def _floating(dtype: object) -> DType:
 
 
 def to_numpy(tree: Any) -> Any:
-    """The same tree with every array as a NumPy array.
+    """Return the same tree with every array as a NumPy array.
 
     Raises `OutOfMemoryError` if the host has no memory for a leaf, or its device had none for
     computing it, and `TransferError` if one cannot be read; both name the leaf.
@@ -113,7 +113,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 def device_of(tree: Any) -> Device | None:
-    """The device of the arrays in `tree`; `None` if it has no arrays.
+    """Return the device of the arrays in `tree`; `None` if it has no arrays.
 
     >>> import anydevice, numpy
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
@@ -256,7 +256,7 @@ _kept: dict[tuple[str, int, str | None], tuple[object, Destination]] = {}
 
 
 def destination_of(device: Device | str) -> Destination:
-    """The destination for a device or its name.
+    """Return the destination for a device or its name.
 
     Raises `DeviceNotFoundError` if the device is not usable.
     """

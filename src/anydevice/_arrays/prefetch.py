@@ -233,7 +233,7 @@ class _Pull(threading.Thread):
 
 
 def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Prefetch:
-    """The batches of `loader` on `device`, with the next `depth` batches loaded and moved ahead.
+    """Iterate over the batches of `loader` on `device`, with the next `depth` moved ahead.
 
     `loader` is anything that can be iterated: a list, a generator, a
     `torch.utils.data.DataLoader`. The loop gets its batches in order, as `to_device` gives them,

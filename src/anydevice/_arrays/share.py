@@ -44,7 +44,7 @@ class SharedMemory(Record):
     views: tuple[View, ...]
 
     def views_of(self, memory: Any, engine: Engine) -> dict[int, Any]:
-        """The same views of a copy of the memory, by position."""
+        """Return the same views of a copy of the memory, by position."""
         whole = engine.storage(memory)
         start = whole.offset if whole else 0
         return {
@@ -55,7 +55,7 @@ class SharedMemory(Record):
         }
 
     def cast(self, dtype: DType) -> SharedMemory | None:
-        """The same views of a copy in another dtype, where floating dtypes differ from it.
+        """Return the same views of a copy in another dtype, where floating dtypes differ from it.
 
         `None` if they are not all of one dtype, or do not begin at whole elements of it.
         """
@@ -88,13 +88,13 @@ class SharedMemory(Record):
 
 
 def cast(x: Any, engine: Engine, dtype: DType) -> Any:
-    """An array in another dtype, where it is; numbers too large for it become infinite."""
+    """Return an array in another dtype, where it is; numbers too large for it become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return engine.ops.astype(x, dtype)
 
 
 def shared_memory(values: Sequence[Any], positions: Sequence[int]) -> list[SharedMemory]:
-    """The memory that at least two of the arrays at these positions overlap in.
+    """Find the memory that at least two of the arrays at these positions overlap in.
 
     An array whose library knows nothing of its memory shares none.
     """

@@ -44,10 +44,10 @@ class Copier(Protocol):
         """Make the device the current one of the calling thread."""
 
     def pinned(self, size: int) -> int:
-        """The address of memory that the device can read by itself."""
+        """Allocate memory that the device can read by itself; return its address."""
 
     def file_of(self, address: int) -> int | None:
-        """The descriptor of the file that this pinned memory maps; `None` if it maps none."""
+        """Return the descriptor of the file that this pinned memory maps, or `None`."""
 
     def is_pinned(self, address: int, size: int) -> bool:
         """Whether the device can read that much host memory by itself."""
@@ -56,10 +56,10 @@ class Copier(Protocol):
         """Free what `pinned` allocated."""
 
     def stream(self) -> Any:
-        """A queue of copies that waits for no other."""
+        """Return a queue of copies that waits for no other."""
 
     def event(self) -> Any:
-        """A mark that can be put into a stream."""
+        """Return a mark that can be put into a stream."""
 
     def destroy(self, stream: Any, *events: Any) -> None:
         """Free a stream and marks."""
@@ -89,7 +89,7 @@ class Piece(Record):
 
 
 def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
-    """The same copies in pieces of at most `chunk` bytes.
+    """Cut copies into pieces of at most `chunk` bytes.
 
     >>> [piece.size for piece in cut([Piece(0, 0, 10)], 4)]
     [4, 4, 2]
@@ -203,7 +203,7 @@ class Ring:
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
-        """The same, but it returns when all copies are under way: each lane reaches its mark then.
+        """Start the copies and return when all are under way: each lane reaches its mark then.
 
         So the next pieces fill buffers while these are in flight. `marks` are `events()`.
         """
@@ -215,7 +215,7 @@ class Ring:
         self._run(start, pieces)
 
     def events(self) -> list[Any]:
-        """A mark for each lane."""
+        """Return a mark for each lane."""
         events: list[Any] = self._aside(lambda: [self._copier.event() for _ in self._lanes])
         return events
 
@@ -314,7 +314,7 @@ _making = ForkSafeLock()
 
 
 def ring_of(device: Device) -> Ring | None:
-    """The ring for copies to and from a device; `None` if copies are not staged."""
+    """Return the ring for copies to and from a device; `None` if copies are not staged."""
     if device.backend != "cuda" or place_of(device) != device:  # what is elsewhere is a fake
         return None
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context

@@ -26,7 +26,7 @@ for bfloat16. Results that are lists or tuples have budgets of the same form.
 
 
 def growth(length: int) -> float:
-    """The error, in units, of adding up `length` numbers in any order, at worst one by one.
+    """Return the error, in units, of adding up `length` numbers in any order.
 
     Roundings of either sign leave about a third of the square root. Where small numbers meet a
     sum that is large already, they go one way: a part of the length comes on top, as far as rows
@@ -39,8 +39,9 @@ def growth(length: int) -> float:
 
 
 def one_by_one(length: int) -> float:
-    """The same for exponentials, a few of which outweigh the rest: added up one by one in float32,
-    those that come after the largest count for less than they are.
+    """Return the same for exponentials that are added up one by one.
+
+    A few outweigh the rest: those that come after the largest are rounded to its units.
 
     >>> one_by_one(4096)
     328.0
@@ -49,7 +50,7 @@ def one_by_one(length: int) -> float:
 
 
 def exact(want: Any, coarse: float, *arguments: Any, **options: Any) -> float:
-    """Nothing beyond the rounding of the result."""
+    """Allow nothing beyond the rounding of the result."""
     return 0.0
 
 
@@ -67,7 +68,7 @@ def relative(units: float, *, once: bool = False) -> Budget:
 
 
 def of_exponential(units: float, size: Callable[[Array], Array] = np.abs) -> Budget:
-    """The same, where a rounding of the exponent counts as much as the exponent is large."""
+    """Count a rounding of the exponent as much as the exponent is large, in units."""
 
     def budget(want: Array, coarse: float, x: Array, *others: Array) -> Array:
         return relative(units)(want, coarse) + 2 * size(x) * np.abs(want)
@@ -76,7 +77,7 @@ def of_exponential(units: float, size: Callable[[Array], Array] = np.abs) -> Bud
 
 
 def of_sigmoid(units: float) -> Budget:
-    """The same for what has `exp(-x)` below: for positive x, one is added to little."""
+    """Return the same for what has `exp(-x)` below: for positive x, one is added to little."""
     return of_exponential(units, lambda x: np.maximum(-x, 0))
 
 
@@ -95,7 +96,7 @@ def of_gelu(want: Array, coarse: float, x: Array, approximate: bool = False) -> 
 
 
 def of_magnitudes(op: str, length: Callable[..., int]) -> Budget:
-    """The same op on the absolute values: that is how much was added up."""
+    """Apply the same op to the absolute values: that is how much was added up."""
 
     def budget(want: Array, coarse: float, *arguments: Any, **options: Any) -> Array:
         sizes = [np.abs(a) if isinstance(a, np.ndarray) else a for a in arguments]
@@ -105,7 +106,7 @@ def of_magnitudes(op: str, length: Callable[..., int]) -> Budget:
 
 
 def of_reduction(op: str) -> Budget:
-    """The same for sums and means, whose length follows from the size of the result."""
+    """Return the same for sums and means, whose length follows from the size of the result."""
 
     def budget(want: Array, coarse: float, x: Array, **how: Any) -> Array:
         return growth(x.size // max(1, np.size(want))) * reference.call(op, np.abs(x), **how)
@@ -136,7 +137,7 @@ def of_std(want: Array, coarse: float, x: Array, **how: Any) -> Array:
 
 
 def of_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
-    """A rounding of the exponent counts as much as the exponent is large."""
+    """Count a rounding of the exponent as much as the exponent is large."""
     if not x.size:
         return np.zeros(x.shape)
     below = np.abs(x - x.max(axis, keepdims=True))
@@ -151,7 +152,7 @@ def of_log_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Arra
 
 
 def of_logsumexp(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Array:
-    """The sum's part of one, and the roundings of what was taken away and added again."""
+    """Return the share of the sum, and the roundings of the maximum, taken away and added."""
     length = one_by_one(x.size // max(1, np.size(want)))
     return length + 16 + 4 * np.where(np.isfinite(want), np.abs(want), 0)
 
@@ -238,7 +239,7 @@ def of_experts(
     alpha: float = 1.702,
     limit: float = 7.0,
 ) -> Array:
-    """The errors of two sums, of which the first goes through the activation and the second sum.
+    """Return the errors of two sums; the first goes through the activation and the second.
 
     In 16 bits the sums, biases and the activation are rounded to it on the way.
     """

@@ -101,7 +101,7 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
 
 
 def compute(row: Row, made: Call, engine: Engine, device: Device, *, strided: bool = False) -> Any:
-    """The result of an op on a device, as its engine gives it; whatever that raises is raised."""
+    """Run an op on a device; returns the result of its engine, and raises its errors."""
     put = _place_strided if strided else place
     with scope_of(engine, device):
         placed = mapped(made, lambda x: put(x, engine, device))
@@ -160,7 +160,7 @@ def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | 
 
 
 def place(x: Array, engine: Engine, device: Device) -> Any:
-    """A copy of an array on the device; integers may become shorter ones."""
+    """Copy an array to the device; integers may become shorter ones."""
     return engine.place(x, device, narrow=x.dtype.kind in "iu")
 
 
@@ -179,7 +179,7 @@ def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
 
 
 def widened(x: Array) -> Array:
-    """The same numbers as float64, int64 or bool: exact, and what the reference works with."""
+    """Return the same numbers as float64, int64 or bool, exactly, for the reference."""
     return x if x.dtype == bool else x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
 
 
@@ -233,7 +233,7 @@ def _flush_subnormals(x: Array, dtype: str) -> Array:
 
 
 def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
-    """The call with every array of it changed by a function."""
+    """Apply a function to every array of a call."""
 
     def each(value: Any) -> Any:
         if isinstance(value, list):

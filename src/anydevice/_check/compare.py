@@ -62,12 +62,12 @@ class Difference(Record):
 
 
 def computing_unit(dtype: str) -> float:
-    """The rounding unit of the dtype that an op on `dtype` computes in."""
+    """Return the rounding unit of the dtype that an op on `dtype` computes in."""
     return ROUNDING_UNIT["float64" if dtype == "float64" else "float32"]
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """The arrays of a result, in order: it is one, or a list or tuple of results or nothing.
+    """Yield the arrays of a result in order; a result is one, or a list or tuple of results.
 
     >>> list(leaves(([1, 2], None, 3)))
     [1, 2, 3]

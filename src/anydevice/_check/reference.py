@@ -246,7 +246,7 @@ def _layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 
 def frequencies(
     size: int, theta: float, scaling: Mapping[str, Any] | None, length: int = 0
 ) -> tuple[Array, float]:
-    """The angle by which each pair of a head turns from one position to the next, and a factor.
+    """Return the angle by which each pair of a head turns per position, and a factor.
 
     The factor multiplies cosines and sines; it is 1 except for YaRN and LongRoPE. `scaling` is
     spelled as the `rope_scaling` of a model's configuration. `length` is that of the sequence.
@@ -320,7 +320,7 @@ def halves(size: int, interleaved: bool) -> tuple[slice, slice]:
 def rotary_angles(
     x: Array, positions: Array, theta: float, scaling: Mapping[str, Any] | None, length: Any
 ) -> tuple[Array, float]:
-    """The angle of each pair, (batch, 1, tokens, size / 2), and a factor of cosines and sines."""
+    """Return the angles, (batch, 1, tokens, size / 2), and a factor of cosines and sines."""
     rows = np.broadcast_to(positions, (x.shape[0], x.shape[2]))
     lengths = rows.max(-1, initial=-1) + 1 if length is None else length
     columns = [

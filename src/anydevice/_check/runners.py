@@ -29,11 +29,11 @@ class Runner(Record):
     engine: str
 
     def load(self) -> Engine:
-        """The engine; imports its library."""
+        """Load the engine, and with it its library."""
         return registry.load(self.engine)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """A block in which the engine works on the device."""
+        """Return a block in which the engine works on the device."""
         return scope_of(self.load(), self.place)
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Runner(Record):
 
 
 def runner(device: Device, engine: str) -> Runner:
-    """An engine on a device.
+    """Return an engine on a device.
 
     >>> str(runner(Device("cpu"), "numpy"))
     'cpu with numpy'
@@ -52,7 +52,7 @@ def runner(device: Device, engine: str) -> Runner:
 def find_runners(
     devices: Sequence[str | Device] = (), engines: Sequence[str] | None = None
 ) -> list[Runner]:
-    """Every engine on every device of this machine, or those that are named.
+    """Find every engine on every device of this machine, or the named ones.
 
     Raises `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine
     lacks what was named.
@@ -62,7 +62,7 @@ def find_runners(
 
 
 def scope_of(engine: Engine, place: Device) -> AbstractContextManager[Any]:
-    """A block in which an engine works there."""
+    """Return a block in which an engine works there."""
     # MLX decides by the operation where it works; the others by where their arrays are.
     return engine.default_scope(place) if engine.shares_memory else nullcontext()
 
@@ -80,7 +80,7 @@ Answering = Callable[[Callable[[str], None], dict[str, Any]], Callable[[Any], An
 
 
 def in_a_child(here: Runner, answering: Answering, **arguments: Any) -> Asked:
-    """A child process in which an engine works on its device, and a function answers questions.
+    """Start a child process in which an engine works on its device and answers questions.
 
     `answering`, a function of a module, is called there. Where a question takes the child down, or
     is not answered in time, that is the outcome, and the next one has a new child.
@@ -94,7 +94,7 @@ def in_a_child(here: Runner, answering: Answering, **arguments: Any) -> Asked:
 
 
 def in_this_process(here: Runner, answering: Answering, **arguments: Any) -> Asked:
-    """The same in this process, which does not outlive a crash."""
+    """Answer in this process, which does not outlive a crash."""
     return _Here(answering(lambda step: None, _arguments(here, arguments)))
 
 
@@ -114,6 +114,6 @@ def _arguments(here: Runner, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def runner_of(arguments: dict[str, Any]) -> Runner:
-    """The runner whose arguments these are; its engine is not loaded yet."""
+    """Return the runner whose arguments these are; its engine is not loaded yet."""
     place, device = Device(arguments["place"]), Device(arguments["device"])
     return Runner(device, place, arguments["engine"])

@@ -60,7 +60,7 @@ class Cell(Record):
 
 
 def in_words(state: str) -> str:
-    """A state as a sentence has it.
+    """Return a state as a message has it.
 
     >>> in_words("timed_out")
     'timed out'
@@ -101,11 +101,11 @@ class Verdicts(Record):
         return self.of(*FAILED)
 
     def of(self, *states: State) -> tuple[Cell, ...]:
-        """The cells in these states."""
+        """Return the cells in these states."""
         return tuple(cell for cell in self.cells if cell.state in states)
 
     def counts(self) -> dict[str, int]:
-        """How many cells are in each state."""
+        """Return how many cells are in each state."""
         return {state: len(self.of(state)) for state in STATES}
 
     def insist(self) -> None:
@@ -123,7 +123,7 @@ class Verdicts(Record):
         return hooks.render(self, "html")
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {
             "right": bool(self),
             "quick": self.quick,

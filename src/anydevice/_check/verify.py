@@ -311,7 +311,7 @@ _STATES: dict[str, State] = {
 
 
 def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
-    """The child's side: answers with what was found of a step, given as plain data.
+    """Answer in the child with the verdict of a step, given as plain data.
 
     `None` for a question loads the engine, starts its device, and is answered with the ops for
     which there are kernels of our own.

@@ -58,7 +58,7 @@ class CallSignature(Record):
     is_plain: bool = False
 
     def filled(self, arrays: Sequence[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs, those by position and those by name, with these arrays."""
+        """Return the inputs, by position and by name, with these arrays."""
         if self.is_plain:
             return tuple(arrays), {}
         static, rest = dict(self.constants), iter(arrays)
@@ -72,7 +72,7 @@ class CallSignature(Record):
 def split_inputs(
     inputs: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[CallSignature, list[Array]]:
-    """The signature of a call and its arrays.
+    """Split a call into its signature and its arrays.
 
     >>> import numpy
     >>> signature, arrays = split_inputs([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
@@ -126,7 +126,7 @@ def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def example_inputs(example: Any) -> tuple[Any, ...]:
-    """An example as inputs: a tuple is several inputs, anything else is one."""
+    """Return an example as inputs: a tuple is several inputs, anything else is one."""
     return example if isinstance(example, tuple) else (example,)
 
 
@@ -136,7 +136,7 @@ def is_traced(arrays: Sequence[Array]) -> bool:
 
 
 def key_function(x: Array, engine: Engine, device: Device) -> KeyFunction:
-    """A function that gives arrays a key, made for the type of an array on this device.
+    """Return a function that gives arrays a key, for the type of an array on this device.
 
     Arrays with one key have the same shape, dtype and device. The key is `None` for an array that
     is elsewhere.
@@ -158,7 +158,7 @@ def key_function(x: Array, engine: Engine, device: Device) -> KeyFunction:
 
 
 def shapes_text(arrays: Sequence[Array]) -> str:
-    """The shapes and dtypes of arrays as text: `(32, 64) float32`."""
+    """Return the shapes and dtypes of arrays as text: `(32, 64) float32`."""
     rows = []
     for x in arrays:
         owner = owner_of(x)
@@ -209,7 +209,7 @@ def _is_floating(x: Array) -> bool:
 
 
 def range_of(examples: Sequence[Sequence[Array]]) -> tuple[float, float] | None:
-    """The least and the largest of all floating inputs; `None` where there are none."""
+    """Return the least and the largest of all floating inputs; `None` where there are none."""
     floats = [np.asarray(x, np.float64) for arrays in examples for x in arrays if _is_floating(x)]
     numbers = [x[np.isfinite(x)] for x in floats]
     numbers = [x for x in numbers if x.size]

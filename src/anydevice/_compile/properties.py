@@ -48,7 +48,7 @@ def split_claims(properties: Any) -> tuple[list[Any], Any]:
 def check_claims(
     adapter: ModelAdapter, device: Device, policy: Policy, claims: Sequence[Any]
 ) -> tuple[str, ...]:
-    """A line for each claim: what is proved of the weights as compiled, or what is not covered.
+    """Return a line for each claim: what is proved of the compiled weights, or not covered.
 
     Raises `VerificationError` for a claim that does not hold for them.
     """
@@ -88,7 +88,7 @@ def takes_input(holds: Property) -> bool:
 
 
 def check_properties(example: Any, output: Any, properties: Sequence[Property]) -> tuple[str, ...]:
-    """The names of the properties; raises `VerificationError` for the first that does not hold."""
+    """Check the properties and return their names; raises `VerificationError` for the first."""
     x, y = _to_host(example), _to_host(output)
     for holds in properties:
         name = _name_of(holds)

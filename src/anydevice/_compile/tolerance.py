@@ -78,7 +78,7 @@ class Tolerance(Record):
     def compared(
         self, here: Array, exact: Array, changed: Sequence[Array], strongly: Sequence[Array] = ()
     ) -> Deviation:
-        """A result compared with the exact one, given the exact one under changes.
+        """Compare a result with the exact one, given the exact one under changes.
 
         Those of `strongly` are by `STRONGLY` units. Where the exact one is not finite, the result
         must be the same, and is not looked at here.
@@ -191,7 +191,7 @@ class Deviation(Record):
 
 
 def tolerance_of(compute: str, *, coarse_products: bool = False) -> Tolerance:
-    """The tolerance of computing in a dtype; `coarse_products` where products are of TF32."""
+    """Return the tolerance of computing in a dtype; `coarse_products` are those of TF32."""
     smallest = _SMALLEST.get(compute, _TINY)
     if compute in ("float16", "bfloat16"):
         return Tolerance(ROUNDING_UNIT[compute], 8.0, smallest, in_averages=True)
@@ -230,7 +230,7 @@ def _quantiles(x: Array, counts: Array, *shares: float, rows: bool = True) -> Ar
 
 
 def matched_rows(x: Array, other: Array) -> Array:
-    """The rows of an array in the order of those of another that they are nearest to."""
+    """Order the rows of an array by those of another that they are nearest to."""
     rows, others = (array.reshape(-1, array.shape[-1] if array.ndim else 1) for array in (x, other))
     if x.shape != other.shape or not 1 < len(rows) <= _MOST_ROWS:
         return x

@@ -382,7 +382,7 @@ def _in_compiled_code(
 
 
 def digest_of(x: Array) -> str:
-    """A hash of a NumPy array: of its dtype, its shape and its bytes.
+    """Hash a NumPy array: its dtype, its shape and its bytes.
 
     NaN has many bit patterns, and libraries rewrite them: here all are one.
     """

@@ -35,7 +35,7 @@ class Compilers(Record):
 
 
 def compilers_for(engine: Engine, optimize: str) -> Compilers:
-    """The compilers of an engine; none where compiling is not asked for, or not available."""
+    """Return the compilers of an engine; none if compiling is off or not available."""
     if optimize == "none":
         return Compilers((), AS_WRITTEN)
     if not settings.current()[0].jit:
@@ -128,7 +128,7 @@ class Program:
         self.as_written = self._finished(self.function)
 
     def first_run(self, arguments: Arguments, arrays: list[Array]) -> tuple[Any, Function, str]:
-        """The result, the function that gave it, and how that was made.
+        """Return the result, the function that gave it, and how that was made.
 
         Where a compiler fails, that is noted, and the next one is tried. An error that the model
         raises as written is raised.

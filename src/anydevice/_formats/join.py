@@ -75,7 +75,7 @@ class Stored(Protocol):
         """
 
     def row(self, number: int) -> Stored:
-        """One row of its first axis as a tensor of its own."""
+        """Return one row of its first axis as a tensor of its own."""
 
 
 BLOCK = 256
@@ -122,7 +122,7 @@ def convert(tensor: Stored, source: Any, target: Any) -> None:
 
 
 def refusal(tensor: Stored, problem: str) -> TransferError:
-    """The error for a tensor that cannot be loaded."""
+    """Return the error for a tensor that cannot be loaded."""
     return TransferError(
         f"{tensor.path}: the tensor {shortened(tensor.name)!r}: {problem}", tensor.name
     )
@@ -192,7 +192,7 @@ class OpenFiles:
                     file.confirm_unchanged()
 
     def of(self, tensor: Stored) -> PlainFile:
-        """The file that a tensor is in."""
+        """Return the file that a tensor is in."""
         if tensor.path not in self._files:
             opened = PlainFile(tensor.path, tensor.stamp)
             self._files[tensor.path] = self._closing.enter_context(opened)
@@ -206,7 +206,7 @@ class OpenFiles:
 def place(
     joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """An array on a device, read from its files.
+    """Read an array from its files onto a device.
 
     A large one is read straight into its memory on the CPU, and on CUDA devices through pinned
     memory, by several threads. Others are one copy in host memory beside the array. Raises

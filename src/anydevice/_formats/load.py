@@ -48,7 +48,7 @@ def load_weights(
     *,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """The tensors of a safetensors model by name, on `device`, as arrays of its engine.
+    """Load the tensors of a safetensors model onto `device`, by name.
 
     `path` is one `.safetensors` file, a sharded model's index file, or a folder that holds either.
     The tensors come in the order in which the file, or the index, lists them. They are read one
@@ -94,7 +94,7 @@ def load_file(
     dtype: DType | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """The tensors of an opened file, whose header was read from it, as `load_weights` has them.
+    """Load the tensors of an opened file, whose header was read, as `load_weights` does.
 
     Raises `TransferError` if the file was changed since it was opened.
     """

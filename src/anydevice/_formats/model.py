@@ -49,7 +49,7 @@ class Contents(Record):
 
 
 def checked_path(path: Any) -> Path:
-    """The path of such a file; raises `ConfigurationError` for another suffix."""
+    """Return the path of such a file; raises `ConfigurationError` for another suffix."""
     checked = expanded(path)
     if checked.suffix != SUFFIX:
         raise ConfigurationError(
@@ -108,7 +108,7 @@ def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[st
 
 
 def read(path: Path, kind: str, device: Device) -> Contents:
-    """The content of such a file, its arrays on a device.
+    """Read such a file, with its arrays on a device.
 
     Raises `TransferError`, with the path, where the file is damaged, newer, or of another kind.
     """
@@ -128,7 +128,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of such a file; `None` if there is none, or it cannot be read."""
+    """Return the kind of such a file; `None` if there is none, or it cannot be read."""
     try:
         return str(_parse_description(read_header(path).metadata[_KEY])["kind"])
     except (TransferError, ValueError, KeyError, TypeError):
@@ -136,7 +136,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def misread(path: Path, written_by: str, error: Exception) -> TransferError:
-    """The error for a file that is not damaged, but that this anydevice cannot read."""
+    """Return the error for a file that is not damaged, but that this anydevice cannot read."""
     return TransferError(
         f"{path} holds what anydevice {__version__} cannot read ({shortened(str(error), 200)}); "
         f"it was written by anydevice {shortened(written_by)}. Where that is newer, run: "

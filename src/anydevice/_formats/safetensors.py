@@ -84,7 +84,7 @@ Placed = tuple[Header, Entry]
 
 
 def read_model(path: Path) -> dict[str, Placed]:
-    """Every tensor of a file, a folder or a sharded index, by name and in their order.
+    """Read the entries of a file, a folder or a sharded index: every tensor by name.
 
     A folder is read through its index where it has one, and else holds one safetensors file, or
     several of which one is called model.safetensors. The
@@ -104,20 +104,20 @@ def is_index(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """The checked header of one safetensors file."""
+    """Read and check the header of one safetensors file."""
     with open_safetensors(path) as file:
         return header_of(file)
 
 
 def open_safetensors(path: Path) -> PlainFile:
-    """The file, opened; one that is a pickle by its name is refused."""
+    """Open the file; raises if its name is that of a pickle."""
     if path.suffix.lower() in _PICKLED:
         raise _pickle_error(path)
     return PlainFile(path)
 
 
 def header_of(file: PlainFile) -> Header:
-    """The checked header of an opened file."""
+    """Read and check the header of an opened file."""
     path = file.path
     if file.size < 8:
         raise TransferError(
@@ -347,7 +347,7 @@ def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
 
 
 def read_index(path: Path) -> dict[str, Placed]:
-    """Every tensor that an index names, as `read_model` has them."""
+    """Read every tensor that an index names, as `read_model` does."""
     files = _weight_map(path)
     paths = {file: _shard_path(path, file) for file in dict.fromkeys(files.values())}
     missing = [file for file, shard in paths.items() if not os.path.exists(shard)]
@@ -397,7 +397,7 @@ def _shard_path(index: Path, file: str) -> Path:
 
 
 def source_of(path: Path) -> Path:
-    """The file or the index that a path stands for."""
+    """Find the file or the index that a path stands for."""
     if not os.path.isdir(path):
         return path
     try:

@@ -109,7 +109,7 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initializer_of(spec: Initializer | str) -> Initializer:
-    """The initializer, or the one of that name.
+    """Return the initializer, or the one of that name.
 
     >>> initializer_of("he")
     Scaled(gain=2.0, by='inputs', uniform=False)

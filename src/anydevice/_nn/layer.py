@@ -72,7 +72,7 @@ class Run(Record):
     rows: tuple[int, int, int] | None = None
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
-        """The output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
+        """Compute the output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
         path = self.path + step
         training = self.training and path not in self.frozen
         here = Run(
@@ -100,7 +100,7 @@ class MisfitError(ConfigurationError):
         self.steps = steps
 
     def seen_from(self, where: str, step: str) -> MisfitError:
-        """The same error, with the path from the layer around it."""
+        """Return the same error, with the path from the layer around it."""
         return MisfitError(self.layer, self.what, where, step + self.steps)
 
 
@@ -176,11 +176,11 @@ class Layer(Settings):
         return ()
 
     def output(self, shape: Shape) -> Shape:
-        """The output shape for an example's shape; raises `ConfigurationError` for a misfit."""
+        """Return the output shape for an example's shape; raises `ConfigurationError`."""
         return shape
 
     def resolved(self, shape: Shape) -> Layer:
-        """The layer, and those inside, with sizes that are `None` taken from an example's shape.
+        """Return the layer with open sizes, also of those inside, taken from an example's shape.
 
         Layers in its fields get the same shape. Raises `ConfigurationError` for a misfit.
 
@@ -198,7 +198,7 @@ class Layer(Settings):
         return self if all(new[each] is parts.get(each) for each in new) else replace(self, **new)
 
     def resolved_of(self, step: str, part: Layer, shape: Shape) -> Layer:
-        """A part with its sizes; errors name the path to it."""
+        """Return a part with its sizes; errors name the path to it."""
         try:
             return part.resolved(shape)
         except MisfitError as error:
@@ -209,15 +209,15 @@ class Layer(Settings):
         return {}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        """The output for a batch."""
+        """Compute the output for a batch."""
         raise NotImplementedError(f"{type(self).__name__} has no apply")
 
     def misfit(self, what: str) -> MisfitError:
-        """The error for a shape that this layer does not take."""
+        """Return the error for a shape that this layer does not take."""
         return MisfitError(self.label, what)
 
     def output_of(self, step: str, part: Layer, shape: Shape) -> Shape:
-        """The output shape of a part; errors name the path to it."""
+        """Return the output shape of a part; errors name the path to it."""
         try:
             return part.output(shape)
         except MisfitError as error:
@@ -259,7 +259,7 @@ class Wrapper(Layer):
 
 
 def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
-    """The path and name of every parameter in a layer and its parts that is state.
+    """Return the path and name of every parameter in a layer and its parts that is state.
 
     The steps of a path lead through the parameters: `"[2]"` to an element of a list, `".mlp"` to
     one of a dict.
@@ -273,7 +273,7 @@ def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
 
 
 def state_paths(layer: Layer) -> list[str]:
-    """The paths of all parameters that are state, as `leaf_names` gives them."""
+    """Return the paths of all parameters that are state, as `leaf_names` gives them."""
     return [f"{path}.{name}" for path, name in state_places(layer)]
 
 
@@ -284,13 +284,13 @@ def state_leaves(layer: Layer, parameters: Parameters) -> list[bool]:
 
 
 def without_gradient(x: Array) -> Array:
-    """The same array, taken for a constant."""
+    """Return the same array, taken for a constant."""
     autodiff = autodiff_of(x)
     return x if autodiff is None else autodiff.stop_gradient(x)
 
 
 def autodiff_of(x: Array) -> Autodiff | None:
-    """The gradients of the engine of x; `None` if it has none, and for anything but an array."""
+    """Return the gradients of the engine of x; `None` if it has none, or x is no array."""
     return _autodiffs[_engine_of(x)]
 
 
@@ -345,7 +345,7 @@ def check_booleans(owner: object, /, **fields: object) -> None:
 
 
 def setting_error(owner: object, name: str, wanted: str, value: object) -> ConfigurationError:
-    """The error for one field."""
+    """Return the error for one field."""
     kind = type(owner).__name__
     return ConfigurationError(
         f"{kind}: {name} must be {wanted}, not {value!r}", source=f"{kind}.{name}"

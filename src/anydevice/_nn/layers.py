@@ -79,7 +79,7 @@ def check_activation(name: object) -> None:
 
 
 def as_layer(spec: Layer | str) -> Layer:
-    """The layer, or the activation of that name.
+    """Return the layer, or the activation of that name.
 
     >>> as_layer("gelu")
     Activation(name='gelu')

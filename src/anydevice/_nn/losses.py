@@ -34,7 +34,7 @@ class LayerLoss(Record):
     def of_layer(
         self, layer: Layer, parameters: Parameters, x: Array, y: Array, run: Run
     ) -> tuple[Array, Array]:
-        """The loss of a batch, and the output for it."""
+        """Compute the loss of a batch, and the output for it."""
         raise NotImplementedError
 
     def __call__(self, output: Array, target: Array) -> Array:
@@ -43,7 +43,7 @@ class LayerLoss(Record):
 
 
 def cross_entropy(output: Array, target: Array) -> Array:
-    """The mean of -log(softmax(output)[target]): output (…, classes), target (…) integers.
+    """Compute the mean of -log(softmax(output)[target]); output (…, classes), integer target.
 
     >>> import numpy
     >>> cross_entropy(numpy.zeros((3, 2)), numpy.array([0, 1, 1])).round(4).tolist()
@@ -53,7 +53,7 @@ def cross_entropy(output: Array, target: Array) -> Array:
 
 
 def mean_squared_error(output: Array, target: Array) -> Array:
-    """The mean of (output - target)² over two arrays of one shape.
+    """Compute the mean of (output - target)² over two arrays of one shape.
 
     A 16-bit output is compared in float32; its target may be float32 or 16-bit. Raises
     `ConfigurationError` if the shapes differ.
@@ -72,7 +72,7 @@ def mean_squared_error(output: Array, target: Array) -> Array:
 
 
 def binary_cross_entropy(output: Array, target: Array) -> Array:
-    """The mean of `-t·log(s) - (1-t)·log(1-s)`, where s = sigmoid(output) and t = target.
+    """Compute the mean of `-t·log(s) - (1-t)·log(1-s)`, s = sigmoid(output), t = target.
 
     Both have the same shape. The output is logits, without a sigmoid; the target is booleans,
     integers or numbers from 0 to 1. Raises `ConfigurationError` if the shapes differ.
@@ -115,7 +115,7 @@ def computes_in_float32(loss: Loss) -> bool:
 
 
 def loss_of(spec: Loss | str) -> Loss:
-    """The loss function, by name or as it is.
+    """Return the loss function, by name or as it is.
 
     >>> loss_of("cross_entropy").__name__
     'cross_entropy'
@@ -150,7 +150,7 @@ _GIVES_PROBABILITIES = ("softmax", "sigmoid")
 
 
 def fuse_loss(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
-    """The layer without a final softmax or sigmoid that the loss includes, and whether it changed.
+    """Leave out a final softmax or sigmoid that the loss includes; also return whether it did.
 
     That is a softmax for `cross_entropy` and a sigmoid for `binary_cross_entropy`, also before a
     dropout. The returned layer takes the same parameters: "identity" stands in for the activation.
@@ -168,7 +168,7 @@ def fuse_loss(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
 
 
 def threshold_of(layer: Layer) -> float:
-    """The output of a layer above which it says yes: 0.5 after a sigmoid, and 0 for logits.
+    """Return the output above which a layer says yes: 0.5 after a sigmoid, 0 for logits.
 
     >>> from anydevice import nn
     >>> threshold_of(nn.Chain(nn.Dense(4, 1), "sigmoid")), threshold_of(nn.Dense(4, 1))
@@ -178,7 +178,7 @@ def threshold_of(layer: Layer) -> float:
 
 
 def remark_on(layer: Layer, loss: Loss) -> str | None:
-    """A warning about the last activation of a model and a loss; `None` if there is none.
+    """Return a warning about the last activation of a model and a loss, or `None`.
 
     It names an activation that `fuse_loss` leaves out, or that may be applied twice: by the model,
     and by a loss of the user's.
@@ -218,7 +218,7 @@ def _inner(loss: Loss) -> object:
 
 
 def fused_activation(loss: Loss) -> str | None:
-    """The activation that a loss does by itself, which `fuse_loss` leaves out.
+    """Return the activation that a loss does by itself, which `fuse_loss` leaves out.
 
     >>> fused_activation(cross_entropy)
     'softmax'

@@ -101,7 +101,7 @@ class Model:
         return self.apply(self.parameters, x, _NOT_TRAINING)
 
     def apply(self, parameters: Parameters, x: Array, run: Run = _NOT_TRAINING) -> Array:
-        """The output for these parameters; differentiate this function."""
+        """Compute the output for these parameters; differentiate this function."""
         try:
             return self.layer.apply(parameters, x, run)
         except ConfigurationError:
@@ -113,7 +113,7 @@ class Model:
             raise
 
     def with_parameters(self, parameters: Parameters) -> Model:
-        """The model with other parameters, in the same tree and of the same shapes.
+        """Return the model with other parameters, in the same tree and of the same shapes.
 
         They may be on another device, and of another dtype. Raises `ConfigurationError`, with the
         first difference.
@@ -126,11 +126,11 @@ class Model:
         return bound(self.layer, self.input_shape, parameters, self.frozen, self.properties)
 
     def with_layer(self, layer: Layer) -> Model:
-        """The model with a layer that takes the same parameters, such as one that recomputes."""
+        """Return the model with another layer that takes the same parameters."""
         return bound(layer, self.input_shape, self.parameters, self.frozen, self.properties)
 
     def with_properties(self, *properties: Any) -> Model:
-        """The model with properties that are to hold for it, in place of those that it had.
+        """Return the model with properties that are to hold for it, in place of its own.
 
         They are claims of `anydevice.proofs`, which are saved with the model, or functions as
         `anydevice.compile` takes them, which cannot be saved. They stay when the model is moved or
@@ -152,7 +152,7 @@ class Model:
         return bound(self.layer, self.input_shape, self.parameters, self.frozen, properties)
 
     def freeze(self, *names: str) -> Model:
-        """The model with parameters that training does not change; without names, all of them.
+        """Return the model with frozen parameters, which training does not change; by default all.
 
         A name is the path of a layer or of a parameter, as tables and errors have them; `*` stands
         for anything. `frozen` has the names of all frozen parameters. They stay frozen when the
@@ -171,7 +171,7 @@ class Model:
         return self._with_frozen(self.frozen | self._matching(names, "freeze"))
 
     def unfreeze(self, *names: str) -> Model:
-        """The model with parameters that training changes again; see `freeze`."""
+        """Return the model with parameters that training changes again; see `freeze`."""
         return self._with_frozen(self.frozen - self._matching(names, "unfreeze"))
 
     def _matching(self, names: Sequence[str], source: str) -> frozenset[str]:
@@ -237,7 +237,7 @@ def build(
     seed: int = 0,
     device: Device | str | None = None,
 ) -> Model:
-    """A model of these layers in sequence; see `Model`.
+    """Build a model of these layers in sequence; see `Model`.
 
     >>> from anydevice import nn
     >>> nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu").output_shape
@@ -250,7 +250,7 @@ def build(
 def built_for(
     layer: Layer | str, x: Any, seed: int = 0, device: Device | str | None = None
 ) -> Model:
-    """The model of a layer whose examples are those of a batch.
+    """Return the model of a layer whose examples are those of a batch.
 
     >>> from anydevice import nn
     >>> built_for(nn.Chain(nn.Dense(None, 8), "relu"), [[1.0, 2.0, 3.0]], device="cpu").input_shape
@@ -279,7 +279,7 @@ def bound(
     frozen: frozenset[str] = frozenset(),
     properties: tuple[Any, ...] = (),
 ) -> Model:
-    """The model of a layer with given parameters; draws none."""
+    """Make the model of a layer with given parameters; draws none."""
     model = Model.__new__(Model)
     model.layer = layer
     model.input_shape = input_shape
@@ -309,7 +309,7 @@ def trained_leaves(model: Model) -> list[bool]:
 
 
 def frozen_layers(model: Model) -> frozenset[str]:
-    """The paths of layers whose state is frozen, for `Run.frozen`."""
+    """Return the paths of layers whose state is frozen, for `Run.frozen`."""
     places = state_places(model.layer)
     moving = {path for path, name in places if f"{path}.{name}" not in model.frozen}
     return frozenset(path for path, _ in places) - moving
@@ -355,7 +355,7 @@ def _rebuilt(model: Model, parameters: Parameters) -> Model:
 
 
 def parameters_device(parameters: Parameters) -> Device | None:
-    """The device of parameters, with their library as its engine; `None` if there are none."""
+    """Return the device of parameters, with their library as its engine, or `None`."""
     place, owner = device_of(leaves(parameters)), owner_of(first_leaf(parameters))
     return None if place is None or owner is None else place.served_by(owner.name)
 
@@ -386,7 +386,7 @@ _refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
-    """A batch as an array of the parameters' library, on their device.
+    """Place a batch as an array of the parameters' library on their device.
 
     NumPy arrays, tables of pandas and polars, and nested lists of numbers are placed there, and
     floating numbers get their dtype. Anything but an array stays, and is refused by the layer.

@@ -47,14 +47,14 @@ class Optimizer(Settings):
             check_numbers(self, rate=self.rate)
 
     def rate_at(self, step: int) -> float:
-        """The rate of a step, which counts from 1.
+        """Return the rate of a step, which counts from 1.
 
         Raises `ConfigurationError` if a schedule returns an invalid rate.
         """
         return rate_of(self.rate, step) if isinstance(self.rate, Schedule) else float(self.rate)
 
     def init(self, parameters: Tree) -> State:
-        """The state before the first step: trees like the parameters, on the same device."""
+        """Return the state before the first step: trees like the parameters, on the same device."""
         raise NotImplementedError(f"{type(self).__name__} has no init")
 
     def update(
@@ -65,7 +65,7 @@ class Optimizer(Settings):
         step: int | Array,
         rate: float | Array | None = None,
     ) -> tuple[Tree, State]:
-        """The parameters and the state after one step.
+        """Return the parameters and the state after one step.
 
         The default `rate` is `rate_at(step)`; the step must then be a number.
         """
@@ -198,7 +198,7 @@ def _check_group_rate(optimizer: Optimizer, pattern: str, rate: Any) -> None:
 
 
 def base_rate(rate: float | Schedule) -> float:
-    """The rate that a schedule begins to decay from; 0 if it does not say.
+    """Return the rate that a schedule begins to decay from; 0 if it does not say.
 
     >>> base_rate(0.1), base_rate(WarmUp(10, then=CosineRate(0.2, steps=100)))
     (0.1, 0.2)
@@ -344,7 +344,7 @@ class Lion(BuiltIn):
 
 
 def zeros_like(parameters: Tree) -> Tree:
-    """A tree of zeros of the same shapes on the same devices: float64 for float64, else float32."""
+    """Return a tree of zeros of the same shapes: float64 for float64, else float32."""
 
     def zeros(parameter: Array) -> Array:
         xp = primitives(parameter)
@@ -445,7 +445,7 @@ class SteppedRate(Schedule):
 
 
 def rate_of(schedule: Callable[[int], float], step: int) -> float:
-    """The rate that a schedule gives for a step.
+    """Return the rate that a schedule gives for a step.
 
     >>> rate_of(lambda step: 1 / step, 4)
     0.25
@@ -467,7 +467,7 @@ def rate_of(schedule: Callable[[int], float], step: int) -> float:
 
 
 def global_norm(gradients: Tree) -> Array:
-    """The square root of the sum of all squares in a tree, computed in float32.
+    """Compute the square root of the sum of all squares in a tree, in float32.
 
     It is float64 if all gradients are. Raises `ConfigurationError` if there are none.
 
@@ -479,7 +479,7 @@ def global_norm(gradients: Tree) -> Array:
 
 
 def clip_gradients(gradients: Tree, limit: float) -> tuple[Tree, Array]:
-    """The gradients, scaled down together if their global norm is above `limit`, and that norm.
+    """Scale gradients down together if their global norm is above `limit`; return that too.
 
     Smaller gradients are unchanged, bit for bit. If one is NaN, all become NaN, and so does the
     norm. Raises `ConfigurationError` for a limit that is not above 0.

@@ -27,7 +27,7 @@ BETWEEN = 0x510E527F
 
 
 def folded_seed(seed: int) -> int:
-    """A seed that fits into 32 bits: the seed itself below 2**31, or a hash of a larger one.
+    """Return a seed of 32 bits: the seed itself below 2**31, or a hash of a larger one.
 
     >>> folded_seed(7), folded_seed(2**40) < 2**31
     (7, True)

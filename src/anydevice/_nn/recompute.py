@@ -61,7 +61,7 @@ def recompute(model: Model) -> Model: ...
 @overload
 def recompute(model: Layer) -> Layer: ...
 def recompute(model: Model | Layer) -> Model | Layer:
-    """The model or layer with its activations recomputed in the backward pass.
+    """Recompute the activations of a model or layer in the backward pass.
 
     Training then takes less memory and up to a third more time; gradients stay the same. A block is
     a layer with layers inside, such as a `TransformerBlock`: each keeps its input alone. A chain

@@ -185,7 +185,7 @@ def register_layer(kind: Kind) -> Kind:
 
 
 def to_json(value: Any, where: str = "the model") -> Any:
-    """A record of settings as JSON: its class by name, and its fields.
+    """Return a record of settings as JSON: its class by name, and its fields.
 
     Raises `ConfigurationError` for a value that JSON cannot hold, or a class that is not
     registered.
@@ -217,7 +217,7 @@ def to_json(value: Any, where: str = "the model") -> Any:
 
 
 def from_json(described: Any) -> Any:
-    """The value that `to_json` converted.
+    """Return the value that `to_json` converted.
 
     Raises `ConfigurationError` for an unknown class.
     """

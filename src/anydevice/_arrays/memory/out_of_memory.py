@@ -56,7 +56,7 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """The out-of-memory error that this is, or was raised from; `None` if it is another error.
+    """Find the out-of-memory error that this is, or was raised from; `None` if there is none.
 
     A group counts only where each of its errors does: no other error may be hidden.
 
@@ -90,7 +90,7 @@ def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | Non
 def as_oom_error(
     error: BaseException, device: Device | None = None, *, what: str = "", smaller: bool = True
 ) -> OutOfMemoryError | None:
-    """Our error for a library's out-of-memory error; `None` if it is not one.
+    """Return our error for a library's out-of-memory error; `None` if it is not one.
 
     It says what was asked for and where, what is free there, who else uses the device and what to
     try. The library's error is its cause. `device` is where the library was told to work, if that
@@ -144,7 +144,7 @@ def raise_if_oom(
 
 
 def in_a_line(error: BaseException, device: Device | None = None) -> str:
-    """An error in one line, with its class; an out-of-memory error as an `OutOfMemoryError`.
+    """Return an error in one line, with its class; translate an out-of-memory error.
 
     >>> in_a_line(ValueError("no such thing"))
     'ValueError: no such thing'
@@ -338,7 +338,7 @@ def _try_all(ask: Callable[[], Iterable[str]]) -> list[str]:
 def place_of_error(
     error: BaseException, engine: Engine | None, device: Device | None
 ) -> Device | None:
-    """The device whose memory ran out: as the error tells, else where the library was to work.
+    """Find the device whose memory ran out: from the error, else where the library worked.
 
     Placing on a card can fail because the host is out of memory, and the other way round.
 
@@ -360,7 +360,7 @@ def place_of_error(
 
 
 def headline(place: Device | None, requested: int | None, facts: Facts | None) -> str:
-    """The first line: whose memory, how much was asked for, how much is free.
+    """Return the first line: whose memory, how much was requested, how much is free.
 
     >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
     'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
@@ -376,7 +376,7 @@ def headline(place: Device | None, requested: int | None, facts: Facts | None) -
 
 
 def holding(engine: Engine, usage: MemoryUse) -> str:
-    """How much the library that failed holds already."""
+    """Return how much the library that failed holds already."""
     limit = f", and may hold {format_size(usage.limit)}" if usage.limit is not None else ""
     ahead = ", taken at its start before any array needed it" if usage.preallocated else ""
     return (
@@ -386,7 +386,7 @@ def holding(engine: Engine, usage: MemoryUse) -> str:
 
 
 def doubts(error: BaseException) -> Iterator[str]:
-    """Another cause, where the error has several meanings."""
+    """Yield another cause if the error has several meanings."""
     if _AMBIGUOUS in str(error):
         yield (
             f"or a kernel failed: drivers say {_AMBIGUOUS} of one that reads beyond its arrays, "
@@ -395,7 +395,7 @@ def doubts(error: BaseException) -> Iterator[str]:
 
 
 def others(place: Device, facts: Facts) -> Iterator[str]:
-    """The other processes that hold most memory there, where the driver tells."""
+    """Yield the other processes that hold most memory there, if the driver tells."""
     least = max(_LEAST_TO_TELL, (facts.total_memory or 0) // 100)
     using = [
         process
@@ -410,7 +410,7 @@ def others(place: Device, facts: Facts) -> Iterator[str]:
 
 
 def own_limit(place: Device) -> Iterator[str]:
-    """The limit of this process's address space, where it has one."""
+    """Yield the limit of this process's address space, if it has one."""
     if place.backend == "cpu" and sys.platform != "win32":
         import resource
 

@@ -72,7 +72,7 @@ class MemoryStats(Record):
         return pressure_of(self.usable, self.available)
 
     def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
+        """Return the same as plain data, ready for JSON."""
         return {**super().to_dict(), "available": self.available, "pressure": self.pressure}
 
     def __hash__(self) -> int:
@@ -94,7 +94,7 @@ class MemoryStats(Record):
 
 
 def memory_stats(device: Device | str | None = None) -> MemoryStats:
-    """The memory of a device: its size, what is free, and what this process holds.
+    """Return the memory of a device: its size, the free part, and what this process holds.
 
     Without a device, that of `device()`. Free memory is read again at each call. Only libraries
     that this process has imported are asked, and none is started for it.
@@ -170,7 +170,7 @@ def free_what_failed() -> None:
 
 
 def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
-    """How full a device is, in a word.
+    """Return how full a device is, in a word.
 
     >>> pressure_of(100, 50), pressure_of(100, 40), pressure_of(100, 20), pressure_of(100, 5)
     ('low', 'medium', 'high', 'critical')

@@ -78,7 +78,7 @@ def joined(words: Words) -> NDArray[np.uint64]:
 
 
 def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
-    """The transform to numbers of `dtype` from `low` up to but never `high`.
+    """Return the transform to numbers of `dtype` from `low` up to but never `high`.
 
     Numbers that `dtype` cannot hold exactly are rounded down, so that as many lie below any of its
     values as should, and rounding never arrives at `high`. Raises `ConfigurationError` if nothing
@@ -115,7 +115,7 @@ def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
 
 
 def normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
-    """The transform to normal numbers, each the quantile of one uniform number.
+    """Return the transform to normal numbers: each the quantile of a uniform number.
 
     A 16-bit number is the float32 of the same words, rounded. Raises `ConfigurationError` for a
     negative `std`, and if numbers would be outside of the range of `dtype`.
@@ -228,7 +228,7 @@ _FAR_TAIL = _columns(
 
 
 def normal_quantile(p: Doubles, scratch: Scratch | None = None) -> Doubles:
-    """The number below which a standard normal one lies with probability `p`, for 0 < p < 1.
+    """Return the quantile of the standard normal distribution at `p`, for 0 < p < 1.
 
     `p` has one axis. With a `scratch`, the result lies in it, until the next call with it.
 

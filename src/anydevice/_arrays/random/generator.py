@@ -63,16 +63,16 @@ class Stream(Record):
 
     @classmethod
     def of_seed(cls, seed: int) -> Stream:
-        """The stream of a seed: under 2**64 the seed is the key itself, larger ones are hashed."""
+        """Return the stream of a seed: below 2**64 the seed is the key, larger ones are hashed."""
         return cls(seed, 0) if seed < 2**64 else cls._from_text(f"seed {seed:x}")
 
     def derived(self, purpose: str, *numbers: int) -> Stream:
-        """Another stream, which depends on this one and on what it is for."""
+        """Return another stream, which depends on this one and on what it is for."""
         numbered = " ".join(f"{number:x}" for number in (self.seed, self.stream, *numbers))
         return self._from_text(f"{purpose} {numbered}")
 
     def words(self, start: int, count: int) -> Words:
-        """The words `start` to `start + count`: of each 64-bit integer, first the lower half.
+        """Return words `start` to `start + count`: of each 64-bit integer, first the lower half.
 
         A word depends on its place alone, so any part of a stream can be made by itself.
 
@@ -110,7 +110,7 @@ class Random:
 
     @classmethod
     def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
-        """A generator that continues from a saved `state`.
+        """Return a generator that continues from a saved `state`.
 
         Raises `ConfigurationError` if that is not a state.
         """
@@ -190,7 +190,7 @@ class Random:
         return self._draw(shape, kind, bits // 32, make)
 
     def permutation(self, n: int, dtype: Any = "int32") -> Any:
-        """The numbers from 0 up to, but not including, `n`, in random order.
+        """Return the integers from 0 to `n - 1` in random order.
 
         They are sorted by 64 random bits each. Two that draw the same bits keep their order, which
         among a million numbers happens once in 40 million permutations.
@@ -203,7 +203,7 @@ class Random:
         return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
 
     def filled(self, shape: Shape, value: float) -> Any:
-        """The same number everywhere, as float32; no random numbers are used for it."""
+        """Return the same number everywhere, as float32; draws no random numbers."""
         return to_device(np.full(_sizes(shape)[0], value, np.float32), self._device)
 
     def split(self, n: int) -> tuple[Random, ...]:

@@ -100,7 +100,7 @@ known: dict[type, Rule] = {}
 
 
 def rule_of(kind: type) -> Rule:
-    """The rule for values of a type, looked up once; every type has one.
+    """Return the rule for values of a type, looked up once; every type has one.
 
     >>> rule_of(dict) is rule_of(dict), rule_of(str) is ATOM
     (True, True)
@@ -114,7 +114,7 @@ def rule_of(kind: type) -> Rule:
 
 
 def without_tables(x: Any) -> Any:
-    """The rows of a DataFrame or a Series as one NumPy array; anything else as it is.
+    """Return the rows of a DataFrame or a Series as a NumPy array; anything else as it is.
 
     Raises `ConfigurationError`, with the column, where that holds anything but numbers.
     """

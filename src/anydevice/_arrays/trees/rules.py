@@ -33,19 +33,19 @@ class Rule:
     certain = True
 
     def take_apart(self, container: Any) -> Parts | None:
-        """The container's parts with their keys; `None` if it is left as it is."""
+        """Return the container's parts with their keys; `None` if it is left as it is."""
         raise NotImplementedError
 
     def step(self, key: Any) -> str:
-        """The step that the key adds to a leaf's path: `".bias"`, `"[3]"`, `"['weight']"`."""
+        """Return the step that the key adds to a path: `".bias"`, `"[3]"`, `"['weight']"`."""
         return item_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        """A new container like this one, with these parts in place of its own."""
+        """Make a container like this one, with these parts in place of its own."""
         raise NotImplementedError
 
     def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        """The same inside an object that is changed in place: the container itself, if possible."""
+        """Fill an object that is changed in place: the container itself, if possible."""
         return self.rebuild(container, keys, parts)
 
 
@@ -72,7 +72,7 @@ class InPlaceRule(TypeRule):
         raise NotImplementedError
 
     def refusal(self, container: Any, value: Any) -> str:
-        """The message for a value that it cannot hold, with what to do instead."""
+        """Return the message for a value that it cannot hold, with what to do instead."""
         return (
             f"a {kind_name(type(container))} is changed in place and can hold only {self.arrays}, "
             f"and this would become a {kind_name(type(value))}; move {self.instead} instead"
@@ -91,7 +91,7 @@ ATOM = Rule()
 
 
 def item_step(key: Any) -> str:
-    """The step of a path that an index or key makes.
+    """Return the step of a path that an index or key makes.
 
     >>> item_step(3), item_step("weight")
     ('[3]', "['weight']")
@@ -100,7 +100,7 @@ def item_step(key: Any) -> str:
 
 
 def attribute_step(name: Any) -> str:
-    """The step of a path that an attribute makes; a name that is a number counts as an index.
+    """Return the step of a path for an attribute; a name that is a number is an index.
 
     >>> attribute_step("bias"), attribute_step("3"), attribute_step(0.5)
     ('.bias', '[3]', '[0.5]')
@@ -111,7 +111,7 @@ def attribute_step(name: Any) -> str:
 
 
 def kind_name(kind: type) -> str:
-    """The name of a type in messages: `dict`, `numpy.ndarray`, `torch.Tensor`.
+    """Return the name of a type in messages: `dict`, `numpy.ndarray`, `torch.Tensor`.
 
     >>> from collections import OrderedDict
     >>> kind_name(dict), kind_name(OrderedDict)
@@ -122,7 +122,7 @@ def kind_name(kind: type) -> str:
 
 
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
-    """The slots of a class by name, its own before those of its bases."""
+    """Return the slots of a class by name, its own before those of its bases."""
     slots: dict[str, MemberDescriptorType] = {}
     for base in kind.__mro__:
         for name, member in vars(base).items():
@@ -132,7 +132,7 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 
 def attributes_of(holder: Any, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
-    """All attributes of the object itself, in slots or not; unset slots are left out."""
+    """Return all attributes of the object itself, in slots or not; unset slots are left out."""
     attributes: dict[str, Any] = {}
     for name, member in slots.items():
         try:
@@ -207,7 +207,7 @@ class AttributeRule(Rule):
 
 
 def dataclass_rule(kind: type) -> AttributeRule:
-    """The rule of a dataclass; a field that its library calls static is left alone.
+    """Return the rule of a dataclass; a field that its library calls static is left alone.
 
     Equinox and JAX mark such fields with `static=True`, Flax with `pytree_node=False`.
     """
@@ -230,7 +230,7 @@ def dataclass_rule(kind: type) -> AttributeRule:
 
 
 def attrs_rule(kind: type) -> AttributeRule:
-    """The rule of a class made by attrs."""
+    """Return the rule of a class made by attrs."""
     declared = cast("Any", kind).__attrs_attrs__
     return AttributeRule(kind, certain=False, first=[attribute.name for attribute in declared])
 
@@ -307,11 +307,11 @@ class SubclassRule(Rule):
         self._slots = slots_of(kind)
 
     def items(self, container: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The keys of the items, and the items."""
+        """Return the keys of the items, and the items."""
         return range(len(container)), list(container)
 
     def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
-        """A new container with these items, and no attributes yet."""
+        """Make a container with these items, and no attributes yet."""
         raise NotImplementedError
 
     def take_apart(self, container: Any) -> Parts:
@@ -387,7 +387,7 @@ class DequeRule(SubclassRule):
 
 
 def standard_rule(kind: type) -> Rule | None:
-    """The rule of a container of the standard library or a subclass of one; else `None`."""
+    """Return the rule of a container of the standard library or a subclass of one; else `None`."""
     if kind in _EXACT:
         return _EXACT[kind]
     if issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields"):

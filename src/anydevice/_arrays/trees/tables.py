@@ -22,7 +22,7 @@ class TableRule(Rule):
         return parts[0]
 
     def array(self, table: Any) -> Any:
-        """The rows as one NumPy array, of the smallest dtype that holds every column.
+        """Return the rows as one NumPy array, of the smallest dtype that holds every column.
 
         Raises `ConfigurationError`, with the column, where that holds anything but numbers or has
         missing values, and where its integers do not fit into the floating dtype of the others.

@@ -71,7 +71,7 @@ class Leaves:
         self._positions.append(position)
 
     def add_all(self, node: _Node) -> None:
-        """Every part of a node, in order."""
+        """Add every part of a node, in order."""
         self.values.extend(node.parts)
         self._nodes.extend(repeat(node, len(node.parts)))
         self._positions.extend(range(len(node.parts)))
@@ -144,7 +144,7 @@ class Rebuild:
 
 
 def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild]:
-    """The arrays of a tree, each once and in order, and the function that rebuilds the tree.
+    """Return the arrays of a tree, each once and in order, and a function that rebuilds it.
 
     `is_array` says what an array is. Whatever else is not a container stays as it is.
 

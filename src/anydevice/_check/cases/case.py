@@ -43,7 +43,7 @@ class Call(Record):
     options: Mapping[str, Any] = NOTHING
 
     def arrays(self) -> list[Array]:
-        """Every array of the call, in order."""
+        """Return every array of the call, in order."""
         leaves: list[Array] = []
         for value in (*self.arguments, *self.options.values()):
             several = value if isinstance(value, list) else [value]
@@ -52,7 +52,7 @@ class Call(Record):
 
 
 def call(*arguments: Any, **options: Any) -> Call:
-    """A call with these arguments.
+    """Make a call with these arguments.
 
     >>> call(1, axis=0).options
     {'axis': 0}
@@ -99,7 +99,7 @@ class Draw:
         return self._fill(self._random.integers(-(2**30), 2**30, self._count(shape)), shape)
 
     def neighbours(self, *shape: int) -> tuple[Array, Array]:
-        """Two arrays whose elements are equal, or the next number that the dtype has."""
+        """Draw two arrays whose elements are equal, or neighbours in the dtype."""
         one = self.digits(*shape)
         step = self._random.integers(-1, 2, shape)
         if self.dtype.kind == "int":
@@ -108,7 +108,7 @@ class Draw:
         return one, (one.view(bits) + step).astype(bits).view(one.dtype)
 
     def heavy(self, *shape: int) -> Array:
-        """Like `normal`, but the last of each row outweighs the rest: who drops it, shows."""
+        """Draw as `normal` does, but the last of each row outweighs the rest."""
         drawn = self.normal(*shape)
         drawn[..., -1:] = self.dtype.numpy().type(4 * shape[-1] ** 0.5)
         return drawn
@@ -214,12 +214,12 @@ def loss(dtype: str, call: Call) -> tuple[str, ...]:
 
 
 def size_of(result: Any) -> int:
-    """The number of elements of a shape or an array."""
+    """Return the number of elements of a shape or an array."""
     return int(np.prod(np.shape(result)))
 
 
 def all_bytes(call: Call, result_bytes: int) -> int:
-    """Every argument is read and every result written, once."""
+    """Count every argument as read and every result as written, once."""
     return sum(int(array.nbytes) for array in call.arrays()) + result_bytes
 
 
@@ -269,9 +269,9 @@ class Row(Record):
         return (*on_gpu, *(Benchmark(name, "cpu", make) for name, make in self.cpu.items()))
 
     def draw(self, case: Case | Benchmark, dtype: str, seed: int = 0) -> Call:
-        """The arguments of a case, rounded to a dtype; the same for the same seed."""
+        """Draw the arguments of a case, rounded to a dtype; the same for the same seed."""
         return case.make(Draw(DTYPES[dtype], f"{self.op} {case.name}", seed))
 
     def cases_for(self, dtype: str) -> tuple[Case, ...]:
-        """The cases that a dtype has."""
+        """Return the cases that a dtype has."""
         return tuple(case for case in self.cases if dtype in (case.dtypes or self.dtypes))
