@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anydevice._arrays.stage import WORTH_STAGING, Piece, Ring, ring_of
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine
@@ -18,13 +19,14 @@ from anydevice.errors import UnsupportedError
 MANY = 32
 """Number of arrays of one kind from which on it pays to copy them together."""
 
+HostArray = np.ndarray[Any, Any]
 _KIND = attrgetter("__class__", "dtype", "shape")
 _TOGETHER = 2**28  # bytes of small arrays that are on the device twice for a moment
 
 
 def upload(
     arrays: Sequence[Any], engine: Engine, device: Device, narrow: bool, failed_at: list[int]
-) -> list[Any]:
+) -> list[Array]:
     """NumPy arrays as arrays of an engine on a device, in their order.
 
     Where one cannot be placed, its position is appended to `failed_at` before the error is raised.
@@ -52,14 +54,16 @@ def upload(
     return placed
 
 
-def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> dict[int, Any]:
+def _upload_together(
+    arrays: Sequence[HostArray], engine: Engine, device: Device
+) -> dict[int, Array]:
     """The small arrays of which many are alike, by their position, each with its own memory."""
     if device.backend != "cuda" or len(arrays) < MANY:
         return {}
-    alike: dict[Any, list[int]] = defaultdict(list)
+    alike: dict[object, list[int]] = defaultdict(list)
     for number, kind in enumerate(map(_KIND, arrays)):
         alike[kind].append(number)
-    placed: dict[int, Any] = {}
+    placed: dict[int, Array] = {}
     for numbers in alike.values():
         first = arrays[numbers[0]]
         small = type(first) is np.ndarray and first.ndim and 0 < first.nbytes < WORTH_STAGING
@@ -71,8 +75,8 @@ def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> d
 
 
 def _separated_rows(
-    arrays: Sequence[Any], numbers: list[int], engine: Engine, device: Device
-) -> list[Any]:
+    arrays: Sequence[HostArray], numbers: list[int], engine: Engine, device: Device
+) -> list[Array]:
     """Arrays of one dtype and shape: packed, copied, and separated again on the device."""
     ring = ring_of(device)
     if ring is None:
@@ -84,7 +88,7 @@ def _separated_rows(
     except UnsupportedError:
         return []  # the plain copy says what is wrong, or narrows
     size = max(MANY, _TOGETHER // first.nbytes)
-    rows: list[Any] = []
+    rows: list[Array] = []
     for start in range(0, len(numbers), size):
         some = [arrays[number] for number in numbers[start : start + size]]
         target = engine.empty((len(some), *first.shape), dtype, device)
@@ -93,9 +97,9 @@ def _separated_rows(
     return rows
 
 
-def download(array: Any, engine: Engine) -> Any:
+def download(array: Array, engine: Engine) -> Array:
     """Read an array of an engine as a NumPy array of its own."""
-    places = engine.devices_of(array) if _is_large(array) else ()
+    places = engine.devices_of(array) if _large_size(array) else ()
     ring = ring_of(places[0]) if len(places) == 1 else None
     if ring is None or engine.address(array) is None:
         return engine.to_host(array)
@@ -106,8 +110,13 @@ def download(array: Any, engine: Engine) -> Any:
 
 
 def move(
-    array: Any, engine: Engine, places: Sequence[Device], device: Device, *, detached: bool = False
-) -> Any:
+    array: Array,
+    engine: Engine,
+    places: Sequence[Device],
+    device: Device,
+    *,
+    detached: bool = False,
+) -> Array:
     """Move an array to another device of its own library.
 
     Large ones go from the host through the ring, unless a gradient has to flow through the copy;
@@ -115,7 +124,8 @@ def move(
     """
     history = getattr(array, "requires_grad", False) and not detached
     from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
-    source = engine.address(array) if from_host and not history and _is_large(array) else None
+    size = _large_size(array)
+    source = engine.address(array) if from_host and not history and size else None
     ring = ring_of(device) if source is not None else None
     if source is None or ring is None:
         return engine.move(array, device)
@@ -123,11 +133,11 @@ def move(
     address = engine.address(target)
     if address is None:
         return engine.move(array, device)
-    ring.upload([Piece(source, address, array.nbytes)])
+    ring.upload([Piece(source, address, size)])
     return target
 
 
-def _staged_target(array: Any, engine: Engine, device: Device) -> Any:
+def _staged_target(array: HostArray, engine: Engine, device: Device) -> Array | None:
     """Memory on the device for an array that is worth staging; `None` for any other."""
     if array.nbytes < WORTH_STAGING or ring_of(device) is None:
         return None
@@ -138,23 +148,26 @@ def _staged_target(array: Any, engine: Engine, device: Device) -> Any:
     return None if engine.address(target) is None else target
 
 
-def _upload_staged(targets: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> None:
+def _upload_staged(
+    targets: list[Array], arrays: list[HostArray], engine: Engine, ring: Ring
+) -> None:
     # Held until the copy has ended: the pieces only know addresses.
     sources = [np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for array in arrays]
     pairs = zip(targets, sources, strict=True)
     ring.upload([Piece(s.ctypes.data, _address(target, engine), s.nbytes) for target, s in pairs])
 
 
-def _address(array: Any, engine: Engine) -> int:
+def _address(array: Array, engine: Engine) -> int:
     """The address of an array that is known to have one."""
     address = engine.address(array)
     assert address is not None
     return address
 
 
-def _is_large(array: Any) -> bool:
+def _large_size(array: object) -> int:
+    """Return the bytes of an array that is worth staging; 0 for any other."""
     try:
-        size = array.nbytes
-    except (AttributeError, RuntimeError):  # PyTorch knows none for sparse tensors
-        return False
-    return isinstance(size, int) and size >= WORTH_STAGING
+        size = getattr(array, "nbytes", 0)
+    except RuntimeError:  # PyTorch knows none for sparse tensors
+        return 0
+    return size if isinstance(size, int) and size >= WORTH_STAGING else 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from anydevice._arrays.copy import download, move, upload
 from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.share import SharedMemory, can_hold, cast, shared_memory
 from anydevice._arrays.trees.tree import Leaf, Leaves, flatten
 from anydevice._core import hooks
+from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DType, as_dtype
 from anydevice._core.engine import Engine
@@ -112,7 +113,7 @@ def to_numpy(tree: Any) -> Any:
         raise
 
 
-def device_of(tree: Any) -> Device | None:
+def device_of(tree: object) -> Device | None:
     """Return the device of the arrays in `tree`; `None` if it has no arrays.
 
     >>> import anydevice, numpy
@@ -142,7 +143,7 @@ def device_of(tree: Any) -> Device | None:
     return first
 
 
-def refuse_mismatch(error: Exception, **arguments: Any) -> None:
+def refuse_mismatch(error: Exception, **arguments: object) -> None:
     """Raise `DeviceMismatchError` if arrays of the call that failed are on different devices.
 
     The arguments, which may be trees, are those of the call by name; where they are all on one
@@ -188,14 +189,14 @@ def synchronize(device: Device | str | None = None) -> None:
             raise
 
 
-def take_over(tree: Any) -> None:
+def take_over(tree: object) -> None:
     """Tell the libraries that the calling thread now uses arrays that another one placed."""
     leaves = [tree] if is_array(tree) else flatten(tree, is_array)[0].values
     for value in leaves:
         _owner(value).receive([value])
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: Any) -> TypeGuard[Array]:
     """Whether `x` is a numeric array of an imported library, and not a tracer."""
     owner = owner_of(x)
     if owner is None:
@@ -209,7 +210,7 @@ def is_array(x: Any) -> bool:
     return known
 
 
-def _is_leaf(x: Any) -> bool:
+def _is_leaf(x: object) -> bool:
     """Whether `x` is to be moved; one without data is too, and is refused by its path."""
     return is_array(x) or ((owner := owner_of(x)) is not None and owner.is_meta(x))
 
@@ -238,7 +239,7 @@ class Destination:
             owner.name != "numpy" and owner.name in self.engines
         )
 
-    def remember(self, array: Any, owner: Engine) -> None:
+    def remember(self, array: Array, owner: Engine) -> None:
         """Remember how to tell quickly that an array of this type is here already."""
         kind = type(array)
         if kind in self.already_there:
@@ -287,7 +288,7 @@ class _Move:
         self.target, self.leaves = target, leaves
         self.convert, self.copy, self.narrow, self.dtype = convert, copy, narrow, dtype
 
-    def all(self, values: Sequence[Any]) -> list[Any]:
+    def all(self, values: Sequence[Array]) -> list[Array]:
         """The arrays on the target, in their order."""
         target, moved = self.target, list(values)
         from_host: list[int] = []
@@ -327,7 +328,7 @@ class _Move:
                 moved[position] = view
         return moved
 
-    def _cast(self, moved: list[Any], positions: Iterable[int], *, ahead: bool) -> None:
+    def _cast(self, moved: list[Array], positions: Iterable[int], *, ahead: bool) -> None:
         """Cast the floating arrays at these positions, before or after they are moved.
 
         The smaller of the two dtypes is moved.
@@ -343,7 +344,7 @@ class _Move:
             except Exception as error:
                 _raise_named(self.leaves, position, error, self.target.device)
 
-    def _other_dtype(self, value: Any, owner: Engine) -> DType | None:
+    def _other_dtype(self, value: Array, owner: Engine) -> DType | None:
         """The dtype that an array is cast to; `None` if it stays as it is."""
         if self.dtype is None or owner.is_meta(value):
             return None
@@ -357,7 +358,7 @@ class _Move:
     def _engine_for(self, owner: Engine) -> Engine:
         return owner if self._stays(owner) else self.target.engine
 
-    def _sharing(self, values: Sequence[Any], leaves: Leaves) -> list[SharedMemory]:
+    def _sharing(self, values: Sequence[Array], leaves: Leaves) -> list[SharedMemory]:
         """The memory that several of the arrays share, and can share on the target too."""
         one_of_each = dict(zip(map(type, values), values, strict=True))
         engines = {kind: _owner(value) for kind, value in one_of_each.items()}
@@ -379,7 +380,7 @@ class _Move:
             shared for shared in blocks if can_hold(self._engine_for(shared.owner), place, shared)
         ]
 
-    def _must_move(self, value: Any, leaf: Leaf, owner: Engine) -> bool:
+    def _must_move(self, value: Array, leaf: Leaf, owner: Engine) -> bool:
         if not owner.has_views:
             return False
         if getattr(value, "requires_grad", False) and not leaf.kept:
@@ -387,7 +388,7 @@ class _Move:
         is_there = self._stays(owner) and owner.devices_of(value) == (self.target.device,)
         return not is_there or self._other_dtype(value, owner) is not None
 
-    def _within_library(self, value: Any, owner: Engine, position: int) -> Any:
+    def _within_library(self, value: Array, owner: Engine, position: int) -> Array:
         target, places = self.target, owner.devices_of(value)
         if owner.shares_memory and target.device in places:
             # Such a library computes lazily, and another thread could not do it later.
@@ -399,7 +400,7 @@ class _Move:
         detached = self.leaves is not None and self.leaves[position].kept
         return move(value, owner, places, target.device, detached=detached)
 
-    def _share_memory(self, value: Any, owner: Engine) -> Any:
+    def _share_memory(self, value: Array, owner: Engine) -> Array | None:
         """Return the same memory in the target's library; `None` if it cannot be shared."""
         engine = self.target.engine
         try:
@@ -408,7 +409,7 @@ class _Move:
             return None
         return adopted if engine.devices_of(adopted) == (self.target.device,) else None
 
-    def _upload(self, moved: list[Any], positions: list[int]) -> None:
+    def _upload(self, moved: list[Array], positions: list[int]) -> None:
         """Replace the host arrays at these positions by arrays of the target's engine."""
         target, failed_at = self.target, [0]
         try:
@@ -420,14 +421,14 @@ class _Move:
             moved[position] = array
 
 
-def _host_copy(value: Any, owner: Engine) -> Any:
+def _host_copy(value: Array, owner: Engine) -> Array:
     return value if owner.name == "numpy" else download(value, owner)
 
 
-def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
+def _on_host(values: Sequence[Array], leaves: Leaves | None) -> list[Array]:
     host = list(values)
 
-    def copied(value: Any, position: int) -> Any:
+    def copied(value: Array, position: int) -> Array:
         owner = _owner(value)
         try:
             return _host_copy(value, owner)
@@ -446,13 +447,13 @@ def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
     return host
 
 
-def _owner(value: Any) -> Engine:
+def _owner(value: Array) -> Engine:
     owner = owner_of(value)
     assert owner is not None
     return owner
 
 
-def _single(value: Any, leaves: Leaves | None = None, position: int = 0) -> Device:
+def _single(value: Array, leaves: Leaves | None = None, position: int = 0) -> Device:
     owner = _owner(value)
     places = owner.devices_of(value)
     if len(places) == 1 or (places and owner.shares_memory):

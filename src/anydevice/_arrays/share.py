@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.engine import Engine, Storage
@@ -39,11 +40,11 @@ class View(Record):
 class SharedMemory(Record):
     """Memory that several arrays share: its bytes as an array of their library, and the views."""
 
-    memory: Any
+    memory: Array
     owner: Engine
     views: tuple[View, ...]
 
-    def views_of(self, memory: Any, engine: Engine) -> dict[int, Any]:
+    def views_of(self, memory: Array, engine: Engine) -> dict[int, Array]:
         """Return the same views of a copy of the memory, by position."""
         whole = engine.storage(memory)
         start = whole.offset if whole else 0
@@ -66,7 +67,7 @@ class SharedMemory(Record):
         if any(view.dtype != own for view in self.views) or any(step % size for step in steps):
             return None
         elements = self.owner.view(
-            self.memory, own, self._start(self.memory), (size,), (len(self.memory) // size,)
+            self.memory, own, self._start(self.memory), (size,), (self.memory.shape[0] // size,)
         )
         copy = cast(elements, self.owner, dtype)
         length = elements.shape[0] * dtype.itemsize
@@ -82,18 +83,18 @@ class SharedMemory(Record):
         )
         return SharedMemory(memory, self.owner, tuple(views))
 
-    def _start(self, memory: Any) -> int:
+    def _start(self, memory: Array) -> int:
         whole = self.owner.storage(memory)
         return whole.offset if whole else 0
 
 
-def cast(x: Any, engine: Engine, dtype: DType) -> Any:
+def cast(x: Array, engine: Engine, dtype: DType) -> Array:
     """Return an array in another dtype, where it is; numbers too large for it become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return engine.ops.astype(x, dtype)
 
 
-def shared_memory(values: Sequence[Any], positions: Sequence[int]) -> list[SharedMemory]:
+def shared_memory(values: Sequence[Array], positions: Sequence[int]) -> list[SharedMemory]:
     """Find the memory that at least two of the arrays at these positions overlap in.
 
     An array whose library knows nothing of its memory shares none.
@@ -166,7 +167,7 @@ class _Outline:
         }
 
 
-def _span(value: Any, position: int) -> _Span | None:
+def _span(value: Array, position: int) -> _Span | None:
     """The span of an array; `None` if it shares nothing, or nothing is known of it."""
     owner = owner_of(value)
     if owner is None or not owner.has_views or not _is_plain(value, owner):
@@ -213,7 +214,7 @@ def _meet(one: _Span, other: _Span) -> bool:
         return True
 
 
-def _as_shared(values: Sequence[Any], spans: list[_Span]) -> SharedMemory:
+def _as_shared(values: Sequence[Array], spans: list[_Span]) -> SharedMemory:
     start, stop = spans[0].start, max(span.stop for span in spans)
     first = values[spans[0].position]
     owner = owner_of(first)
@@ -232,8 +233,10 @@ def _as_shared(values: Sequence[Any], spans: list[_Span]) -> SharedMemory:
     return SharedMemory(memory, owner, views)
 
 
-def _is_plain(value: Any, owner: Engine) -> bool:
+def _is_plain(value: Array, owner: Engine) -> bool:
     """Whether it is nothing but its bytes: no mask beside them, no foreign byte order."""
     if owner.name != "numpy":
         return True
-    return type(value) in (np.ndarray, np.memmap) and value.dtype.isnative
+    if not isinstance(value, np.ndarray) or type(value) not in (np.ndarray, np.memmap):
+        return False
+    return bool(value.dtype.isnative)
