@@ -164,7 +164,7 @@ class Joined(Record):
         return total
 
     def offsets(self) -> list[int]:
-        """The number of elements in front of each part."""
+        """Return the number of elements in front of each part."""
         offsets, end = [], 0
         for part in self.parts:
             offsets.append(end)
@@ -351,7 +351,7 @@ def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> N
 
 
 def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
-    """The keys of arrays in the order in which their first parts lie in the files."""
+    """Return the keys of arrays in the order in which their first parts lie in the files."""
     ranks: dict[Path, int] = {}
     order = []
     for number, joined in enumerate(arrays.values()):
