@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from anydevice._proofs.checking.network import Floats, Network
 from anydevice._proofs.graph import ROUNDED, Builder, Cells
@@ -20,7 +21,7 @@ from anydevice.errors import UnsupportedError
 _INEXACT = 64 * ROUNDED
 """The relative error of tangents that are numbers: products of some weights."""
 
-Tangent = Any
+Tangent = npt.NDArray[Any]
 """A tangent of each cell along each direction: numbers if all inputs have the same, else cells."""
 
 
@@ -58,35 +59,29 @@ def _tangents(network: Network, directions: Floats) -> tuple[Builder, Tangent]:
             continue
         values.append(graph.function(before, node.function))
         slope = _slope(graph, node.function, before, values[-1])
-        tangents.append(_product(graph, slope, tangent))
+        if _is_fixed(tangent):
+            tangents.append(graph.affine(slope[:, None], tangent, inexact=_INEXACT))
+        else:
+            tangents.append(graph.product(slope[:, None], tangent))
     return graph, tangents[-1]
 
 
 def _through_sum(graph: Builder, parts: list[tuple[Floats, Tangent]], inexact: float) -> Tangent:
     """Return the tangent of a sum of matrices times values."""
-    if len(parts) == 1 and _is_fixed(parts[0][1]) and _single_terms(*parts[0]):
-        matrix, tangent = parts[0]
-        product: Floats = matrix @ tangent
-        return product
+    matrix, tangent = parts[0]
+    if len(parts) == 1 and _is_fixed(tangent):
+        terms = (matrix != 0).astype(int) @ (tangent != 0).astype(int)
+        if int(terms.max()) <= 1:  # nothing would bound the rounding of a sum
+            product: Floats = matrix @ tangent
+            return product
     cells = np.concatenate([_cells(graph, tangent) for _, tangent in parts])
     matrix = np.concatenate([weight for weight, _ in parts], axis=1)
     columns = [graph.rows(column[None], matrix, inexact=inexact) for column in cells.T]
     return np.stack(columns, -1)
 
 
-def _single_terms(matrix: Floats, tangent: Tangent) -> bool:
-    """Whether no element of their product is a sum: nothing would bound its rounding."""
-    return int(((matrix != 0).astype(int) @ (tangent != 0).astype(int)).max()) <= 1
-
-
 def _is_fixed(tangent: Tangent) -> bool:
     return bool(tangent.dtype.kind == "f")
-
-
-def _product(graph: Builder, slope: Cells, tangent: Tangent) -> Cells:
-    if _is_fixed(tangent):
-        return graph.affine(slope[:, None], tangent, inexact=_INEXACT)
-    return graph.product(slope[:, None], tangent)
 
 
 def _cells(graph: Builder, tangent: Tangent) -> Cells:

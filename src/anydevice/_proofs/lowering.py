@@ -288,10 +288,6 @@ def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path:
     return graph.layer_norm(cells, weight, bias, layer.eps)
 
 
-def _rms_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
-    return graph.rms_norm(cells, weights_of(parameters, "weight")[0][0], layer.eps)
-
-
 def _positions(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
     (weight,), extra = weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
@@ -364,7 +360,9 @@ _LAYERS: dict[type[Layer], Lowering] = {
         cells, layer.slope
     ),
     layers.PositionEmbedding: _positions,
-    layers.RMSNorm: _rms_norm,
+    layers.RMSNorm: lambda graph, layer, parameters, cells, path: graph.rms_norm(
+        cells, weights_of(parameters, "weight")[0][0], layer.eps
+    ),
     layers.Residual: _residual,
     Recomputed: lambda graph, layer, parameters, cells, path: _lower_layer(
         graph, layer.layer, parameters, cells, path

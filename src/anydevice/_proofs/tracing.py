@@ -115,7 +115,8 @@ class NetworkTrace(Trace):
             plain, scale = True, 1.0
         assert isinstance(a, SymbolicTensor)
         assert isinstance(b, FixedTensor)
-        return self._shift(a, scale * _wide(b), _off(b, scale), 0 if plain else 1)
+        off = b.off + (0.0 if plain else ROUNDED)
+        return self._shift(a, scale * _wide(b), off, 0 if plain else 1)
 
     def _shift(self, a: SymbolicTensor, shift: Floats, off: float, extra: int) -> TracedTensor:
         """Return `a + shift`; `extra` roundings are those of the shift itself."""
@@ -670,10 +671,6 @@ def _numbers_of(tensor: TracedTensor) -> Floats:
     """Return the numbers of a weight, which no input may change."""
     assert isinstance(tensor, FixedTensor)
     return _wide(tensor)
-
-
-def _off(tensor: FixedTensor, scale: float) -> float:
-    return tensor.off + (0.0 if scale in (1.0, -1.0) else ROUNDED)
 
 
 def _same_number(values: Floats) -> float | None:
