@@ -198,8 +198,8 @@ class Home:
         return self.engine.autodiff
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as one program on JAX, which else compiles every step of a gradient."""
-        if self.engine.name != "jax" or isinstance(self.engine.compiler, Absent):
+        """Return it as one program on an engine that else compiles every step of a gradient."""
+        if "any op" not in self.fused or isinstance(self.engine.compiler, Absent):
             return function
         return self.engine.compiler.compile(function)
 

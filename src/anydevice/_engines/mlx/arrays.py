@@ -136,7 +136,7 @@ class MlxEngine(BaseEngine):
         return _default(self.native(device))
 
     def inference_scope(self, device: Device) -> AbstractContextManager[object]:
-        """On Linux, products of float32 are NumPy's: MLX comes with a BLAS that only defines."""
+        """Use NumPy's float32 products on Linux, where MLX has the slow reference BLAS."""
         return host_products()
 
 

@@ -58,7 +58,7 @@ def pool(context: cl.Context) -> Pool:
 
 
 def pools_of(native: cl.Device) -> list[Pool]:
-    """Every pool that has been made on a `pyopencl.Device`; asking makes none."""
+    """Return the existing pools of a `pyopencl.Device`."""
     return [made for made in _pools if native in made.devices]
 
 

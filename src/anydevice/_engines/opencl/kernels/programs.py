@@ -209,7 +209,7 @@ _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 def number_of(dtype: DType, context: cl.Context) -> Number:
-    """How the device of a context computes with a dtype.
+    """Return how the device of a context computes with a dtype.
 
     Raises `UnsupportedError` for `float64` where the device has none or its driver is known to fail
     with it, and for the dtypes that no kernel computes with: complex numbers and those of 8 bits

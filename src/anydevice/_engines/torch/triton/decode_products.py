@@ -195,7 +195,7 @@ def _norm(x, weight, out, columns, eps, block: tl.constexpr, overlap: tl.constex
 
 @triton.jit
 def begin(overlap: tl.constexpr, release: tl.constexpr):
-    """At the beginning of a kernel: the next launch may begin, where it need not wait longer."""
+    """Let the next launch start as this kernel begins, if `release` says so."""
     if overlap and release == "first":
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -211,7 +211,7 @@ def wait(overlap: tl.constexpr, release: tl.constexpr):
 
 @triton.jit
 def end(overlap: tl.constexpr, release: tl.constexpr):
-    """When all is read."""
+    """Let the next launch start once all is read, if `release` says so."""
     if overlap and release == "last":
         tl.extra.cuda.gdc_launch_dependents()
 

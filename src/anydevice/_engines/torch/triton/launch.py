@@ -59,7 +59,7 @@ def _can_overlap() -> bool:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a device can run side by side, if each takes a whole multiprocessor."""
+    """Return the number of multiprocessors: programs that run side by side."""
     if device.type != "cuda":
         return 4  # under the interpreter: few, and enough to share the work
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
@@ -68,7 +68,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def most_warps(device: torch.device) -> int:
-    """How many warps a program can have."""
+    """Return the number of warps that a program can have."""
     if device.type != "cuda":
         return 32
     return int(1024 // torch.cuda.get_device_properties(device).warp_size)
