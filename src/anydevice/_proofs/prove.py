@@ -56,7 +56,7 @@ Shape = tuple[int, ...]
 PRECISIONS = ("float32", "real")
 
 
-class Outcome(Record):
+class ProofOutcome(Record):
     """The base of every result; `course` is the progress of the search from its first bound."""
 
     def _repr_html_(self) -> str:
@@ -67,7 +67,7 @@ class Outcome(Record):
         raise no_pages("save_html")
 
 
-class Proof(Outcome):
+class Proof(ProofOutcome):
     """The property holds for every input of the region.
 
     `certificates` are the proof, one for each network that the property is about. `prove` has
@@ -112,7 +112,7 @@ class Proof(Outcome):
         return f"Proof({self.precision}, {leaves} parts, {self.seconds:.1f} s)"
 
 
-class Counterexample(Outcome):
+class Counterexample(ProofOutcome):
     """An input of the region for which the property does not hold.
 
     `y` are its outputs, and `violation` is the amount by which they miss the property, 0 on the
@@ -131,7 +131,7 @@ class Counterexample(Outcome):
         return False
 
 
-class Undecided(Outcome):
+class Undecided(ProofOutcome):
     """Neither a proof nor a counterexample was found.
 
     `reason` is "time", "memory", "interrupted", "resolution" if boxes cannot be divided further, or

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from anydevice._core import hooks
+from anydevice._core.text import UNUSABLE, USABLE
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anydevice._check.verdicts import Verdicts
+
+_SHOWN = 24
+"""Failed cells of verdicts with a line each."""
 Forms = dict[str, Callable[[Any], str]]
 """Functions by form: "text" for terminals, "html" for notebooks, "svg" for files."""
 
@@ -70,9 +77,29 @@ def _timings() -> Forms:
 
 
 def _verdicts() -> Forms:
-    from anydevice._report import verdicts
+    return {"html": _verdicts_html}
 
-    return {"html": verdicts.html}
+
+def _verdicts_html(verdicts: Verdicts) -> str:
+    """Return a table of counts by device and engine, and a line for each failed cell."""
+    from anydevice._check.verdicts import STATES, in_words
+    from anydevice._report import notebook
+
+    good, pairs = bool(verdicts), dict.fromkeys((cell.device, cell.engine) for cell in verdicts)
+    states = [state for state in STATES if verdicts.of(state)]
+    rows = [
+        (*pair, *(str(sum((c.device, c.engine) == pair for c in verdicts.of(s))) for s in states))
+        for pair in pairs
+    ]
+    head = ("device", "engine", *map(in_words, states))
+    failed = (*verdicts.failed, *verdicts.of("not_reached"))
+    more = [f"… {len(failed) - _SHOWN} more …"] if len(failed) > _SHOWN else []
+    title = f"{len(verdicts):,} verdicts in {verdicts.seconds:.1f} s" + ", quick" * verdicts.quick
+    return notebook.block(
+        notebook.marked(USABLE if good else UNUSABLE, title, good=good),
+        notebook.table(head, rows, range(2, len(head))),
+        *(notebook.line(text) for text in (*map(str, failed[:_SHOWN]), *more)),
+    )
 
 
 def _table() -> Forms:
@@ -88,8 +115,8 @@ FORMS: dict[str, Callable[[], Forms]] = {
     "Device": _device,
     "Devices": _devices,
     "History": _history,
-    "Outcome": _outcome,
     "Plan": _plan,
+    "ProofOutcome": _outcome,
     "Report": _report,
     "Table": _table,
     "Timings": _timings,
