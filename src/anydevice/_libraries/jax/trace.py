@@ -252,7 +252,9 @@ def _gather(trace: Trace, a: TracedTensor, indices: TracedTensor, **options: Any
     return trace.rearrange(lambda x: x.reshape(-1)[index], a)
 
 
-def _split(trace: Trace, a: TracedTensor, *, sizes: Sequence[int], axis: int) -> list[TracedTensor]:
+def _split_axis(
+    trace: Trace, a: TracedTensor, *, sizes: Sequence[int], axis: int
+) -> list[TracedTensor]:
     edges = np.cumsum(sizes)[:-1]
     return [
         trace.rearrange(lambda x, part=part: np.split(x, edges, axis)[part], a)
@@ -376,7 +378,7 @@ _RULES: dict[str, Rule] = {
     "rsqrt": _function("rsqrt"),
     "select_n": _select,
     "slice": _slice,
-    "split": _split,
+    "split": _split_axis,
     "sqrt": lambda trace, a, **_: trace.sqrt(a),
     "square": _function("square"),
     "squeeze": lambda trace, a, *, dimensions, **_: trace.rearrange(

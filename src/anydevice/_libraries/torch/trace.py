@@ -373,7 +373,7 @@ def _slice(
     return trace.rearrange(lambda x: x[index], a)
 
 
-def _split(
+def _split_axis(
     trace: Trace, a: TracedTensor, sizes: int | Sequence[int], axis: int = 0
 ) -> list[TracedTensor]:
     if isinstance(sizes, int):
@@ -480,8 +480,8 @@ _RULES: dict[str, Rule] = {
     "_softmax": _softmax,
     "_log_softmax": lambda trace, a, axis, *rest: trace.log_softmax(a, axis),
     "_safe_softmax": _softmax,
-    "split": _split,
-    "split_with_sizes": _split,
+    "split": _split_axis,
+    "split_with_sizes": _split_axis,
     "squeeze": _rearrange(_squeeze),
     "stack": lambda trace, parts, axis=0: trace.rearrange(lambda *xs: np.stack(xs, axis), *parts),
     "sub": partial(_add, sign=-1),

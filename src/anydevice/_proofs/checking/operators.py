@@ -160,7 +160,9 @@ def _concat(low: Lowering, operator: Operator, *parts: Any) -> Tensor:
     return low.add(terms, bias)
 
 
-def _split(low: Lowering, operator: Operator, x: Value, sizes: Array | None = None) -> list[Value]:
+def _split_axis(
+    low: Lowering, operator: Operator, x: Value, sizes: Array | None = None
+) -> list[Value]:
     axis = operator.attributes.get("axis", 0)
     lengths = operator.attributes.get("split") if sizes is None else sizes.tolist()
     count = operator.attributes.get("num_outputs", len(operator.outputs))
@@ -589,7 +591,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Sigmoid": _elementwise("sigmoid"),
     "Slice": _shape_of(_slice),
     "Softmax": _softmax,
-    "Split": _split,
+    "Split": _split_axis,
     "Squeeze": _shape_of(_squeeze),
     "Sub": _sum,
     "Tanh": _elementwise("tanh"),
