@@ -67,11 +67,11 @@ class InPlaceRule(TypeRule):
 
     instead: str
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         """Whether a value may take the place of an array of this container."""
         raise NotImplementedError
 
-    def refusal(self, container: Any, value: Any) -> str:
+    def refusal(self, container: object, value: object) -> str:
         """Return the message for a value that it cannot hold, with what to do instead."""
         return (
             f"a {kind_name(type(container))} is changed in place and can hold only {self.arrays}, "
@@ -90,7 +90,7 @@ ATOM = Rule()
 """The rule of values that never hold a movable array: numbers, strings, functions, sets."""
 
 
-def item_step(key: Any) -> str:
+def item_step(key: object) -> str:
     """Return the step of a path that an index or key makes.
 
     >>> item_step(3), item_step("weight")
@@ -99,7 +99,7 @@ def item_step(key: Any) -> str:
     return f"[{key!r}]"
 
 
-def attribute_step(name: Any) -> str:
+def attribute_step(name: object) -> str:
     """Return the step of a path for an attribute; a name that is a number is an index.
 
     >>> attribute_step("bias"), attribute_step("3"), attribute_step(0.5)
@@ -131,7 +131,7 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     return slots
 
 
-def attributes_of(holder: Any, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
+def attributes_of(holder: object, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
     """Return all attributes of the object itself, in slots or not; unset slots are left out."""
     attributes: dict[str, Any] = {}
     for name, member in slots.items():
