@@ -16,11 +16,6 @@ from anydevice._machine.engines import library_settings as effects
 from anydevice._machine.settings import config as settings
 from anydevice.compat import artifex
 
-# Several CPU devices in JAX, so that each fake GPU has one to stand in for it.
-os.environ["XLA_FLAGS"] = effects.merge_flags(
-    os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"
-)
-
 _LIBRARIES = ("torch", "jax", "jaxlib", "mlx", "mlx.core", "cupy", "pyopencl")
 
 

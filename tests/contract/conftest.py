@@ -15,15 +15,8 @@ import pytest
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._engines import host
-from anydevice._machine.engines import library_settings as effects
 from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError
-
-# Several devices to move between, on a machine that has only a CPU: the first, one that is neither,
-# and the last. JAX compiles for each of them.
-os.environ["XLA_FLAGS"] = effects.merge_flags(
-    os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=3"
-)
 
 
 @dataclass(frozen=True)
