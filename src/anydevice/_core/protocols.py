@@ -300,7 +300,7 @@ class MeshLike(Protocol):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those of this process."""
+        """The devices of this process."""
 
     @property
     def replicate(self) -> int:
@@ -320,7 +320,7 @@ class MeshLike(Protocol):
 
 
 class Launched(Record):
-    """What a launcher says in the environment: the rank of this process, and the number of all.
+    """The variables of a launcher: the rank of this process, and the number of all.
 
     `local` is the rank on this machine. `here` is the number of processes on it, `None` if it does
     not say.

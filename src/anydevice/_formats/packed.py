@@ -26,7 +26,7 @@ def packed(value: Any) -> Packed:
     (['0'], (0.9, 0.99))
     """
     found = Packed()
-    found.text = json.dumps(_described(value, found))
+    found.text = json.dumps(_describe(value, found))
     return found
 
 
@@ -35,17 +35,17 @@ def unpacked(found: Packed) -> Any:
 
     Raises `ValueError` or `LookupError` for a damaged one.
     """
-    return _filled(parse_json(found.text.encode(), finite=False), found)
+    return _fill(parse_json(found.text.encode(), finite=False), found)
 
 
-def _described(value: Any, found: dict[str, Any]) -> Any:
+def _describe(value: Any, found: dict[str, Any]) -> Any:
     if isinstance(value, _PLAIN):
         return {"is": value}
     if isinstance(value, Mapping):
-        return {"dict": [[_described(k, found), _described(x, found)] for k, x in value.items()]}
+        return {"dict": [[_describe(k, found), _describe(x, found)] for k, x in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_described(each, found) for each in value]}
+        return {kind: [_describe(each, found) for each in value]}
     if hasattr(value, "shape"):
         name = str(len(found))
         found[name] = value
@@ -53,13 +53,13 @@ def _described(value: Any, found: dict[str, Any]) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be saved")
 
 
-def _filled(described: Any, found: Mapping[str, Any]) -> Any:
+def _fill(described: Any, found: Mapping[str, Any]) -> Any:
     ((kind, inside),) = described.items()
     if kind == "is":
         return inside
     if kind == "tensor":
         return found[inside]
     if kind == "dict":
-        return {_filled(key, found): _filled(x, found) for key, x in inside}
-    parts = [_filled(each, found) for each in inside]
+        return {_fill(key, found): _fill(x, found) for key, x in inside}
+    parts = [_fill(each, found) for each in inside]
     return parts if kind == "list" else tuple(parts)

@@ -53,27 +53,30 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-        """The output of the model, as a function that compilers can trace."""
+        """Return the output of the model, as a function that compilers can trace."""
 
     @abstractmethod
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
-        """The output of the model, with the output of each part passed through `after`."""
+        """Return the output of the model, with the output of each part passed through `after`."""
 
     @abstractmethod
     def weights(self) -> Mapping[str, Array]:
         """Return its weights by path."""
 
     def kept_weights(self) -> frozenset[str]:
-        """The paths of those that keep their dtype when the others are cast."""
+        """Return the paths of those that keep their dtype when the others are cast."""
         return frozenset()
 
     @abstractmethod
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
-        """The model with weights of this dtype on a device; those already there are shared."""
+        """Return the model with weights of this dtype on a device.
+
+        Those already there are shared.
+        """
 
     @abstractmethod
     def reference(self, change: Change, engine: str) -> ModelAdapter:
-        """The model on the CPU with weights that `change` makes of its own.
+        """Return the model on the CPU with weights that `change` makes of its own.
 
         `engine` is that of the device it is compared with.
         """
@@ -112,15 +115,15 @@ class ModelAdapter(ABC):
         return run
 
     def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
-        """The adapter whose parts compute as those of `with_policy(policy)`."""
+        """Return the adapter whose parts compute as those of `with_policy(policy)`."""
         return self.moved(device, policy.compute) if policy.casts_parameters else self
 
     def input_dtype(self, policy: Policy) -> str:
-        """The dtype of its floating inputs."""
+        """Return the dtype of its floating inputs."""
         return policy.compute
 
     def scope(self) -> AbstractContextManager[Any]:
-        """A block in which it is called without being compiled."""
+        """Return a block in which it is called without being compiled."""
         return nullcontext()
 
     def check_inputs(  # noqa: B027 - most models take any inputs
@@ -129,11 +132,11 @@ class ModelAdapter(ABC):
         """Raise `ConfigurationError` if the model does not take these inputs."""
 
     def input_names(self) -> frozenset[str]:
-        """The names that its inputs can be passed by."""
+        """Return the names that its inputs can be passed by."""
         return frozenset()
 
     def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
-        """The outputs of all parts, and at the end the output; compilers can trace this too.
+        """Return the outputs of all parts, and at the end the output; compilers can trace this too.
 
         `None` if compiled code cannot give them.
         """
@@ -147,7 +150,7 @@ class ModelAdapter(ABC):
         return False
 
     def reference_input(self, x: Array) -> Array:
-        """A NumPy array as this reference takes it."""
+        """Return a NumPy array as this reference takes it."""
         return x
 
     def read(self, x: object) -> Array | None:
@@ -159,7 +162,7 @@ class ModelAdapter(ABC):
 
 
 def training_mode_error(path: str, instead: str = "model.eval()") -> ConfigurationError:
-    """The error for a module that is to be verified in training mode."""
+    """Return the error for a module that is to be verified in training mode."""
     return ConfigurationError(
         f"{path} is in training mode, where its output is random or depends on the batch, so there "
         f"is nothing to compare with; call {instead} before compile",
@@ -168,12 +171,12 @@ def training_mode_error(path: str, instead: str = "model.eval()") -> Configurati
 
 
 def training_mode_note(instead: str = "its eval()") -> str:
-    """The note in the report of a module in training mode."""
+    """Return the note in the report of a module in training mode."""
     return f"the module is in training mode; call {instead} for inference"
 
 
 def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
-    """The names that a function's arguments can be passed by.
+    """Return the names that a function's arguments can be passed by.
 
     >>> sorted(parameter_names(lambda x, /, mask, *rest, scale=1, **more: x))
     ['mask', 'scale']
@@ -187,14 +190,14 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
 
 
 def host_array(x: Array) -> Array:
-    """One array of any library as a NumPy array."""
+    """Return one array of any library as a NumPy array."""
     owner = owner_of(x)
     assert owner is not None, "only arrays are read"
     return x if owner.name == "numpy" else download(x, owner)
 
 
 def cpu_placer(engine: str) -> Callable[[Array], Array]:
-    """A function that makes NumPy arrays those of a library on the CPU, bit for bit."""
+    """Return a function that makes NumPy arrays those of a library on the CPU, bit for bit."""
     return partial(registry.load(engine).place, device=Device("cpu", 0, engine=engine))
 
 

@@ -27,7 +27,7 @@ class Watched(Record):
     dicts: tuple[dict[Any, Any], ...] = ()
 
     def read(self) -> tuple[list[Any], list[Any]]:
-        """The objects and the values as they are now."""
+        """Return the objects and the values as they are now."""
         objects = get_referents(*self.dicts)
         values: list[Any] = []
         for view in self.views:
@@ -83,7 +83,10 @@ class ChangeDetector:
         return bool(last.equals) and any(objects[x] is not last.objects[x] for x in last.equals)
 
     def snapshot(self) -> Snapshot:
-        """The module as it is now. The watched parts are looked up again: they may be new."""
+        """Return the module as it is now. The watched parts are looked up again.
+
+        They may be new.
+        """
         watched = self._watched()
         objects, values = watched.read()
         equals = [place for place, x in enumerate(objects) if _may_equal_another(x)]

@@ -21,7 +21,7 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 
 
 def adapter_of(model: Any) -> ModelAdapter:
-    """The adapter through which a model is moved, compiled and verified.
+    """Return the adapter through which a model is moved, compiled and verified.
 
     >>> adapter_of(abs).kind
     'function'
@@ -69,7 +69,7 @@ Facet = Literal["compiler", "autodiff"]
 
 
 def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compiled: bool) -> Device:
-    """The device, and the engine that serves it.
+    """Return the device, and the engine that serves it.
 
     A module of a library is served by that library. Without `device`, a `nn.Model` stays where it
     is, and so does a module on an accelerator; all else goes where `anydevice.device()` says.
@@ -83,7 +83,9 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 
 
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
-    """The device and an engine with gradients: the one that is asked for, or the first that can.
+    """Return the device and an engine with gradients.
+
+    The one that is asked for, or the first that can.
 
     Raises `UnsupportedError` if the engine that was asked for has none, or none there can.
     """

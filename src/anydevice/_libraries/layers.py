@@ -81,20 +81,29 @@ class ModuleLayer(Layer):
 
     @abstractmethod
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Any:
-        """A block in which a module has these parameters; its state goes to the run at the end."""
+        """Return a block in which a module has these parameters.
+
+        Its state goes to the run at the end.
+        """
 
     @abstractmethod
     def finished(self, parameters: Mapping[str, Array]) -> Any:
-        """The module with these parameters; the given one, where its library changes modules."""
+        """Return the module with these parameters.
+
+        The given one, where its library changes modules.
+        """
 
     def watched(self, model: Any, inputs: Any) -> tuple[Any, Any]:
-        """The model and parts of its inputs, so that arrays inside it have numbers."""
+        """Return the model and parts of its inputs, so that arrays inside it have numbers."""
         return model, [inputs]
 
     def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
     ) -> tuple[Array, Any]:
-        """The loss of a batch, and the output of the module; `None` if the loss calls it itself."""
+        """Return the loss of a batch, and the output of the module.
+
+        `None` if the loss calls it itself.
+        """
         with self.bound(parameters, run) as module:
             return loss_and_output(loss, module, batch, run)
 
@@ -102,7 +111,7 @@ class ModuleLayer(Layer):
 def loss_and_output(
     loss: Loss | None, module: Any, batch: Any, run: Run | None = None
 ) -> tuple[Array, Any]:
-    """The loss of a module on a batch, and its output; `None` if the loss calls it itself.
+    """Return the loss of a module on a batch, and its output; `None` if the loss calls it itself.
 
     A pair is inputs and targets, a dict is the arguments of the module. Without a loss, it is the
     one in the module's output.
@@ -132,7 +141,7 @@ def loss_and_output(
 
 
 def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
-    """The loss of an output, and of a target or a batch in a dict.
+    """Return the loss of an output, and of a target or a batch in a dict.
 
     A loss by name takes arrays: the logits of an output that has some, and the labels of a dict.
     """
@@ -156,7 +165,7 @@ def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
 
 
 def logits_of(output: Any) -> Any:
-    """The logits in an output that has some, as those of Hugging Face; any other as it is.
+    """Return the logits in an output that has some, as those of Hugging Face; any other as it is.
 
     >>> logits_of({"loss": 0.1, "logits": [1.0]}), logits_of([2.0])
     ([1.0], [2.0])
@@ -167,7 +176,7 @@ def logits_of(output: Any) -> Any:
 
 
 def target_of(batch: Any) -> Any:
-    """The target of a batch that is a pair, or a dict with labels; `None` of any other.
+    """Return the target of a batch that is a pair, or a dict with labels; `None` of any other.
 
     >>> target_of(([1.0], [2])), target_of({"input_ids": [1], "labels": [3]})
     ([2], [3])
@@ -178,7 +187,7 @@ def target_of(batch: Any) -> Any:
 
 
 def own_loss(output: Any) -> Array:
-    """The loss that a model put into its output, as those of Hugging Face do."""
+    """Return the loss that a model put into its output, as those of Hugging Face do."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if found is None:
         raise ConfigurationError(

@@ -124,7 +124,9 @@ class NativeAdapter(ModelAdapter):
 
 
 def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters:
-    """The parameters in a dtype; state stays as it is, since a variance may be more than it holds.
+    """Return the parameters in a dtype.
+
+    State stays as it is, since a variance may be more than it holds.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -214,6 +216,6 @@ def _is_wide(x: Array) -> bool:
 
 
 def paths_of(tree: Any) -> dict[str, Array]:
-    """The arrays of a tree by path."""
+    """Return the arrays of a tree by path."""
     found, _ = flatten(tree, is_array)
     return {leaf.path: leaf.value for leaf in found}

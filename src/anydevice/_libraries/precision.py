@@ -75,7 +75,7 @@ class Policy(Record):
 
 
 def default_precision() -> str:
-    """The precision where none is given: "mixed" if the setting `mixed_precision` is on.
+    """Return the precision where none is given: "mixed" if the setting `mixed_precision` is on.
 
     >>> default_precision()
     'float32'
@@ -84,7 +84,9 @@ def default_precision() -> str:
 
 
 def policy_of(precision: str | None, device: Device) -> Policy:
-    """The policy with this name on a device: "mixed" computes in bfloat16 where the device has it.
+    """Return the policy with this name on a device.
+
+    "mixed" computes in bfloat16 where the device has it.
 
     Without a name, it is that of `default_precision()`. Raises `ConfigurationError` for a name that
     is none of `PRECISIONS`.
@@ -126,13 +128,13 @@ def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """A floating array in this dtype; one of integers or booleans as it is."""
+    """Return a floating array in this dtype; one of integers or booleans as it is."""
     xp = primitives(x)
     return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
 
 
 def cast_parameters(tree: Tree, dtype: str) -> Tree:
-    """Every floating array of a tree in this dtype; all others stay as they are.
+    """Return every floating array of a tree in this dtype; all others stay as they are.
 
     >>> import numpy
     >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
@@ -168,7 +170,7 @@ class LossScale(Record):
     largest: float = 2.0**24
 
     def start(self, like: Array) -> ScaleState:
-        """The state before the first step, on the device of an array."""
+        """Return the state before the first step, on the device of an array."""
         xp = primitives(like)
         return {
             "scale": xp.full((), self.initial, DTYPES["float32"], like),
@@ -176,7 +178,7 @@ class LossScale(Record):
         }
 
     def unscaled(self, gradients: Tree, state: ScaleState) -> Tree:
-        """The gradients of the loss itself, as float32."""
+        """Return the gradients of the loss itself, as float32."""
         factor = ops.divide(ops.add(ops.multiply(state["scale"], 0.0), 1.0), state["scale"])
         return mapped(lambda g: ops.multiply(ops.astype(g, "float32"), factor), gradients)
 
@@ -186,7 +188,7 @@ class LossScale(Record):
         return ops.equal(reduce(ops.add, counts), 0.0)
 
     def after(self, state: ScaleState, finite: Array) -> ScaleState:
-        """The state for the next step."""
+        """Return the state for the next step."""
         scale, good = state["scale"], ops.add(state["good_steps"], 1)
         due = ops.less_equal(_like(good, self.interval), good)
         grown = ops.minimum(ops.multiply(scale, self.growth), self.largest)

@@ -69,7 +69,7 @@ class Mesh(Record):
 
 
 def devices_of(given: Any) -> tuple[Device, ...]:
-    """The devices of a list, or all those of a backend; several are served by one engine."""
+    """Return the devices of a list, or all those of a backend; several are served by one engine."""
     names = _list_devices(given)
     if not names:
         raise ConfigurationError(

@@ -76,7 +76,7 @@ class KeptArray(Record):
             self.file.read_into(memoryview(memory), self.start + first)
 
     def on_host(self) -> Any:
-        """A NumPy array of its own."""
+        """Return a NumPy array of its own."""
         raw = np.empty(self.nbytes, np.uint8)
         self.read(raw.ctypes.data, 0, raw.nbytes)
         return raw.view(self.dtype.numpy()).reshape(self.shape)
@@ -100,7 +100,7 @@ class _CopiedArray(KeptArray):
 
 
 def kept_in_memory(array: Any, engine: Engine) -> KeptArray:
-    """An array of an engine that is in host memory."""
+    """Return an array of an engine that is in host memory."""
     address = engine.address(array)
     shape, dtype = tuple(array.shape), engine.dtype_of(array)
     if address is not None:
@@ -128,7 +128,10 @@ def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_parts(path: Path) -> dict[str, KeptArray]:
-    """Every tensor of a safetensors file, which is open while they are; its header is checked."""
+    """Return every tensor of a safetensors file, which is open while they are.
+
+    Its header is checked.
+    """
     file = open_safetensors(path)
     try:
         entries = header_of(file).entries.values()
@@ -174,7 +177,7 @@ class Fetcher:
         self._done: dict[int, Callable[[], None] | None] = {}
 
     def acquire(self, number: int) -> list[Any]:
-        """The arrays of a part on the device."""
+        """Return the arrays of a part on the device."""
         worker = self._worker(number)
         while True:
             arrived = worker.ready.get()

@@ -75,7 +75,7 @@ def pipeline(
     microbatches: int = 1,
     folder: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """The model with its layers on several devices, one stage after the other.
+    """Return the model with its layers on several devices, one stage after the other.
 
     `devices` is a list, over which the layers are divided evenly by bytes; or a plan of
     `plan_inference` for this model; or a dict of the names of layers and their places, such as
@@ -131,7 +131,7 @@ def pipeline(
 def placed_units(
     units: Sequence[Unit], given: Places, engine: str | None, parameters: int | None = None
 ) -> tuple[list[Place], str]:
-    """The place of each unit, and the engine that drives the devices.
+    """Return the place of each unit, and the engine that drives the devices.
 
     `parameters` is how many the model has, to tell whether a plan is that of another one.
     """
@@ -147,7 +147,7 @@ def placed_units(
 
 
 def divided(units: Sequence[Unit], count: int) -> list[int]:
-    """The number of the part that each unit is in, of parts of about as many bytes.
+    """Return the number of the part that each unit is in, of parts of about as many bytes.
 
     Units without bytes stay with those before them.
 
@@ -280,7 +280,7 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 def folder_for(given: str | os.PathLike[str] | None, places: Sequence[Place]) -> Path | None:
-    """The folder of the parts on disk, if there are any; that of the system by default."""
+    """Return the folder of the parts on disk, if there are any; that of the system by default."""
     if not any(place.held == "disk" for place in places):
         return None
     if given is None:
@@ -307,7 +307,7 @@ def on_disk(folder: Path, arrays: Mapping[str, Any]) -> dict[str, KeptArray]:
 
 
 def moved(x: Any, device: Device) -> Any:
-    """An array on a device, directly from where it is; gradients go back the same way."""
+    """Return an array on a device, directly from where it is; gradients go back the same way."""
     owner = owner_of(x)
     return x if owner is None or owner.devices_of(x) == (device,) else owner.move(x, device)
 

@@ -54,7 +54,7 @@ def pipeline_of(module: Any) -> PipelinedModule | None:
 def pipelined_module(
     module: Any, given: Places, microbatches: int, folder: str | os.PathLike[str] | None
 ) -> Any:
-    """The module itself, with its parameters where `given` says."""
+    """Return the module itself, with its parameters where `given` says."""
     if pipeline_of(module) is not None:
         raise ConfigurationError(
             "this module is already a pipeline; load it again to place it differently",

@@ -31,7 +31,7 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
-    """The rows of a tree of arrays divided over devices: one tree for each, on that device.
+    """Return the rows of a tree of arrays divided over devices: one tree for each, on that device.
 
     >>> import numpy
     >>> [len(part) for part in split_batch(numpy.arange(5), ["cpu"])]
@@ -58,7 +58,7 @@ def split_batch(data: Any, devices: Devices | Mesh) -> list[Any]:
 
 
 def replicate(model: Any, devices: Devices | Mesh) -> list[Any]:
-    """A copy of a model, or of any tree of arrays, on each of the devices.
+    """Return a copy of a model, or of any tree of arrays, on each of the devices.
 
     >>> from anydevice import nn
     >>> len(replicate(nn.build(nn.Dense(2, 3), device="cpu"), ["cpu"]))
@@ -72,7 +72,7 @@ def replicate(model: Any, devices: Devices | Mesh) -> list[Any]:
 
 
 def shard(tree: Any, mesh: Mesh) -> Any:
-    """The same tree with every array divided over the devices of a mesh.
+    """Return the same tree with every array divided over the devices of a mesh.
 
     Each array is cut along its longest axis that divides evenly by `mesh.shard`, and copied to
     the `mesh.replicate` groups; one without such an axis is copied to every device.
@@ -88,7 +88,7 @@ def shard(tree: Any, mesh: Mesh) -> Any:
 
 
 def gather(tree: Any) -> Any:
-    """The same tree with every sharded array in one piece, on one device.
+    """Return the same tree with every sharded array in one piece, on one device.
 
     >>> import numpy
     >>> gather(shard(numpy.ones(4, "float32"), Mesh("cpu"))).shape

@@ -203,7 +203,7 @@ def _address(names: _Names, variables: Mapping[str, str], size: int, here: int |
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list of hosts as Slurm writes it.
+    """Return the first of a list of hosts as Slurm writes it.
 
     >>> first_host("node[07-09,12],other"), first_host("gpu-1,gpu-2"), first_host("one")
     ('node07', 'gpu-1', 'one')

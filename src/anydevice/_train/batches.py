@@ -146,7 +146,7 @@ class Batches:
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
-    """The data; raises `ConfigurationError` if it does not give batches in every epoch."""
+    """Return the data; raises `ConfigurationError` if it does not give batches in every epoch."""
     if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
         what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
         raise ConfigurationError(
@@ -189,7 +189,7 @@ def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
 
 
 def length_of(data: Any) -> int | None:
-    """The number of batches in an epoch; `None` if the data has no length."""
+    """Return the number of batches in an epoch; `None` if the data has no length."""
     try:
         return len(data)
     except TypeError:
@@ -206,7 +206,7 @@ def may_shuffle(data: Any) -> bool:
 
 
 def sizes_of(data: Any) -> dict[str, int]:
-    """The sizes that tell data from other data, without reading it.
+    """Return the sizes that tell data from other data, without reading it.
 
     >>> sizes_of(Batches([1, 2, 3], [0, 0, 1], size=2))
     {'batches': 2, 'examples': 3, 'size': 2, 'shuffle': True}
@@ -233,7 +233,7 @@ def placed_batches(
     skipped: Callable[[], None] | None = None,
     place: Callable[[Any], Any] | None = None,
 ) -> Generator[Any, None, None]:
-    """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
+    """Return the batches of an epoch on a device, without the first `skip`; epochs count from 1.
 
     On an accelerator the next ones are placed `ahead`, while the loop computes. `form` makes what
     is trained on of what the data gives, pairs unless it is given; `skipped` is called after the
@@ -263,7 +263,10 @@ def placed_batches(
 
 
 def placer(device: Device) -> Callable[[Any], Any]:
-    """A function that moves batches to a device; NumPy arrays, the usual case, go a short way."""
+    """Return a function that moves batches to a device.
+
+    NumPy arrays, the usual case, go a short way.
+    """
     # 64-bit integers that fit are the same numbers in 32 bits: no warning is needed.
     if device.engine is None:  # which to_device refuses
         return lambda batch: to_device(batch, device, convert=True, narrow=True)
@@ -292,7 +295,7 @@ def placer(device: Device) -> Callable[[Any], Any]:
 def first_of(
     data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
 ) -> Any:
-    """The first batch as it is given; `None` if the data can be iterated only once.
+    """Return the first batch as it is given; `None` if the data can be iterated only once.
 
     Raises `ConfigurationError` if there is none, or it is not a pair of arrays of numbers.
     """
@@ -308,7 +311,7 @@ def first_of(
 
 
 def batch_name(name: str, epoch: int, number: int) -> str:
-    """The name of a batch in errors.
+    """Return the name of a batch in errors.
 
     >>> batch_name("data", 2, 31), batch_name("validation", 2, 1)
     ('batch 31 of epoch 2', 'batch 1 of the validation')
@@ -343,7 +346,9 @@ def prefix_error(error: Exception, where: str) -> None:
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """The x and y of a batch, as arrays of numbers; raises `ConfigurationError` for anything else.
+    """Return the x and y of a batch, as arrays of numbers.
+
+    Raises `ConfigurationError` for anything else.
 
     >>> pair_of([[[1.0, 2.0]], [3]])
     (array([[1., 2.]], dtype=float32), array([3]))
@@ -356,7 +361,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
 
 
 def module_batch(batch: Any) -> Any:
-    """A batch for a module of another library: a dict of arrays, or a tuple of them.
+    """Return a batch for a module of another library: a dict of arrays, or a tuple of them.
 
     >>> module_batch([[[1.0, 2.0]], [3]])
     (array([[1., 2.]], dtype=float32), array([3]))
@@ -369,7 +374,7 @@ def module_batch(batch: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """The number of examples in a batch.
+    """Return the number of examples in a batch.
 
     >>> rows_of((np.zeros((3, 2)), np.zeros(3)))
     3
@@ -405,7 +410,7 @@ def as_numbers(given: Any, name: str) -> Any:
 
 
 def as_host_array(given: Any, name: str) -> Any:
-    """One NumPy array of numbers, however wide. Raises as `as_numbers` does."""
+    """Return one NumPy array of numbers, however wide. Raises as `as_numbers` does."""
     try:
         array = np.asarray(without_tables(given))
     except ValueError:

@@ -128,7 +128,7 @@ class _EpochFunction(Callback):
 
 
 def callbacks_of(spec: Any) -> list[Callback]:
-    """A list of callbacks; raises `ConfigurationError` for anything else."""
+    """Return a list of callbacks; raises `ConfigurationError` for anything else."""
     several = isinstance(spec, Iterable) and not callable(spec)
     return [_as_callback(each) for each in (spec if several else [spec])]
 

@@ -86,7 +86,7 @@ class Checkpoint(Record):
 def settings_of(
     config: StepConfig, seed: int, schedule: Any, data: Any, validation: Any = None
 ) -> dict[str, Any]:
-    """The settings that must be the same when a training is resumed, as JSON."""
+    """Return the settings that must be the same when a training is resumed, as JSON."""
     return {
         "layer": fingerprint(config.layer),
         "loss": fingerprint(config.loss),
@@ -107,7 +107,9 @@ def _described_data(data: Any) -> dict[str, Any]:
 
 
 def content_of(data: Any) -> str | None:
-    """A hash of the numbers of data in arrays, whatever their library; `None` for other data.
+    """Return a hash of the numbers of data in arrays, whatever their library.
+
+    `None` for other data.
 
     Of a few batches and up to 64 MiB all numbers are read, of more some rows of all parts.
 
@@ -174,7 +176,9 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
 
 @contextmanager
 def sole_training(path: Path) -> Iterator[None]:
-    """A block in which no other training saves to this file; `ConfigurationError` if one does.
+    """Return a block in which no other training saves to this file.
+
+    `ConfigurationError` if one does.
 
     A file that cannot be locked (Windows, some network drives) is not guarded.
     """
@@ -205,7 +209,7 @@ def read_checkpoint(
     patient: bool,
     trained: Sequence[bool] | None = None,
 ) -> Checkpoint:
-    """The checkpoint of a file, on a device: that of a model with parameters `like` these.
+    """Return the checkpoint of a file, on a device: that of a model with parameters `like` these.
 
     `optimizer` is `None` where it keeps its state itself.
 
@@ -345,7 +349,7 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
 
 
 def fingerprint(value: Any) -> Any:
-    """A setting as JSON, for comparing alone.
+    """Return a setting as JSON, for comparing alone.
 
     Records have their class and fields, functions their module and name, lambdas their code. A
     layer that is recomputed has the fingerprint of the layer itself, which gives the same.
@@ -387,7 +391,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def setting_difference(before: Any, now: Any, where: str) -> str | None:
-    """A sentence about the first place where two fingerprints differ; `None` if they do not.
+    """Return a sentence about the first place where two fingerprints differ; `None` if they do not.
 
     >>> from anydevice import nn
     >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))

@@ -106,7 +106,7 @@ def predict(
     precision: str | None = None,
     optimize: str | None = None,
 ) -> Any:
-    """The outputs of a model for all examples, as NumPy arrays, in the order of the data.
+    """Return the outputs of a model for all examples, as NumPy arrays, in the order of the data.
 
     `model` is a `nn.Model`, a module of PyTorch, Flax NNX, Equinox or MLX, a function over arrays,
     or any of them compiled. `data` is an array, a DataFrame or a dict of arrays with an example in
@@ -152,7 +152,7 @@ def evaluate(
     precision: str | None = None,
     optimize: str | None = None,
 ) -> Evaluation:
-    """The loss and the metrics of a model over all examples, without training it.
+    """Return the loss and the metrics of a model over all examples, without training it.
 
     `loss` and `metrics` are functions of the output and the target, or their names; several metrics
     are a list, or a dict with names of yours. `nn.accuracy` and others say what they take; your own

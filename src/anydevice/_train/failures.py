@@ -52,7 +52,7 @@ def failure(
     since: int,
     seed: int,
 ) -> VerificationError:
-    """The error for a training whose step `since` failed, with the layer.
+    """Return the error for a training whose step `since` failed, with the layer.
 
     `parameters` are those before that step, and `batches` its batches. Where the parameters are NaN
     or infinite already, the update of the step before made them so.
@@ -86,7 +86,7 @@ def failure(
 
 
 def nonfinite_batch(batch: Any) -> str | None:
-    """A sentence about NaN or infinite numbers in a batch; `None` if there are none."""
+    """Return a sentence about NaN or infinite numbers in a batch; `None` if there are none."""
     pair = isinstance(batch, tuple) and len(batch) == 2
     parts = {"x": batch[0], "y": batch[1]} if pair else paths_of(batch)
     for name, part in parts.items():
@@ -188,7 +188,7 @@ def _hosts(x: Any) -> list[Any]:
 
 
 def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) -> Exception:
-    """The error to raise for an error of the step of this batch, whose name is `where`.
+    """Return the error to raise for an error of the step of this batch, whose name is `where`.
 
     It is a `ConfigurationError` if the loss gives anything but one number, and where x is
     integers for a layer that takes floating numbers; else the error itself, with the batch.
@@ -257,7 +257,10 @@ def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
 def wrong_target(
     config: StepConfig, parameters: Any, batches: Iterable[TrainedBatch]
 ) -> VerificationError | None:
-    """The error for the first batch with a target outside the classes; `None` without one."""
+    """Return the error for the first batch with a target outside the classes.
+
+    `None` without one.
+    """
     for batch in batches:
         wrong = _wrong_class(config, batch.batch, parameters)
         if wrong is not None:
@@ -266,7 +269,7 @@ def wrong_target(
 
 
 def wrong_batch(config: StepConfig, batch: Any, where: str) -> VerificationError | None:
-    """The error for a batch whose loss cannot be finite with any model."""
+    """Return the error for a batch whose loss cannot be finite with any model."""
     wrong = _wrong_class(config, batch)
     if wrong is not None:
         return VerificationError(f"{where}: {wrong}", where="target")

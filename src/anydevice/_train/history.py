@@ -97,12 +97,12 @@ class History(Sequence[Epoch]):
         return {name: [(each.metrics or {}).get(name) for each in self] for name in names}
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The epochs as plain data, ready for JSON."""
+        """Return the epochs as plain data, ready for JSON."""
         return [as_dict(each) for each in self]
 
     @classmethod
     def from_list(cls, rows: Iterable[dict[str, Any]]) -> History:
-        """The history that `to_list` gave."""
+        """Return the history that `to_list` gave."""
         return cls(Epoch(**row) for row in rows)
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -293,7 +293,7 @@ class Validation:
         self._check_batch(batch, where)
 
     def result(self) -> tuple[float, dict[str, float] | None]:
-        """The mean loss over all examples, and the metrics, if any.
+        """Return the mean loss over all examples, and the metrics, if any.
 
         Raises as `check` does, for any of the batches.
         """

@@ -47,11 +47,11 @@ class Metric(Record):
     name: str
 
     def start(self) -> Any:
-        """The state before the first batch."""
+        """Return the state before the first batch."""
         return None
 
     def add(self, state: Any, output: Array, target: Array) -> Any:
-        """The state with one more batch; it may stay on the device."""
+        """Return the state with one more batch; it may stay on the device."""
         new = self._of_batch(output, target)
         return (
             new
@@ -60,7 +60,7 @@ class Metric(Record):
         )
 
     def result(self, state: Any) -> float:
-        """The number; NaN if nothing was added."""
+        """Return the number; NaN if nothing was added."""
         return math.nan if state is None else self._number(*map(_on_host, state))
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
@@ -183,7 +183,7 @@ class _Own(Metric):
 
 
 def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
-    """The share of targets that are predicted correctly.
+    """Return the share of targets that are predicted correctly.
 
     The output is (…, classes) for targets (…) of class ids, where -100 is ignored. For an output of
     the target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for probabilities.
@@ -196,7 +196,7 @@ def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 
 
 def top_k(output: Array, target: Array, k: int = 5) -> float:
-    """The share of targets that are among the `k` classes with the highest scores.
+    """Return the share of targets that are among the `k` classes with the highest scores.
 
     Its name is `"top_5"`, or with another number.
 
@@ -208,7 +208,7 @@ def top_k(output: Array, target: Array, k: int = 5) -> float:
 
 
 def mean_absolute_error(output: Array, target: Array) -> float:
-    """The mean of |output - target| over two arrays of one shape.
+    """Return the mean of |output - target| over two arrays of one shape.
 
     >>> import numpy
     >>> mean_absolute_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0]))
@@ -231,7 +231,7 @@ def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 
 
 def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
-    """The mean F1 over all classes that are predicted or in the target.
+    """Return the mean F1 over all classes that are predicted or in the target.
 
     >>> import numpy
     >>> macro_f1(numpy.eye(3), numpy.array([0, 1, 1]))
@@ -241,7 +241,7 @@ def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 
 
 def auc(output: Array, target: Array) -> float:
-    """The area under the ROC curve of two classes, from ranks; ties count half.
+    """Return the area under the ROC curve of two classes, from ranks; ties count half.
 
     Targets above 0 are positive. NaN if all are of one class, or a score is NaN.
 
@@ -268,7 +268,7 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
-    """The metric of a name or a function; outputs above `threshold` mean yes.
+    """Return the metric of a name or a function; outputs above `threshold` mean yes.
 
     >>> metric_of("top_3"), metric_of(accuracy, threshold=0.5)
     (_TopK(name='top_3', k=3), _Accuracy(name='accuracy', threshold=0.5))
@@ -289,7 +289,7 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
 
 
 def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
-    """The metrics of names and functions: one, several, or several by names of yours.
+    """Return the metrics of names and functions: one, several, or several by names of yours.
 
     >>> [metric.name for metric in metrics_of(["accuracy", max])]
     ['accuracy', 'max']

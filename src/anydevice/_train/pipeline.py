@@ -57,7 +57,7 @@ _INSTEAD = "leave microbatches= out"
 
 
 def pipelined(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, str | None]:
-    """The model of a training, and why it is a pipeline; `None` where it is none."""
+    """Return the model of a training, and why it is a pipeline; `None` where it is none."""
     why = pipeline_reason(model, device, devices, strategy)
     if why is None or is_pipeline(model):
         return model, why
@@ -203,7 +203,7 @@ class PipelineStrategy(Strategy):
             check_rows(layer, frozen, _INSTEAD)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
-        """A module, which stays where the pipeline has put it."""
+        """Return a module, which stays where the pipeline has put it."""
         if dtype != "float32":
             raise ConfigurationError(
                 f"convert the module with model.to(torch.{dtype}) before parallel.pipeline",
@@ -265,7 +265,7 @@ def _all_to_homes(tree: Tree, homes: Sequence[Device]) -> Tree:
 
 
 def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], float, Any]]:
-    """The microbatches of a batch: which rows each has, its share, and itself."""
+    """Return the microbatches of a batch: which rows each has, its share, and itself."""
     every = rows_of(batch)
     for first, stop in row_ranges(every, count):
         if first == stop:
@@ -280,7 +280,10 @@ def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], flo
 def pipeline_stepper(
     strategy: Strategy, config: StepConfig, state: StepState, seed: int
 ) -> PipelineStepper:
-    """The stepper of a model of stages; raises `UnsupportedError` for engines without gradients."""
+    """Return the stepper of a model of stages.
+
+    Raises `UnsupportedError` for engines without gradients.
+    """
     engine = registry.load(str(strategy.device.engine))
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):

@@ -69,7 +69,10 @@ class TrainingProgress:
         self._length = length
 
     def compiles(self, epoch: int, engine: str) -> None:
-        """A step begins that an engine compiles first: on the bar, else a line if it takes long."""
+        """Return a step begins that an engine compiles first.
+
+        On the bar, else a line if it takes long.
+        """
         self._doing = "compiling"
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
         if self._prints and self._slow is None:
@@ -83,7 +86,7 @@ class TrainingProgress:
             self._slow.cancel()
 
     def ended(self, epoch: Epoch) -> None:
-        """An epoch is over: a line where no bar is shown."""
+        """Return an epoch is over: a line where no bar is shown."""
         last = epoch.epoch == self._epochs
         if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
             _say(_line(epoch, self._epochs))
@@ -179,7 +182,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
 
 
 def fitted(words: list[tuple[str, int]], room: int) -> str:
-    """The words in their order, without those of the highest ranks that do not fit.
+    """Return the words in their order, without those of the highest ranks that do not fit.
 
     >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
     'epoch 1/2  1:15 left'

@@ -43,7 +43,7 @@ _SERIAL = 2_000_000
 
 
 def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: int) -> Stepper:
-    """The stepper for the engine of the devices that hold the arrays of `state`.
+    """Return the stepper for the engine of the devices that hold the arrays of `state`.
 
     The stepper consumes them: do not use them afterwards. Raises `UnsupportedError`, with
     the engines that can, where the engine has no gradients.
@@ -178,7 +178,7 @@ class FunctionStepper(Stepper):
         """The steps that changed the parameters."""
 
     def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
-        """One thread for a small step on the CPU."""
+        """Return one thread for a small step on the CPU."""
         shape = tuple(getattr(batch[0], "shape", ())) if isinstance(batch, tuple) else ()
         if self.compiler.compiles or not shape or self.device.kind != "cpu":
             return nullcontext

@@ -60,11 +60,11 @@ class StepConfig(Record):
         return computes_in_float32(self.loss) and _is_ours(self.layer)
 
     def value(self, parameters: Tree, batch: Any, run: Run) -> Array:
-        """The loss of one batch in float32, as a function that compilers can trace."""
+        """Return the loss of one batch in float32, as a function that compilers can trace."""
         return self.value_and_output(parameters, batch, run)[0]
 
     def value_and_output(self, parameters: Tree, batch: Any, run: Run) -> tuple[Array, Any]:
-        """The loss of one batch, and the output that it was computed from."""
+        """Return the loss of one batch, and the output that it was computed from."""
         policy = self.policy
         if policy.casts_parameters:
             parameters = cast_weights(self.layer, parameters, policy.compute)
@@ -153,14 +153,17 @@ class CompiledSteps:
 
 
 def checked_clip(clip: Any) -> float | None:
-    """The largest norm of gradients, if there is one; raises `ConfigurationError` for others."""
+    """Return the largest norm of gradients, if there is one.
+
+    Raises `ConfigurationError` for others.
+    """
     if clip is None:
         return None
     return checks.number("clip", clip, above=0, note="it is the largest norm of the gradients")
 
 
 def copied(parameters: Tree) -> Tree:
-    """A copy of all arrays on their device."""
+    """Return a copy of all arrays on their device."""
     return mapped(_copy, parameters)
 
 

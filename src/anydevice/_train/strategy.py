@@ -105,7 +105,10 @@ class Strategy:
         return to_device(tree, self.device, convert=True)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
-        """All that steps change, where they take it; `trained` is that of their `StepConfig`."""
+        """Return all that steps change, where they take it.
+
+        `trained` is that of their `StepConfig`.
+        """
         return state
 
     def joined(self, tree: Tree, name: str) -> Tree:
@@ -117,23 +120,23 @@ class Strategy:
         return tree
 
     def whole(self, tree: Tree) -> Tree:
-        """A tree of parameters on one device, in one piece each."""
+        """Return a tree of parameters on one device, in one piece each."""
         return tree
 
     def readable(self, tree: Tree) -> Tree:
-        """A tree whose numbers this process can read; all processes take part."""
+        """Return a tree whose numbers this process can read; all processes take part."""
         return tree
 
     def saved(self, tree: Tree) -> Tree:
-        """A tree as the process that leads writes it to a file; all processes take part."""
+        """Return a tree as the process that leads writes it to a file; all processes take part."""
         return tree
 
     def config(self, config: StepConfig) -> StepConfig:
-        """The parts of a step, as this training takes them."""
+        """Return the parts of a step, as this training takes them."""
         return config
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
-        """The function of a loss and its gradients, of whole batches.
+        """Return the function of a loss and its gradients, of whole batches.
 
         `differentiate` makes it of the one of a loss.
         """
@@ -146,7 +149,7 @@ class Strategy:
         """
 
     def over_shards(self, number: Any) -> Any:
-        """The sum of a number over the processes that have parts of the parameters."""
+        """Return the sum of a number over the processes that have parts of the parameters."""
         return number
 
     def clip_gradients(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
@@ -163,7 +166,7 @@ class Strategy:
         return layer
 
     def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
-        """The state of an optimizer of modules, read from a file, as it takes it."""
+        """Return the state of an optimizer of modules, read from a file, as it takes it."""
         return saved
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
@@ -174,7 +177,7 @@ class Strategy:
         return loss(batch)
 
     def module_total(self, value: Any, like: Any) -> Any:
-        """The loss of a whole batch, of what `module_loss` gave."""
+        """Return the loss of a whole batch, of what `module_loss` gave."""
         return value.detach()
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
@@ -347,7 +350,7 @@ _SAME = (
 
 
 def other_batches() -> ConfigurationError:
-    """The error for processes that do not train on the same numbers."""
+    """Return the error for processes that do not train on the same numbers."""
     return ConfigurationError(f"the processes have different batches{_SAME}", source="data")
 
 
@@ -376,13 +379,16 @@ def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:
 
 
 def not_divisible(what: str, instead: str) -> Exception:
-    """The error for what cannot be computed of rows of a batch apart."""
+    """Return the error for what cannot be computed of rows of a batch apart."""
     more = "take a loss that is a mean over rows, and LayerNorm in place of BatchNorm"
     return Absent(what, instead=f"{instead}, or {more}", code="no_collectives").error()
 
 
 def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
-    """The device of a training, and the mesh where there are several; checks both arguments."""
+    """Return the device of a training, and the mesh where there are several.
+
+    Checks both arguments.
+    """
     if isinstance(device, list | tuple):
         raise ConfigurationError(
             f"device= is one device, and {device!r} is a list; use devices= for several",

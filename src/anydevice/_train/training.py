@@ -295,7 +295,9 @@ class Training:
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left: from 1, or from where a loaded file stopped.
+        """Return the numbers of the epochs that are left.
+
+        From 1, or from where a loaded file stopped.
 
         Raises `ConfigurationError` for a loader that does not give batches in each of them.
         """
@@ -403,14 +405,14 @@ class Training:
         return self._waiting
 
     def model_with(self, parameters: Tree) -> Any:
-        """The model with these parameters."""
+        """Return the model with these parameters."""
         layer, parameters = self.config.layer, self.strategy.whole(parameters)
         if isinstance(layer, ModuleLayer):
             return layer.finished(parameters)
         return self._given.with_parameters(parameters)
 
     def batches(self) -> Iterator[Any]:
-        """The batches of the epoch that are left, on the device."""
+        """Return the batches of the epoch that are left, on the device."""
         if not self.position:
             self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
         elif "epoch" in self._random:
@@ -504,7 +506,10 @@ class Training:
         return passed or self._kept_bytes >= _MOST_BYTES or len(self._unread) >= _MOST_BATCHES
 
     def read(self) -> list[tuple[float, int]]:
-        """The losses since the last reading, and the examples of each; raises if a step failed."""
+        """Return the losses since the last reading, and the examples of each.
+
+        Raises if a step failed.
+        """
         unread, self._unread, self._kept_bytes = self._unread, [], 0
         self._last_reading = time.monotonic()
         if not unread:
@@ -521,7 +526,7 @@ class Training:
         ]
 
     def last_loss(self) -> float | None:
-        """The loss of the last batch since the last reading; waits for it."""
+        """Return the loss of the last batch since the last reading; waits for it."""
         return float(to_numpy(self._unread[-1].loss)) if self._unread else None
 
     def settings(self, validation: Any = None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class JaxProcesses(HostExchange):
         return np.asarray(multihost_utils.process_allgather(numbers))
 
     def sum(self, arrays: Sequence[jax.Array], share: float = 1.0) -> list[jax.Array]:
-        """The sums over all processes of arrays, each times the share of its process.
+        """Return the sums over all processes of arrays, each times the share of its process.
 
         Not inside of a function that is compiled: there, compute on arrays over a mesh.
         """
@@ -47,7 +47,7 @@ class JaxProcesses(HostExchange):
         return [jax.device_put(each.sum(0).astype(x.dtype), x.sharding) for each, x in pairs]
 
     def from_first(self, x: jax.Array) -> Any:
-        """An array of the first process, in each of them."""
+        """Return an array of the first process, in each of them."""
         from jax.experimental import multihost_utils
 
         return multihost_utils.broadcast_one_to_all(x)
@@ -100,7 +100,10 @@ def _end_failed() -> None:
 
 
 def sharded(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """An array cut along its longest axis that divides evenly; a copy everywhere without one."""
+    """Return an array cut along its longest axis that divides evenly.
+
+    A copy everywhere without one.
+    """
     spec: list[str | None] = [None] * x.ndim
     axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
     if axes and mesh.shard > 1:
@@ -110,26 +113,32 @@ def sharded(x: jax.Array, mesh: MeshLike) -> jax.Array:
 
 
 def replicated(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """A copy of an array on every device."""
+    """Return a copy of an array on every device."""
     return _place(x, mesh, PartitionSpec())
 
 
 def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """The rows of an array, divided over all devices; a copy everywhere where that is uneven."""
+    """Return the rows of an array, divided over all devices.
+
+    A copy everywhere where that is uneven.
+    """
     if not x.ndim or x.shape[0] % mesh.size:
         return replicated(x, mesh)
     return _place(x, mesh, PartitionSpec(_AXES))
 
 
 def gathered(x: jax.Array) -> jax.Array:
-    """An array that is spread over processes, whole on one device of each; all must call this."""
+    """Return an array that is spread over processes, whole on one device of each.
+
+    All must call this.
+    """
     if not x.is_fully_replicated:
         x = _placed_as(NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
     return x.block_until_ready().addressable_data(0)
 
 
 def bytes_a_device(tree: Any) -> dict[Device, int]:
-    """The bytes of the arrays of a tree on each device of this process."""
+    """Return the bytes of the arrays of a tree on each device of this process."""
     engine = registry.load("jax")
     places = {engine.native(device): device for device in engine.devices()}
     found: dict[Device, int] = {}
@@ -141,7 +150,10 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
 
 
 def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:
-    """The numbers of each process, one row each: an array that is there once all have asked."""
+    """Return the numbers of each process, one row each.
+
+    An array that is there once all have asked.
+    """
     mine = np.asarray([numbers], np.int32)
     place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
     shape = (mesh.size, len(numbers))

@@ -59,7 +59,7 @@ class JaxAdapter(ModelAdapter):
             self.notes = (*self.notes, self._training_note)
 
     def bound(self, arguments: Sequence[Array]) -> Any:
-        """The module with other arrays."""
+        """Return the module with other arrays."""
         values = list(self._rest)
         for place, value in zip(self._places, arguments, strict=True):
             values[place] = value
@@ -169,11 +169,11 @@ class EquinoxAdapter(JaxAdapter):
             raise
 
     def with_weights(self, arguments: Sequence[Array]) -> Any:
-        """The model as it was given, with other arrays."""
+        """Return the model as it was given, with other arrays."""
         return self.over(self.bound(arguments))
 
     def over(self, module: Any) -> Any:
-        """The model as it was given, over another module."""
+        """Return the model as it was given, over another module."""
         return _with_module(self._given, self.module, module)
 
     def _parts(self, module: Any) -> dict[str, Any]:
@@ -241,7 +241,10 @@ class NnxAdapter(JaxAdapter):
 
 
 def mapped_module(function: Any) -> Any:
-    """The module of Equinox inside a function that `jax.vmap` made of it; `None` of any other."""
+    """Return the module of Equinox inside a function that `jax.vmap` made of it.
+
+    `None` of any other.
+    """
     base = equinox().Module
     inside = function
     while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):

@@ -24,7 +24,7 @@ class RingProcesses(HostExchange):
         return found.reshape(self.size, *numbers.shape)
 
     def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
-        """The sums over all processes of arrays, each times the share of its process.
+        """Return the sums over all processes of arrays, each times the share of its process.
 
         A function that compilers can trace. An array of a process without a share does not count,
         whatever its numbers.
@@ -39,17 +39,20 @@ class RingProcesses(HostExchange):
         ]
 
     def from_first(self, x: mx.array) -> Any:
-        """An array of the first process, in each of them."""
+        """Return an array of the first process, in each of them."""
         own = x if self.rank == 0 else mx.zeros_like(x)
         return mx.distributed.all_sum(own, group=_ring())
 
     def of_processes(self, numbers: Sequence[int]) -> Any:
-        """The numbers of each process, one row each: an array that is there once all have asked."""
+        """Return the numbers of each process, one row each.
+
+        An array that is there once all have asked.
+        """
         own = mx.array(list(numbers), mx.int32)
         return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
 
     def largest(self, number: float, like: Any = None) -> float:
-        """The largest of a number that each process has."""
+        """Return the largest of a number that each process has."""
         return float(self.every(np.asarray([number], np.float32)).max())
 
 

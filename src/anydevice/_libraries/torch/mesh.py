@@ -46,7 +46,7 @@ class Group(Processes):
     """The processes of a `torch.distributed` group: the number of this one, and how many."""
 
     def sum(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> list[Any]:
-        """The sums over all processes of tensors, each times the share of its process."""
+        """Return the sums over all processes of tensors, each times the share of its process."""
         flat = torch.cat([x.detach().reshape(-1).to(torch.float32) for x in tensors])
         if share != 1.0:
             flat *= share
@@ -55,7 +55,7 @@ class Group(Processes):
         return [part.view(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
 
     def largest(self, number: float, like: Any) -> float:
-        """The largest of a number that each process has."""
+        """Return the largest of a number that each process has."""
         held = torch.tensor([number], dtype=torch.float64, device=like.device)
         distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
         return float(held[0])
@@ -74,7 +74,7 @@ class Group(Processes):
         return waited
 
     def of_first(self, value: Any, root: int = 0) -> Any:
-        """A small value of the first process, or of another one, in each of them."""
+        """Return a small value of the first process, or of another one, in each of them."""
         held = [value]
         distributed.broadcast_object_list(held, src=root)
         return held[0]
@@ -208,7 +208,7 @@ class Layout(Record):
         return [Replicate(), Replicate() if self.axis is None else Shard(self.axis)]
 
     def joined(self, part: torch.Tensor) -> Any:
-        """The tensor of which each process has this part."""
+        """Return the tensor of which each process has this part."""
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
             part, grid_of(self.mesh), self.placements, run_check=False, shape=self.shape,
@@ -216,11 +216,14 @@ class Layout(Record):
         )  # fmt: skip
 
     def gathered(self, part: torch.Tensor) -> Any:
-        """All numbers, of which this process has a part; gradients are sums over processes."""
+        """Return all numbers, of which this process has a part.
+
+        Gradients are sums over processes.
+        """
         return self._whole(part, sums=True)
 
     def whole(self, part: torch.Tensor) -> Any:
-        """All numbers; the gradient of a part is that of its numbers here alone."""
+        """Return all numbers; the gradient of a part is that of its numbers here alone."""
         return self._whole(part, sums=False)
 
     def _whole(self, part: torch.Tensor, sums: bool) -> Any:
@@ -267,7 +270,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
 
 
 def whole_of(x: torch.Tensor) -> Any:
-    """All numbers of a `DTensor`; none in a process that has no part in it."""
+    """Return all numbers of a `DTensor`; none in a process that has no part in it."""
     *others, last = x.placements
     is_plain = type(last) is Shard and all(type(each) is Replicate for each in others)
     if not is_plain or x.device_mesh.get_coordinate() is None:
@@ -307,7 +310,9 @@ def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
 
 
 def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
-    """A tensor that all processes have, cut into a `DTensor`: the numbers are those of the first.
+    """Return a tensor that all processes have, cut into a `DTensor`.
+
+    The numbers are those of the first.
 
     One that is cut already stays as it is.
     """
@@ -322,7 +327,10 @@ def is_cut(x: torch.Tensor) -> bool:
 
 
 def cut_as(other: torch.Tensor, x: torch.Tensor) -> Any:
-    """A tensor that all processes have, cut as another one of its shape is; others as they are."""
+    """Return a tensor that all processes have, cut as another one of its shape is.
+
+    Others as they are.
+    """
     if not isinstance(other, DTensor) or isinstance(x, DTensor):
         return x
     if getattr(x, "shape", None) != other.shape:
@@ -332,7 +340,7 @@ def cut_as(other: torch.Tensor, x: torch.Tensor) -> Any:
 
 
 def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
-    """A tensor that is cut as another one is, of which each process has this part."""
+    """Return a tensor that is cut as another one is, of which each process has this part."""
     if not isinstance(other, DTensor) or part.shape != other.to_local().shape:
         return part
     return DTensor.from_local(
@@ -342,7 +350,9 @@ def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
 
 
 def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
-    """The module, sharded in place by FSDP2: its blocks one by one, so that each is gathered alone.
+    """Return the module, sharded in place by FSDP2.
+
+    Its blocks one by one, so that each is gathered alone.
 
     Gradients become sums over all processes.
     """
@@ -444,19 +454,19 @@ def clip_parts(
 
 
 def summed(x: torch.Tensor, mesh: MeshLike) -> Any:
-    """The sum of a tensor over the processes that hold one copy of everything together."""
+    """Return the sum of a tensor over the processes that hold one copy of everything together."""
     total = x.detach().clone()
     distributed.all_reduce(total, group=grid_of(mesh).get_group(1))
     return total
 
 
 def bytes_here(tree: Tree) -> int:
-    """The bytes of the tensors of a tree in this process."""
+    """Return the bytes of the tensors of a tree in this process."""
     return sum(part_of(x).nbytes for x in leaves(tree))
 
 
 def grid_of(mesh: MeshLike) -> Any:
-    """The mesh as PyTorch has it, with two axes."""
+    """Return the mesh as PyTorch has it, with two axes."""
     sizes = mesh.replicate, mesh.shard
     kind = "cuda" if mesh.devices[0].backend in ("cuda", "rocm") else mesh.devices[0].backend
     return _make_grid(kind, sizes, distributed.group.WORLD)

@@ -41,7 +41,7 @@ class WeightFetcher(Protocol):
 
 
 def module_units(module: nn.Module) -> Units:
-    """The modules that a module can be cut between.
+    """Return the modules that a module can be cut between.
 
     Raises `ConfigurationError` for one without a list of layers.
     """
@@ -77,7 +77,7 @@ def _blocks(module: nn.Module) -> str | None:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """The bytes of all parameters."""
+    """Return the bytes of all parameters."""
     return sum(x.numel() * x.element_size() for x in module.parameters())
 
 
@@ -119,7 +119,7 @@ def _moved_tree(tree: Any, device: Device) -> Any:
 
 
 def on_device(forward: Callable[..., Any], device: Device) -> Callable[..., Any]:
-    """A forward function that gets its tensors on a device."""
+    """Return a forward function that gets its tensors on a device."""
 
     def here(*arguments: Any, **named: Any) -> Any:
         return forward(*_moved_tree(arguments, device), **_moved_tree(named, device))
@@ -128,7 +128,7 @@ def on_device(forward: Callable[..., Any], device: Device) -> Callable[..., Any]
 
 
 def check_inputs(forward: Callable[..., Any], first: Device) -> Callable[..., Any]:
-    """The forward function of a whole module, which takes its inputs on the first device."""
+    """Return the forward function of a whole module, which takes its inputs on the first device."""
     owner = registry.load("torch")
 
     def checked(*arguments: Any, **named: Any) -> Any:
@@ -186,7 +186,7 @@ def stream_weights(
     fetcher: WeightFetcher,
     device: Device,
 ) -> Callable[..., Any]:
-    """A forward function whose weights are brought to the device before it runs."""
+    """Return a forward function whose weights are brought to the device before it runs."""
     forward = part.forward
     homes = [x.data for x in weights]
 

@@ -291,7 +291,7 @@ class TorchStepper(Stepper):
 
 
 def narrow_dtype(module: nn.Module) -> str | None:
-    """The dtype of all weights of a module, where that is one of 16 bits."""
+    """Return the dtype of all weights of a module, where that is one of 16 bits."""
     kinds = _float_dtypes(module)
     name = str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 else ""
     return name if name in ("bfloat16", "float16") else None
