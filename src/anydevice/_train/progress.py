@@ -69,7 +69,7 @@ class TrainingProgress:
         self._length = length
 
     def compiles(self, epoch: int, engine: str) -> None:
-        """Return a step begins that an engine compiles first.
+        """Note that a step begins which an engine compiles first.
 
         On the bar, else a line if it takes long.
         """
