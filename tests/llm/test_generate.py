@@ -199,19 +199,19 @@ def test_jax_writes_into_the_cache_that_it_was_given(stories: Path) -> None:
 def test_jax_compiles_one_program_for_all_layers_of_a_kind(
     stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traced = counted(monkeypatch, decoder, "layer")  # what is compiled is called to be traced only
+    traced = counted(monkeypatch, decoder, "run_layer")  # called only to be traced
     model = llm.load(stories, device_of("jax"))
     model.generate(OPENING, 4)
     assert len(model.description.layers) == 5
     assert len(traced) == 2  # one for prompts, one for steps
     model.generate(OPENING + " She had a dog.", 30)
-    assert len(traced) == 2  # same sizes: same executor
+    assert len(traced) == 2  # same sizes: same programs
 
 
 def test_jax_compiles_one_choice_for_all_small_top_k(
     stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traced = counted(monkeypatch, generation, "chosen")
+    traced = counted(monkeypatch, generation, "select_token")
     model, numpy = llm.load(stories, device_of("jax")), loaded(stories, "numpy")
     model.generate("", 2, top_k=7, seed=1)
     before = len(traced)
@@ -222,7 +222,7 @@ def test_jax_compiles_one_choice_for_all_small_top_k(
         assert found.tokens == numpy.generate("", 12, temperature=1.5, top_k=top_k, seed=1).tokens
         before = len(traced)
     for top_k in (8**n for n in range(3, 20)):  # more kinds than are kept
-        model._executor._advanced(sampling(top_k=top_k).filters)
+        model._executor._select(sampling(top_k=top_k).filters)
     assert model._executor._select.cache_info().currsize == generation.KINDS_OF_SAMPLING
 
 
