@@ -12,7 +12,7 @@ import pytest
 
 from anydevice import benchmark, ops, verify, warm_up
 from anydevice._core.device import Device
-from anydevice._core.primitives import Primitives
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._llm import decoder
 from anydevice._machine.engines.registry import BUILT_IN
 from anydevice._ops import dispatch
@@ -88,16 +88,16 @@ def test_the_primitives_on_the_page_are_those_of_the_code() -> None:
     page = (DOCS / "engines.md").read_text("utf-8")
     table = page.partition("| kind | primitives |\n")[2].partition("\n\n")[0]
     named = re.findall(r"`(\w+)`", table)
-    assert named == [name for name in vars(Primitives) if not name.startswith("_")]
+    assert named == [name for name in vars(PrimitivesOf) if not name.startswith("_")]
 
 
 def test_every_op_and_what_checks_them_is_in_the_reference() -> None:
     page = (DOCS / "reference.md").read_text("utf-8")
-    listed = re.findall(r"^::: anydevice\.ops\.(\w+)\.(\w+)$", page, re.MULTILINE)
+    listed = re.findall(r"^::: anydevice\._ops\.(\w+)\.(\w+)$", page, re.MULTILINE)
     modules = {
         name: inspect.unwrap(getattr(ops, name)).__globals__["__name__"] for name in ops.__all__
     }
-    assert {name: f"anydevice.ops.{module}" for module, name in listed} == modules
+    assert {name: f"anydevice._ops.{module}" for module, name in listed} == modules
     assert len(listed) == len(modules)
     for function in (verify, warm_up, benchmark):
         assert f"::: {function.__module__}.{function.__name__}\n" in page
