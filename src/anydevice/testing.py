@@ -138,7 +138,7 @@ def fake_backend(
 
 
 def _named_cards(backend: str, cards: Cards, memory: int | str) -> list[tuple[str, int]]:
-    """The name and the bytes of each card."""
+    """Return the name and the bytes of each card."""
     every = parse_size(memory)
     if isinstance(cards, int) and not isinstance(cards, bool) and cards >= 0:
         return [(f"fake {BACKENDS[backend].label} device", every)] * cards

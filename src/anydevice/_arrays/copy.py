@@ -57,7 +57,7 @@ def upload(
 def _upload_together(
     arrays: Sequence[HostArray], engine: Engine, device: Device
 ) -> dict[int, Array]:
-    """The small arrays of which many are alike, by their position, each with its own memory."""
+    """Get the small arrays of which many are alike, by their position, each with its own memory."""
     if device.backend != "cuda" or len(arrays) < MANY:
         return {}
     alike: dict[object, list[int]] = defaultdict(list)
@@ -158,7 +158,7 @@ def _upload_staged(
 
 
 def _address(array: Array, engine: Engine) -> int:
-    """The address of an array that is known to have one."""
+    """Return the address of an array that is known to have one."""
     address = engine.address(array)
     assert address is not None
     return address

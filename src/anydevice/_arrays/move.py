@@ -289,7 +289,7 @@ class _Move:
         self.convert, self.copy, self.narrow, self.dtype = convert, copy, narrow, dtype
 
     def all(self, values: Sequence[Array]) -> list[Array]:
-        """The arrays on the target, in their order."""
+        """Return the arrays on the target, in their order."""
         target, moved = self.target, list(values)
         from_host: list[int] = []
         together = self._sharing(values, self.leaves) if self.copy and self.leaves else []
@@ -345,7 +345,7 @@ class _Move:
                 _raise_named(self.leaves, position, error, self.target.device)
 
     def _other_dtype(self, value: Array, owner: Engine) -> DType | None:
-        """The dtype that an array is cast to; `None` if it stays as it is."""
+        """Return the dtype that an array is cast to; `None` if it stays as it is."""
         if self.dtype is None or owner.is_meta(value):
             return None
         own = owner.dtype_of(value)
@@ -359,7 +359,7 @@ class _Move:
         return owner if self._stays(owner) else self.target.engine
 
     def _sharing(self, values: Sequence[Array], leaves: Leaves) -> list[SharedMemory]:
-        """The memory that several of the arrays share, and can share on the target too."""
+        """Return the memory that several of the arrays share, and can share on the target too."""
         one_of_each = dict(zip(map(type, values), values, strict=True))
         engines = {kind: _owner(value) for kind, value in one_of_each.items()}
         names = {owner.name for owner in engines.values() if owner.has_views}

@@ -187,7 +187,7 @@ class _Pull(threading.Thread):
         return batch if batch is _NOTHING else to_device(batch, self._device)
 
     def wait(self) -> Any:
-        """The next batch, or the `_End`; one more may then be pulled."""
+        """Return the next batch, or the `_End`; one more may then be pulled."""
         if not self._is_beside:
             return self._place_now()
         if not self.is_alive() and self._ready.empty():

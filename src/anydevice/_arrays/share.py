@@ -150,7 +150,7 @@ class _Span(Record):
         return math.prod(self.storage.shape) * self.itemsize
 
     def outline(self) -> Any:
-        """An array with this layout and no data: only good for asking what overlaps."""
+        """Return an array with this layout and no data: only good for asking what overlaps."""
         return np.asarray(_Outline(self))
 
 
@@ -168,7 +168,7 @@ class _Outline:
 
 
 def _span(value: Array, position: int) -> _Span | None:
-    """The span of an array; `None` if it shares nothing, or nothing is known of it."""
+    """Return the span of an array; `None` if it shares nothing, or nothing is known of it."""
     owner = owner_of(value)
     if owner is None or not owner.has_views or not _is_plain(value, owner):
         return None

@@ -165,7 +165,8 @@ def place(x: Array, engine: Engine, device: Device) -> Any:
 
 
 def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
-    """The same, with elements that do not follow each other in memory, where it has two axes.
+    """Return the same, with elements that do not follow each other in memory, where it has two
+    axes.
 
     The last axis stays as it is where there are three, as in heads that are cut from one product.
     """
@@ -262,7 +263,7 @@ def _judge_gradients(trial: GradientTrial, got: list[Array]) -> str | Difference
 
 
 def _differences(array: Array, value: Any) -> Array:
-    """How fast `value()` grows by each element of an array that it reads."""
+    """Return how fast `value()` grows by each element of an array that it reads."""
     slopes = np.empty(array.shape)
     for at in np.ndindex(array.shape):
         here = array[at]

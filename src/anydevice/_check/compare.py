@@ -130,7 +130,9 @@ def compare(
 
 
 def _excess(got: Array, want: Array, budget: Array, dtype: str, result: str) -> tuple[Array, Array]:
-    """The error of each element in units of what is allowed, infinite where it is out of place."""
+    """Return the error of each element in units of what is allowed, infinite where it is out of
+    place.
+    """
     want = np.asarray(want, np.float64)
     allowed = _tolerance(want, budget, dtype, result)
     error = np.abs(got - want)

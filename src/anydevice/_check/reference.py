@@ -198,7 +198,7 @@ def _clip(x: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002
 
 
 def _astype(x: Array, dtype: Any) -> Array:
-    """The same numbers; those that become integers lose what is behind the point."""
+    """Return the same numbers; those that become integers lose what is behind the point."""
     row = as_dtype(dtype)
     if row.kind == "bool":
         return x != 0

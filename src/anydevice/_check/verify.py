@@ -146,7 +146,7 @@ def _each_op(
     quick: bool,
     isolated: bool,
 ) -> Iterator[tuple[Cell, ...]]:
-    """The cells of each op on each device, as soon as they are decided."""
+    """Yield the cells of each op on each device, as soon as they are decided."""
     done, spent = 0, defaultdict[str, float](float)
     total = len(runners) * sum(1 for row in rows for _ in _steps(row, kinds, (), quick=quick))
     for number, here in enumerate(runners):
@@ -171,7 +171,7 @@ def _each_op(
 
 
 def _one_of_each_model(runners: Sequence[Runner]) -> list[Runner]:
-    """The first of the devices that an engine has several of, alike in backend and name."""
+    """Return the first of the devices that an engine has several of, alike in backend and name."""
     first = {
         (runner.engine, runner.device.backend, runner.device.facts.name): runner
         for runner in reversed(runners)
@@ -187,7 +187,7 @@ def _one_of_each_model(runners: Sequence[Runner]) -> list[Runner]:
 def _steps(
     row: Row, kinds: Sequence[str] | None, ours: Sequence[str], *, quick: bool
 ) -> Iterator[_Step]:
-    """The steps of an op; `ours` are the ops that have kernels of our own."""
+    """Yield the steps of an op; `ours` are the ops that have kernels of our own."""
     dtypes = [dtype for dtype in row.dtypes if kinds is None or dtype in kinds]
     if quick and kinds is None:
         dtypes = list({(DTYPES[name].kind, DTYPES[name].bits): name for name in dtypes}.values())
@@ -229,7 +229,7 @@ class _Course:
         return tuple(outcome.answer)
 
     def take(self, step: _Step) -> Cell:
-        """The cell of a step; nothing that a library does keeps it from coming."""
+        """Return the cell of a step; nothing that a library does keeps it from coming."""
         verdict = self._stopped or self._over()
         if verdict is None and not self._started:
             self.start()
@@ -245,7 +245,8 @@ class _Course:
         return outcome.answer if outcome.how == "answered" else _not_ahead(outcome.sentence)
 
     def in_turn(self, plan: Sequence[Sequence[_Step]]) -> Iterator[Iterator[_Step]]:
-        """The steps of each op; with a budget, each op has an equal share of the time that is left.
+        """Yield the steps of each op; with a budget, each op has an equal share of the time that is
+        left.
 
         The first step of an op is always taken in its turn, others as long as half of the share is
         left: for what took longer than its share, all that come later have less. The rest follows
@@ -267,7 +268,7 @@ class _Course:
         yield from map(iter, later)
 
     def _over(self) -> _Verdict | None:
-        """The verdict of all that comes, where the time is over."""
+        """Return the verdict of all that comes, where the time is over."""
         if time.monotonic() < self._ends:
             return None
         return _Verdict("not_reached", reason=f"the {QUICK_SECONDS:g} s of a quick run are over")
@@ -294,7 +295,7 @@ class _Course:
             self._stopped = _Verdict("not_reached", reason=reason)
 
     def _without_answer(self, outcome: Outcome) -> _Verdict:
-        """The verdict of what did not come to an end."""
+        """Return the verdict of what did not come to an end."""
         over = self._over() if outcome.how == "timed_out" else None
         reason = replace(outcome, step=None).sentence
         state = _STATES[outcome.how]
@@ -338,7 +339,7 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
 
 
 def _row_of(kernel: str) -> Row:
-    """The row by which a kernel is judged: that of its op, or of what is no op."""
+    """Return the row by which a kernel is judged: that of its op, or of what is no op."""
     return OTHERS[kernel] if kernel in OTHERS else row_of(kernel)
 
 

@@ -180,7 +180,7 @@ class Compiled:
         self._proved_detector: ChangeDetector | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The output of the model for these inputs, which are moved to its device first.
+        """Return the output of the model for these inputs, which are moved to its device first.
 
         Raises `ConfigurationError` if the model does not take them, and `OutOfMemoryError` if
         the device runs out of memory.
@@ -307,7 +307,7 @@ class Compiled:
         )
 
     def _unverified_shapes(self) -> tuple[str, ...]:
-        """The shapes that code was made for, and that were not verified."""
+        """Return the shapes that code was made for, and that were not verified."""
         verified = {self._made[key].shapes for key in self._verified}
         others = [made.shapes for key, made in self._made.items() if key not in self._verified]
         otherwise = [x + ", called otherwise" * (x in verified) for x in others]
@@ -422,7 +422,7 @@ def _kept_in(engine: Engine, compiles: bool) -> str | None:
 
 
 def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
-    """The note in the report where another engine was asked for than the module's library."""
+    """Get the note in the report where another engine was asked for than the module's library."""
     if not isinstance(device, Device) or device.engine_is_free:
         return ()
     if source.library in (None, device.engine):
@@ -434,7 +434,7 @@ def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
 
 
 def _by_setting(precision: str | None, policy: Policy) -> tuple[str, ...]:
-    """The note in the report where a setting decides the precision."""
+    """Return the note in the report where a setting decides the precision."""
     if precision is not None or policy.name == "float32":
         return ()
     source = settings.current()[1]["mixed_precision"]

@@ -103,7 +103,7 @@ def split_inputs(
 
 
 def _structure(tree: Any, path: Path, leaves: list[tuple[Path, Any]]) -> Any:
-    """The tree without its leaves, as a value that can be compared and hashed."""
+    """Return the tree without its leaves, as a value that can be compared and hashed."""
     if isinstance(tree, dict):
         kind = OrderedDict if isinstance(tree, OrderedDict) else dict
         parts = [(key, _structure(tree[key], (*path, key), leaves)) for key in tree]
@@ -189,13 +189,13 @@ def other_rows(example: Sequence[Array]) -> Iterator[list[Array]]:
 
 
 def _rows_of(example: Sequence[Array]) -> int:
-    """How many rows all arrays have; 0 if they differ."""
+    """Return how many rows all arrays have; 0 if they differ."""
     rows = {x.shape[0] if x.ndim else 0 for x in example}
     return rows.pop() if len(rows) == 1 else 0
 
 
 def _scale_rows(x: Array, factors: Sequence[float]) -> Array:
-    """The rows of floating numbers multiplied by one factor after the other."""
+    """Return the rows of floating numbers multiplied by one factor after the other."""
     if not _is_floating(x):
         return x
     if not x.ndim:

@@ -109,7 +109,7 @@ class CompileReport(Record):
         return hooks.render(Table(self._lines()), "html")
 
     def _lines(self) -> list[tuple[str, str]]:
-        """The rows of the table, each a name and a text."""
+        """Return the rows of the table, each a name and a text."""
         rows = [
             ("model", self.model),
             ("device", f"{self.device}, {self.engine}"),

@@ -201,7 +201,9 @@ def tolerance_of(compute: str, *, coarse_products: bool = False) -> Tolerance:
 
 
 def _excused_count(jumps: Array) -> int:
-    """How many elements may jump that were not seen to: two, which may change places, or more."""
+    """Return how many elements may jump that were not seen to: two, which may change places, or
+    more.
+    """
     return max(min(2, jumps.size // 8), int(_JUMPING * jumps.size)) if jumps.any() else 0
 
 

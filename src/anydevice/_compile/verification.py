@@ -277,7 +277,7 @@ def verify_model(
 def _other_reference(
     run: _ReferenceRunner, inputs: Iterator[list[Array]], compute: str
 ) -> tuple[list[Array], Reference] | None:
-    """The first of these inputs that the model takes, and its reference; `None` if none."""
+    """Return the first of these inputs that the model takes, and its reference; `None` if none."""
     most = _LARGEST_FLOAT16 / 16 if compute == "float16" else np.inf
     for arrays in inputs:
         try:
@@ -360,7 +360,7 @@ def _in_compiled_code(
     reference: Reference,
     error: VerificationError,
 ) -> VerificationError:
-    """The error with the first part that is wrong in compiled code, where it can be found."""
+    """Get the error with the first part that is wrong in compiled code, where it can be found."""
     where, text = error.where, str(error)
     try:
         assert candidate.compiler is not None
@@ -417,7 +417,7 @@ def _check_weights(
 
 
 def _parts_of(adapter: ModelAdapter, inputs: Inputs) -> list[Part]:
-    """The outputs of all parts on the device, at the end the output."""
+    """Return the outputs of all parts on the device, at the end the output."""
     parts: list[Part] = []
 
     def after(name: str, value: Any) -> Any:

@@ -163,7 +163,7 @@ def _as_is(function: Function) -> Function:
 
 
 def _of_arrays(function: Function, signature: CallSignature, dtype: str) -> Function:
-    """The function of its arrays alone; floating ones are cast to a dtype."""
+    """Return the function of its arrays alone; floating ones are cast to a dtype."""
 
     def run_plain(arguments: Arguments, *arrays: Array) -> Any:
         return function(arguments, *[cast(x, dtype) for x in arrays])
@@ -176,7 +176,7 @@ def _of_arrays(function: Function, signature: CallSignature, dtype: str) -> Func
 
 
 def _with_own_code(function: Any) -> Function:
-    """The function with a code object that no other has.
+    """Return the function with a code object that no other has.
 
     PyTorch finds what it compiled by the code object, and does not look whether hooks are new.
     """
@@ -185,7 +185,7 @@ def _with_own_code(function: Any) -> Function:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, and the one in which PyTorch explains it."""
+    """Return the first line of an error, and the one in which PyTorch explains it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     if first.endswith(":") and len(lines) > 1:  # what was raised comes in the next line

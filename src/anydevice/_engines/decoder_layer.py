@@ -99,7 +99,7 @@ def _tables(at: tuple[int, ...], size: int, theta: float, scaling: Scaling) -> t
 def _write_cache(
     keys: Array, values: Array, k: Array, v: Array, position: int, ring: bool
 ) -> tuple[Array, Array]:
-    """The keys and values (kv heads, used, size) that a row sees, its own among them."""
+    """Return the keys and values (kv heads, used, size) that a row sees, its own among them."""
     slots = keys.shape[1]
     slot = position % slots if ring else position
     if slot < slots:
@@ -109,7 +109,7 @@ def _write_cache(
 
 
 def _attend(q: Array, keys: Array, values: Array, config: LayerConfig) -> Array:
-    """The attention of one row (heads × size)."""
+    """Return the attention of one row (heads × size)."""
     q = q.reshape(config.kv_heads, -1, config.size) * np.float32(config.scale)
     scores = q @ keys.transpose(0, 2, 1)
     scores -= scores.max(-1, keepdims=True)
@@ -119,7 +119,7 @@ def _attend(q: Array, keys: Array, values: Array, config: LayerConfig) -> Array:
 
 
 def _swiglu(y: Array) -> Array:
-    """The first half, by SiLU, times the second."""
+    """Return the first half, by SiLU, times the second."""
     half = y.shape[-1] // 2
     gate, up = y[:, :half], y[:, half:]
     # exp of a large number is infinity, and the gate then 0, as it should be.

@@ -137,7 +137,7 @@ def _read_by_position(file: int, buffer: memoryview, position: int) -> int:
 
 
 def _read_in_turns(file: int, buffer: memoryview, position: int) -> int:
-    """The same on systems without `preadv`: one thread at a time moves the file position."""
+    """Return the same on systems without `preadv`: one thread at a time moves the file position."""
     with _LOCK.native:
         os.lseek(file, position, os.SEEK_SET)
         chunk = os.read(file, min(len(buffer), 2**20))

@@ -232,7 +232,7 @@ def place(
 def _place_straight(
     joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """A large array of which the library gives out the address; else `None`."""
+    """Return a large array of which the library gives out the address; else `None`."""
     size = prod(joined.shape) * joined.dtype.itemsize
     if size < WORTH_STAGING or joined.dtype.kind == "bool":
         return None
@@ -327,7 +327,7 @@ class _Works:
 def _reading(
     part: Segment, file: PlainFile, flat: Any, advance: Advance
 ) -> Iterator[Callable[[], None]]:
-    """The steps that bring a stored tensor into memory of its size."""
+    """Yield the steps that bring a stored tensor into memory of its size."""
     if part.arrange is not None:
         yield partial(_read_part, part, file, flat, advance)
         return

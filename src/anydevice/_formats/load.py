@@ -130,7 +130,7 @@ def load_joined(
 
 
 def _alone(header: Header, entry: Entry, wanted: DType | None) -> Joined:
-    """An array of one tensor."""
+    """Return an array of one tensor."""
     dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
     return Joined(entry.shape, dtype, (Segment(SafeTensor(header, entry)),))
 
@@ -149,7 +149,7 @@ def _float_dtype(dtype: object) -> DType | None:
 
 @contextmanager
 def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
-    """A bar on a terminal or in a notebook; called with each number of new bytes.
+    """Return a bar on a terminal or in a notebook; called with each number of new bytes.
 
     It appears at once for a large load and else after a while. `wanted` is true for a bar from the
     start, false for none.

@@ -140,7 +140,7 @@ def header_of(file: PlainFile) -> Header:
 
 
 def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
-    """The tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
+    """Return the tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
 
     Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, where
     it describes what cannot be.
@@ -158,7 +158,7 @@ def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, 
 
 
 def _parse_object(raw: bytearray) -> dict[str, Any]:
-    """A JSON text that is an object; raises `ValueError` for anything else. Empties `raw`."""
+    """Get a JSON text that is an object; raises `ValueError` for anything else. Empties `raw`."""
     keys = _check_size(raw)
     text = raw.decode()
     raw.clear()  # it may be large, and what it becomes is larger
@@ -178,7 +178,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
 
 
 def _check_size(text: bytearray) -> int:
-    """The number of keys; a text that would become far more memory than it takes is refused."""
+    """Get the number of keys; a text that would become far more memory than it takes is refused."""
     most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
     most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
     opened, keys = count_json(text)
@@ -190,7 +190,7 @@ def _check_size(text: bytearray) -> int:
 
 
 def _count_keys(tree: Any) -> int:
-    """The number of keys in all objects."""
+    """Return the number of keys in all objects."""
     keys, waiting = 0, [tree]
     while waiting:
         value = waiting.pop()
@@ -205,7 +205,7 @@ def _count_keys(tree: Any) -> int:
 
 
 def _check_strings(tree: Any) -> int:
-    """The number of keys in all objects; a string that is not valid Unicode is refused.
+    """Return the number of keys in all objects; a string that is not valid Unicode is refused.
 
     An escape can stand for half of a surrogate pair, which is no character.
     """
@@ -228,7 +228,7 @@ def _check_strings(tree: Any) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; duplicate keys are refused."""
+    """Return an object of JSON; duplicate keys are refused."""
     unique = dict(pairs)
     if len(unique) != len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -385,7 +385,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _shard_path(index: Path, file: str) -> Path:
-    """The file that an index names; one outside the index's folder is refused."""
+    """Return the file that an index names; one outside the index's folder is refused."""
     inside = PurePosixPath(file)
     plain = inside.parts and not inside.is_absolute() and ".." not in inside.parts
     if not plain or PureWindowsPath(file).drive or "\\" in file or "\0" in file:
@@ -431,7 +431,7 @@ def source_of(path: Path) -> Path:
 
 
 def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferError:
-    """The error for a header of an impossible length, or for a file of another kind."""
+    """Return the error for a header of an impossible length, or for a file of another kind."""
     if _PICKLED_CONTENT.match(start):
         return _pickle_error(file.path)
     if start == b"version ":

@@ -235,7 +235,8 @@ def recording(
     after: After,
     around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """A block in which the output of each of these objects, when called, passes through `after`.
+    """Return a block in which the output of each of these objects, when called, passes through
+    `after`.
 
     Each is called inside of `around(name)`. For modules without hooks: Python looks calls up in
     the class, so in the block the classes have another `__call__`, which leaves their other objects

@@ -119,7 +119,7 @@ def _of_any_library(
 
 
 def _able(device: Device, facet: Facet) -> Device:
-    """The same device, served by an engine that has this part, where there is one."""
+    """Return the same device, served by an engine that has this part, where there is one."""
     if device.engine is not None and _has(device.engine, facet):
         return device
     status = device.status

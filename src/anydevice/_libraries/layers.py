@@ -212,7 +212,7 @@ _known_names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def _names(function: Any) -> tuple[str, ...]:
-    """The names of the parameters of a function."""
+    """Return the names of the parameters of a function."""
     if isinstance(function, MethodType):  # a new object at each look
         return _names(function.__func__)[1:]
     try:

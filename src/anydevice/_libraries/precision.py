@@ -201,7 +201,7 @@ class LossScale(Record):
 
 
 def _nonfinite_count(x: Array) -> Array:
-    """How many elements are infinite or NaN, as a float32 without axes."""
+    """Return how many elements are infinite or NaN, as a float32 without axes."""
     finite = ops.less_equal(ops.abs(ops.astype(x, "float32")), _LARGEST_FLOAT32)
     return ops.sum(ops.astype(ops.logical_not(finite), "float32"))
 

@@ -323,7 +323,7 @@ def _check_image(layer: Layer, shape: Shape) -> None:
 def _windows(
     layer: Layer, shape: Shape, size: int | Pair, stride: int | Pair, padding: int | Pair
 ) -> Shape:
-    """The number of windows along the height and the width."""
+    """Return the number of windows along the height and the width."""
     sizes, steps, around = _pair(size), _pair(stride), _pair(padding)
     room = [length + 2 * pad for length, pad in zip(shape[1:], around, strict=True)]
     if room[0] < sizes[0] or room[1] < sizes[1]:

@@ -29,7 +29,7 @@ class Initializer(Settings):
     """
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
-        """An array of this shape."""
+        """Return an array of this shape."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
 

@@ -295,7 +295,7 @@ def autodiff_of(x: Array) -> Autodiff | None:
 
 
 def _engine_of(x: Array) -> str:
-    """The name of the engine of x, whose gradients are then in the table."""
+    """Return the name of the engine of x, whose gradients are then in the table."""
     kind = type(x)
     if kind not in _engines:
         engine = owner_of(x)

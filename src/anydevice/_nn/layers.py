@@ -369,7 +369,7 @@ class BatchNorm(Layer):
 def _batch_norm_training(
     x: Array, weight: Array, bias: Array, mean: Array, variance: Array, eps: float, momentum: float
 ) -> tuple[Array, Array, Array]:
-    """A batch normalized by its own statistics, and the state moved towards them."""
+    """Return a batch normalized by its own statistics, and the state moved towards them."""
     xp = primitives(x)
     axes = tuple([axis for axis in range(x.ndim) if axis != 1])
     count = math.prod([x.shape[axis] for axis in axes])
@@ -399,7 +399,7 @@ def _batch_norm(
 
 
 def _over_channels(values: Array, x: Array) -> Array:
-    """A number for each channel, in a shape that broadcasts over a batch."""
+    """Return a number for each channel, in a shape that broadcasts over a batch."""
     return ops.reshape(values, (1, values.shape[0], *[1] * (x.ndim - 2)))
 
 

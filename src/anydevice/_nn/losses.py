@@ -38,7 +38,7 @@ class LayerLoss(Record):
         raise NotImplementedError
 
     def __call__(self, output: Array, target: Array) -> Array:
-        """The loss of an output."""
+        """Return the loss of an output."""
         return self.loss(output, target)
 
 
@@ -210,7 +210,7 @@ sigmoid out of the model
 
 
 def _inner(loss: Loss) -> object:
-    """The function inside a `functools.partial`, or a loss of a layer."""
+    """Return the function inside a `functools.partial`, or a loss of a layer."""
     inner: object = loss.loss if isinstance(loss, LayerLoss) else loss
     while isinstance(inner, partial) and not inner.args:
         inner = inner.func
@@ -233,7 +233,7 @@ def _name_of(loss: Loss) -> str:
 
 
 def _without(layer: Layer, name: str) -> Layer | None:
-    """The layer without the activation at its end; `None` if it does not end with it."""
+    """Return the layer without the activation at its end; `None` if it does not end with it."""
     if isinstance(layer, Activation):
         return _IDENTITY if layer.name == name else None
     if isinstance(layer, Dense | Conv1d | Conv2d | ConvTranspose2d):

@@ -81,7 +81,7 @@ class Model:
         self._array_type, self._place = _type_and_place(self.parameters)
 
     def __call__(self, x: Array) -> Array:
-        """The output for a batch, in inference and not in training.
+        """Return the output for a batch, in inference and not in training.
 
         An array of the parameters' library is taken as it is. A NumPy array, a DataFrame of pandas
         or polars, or nested lists of numbers, is placed on their device first, and floating numbers
@@ -348,7 +348,9 @@ register_type(
 
 
 def _rebuilt(model: Model, parameters: Parameters) -> Model:
-    """The model with parameters that may be elsewhere: those of a pipeline are then together."""
+    """Return the model with parameters that may be elsewhere: those of a pipeline are then
+    together.
+    """
     same = all(map(is_, leaves(parameters), leaves(model.parameters)))
     layer = model.layer if same else model.layer.alone
     return bound(layer, model.input_shape, parameters, model.frozen, model.properties)
@@ -361,7 +363,9 @@ def parameters_device(parameters: Parameters) -> Device | None:
 
 
 def _type_and_place(parameters: Parameters) -> tuple[type | None, str | None]:
-    """The type of the first parameter, whose arrays are used as they are, and its one device."""
+    """Return the type of the first parameter, whose arrays are used as they are, and its one
+    device.
+    """
     first = first_leaf(parameters)
     owner = owner_of(first)
     if owner is None or len(owner.devices_of(first)) != 1:
@@ -455,12 +459,12 @@ def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
 
 
 def _first(layer: Layer) -> Layer:
-    """The layer that gets the input itself."""
+    """Return the layer that gets the input itself."""
     return _first(layer.parts[0][1]) if layer.parts else layer
 
 
 def _likely_shape(layer: Layer) -> Shape:
-    """A usual shape that the layer takes, or at least its first part, for a message."""
+    """Return a usual shape that the layer takes, or at least its first part, for a message."""
     for shape in _usual_shapes(layer):
         try:
             layer.output(shape)
@@ -483,7 +487,7 @@ def _usual_shapes(layer: Layer) -> Iterator[Shape]:
 
 
 def _features(layer: Layer) -> Iterator[int]:
-    """The numbers of features and channels of a layer and its parts, in order."""
+    """Yield the numbers of features and channels of a layer and its parts, in order."""
     for name in ("inputs", "size"):
         value = getattr(layer, name, None)
         if isinstance(value, int):
@@ -517,7 +521,7 @@ def _rows(
     counts: _Counts,
     remark: str = "",
 ) -> Iterator[Row]:
-    """A row of the table for every layer of a chain, and of the chains inside it."""
+    """Yield a row of the table for every layer of a chain, and of the chains inside it."""
     if layer.parts and not layer.parts[0][0]:  # it wraps a layer, such as one to recompute
         inside = layer.parts[0][1]
         remark += layer.label.removeprefix(inside.label)

@@ -102,7 +102,7 @@ class BuiltIn(Optimizer):
         return not self._groups
 
     def _state_names(self) -> tuple[str, ...]:
-        """The names of the trees of its state."""
+        """Return the names of the trees of its state."""
         raise NotImplementedError
 
     def _step(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
@@ -360,7 +360,7 @@ class Schedule(Settings):
     """
 
     def __call__(self, step: int) -> float:
-        """The rate of this step."""
+        """Return the rate of this step."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
 
@@ -500,7 +500,7 @@ def clip_gradients(gradients: Tree, limit: float) -> tuple[Tree, Array]:
 
 
 def _norm(arrays: list[Array]) -> Array:
-    """The global norm, of shape (1,)."""
+    """Return the global norm, of shape (1,)."""
     if not arrays:
         raise ConfigurationError("there are no gradients in this tree, so they have no norm")
     types = {wide(primitives(array).dtype(array)).name for array in arrays}

@@ -59,7 +59,7 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
 
 
 def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """The place of the first element in the whole array, and the shape of that.
+    """Return the place of the first element in the whole array, and the shape of that.
 
     An array may have several rows for each row of the batch, as one of all tokens has.
     """
@@ -71,7 +71,7 @@ def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 
 def _balance_axes(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Two sizes with the elements of a shape as their product, as equal as its axes allow."""
+    """Get two sizes with the elements of a shape as their product, as equal as its axes allow."""
     rows, columns = 1, math.prod(shape)
     for at in range(1, len(shape) + 1):  # in a loop: PyTorch traces no `min` with a key
         parts = math.prod(shape[:at]), math.prod(shape[at:])
@@ -81,7 +81,7 @@ def _balance_axes(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _key(run: Run, like: Array) -> Array:
-    """A number for the path, the seed and the step, of shape (1, 1)."""
+    """Return a number for the path, the seed and the step, of shape (1, 1)."""
     key = primitives(like).full((1, 1), _path_number(run.path), _INT32, like)
     for number, factor in ((run.seed, _BY_SEED), (run.step, _BY_STEP)):
         key = mixed(ops.add(key, ops.multiply(_single(number, like), factor)))
@@ -89,7 +89,7 @@ def _key(run: Run, like: Array) -> Array:
 
 
 def _single(number: int | Array, like: Array) -> Array:
-    """An integer, or an array without axes that holds one, as an array of shape (1, 1)."""
+    """Return an integer, or an array without axes that holds one, as an array of shape (1, 1)."""
     if isinstance(number, int):
         return primitives(like).full((1, 1), folded_seed(number), _INT32, like)
     return ops.reshape(ops.astype(number, _INT32), (1, 1))

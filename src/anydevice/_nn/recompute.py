@@ -97,7 +97,7 @@ def _has_blocks(layer: Layer) -> bool:
 
 
 def _steps(layer: Layer, parameters: Parameters, path: str) -> list[Step]:
-    """The layers of a chain and of the chains inside it, in order; any other layer is one."""
+    """Get the layers of a chain and of the chains inside it, in order; any other layer is one."""
     if not isinstance(layer, Chain):
         return [(path, layer, parameters)]
     parts = zip(layer.parts, parameters, strict=True)

@@ -179,7 +179,7 @@ def _widen_all(x: Array, *weights: Array | None) -> list[Array]:
 
 
 def _scan_steps(inputs: Array, count: int, size: int, step: Step, last: bool, x: Array) -> Array:
-    """The outputs of a step over (batch, time, …), or the last, in the dtype of x.
+    """Return the outputs of a step over (batch, time, …), or the last, in the dtype of x.
 
     It begins with `count` states of this size, all 0.
     """

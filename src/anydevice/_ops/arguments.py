@@ -112,7 +112,7 @@ def python_number(x: Any) -> Any:
 
 
 def _scalar_kind(kind: type) -> str | None:
-    """The kind of number that NumPy scalars of this type are; `None` if it is another type."""
+    """Get the kind of number that NumPy scalars of this type are; `None` if it is another type."""
     if not is_loaded("numpy"):
         return None
     import numpy
@@ -405,7 +405,7 @@ def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> f
 
 
 def _range(dtype: DType) -> tuple[int, int]:
-    """The smallest and the largest number of an integer or boolean dtype."""
+    """Return the smallest and the largest number of an integer or boolean dtype."""
     if dtype.kind == "bool":
         return 0, 1
     if dtype.kind == "uint":

@@ -180,7 +180,7 @@ def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: 
 def _conv_transpose2d(
     x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
 ) -> Array:
-    """The convolution of x, with zeros between its elements, with the filters turned around."""
+    """Get the convolution of x, with zeros between its elements, with the filters turned around."""
     xp = primitives(x)
     for axis, step, cut, extra in zip((2, 3), stride, padding, more, strict=True):
         around = weight.shape[axis] - 1 - cut

@@ -197,7 +197,7 @@ def explain(error: Exception, **arguments: Any) -> None:
 
 
 def _arguments_by_name(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """The arguments by the names that they have in the definition of an op."""
+    """Return the arguments by the names that they have in the definition of an op."""
     code = getattr(definition, "__code__", None)  # a function of a library may have none
     names = code.co_varnames if code else ("x", "y", "z")
     return dict(zip(names, arguments, strict=False))
@@ -323,7 +323,7 @@ def _engine_of(kind: type) -> str | None:
 
 
 def _finder(table: _EnginesByDtype) -> Callable[[type, Any], str]:
-    """The lookup of an engine in one of the tables by type and dtype."""
+    """Return the lookup of an engine in one of the tables by type and dtype."""
 
     def engine(kind: type, dtype: Any) -> str:
         try:
@@ -352,7 +352,7 @@ def _add_dtype(kind: type, dtype: Any) -> None:
 
 
 def _require_float(x: Array, op: str) -> str:
-    """The engine of a floating-point array; any other is refused."""
+    """Return the engine of a floating-point array; any other is refused."""
     engine = _engine_of(type(x)) or _register(x, op)
     dtype = _primitives[engine].dtype(x)
     if dtype.kind != "float":
@@ -361,7 +361,7 @@ def _require_float(x: Array, op: str) -> str:
 
 
 def _require_numbers(x: Array, op: str) -> str:
-    """The engine of an array of numbers; a boolean one is refused."""
+    """Return the engine of an array of numbers; a boolean one is refused."""
     engine = _engine_of(type(x)) or _register(x, op)
     dtype = _primitives[engine].dtype(x)
     if dtype.kind == "bool":

@@ -512,7 +512,7 @@ def _in_order(axes: Sequence[int], count: int) -> bool:
 
 
 def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes counted from the front; raises an error unless they are each axis of x once."""
+    """Get the axes counted from the front; raises an error unless they are each axis of x once."""
     if not isinstance(axes, (tuple, list)):
         raise wrong("permute", f"axes must be a tuple of integers, not {in_words(axes)}")
     order = tuple([axis_of("permute", x, axis) for axis in axes])
@@ -555,7 +555,7 @@ def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
 
 
 def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """How many elements come before and after each axis."""
+    """Return how many elements come before and after each axis."""
     count, one = len(x.shape), python_number(widths)
     each = [(one, one)] * count if type(one) is int else one
     if not isinstance(each, tuple | list) or not all(isinstance(x, tuple | list) for x in each):
@@ -571,7 +571,7 @@ def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[
 def _number_in(
     op: str, name: str, value: float, dtype: DType, advice: str = "give another dtype"
 ) -> float:
-    """A number that a new array is made of, where its dtype holds it."""
+    """Return a number that a new array is made of, where its dtype holds it."""
     number: float = python_number(value)
     if type(number) not in NUMBERS:
         raise wrong(op, f"{name} must be a number, not {in_words(number)}")

@@ -254,7 +254,7 @@ def _on_host(x: Array) -> Any:
 
 
 def _sorted_by_expert(networks: _Networks, x: Array, chosen: Any, weights: Array) -> Array:
-    """One product for each expert that is used, over all rows that chose it."""
+    """Return one product for each expert that is used, over all rows that chose it."""
     import numpy as np
 
     xp, (tokens, k) = networks.xp, chosen.shape
@@ -281,7 +281,7 @@ def _sorted_by_expert(networks: _Networks, x: Array, chosen: Any, weights: Array
 
 
 def _gather_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
-    """The matrices of each choice side by side: nothing of the choice has to be known."""
+    """Return the matrices of each choice side by side: nothing of the choice has to be known."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     rows = xp.broadcast_to(xp.reshape(x, (tokens, 1, x.shape[1])), (tokens, k, x.shape[1]))
@@ -292,7 +292,7 @@ def _gather_experts(networks: _Networks, x: Array, chosen: Array, weights: Array
 
 
 def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
-    """Every expert for every token at once, and of that what was chosen."""
+    """Return every expert for every token at once, and of that what was chosen."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     row = xp.reshape(xp.arange(tokens, INT32, x), (tokens, 1))
@@ -301,7 +301,7 @@ def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) 
 
 
 def _weighted_sum(xp: Primitives, outputs: Array, inside: Array, weights: Array) -> Array:
-    """The sum of what the choices (tokens × k, hidden) give, each by its weight."""
+    """Return the sum of what the choices (tokens × k, hidden) give, each by its weight."""
     shape = (*weights.shape, 1)
     outputs = xp.reshape(outputs, (*weights.shape, outputs.shape[1]))
     # Left out before they are multiplied: 0 × NaN would be a gradient.
@@ -311,7 +311,7 @@ def _weighted_sum(xp: Primitives, outputs: Array, inside: Array, weights: Array)
 
 
 def _all_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
-    """Every expert for every token, one after the other: what was not chosen is left out."""
+    """Return every expert for every token, one after the other: what was not chosen is left out."""
     xp, (tokens, _) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
     total: Array = None

@@ -132,7 +132,7 @@ def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
 
 
 def _misfit(q: Array, k: Array, v: Array) -> ConfigurationError:
-    """The error for shapes that do not fit."""
+    """Return the error for shapes that do not fit."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         rule = "q, k and v must have four axes: (batch, heads, tokens, size)"
     elif tuple(k.shape[:3]) != tuple(v.shape[:3]) or (v.shape[3] and not k.shape[3]):
@@ -208,7 +208,7 @@ def _weighted_values(
     soft_cap: float | None,
     sinks: Array | None,
 ) -> Array:
-    """The mean of the values for each query; k is (batch, kv heads, size, keys).
+    """Return the mean of the values for each query; k is (batch, kv heads, size, keys).
 
     The query heads of one key head are rows of one product, so that no key is copied.
     """
@@ -249,7 +249,9 @@ def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
 def _valid_keys(
     xp: Primitives, q: Array, keys: int, mask: Array | None, lengths: Array | None
 ) -> Array:
-    """The keys that lengths and mask leave to any query: (batch, kv heads, keys, 1), or 1 each."""
+    """Return the keys that lengths and mask leave to any query: (batch, kv heads, keys, 1), or 1
+    each.
+    """
     valid_keys: Array = None
     if lengths is not None:
         valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1))
@@ -264,7 +266,7 @@ def _valid_keys(
 
 
 def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:
-    """A mask of five axes: batch, kv heads, heads of each, queries, keys; each may be 1."""
+    """Return a mask of five axes: batch, kv heads, heads of each, queries, keys; each may be 1."""
     shape = tuple(mask.shape)
     if len(shape) == 2:
         return xp.reshape(mask, (shape[0], 1, 1, 1, shape[1]))

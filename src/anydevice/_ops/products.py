@@ -172,7 +172,7 @@ Names = tuple[str, ...]
 
 
 def _axes_of(subscripts: str, arrays: Sequence[Array]) -> tuple[list[Names], Names]:
-    """The names of the axes of each array, and of the result; those of `...` are numbers."""
+    """Return the names of the axes of each array, and of the result; those of `...` are numbers."""
     operands, arrow, wanted = subscripts.replace(" ", "").partition("->")
     texts = operands.split(",")
     if len(texts) != len(arrays):
@@ -219,7 +219,7 @@ def _sizes_of(subscripts: str, terms: Sequence[Names], arrays: Sequence[Array]) 
 
 
 def _diagonal(xp: Primitives, x: Array, names: Names) -> tuple[Array, Names]:
-    """The elements whose places agree on axes of one name, which become one, at the end."""
+    """Return the elements whose places agree on axes of one name, which become one, at the end."""
     for name in dict.fromkeys(names):
         while names.count(name) > 1:
             one = names.index(name)
@@ -234,7 +234,7 @@ def _diagonal(xp: Primitives, x: Array, names: Names) -> tuple[Array, Names]:
 
 
 def _sum_unneeded(xp: Primitives, x: Array, names: Names, needed: set[str]) -> tuple[Array, Names]:
-    """The sum over the axes that are not needed any more."""
+    """Return the sum over the axes that are not needed any more."""
     gone = tuple([at for at, name in enumerate(names) if name not in needed])
     if not gone:
         return x, names
@@ -250,7 +250,7 @@ def _product(
     needed: set[str],
     sizes: Mapping[str, int],
 ) -> tuple[Array, Names]:
-    """The product of two arrays, added up over the axes of both that are not needed."""
+    """Return the product of two arrays, added up over the axes of both that are not needed."""
     shared = [name for name in a_names if name in b_names]
     batch = [name for name in shared if name in needed]
     inner = [name for name in shared if name not in needed]
@@ -281,7 +281,9 @@ def _arrange_axes(
     sizes: Mapping[str, int],
     missing: Sequence[str] = (),
 ) -> Array:
-    """The axes in an order, of size 1 where they are missing, of full size where both have them."""
+    """Return the axes in an order, of size 1 where they are missing, of full size where both have
+    them.
+    """
     present = [name for name in order if name in names]
     turned = _transpose(xp, x, [names.index(name) for name in present])
     if missing:

@@ -330,7 +330,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
 
 
 def _filled_axis(op: str, x: Array, axis: int) -> int:
-    """The axis counted from the front, where it has elements."""
+    """Return the axis counted from the front, where it has elements."""
     shape = x.shape
     at = axis + len(shape) if type(axis) is int and axis < 0 else axis
     if type(at) is not int or not 0 <= at < len(shape) or shape[at] == 0:
@@ -376,7 +376,7 @@ def _std(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> 
 def _squared_spread(
     xp: Primitives, op: str, x: Array, axes: tuple[int, ...], keepdims: bool, correction: float
 ) -> Array:
-    """The variance, in the dtype in which it is computed."""
+    """Return the variance, in the dtype in which it is computed."""
     dtype = xp.dtype(x)
     if dtype.kind == "complex":
         raise wrong(op, f"there is none for {dtype}; take the real and imaginary parts")
@@ -422,7 +422,7 @@ def _numbers(x: Array) -> Array:
 
 
 def _without(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without some axes."""
+    """Return the shape without some axes."""
     return tuple([size for at, size in enumerate(x.shape) if at not in axes])
 
 
@@ -501,7 +501,7 @@ def _vector_norm(x: Array, axes: tuple[int, ...], keepdims: bool, power: float) 
 
 
 def _cumulative_sum(x: Array, axis: int) -> Array:
-    """Each sum of as many as were added so far, plus the one of as many before."""
+    """Return each sum of as many as were added so far, plus the one of as many before."""
     xp = primitives(x)
     sums, size, done = widened(xp, x), x.shape[axis], 1
     while done < size:
@@ -519,7 +519,9 @@ _PAIRS_AT_ONCE = 1 << 24
 
 
 def _argsort(x: Array, axis: int, descending: bool) -> Array:
-    """How many come before each element, from comparing all pairs, is its place in the order."""
+    """Return how many come before each element, from comparing all pairs, is its place in the
+    order.
+    """
     xp = primitives(x)
     if descending:
         order = flip(argsort(flip(x, axis), axis), axis)

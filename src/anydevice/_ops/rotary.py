@@ -157,7 +157,9 @@ def _key(size: int, theta: float, scaling: Scaling | None, length: float | None)
 def _steps_by_length(
     xp: Primitives, short: Array, key: Key, scaling: Scaling, length: Array
 ) -> Array:
-    """The steps for lengths on the device, () or (batch,): of each text, with axes to broadcast."""
+    """Return the steps for lengths on the device, () or (batch,): of each text, with axes to
+    broadcast.
+    """
     here = xp.reshape(xp.astype(length, FLOAT32), (-1, 1, 1, 1))
     if kind_of(scaling) == "longrope":
         longer = xp.less(original_length(scaling), here)
@@ -170,7 +172,9 @@ def _steps_by_length(
 
 
 def _table(key: Key) -> tuple[Any, float]:
-    """The frequencies as a NumPy array of float32, and the factor; computed once for each key."""
+    """Return the frequencies as a NumPy array of float32, and the factor; computed once for each
+    key.
+    """
     if key not in _tables:
         import numpy as np
 
@@ -184,13 +188,13 @@ def _table(key: Key) -> tuple[Any, float]:
 
 
 def _steps(key: Key, like: Array) -> Array:
-    """The angle of each pair for one position, on the device of `like`."""
+    """Return the angle of each pair for one position, on the device of `like`."""
     name = _kept_for_compiler(key, like)
     return getattr(_kept, name) if name else primitives(like).asarray(_table(key)[0], like)
 
 
 def _kept_for_compiler(key: Key, like: Array) -> str:
-    """The name under which `_kept` has the steps, for PyTorch's compiler; else nothing.
+    """Return the name under which `_kept` has the steps, for PyTorch's compiler; else nothing.
 
     It cannot look through the making of an array from NumPy's. It runs this instead and reads what
     was made, so that the steps are already on the device when the compiled code is called. Anyone
@@ -208,7 +212,7 @@ def _kept_for_compiler(key: Key, like: Array) -> str:
 
 
 def _factor(key: Key) -> str:
-    """The factor of cosine and sine, as an exact text: to PyTorch's compiler a constant."""
+    """Return the factor of cosine and sine, as an exact text: to PyTorch's compiler a constant."""
     return _table(key)[1].hex()
 
 

@@ -147,7 +147,7 @@ def _replace(entries: set[Entry]) -> None:
 
 
 def _keys() -> dict[str, str]:
-    """The key of each device that kernels may run on, under which its kernels are kept."""
+    """Return the key of each device that kernels may run on, under which its kernels are kept."""
     keys = {}
     for device in discover().devices:
         status = device.status

@@ -281,7 +281,9 @@ def _state(part: Sequence[KeptArray]) -> list[Any]:
 
 
 def _version_of(holder: Any) -> int | None:
-    """The number that PyTorch counts up where it writes into a tensor; other arrays have none."""
+    """Return the number that PyTorch counts up where it writes into a tensor; other arrays have
+    none.
+    """
     try:
         version: int | None = getattr(holder, "_version", None)
     except RuntimeError as error:
@@ -491,7 +493,7 @@ class _Placed:
 def _pieces(
     part: Sequence[KeptArray], offsets: Sequence[int], address: int
 ) -> tuple[list[Piece], Any]:
-    """The copies of a part, and how a piece is filled: where it can be, by the ring itself."""
+    """Get the copies of a part, and how a piece is filled: where it can be, by the ring itself."""
     pairs = list(zip(part, offsets, strict=True))
     if all(each.file is None for each in part):
         return [Piece(each.start, address + offset, each.nbytes) for each, offset in pairs], None

@@ -229,7 +229,7 @@ def _by_plan(
 
 
 def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Place], str]:
-    """The places of a list, and the engine that drives its devices."""
+    """Return the places of a list, and the engine that drives its devices."""
     names = [str(each) for each in given]
     named = {each.engine for each in given if isinstance(each, Device) and not each.engine_is_free}
     chosen = _engine_for([name for name in names if name != DISK], named or {engine})
@@ -253,7 +253,7 @@ _WITH_GRADIENTS = ("torch", "jax")
 
 
 def _engine_for(names: Sequence[str], wanted: set[str | None]) -> str:
-    """An engine that drives all devices: the model's own, if it does."""
+    """Return an engine that drives all devices: the model's own, if it does."""
     first = sorted(map(str, filter(None, wanted)))
     others = sorted(_WITH_GRADIENTS, key=lambda name: not registry.loaded(name))
     error: DeviceNotFoundError | None = None
@@ -428,7 +428,9 @@ class Staged(Wrapper):
         return x
 
     def _compute_stage(self, stage: Stage, own: list[Parameters], x: Array, run: Run) -> Array:
-        """The output of a stage, by one compiled function where that may take gradients inside."""
+        """Return the output of a stage, by one compiled function where that may take gradients
+        inside.
+        """
         autodiff = autodiff_of(x)
         if run.watch is not None or autodiff is None or not autodiff.compiles or not self.compiles:
             return _apply_steps(stage.steps, own, x, _run_on(stage.place.device, run))
@@ -441,7 +443,7 @@ class Staged(Wrapper):
         return x
 
     def _fetch_stage(self, number: int, parameters: Parameters, x: Array, run: Run) -> Array:
-        """The output of a stage whose layers are brought one ahead."""
+        """Return the output of a stage whose layers are brought one ahead."""
         stage = self.stages[number]
         fetcher, parts = self._fetcher(stage.place.device, parameters)
         with fetcher.turn.native:
@@ -518,7 +520,7 @@ def _pipeline_model(
 
 
 def _units(steps: Sequence[PlacedStep], parameters: Parameters) -> list[Unit]:
-    """The units of a model; those that plans count are its blocks, else all with parameters."""
+    """Get the units of a model; those that plans count are its blocks, else all with parameters."""
     seen: set[Any] = set()
     found = []
     blocks = any(_is_block(step.layer) for step in steps)
@@ -542,7 +544,7 @@ def _place_parameters(
     engine: str,
     folder: Path | None,
 ) -> Parameters:
-    """The parameters with those of each step in its place."""
+    """Return the parameters with those of each step in its place."""
     names, arrays = leaf_names(parameters), leaves(parameters)
     of_step = {step.keys: place for step, place in zip(steps, places, strict=True)}
     numbered = refilled(parameters, range(len(arrays)))
@@ -600,7 +602,7 @@ def _takes_gradients(x: Array, own: Sequence[Parameters]) -> bool:
 
 
 def _run_on(device: Device, run: Run) -> Run:
-    """A run whose numbers are on a device."""
+    """Return a run whose numbers are on a device."""
     seed, step = (moved(x, device) for x in (run.seed, run.step))
     return replace(run, seed=seed, step=step)
 
@@ -614,7 +616,7 @@ def _apply_steps(
 
 
 def _compile_stage(stage: Stage, run: Run) -> Callable[..., Any]:
-    """A stage as a compiled function of its parameters, input, seed and step."""
+    """Return a stage as a compiled function of its parameters, input, seed and step."""
     training, path, frozen, rows = run.training, run.path, run.frozen, run.rows
 
     def stage_function(own: list[Parameters], x: Array, seed: Any, step: Any) -> Any:
@@ -633,7 +635,9 @@ def _compile_stage(stage: Stage, run: Run) -> Callable[..., Any]:
 
 
 def _brought_again(stage: Stage, own: Sequence[Parameters], x: Array, run: Run) -> Array:
-    """The output of a stage in training: each layer is brought, and once more for its gradient."""
+    """Return the output of a stage in training: each layer is brought, and once more for its
+    gradient.
+    """
     device, autodiff = stage.place.device, autodiff_of(x)
     run = _run_on(device, run)
     engine = registry.load(str(device.engine))

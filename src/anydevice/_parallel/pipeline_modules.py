@@ -46,7 +46,7 @@ class PipelinedModule(Record):
 
 
 def pipeline_of(module: Any) -> PipelinedModule | None:
-    """How a module was laid out by `parallel.pipeline`; `None` if it was not."""
+    """Return how a module was laid out by `parallel.pipeline`; `None` if it was not."""
     found: PipelinedModule | None = getattr(module, _MARK, None)
     return found
 

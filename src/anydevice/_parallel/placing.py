@@ -99,7 +99,7 @@ def gather(tree: Any) -> Any:
 
 
 def _place_tree(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
-    """The tree on a mesh, leaf by leaf: one device never holds more than one whole array."""
+    """Return the tree on a mesh, leaf by leaf: one device never holds more than one whole array."""
     leaves, rebuild = flatten(tree, is_array)
     device = mesh.devices[0]
     # An array that is spread already goes on from there, without being gathered.
@@ -146,7 +146,9 @@ def _gather_array(x: Any) -> Any:
 
 
 def _each_of(devices: Devices) -> tuple[Any, ...]:
-    """The devices of a list, each by any engine; computing on them together is not asked for."""
+    """Return the devices of a list, each by any engine; computing on them together is not asked
+    for.
+    """
     if isinstance(devices, str):
         return devices_of(devices)
     names = [devices] if not isinstance(devices, list | tuple) else list(devices)

@@ -65,7 +65,7 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
 
 
 def _engine_for(device: Device, has_group: bool) -> str:
-    """The engine that processes compute with: one that is asked for, is there, or can."""
+    """Return the engine that processes compute with: one that is asked for, is there, or can."""
     if not device.engine_is_free:
         if device.engine not in TOGETHER:
             raise Absent(
@@ -115,7 +115,7 @@ def _take_own_cards(place: Device, found: Launched) -> None:
 
 
 def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
-    """The devices of a process of JAX: all of a backend, unless one of them is named."""
+    """Return the devices of a process of JAX: all of a backend, unless one of them is named."""
     if isinstance(device, Device) or (device is not None and ":" in device):
         return [place]
     return [each.served_by("jax") for each in devices_of_backend(place.backend)]

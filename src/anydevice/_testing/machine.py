@@ -362,7 +362,8 @@ class FakeEngine:
         return SimpleNamespace(**own)
 
     def _following(self, function: Any, *, across: bool = False) -> Any:
-        """The function, whose results are where its operands are; if it makes functions, theirs.
+        """Return the function, whose results are where its operands are; if it makes functions,
+        theirs.
 
         What goes `across` devices, as gradients do, has results where its parts have computed them.
         """
@@ -487,7 +488,7 @@ def torch_mode(machine: Machine) -> AbstractContextManager[Any]:
 
 
 def _moved_with_gradient(engine: FakeEngine, x: Any, device: Device) -> Any:
-    """A tensor of PyTorch on another device, whose gradient goes back to where it came from."""
+    """Get a tensor of PyTorch on another device, whose gradient goes back to where it came from."""
     import torch
 
     class Moved(torch.autograd.Function):  # type: ignore[misc]
@@ -543,7 +544,7 @@ def out_of_memory(message: str, engine: str, asked: int) -> Exception:
 
 @contextmanager
 def _own_changes() -> Iterator[None]:
-    """A block after which `configure()` is as it was before."""
+    """Return a block after which `configure()` is as it was before."""
     before = config.changes()
     try:
         yield
@@ -558,7 +559,9 @@ def _own_changes() -> Iterator[None]:
 
 @contextmanager
 def _engines_as(disguise: registry.Disguise) -> Iterator[None]:
-    """A block in which every engine is disguised, and is held to the limits of memory as such."""
+    """Return a block in which every engine is disguised, and is held to the limits of memory as
+    such.
+    """
     limit = _lifted_limit()
     before = registry.exchange(disguise)
     try:

@@ -98,7 +98,7 @@ class Batches:
         )
 
     def split(self, share: float, seed: int = 0) -> tuple[Batches, Batches]:
-        """Two `Batches`: these examples without a share of them, and that share.
+        """Return two `Batches`: these examples without a share of them, and that share.
 
         The share is drawn with the seed. Without `shuffle` it is the last examples, because time
         series must not be mixed.
@@ -138,7 +138,7 @@ class Batches:
         return np.argsort(drawn, kind="stable")
 
     def __call__(self, seed: int, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch."""
+        """Yield the batches of an epoch."""
         order = self._order(seed, epoch)
         for at in range(len(self)):
             rows = order[at * self.size : (at + 1) * self.size]

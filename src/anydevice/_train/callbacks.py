@@ -134,7 +134,7 @@ def callbacks_of(spec: Any) -> list[Callback]:
 
 
 def _as_callback(spec: Any) -> Callback:
-    """The callback, or one that calls a function after each epoch."""
+    """Return the callback, or one that calls a function after each epoch."""
     if isinstance(spec, Callback):
         return spec
     if callable(spec):

@@ -320,7 +320,7 @@ def _is_scale(found: Any) -> bool:
 def _first_difference(
     saved: Mapping[str, Any], settings: Mapping[str, Any], kept: bool
 ) -> str | None:
-    """A sentence about the first setting that differs."""
+    """Return a sentence about the first setting that differs."""
     for name, value in settings.items():
         if name == _VALIDATION and not kept:
             continue
@@ -487,7 +487,7 @@ def _constant(value: Any) -> Any:
 
 
 def _variable(cell: types.CellType) -> Any:
-    """A closure variable of a function: a plain value as it is, else the name of its class.
+    """Return a closure variable of a function: a plain value as it is, else the name of its class.
 
     It may be anything, such as the model or the data, and may lead back to the function.
     """

@@ -152,7 +152,7 @@ class ProcessStrategy(Strategy):
 
     @contextmanager
     def _part(self, rows: Rows, share: float) -> Iterator[float]:
-        """A block in which a part of a batch is computed, with the weight of its gradients."""
+        """Get a block in which a part of a batch is computed, with the weight of its gradients."""
         if self._joint is None or not self._joint.is_on:
             yield share
             return
@@ -168,7 +168,7 @@ class ProcessStrategy(Strategy):
         return value if self._joint is None or not self._joint.is_on else value / self._group.size
 
     def _as_whole(self, loss: Function, batch: Any) -> Any:
-        """The loss of a whole batch, with the random numbers that its parts will have."""
+        """Return the loss of a whole batch, with the random numbers that its parts will have."""
         before = host_state(), device_state(self.device)
         value = loss(batch)
         set_host_state(before[0])
@@ -186,7 +186,7 @@ class ProcessStrategy(Strategy):
         self._group.sum_gradients(weights)
 
     def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
-        """The sums over processes, of which the first is the loss.
+        """Return the sums over processes, of which the first is the loss.
 
         `None` where that proves to be no mean over rows, and can be computed of all of them.
         """
@@ -212,7 +212,7 @@ class ProcessStrategy(Strategy):
             )
 
     def _own(self, batch: Any) -> tuple[Any, Rows, float]:
-        """The rows of this process, where they lie in the batch, and their share of it.
+        """Return the rows of this process, where they lie in the batch, and their share of it.
 
         A process without rows computes the first one, with a share of 0.
         """

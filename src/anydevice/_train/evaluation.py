@@ -239,7 +239,7 @@ class _Runner:
             return self._model(*batch.inputs, **batch.named)
 
     def loss_and_output(self, batch: _Batch, *, wants_output: bool) -> tuple[Any, Any]:
-        """The loss of a batch, and the output that metrics get."""
+        """Return the loss of a batch, and the output that metrics get."""
         loss = self._loss
         if loss is not None and takes_model(loss):
             parts = (batch.named,) if batch.named else (*batch.inputs, batch.target)
@@ -287,7 +287,7 @@ def _ready(
     optimize: str | None,
     loss: Any = None,
 ) -> Iterator[_Runner]:
-    """A block in which the model is in inference mode, and compiled where that is asked for."""
+    """Get a block in which the model is in inference mode, and compiled where that is asked for."""
     if isinstance(model, Compiled):
         device = model.device if device is None else device
         precision, optimize = precision or model.policy.name, optimize or model.optimize
@@ -311,7 +311,7 @@ def _ready(
 
 
 def _dtype_of(adapter: Any) -> str | None:
-    """The dtype of 16-bit weights; `None` for others."""
+    """Return the dtype of 16-bit weights; `None` for others."""
     names = {primitives(x).dtype(x).name for x in adapter.weights().values()}
     return next((name for name in _NARROW if name in names), None)
 
@@ -330,7 +330,7 @@ def _in_inference(model: Any) -> Iterator[Any]:
 def _place_batches(
     data: Any, size: int, device: Device, *, targets: bool = False
 ) -> Iterator[_Batch]:
-    """The batches of data on a device, in order."""
+    """Yield the batches of data on a device, in order."""
     given = _batches(data, checks.integer("size", size, 1))
     empty = True
     for inputs, named, target in placed_batches(given, 0, 1, device, name=_NAME, form=_parts):
@@ -346,7 +346,7 @@ def _place_batches(
 
 
 def _batches(data: Any, size: int) -> Iterator[Any]:
-    """The batches of data of any kind, as they are given."""
+    """Return the batches of data of any kind, as they are given."""
     if isinstance(data, Batches):
         return _slices((data.x, data.y), data.size)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_table, data)):
@@ -416,7 +416,7 @@ def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """The inputs of a batch by place and by name, and its target, as arrays of numbers."""
+    """Return the inputs of a batch by place and by name, and its target, as arrays of numbers."""
     if isinstance(batch, Mapping):
         return (), {str(key): as_numbers(part, repr(key)) for key, part in batch.items()}, None
     target = None

@@ -120,7 +120,7 @@ def _failed_layer(
 
 
 def _failed_part(layer: ModuleLayer, parameters: Any, batch: Any) -> tuple[str, str]:
-    """The first part of a module of another library whose output is not finite."""
+    """Return the first part of a module of another library whose output is not finite."""
     failed: list[tuple[str, Any]] = []
 
     def after(name: str, y: Any) -> Any:
@@ -292,7 +292,7 @@ def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
 
 
 def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationError | None:
-    """The error where x as integers fails, and would not fail as floating numbers."""
+    """Return the error where x as integers fails, and would not fail as floating numbers."""
     config = stepper.config
     if isinstance(config.layer, ModuleLayer):
         return None
@@ -317,7 +317,7 @@ def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationErr
 
 
 def _first_without_output(config: StepConfig, finished: set[str]) -> str:
-    """The innermost layer without an output, with its path."""
+    """Return the innermost layer without an output, with its path."""
     layer, path = config.layer, ""
     while True:
         rest = [(path + step, part) for step, part in layer.parts if path + step not in finished]
@@ -336,7 +336,7 @@ def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
 
 
 def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str | None:
-    """A sentence about a target outside the classes; of a module, only with its parameters."""
+    """Get a sentence about a target outside the classes; of a module, only with its parameters."""
     if not isinstance(batch, tuple) or len(batch) != 2:
         return None
     x, y = batch
@@ -359,7 +359,7 @@ def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str 
 
 
 def _class_count(config: StepConfig, parameters: Any, batch: Any) -> int | None:
-    """The size of the last axis of the output; a module has to be called for it."""
+    """Return the size of the last axis of the output; a module has to be called for it."""
     if not isinstance(config.layer, ModuleLayer):
         return config.layer.output(tuple(batch[0].shape[1:]))[-1]
     if parameters is None:

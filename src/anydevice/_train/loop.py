@@ -150,7 +150,7 @@ class TrainLoop:
     def _until_interrupted(
         self, batches: Iterator[Any], interrupts: Interrupts
     ) -> Generator[Any, None, None]:
-        """The batches; a Ctrl-C that ends their loader ends the training."""
+        """Yield the batches; a Ctrl-C that ends their loader ends the training."""
         try:
             yield from batches
         except Exception as error:

@@ -64,11 +64,11 @@ class Metric(Record):
         return math.nan if state is None else self._number(*map(_on_host, state))
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
-        """The parts of the state for one batch, which are added up."""
+        """Return the parts of the state for one batch, which are added up."""
         raise NotImplementedError
 
     def _number(self, *state: Any) -> float:
-        """The number of the whole state, which is on the host."""
+        """Return the number of the whole state, which is on the host."""
         part, whole = state
         return float(part) / float(whole) if whole else math.nan
 
@@ -347,7 +347,7 @@ def _of_one(metric: Metric, output: Array, target: Array) -> float:
 def _classes(
     name: str, output: Array, target: Array, threshold: float
 ) -> tuple[Array, Array, Array]:
-    """The ids that were wanted and found, and whether each counts."""
+    """Return the ids that were wanted and found, and whether each counts."""
     if tuple(output.shape) == tuple(target.shape):
         wanted = ops.less(0.0, ops.astype(target, "float32"))
         found = ops.less(threshold, ops.astype(output, "float32"))
@@ -366,13 +366,15 @@ def _known_of(output: Array) -> Array:
 
 
 def _or_none(found: Array, sure: Array) -> Array:
-    """The ids where they are known, else -1, which is no class."""
+    """Return the ids where they are known, else -1, which is no class."""
     sure = ops.astype(sure, "int32")
     return ops.subtract(ops.multiply(ops.add(found, 1), sure), 1)
 
 
 def _squeeze(output: Array, target: Array) -> Array:
-    """The output without a last axis of 1 that the target does not have, or the other way round."""
+    """Return the output without a last axis of 1 that the target does not have, or the other way
+    round.
+    """
     shape, wanted = tuple(output.shape), tuple(target.shape)
     if shape == (*wanted, 1) or (*shape, 1) == wanted:
         return ops.reshape(output, wanted)

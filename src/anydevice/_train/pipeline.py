@@ -316,7 +316,7 @@ class PipelineStepper(FunctionStepper):
         return CompiledSteps(self.engine, "none", fixed=False)  # its compiler spans no devices
 
     def _batch_loss(self, trained: Tree, *rest: Any) -> tuple[Array, list[Array]]:
-        """The loss of a batch: of its microbatches, weighted by their rows."""
+        """Return the loss of a batch: of its microbatches, weighted by their rows."""
         count = self._strategy.microbatches
         if count == 1:
             return self._loss(trained, *rest)

@@ -158,7 +158,7 @@ def _say_slow(engine: str) -> None:
 
 
 def _line(epoch: Epoch, epochs: int) -> str:
-    """The numbers of an epoch in a line.
+    """Return the numbers of an epoch in a line.
 
     >>> from anydevice._train.history import Epoch
     >>> _line(Epoch(3, 0.21437, 0.25, 1e-3, 300, 4.21), 10)

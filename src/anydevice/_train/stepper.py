@@ -167,7 +167,7 @@ class FunctionStepper(Stepper):
 
     @abstractmethod
     def _failed_steps(self) -> Array:
-        """How many steps were started since the first failed one."""
+        """Return how many steps were started since the first failed one."""
 
     @abstractmethod
     def _failed_weights(self) -> Array:
@@ -175,7 +175,7 @@ class FunctionStepper(Stepper):
 
     @abstractmethod
     def _steps_taken(self) -> int:
-        """The steps that changed the parameters."""
+        """Return the steps that changed the parameters."""
 
     def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
         """Return one thread for a small step on the CPU."""
@@ -190,7 +190,7 @@ class FunctionStepper(Stepper):
         return int(self.engine.to_host(value))
 
     def _number(self, value: float, kind: Any) -> Array:
-        """A number as an array without axes on the device."""
+        """Return a number as an array without axes on the device."""
         return self._strategy.numbers(self.engine.place(np.asarray(value, kind), self.device))
 
     def _loss(
@@ -203,7 +203,7 @@ class FunctionStepper(Stepper):
         scale: Array | None,
         rows: tuple[int, int, int] | None = None,
     ) -> tuple[Array, list[Array]]:
-        """The loss of a batch, scaled, and the new state of the layers."""
+        """Return the loss of a batch, scaled, and the new state of the layers."""
         parameters = trained if held is None else combined(trained, held)
         updates: dict[tuple[str, str], Array] = {}
         run = Run(True, seed, number, updates=updates, frozen=self.config.frozen, rows=rows)
@@ -212,7 +212,7 @@ class FunctionStepper(Stepper):
         return (value if scale is None else ops.multiply(value, scale)), state
 
     def _new_state(self, held: Tree, updates: dict[tuple[str, str], Array]) -> list[Array]:
-        """The state after a batch, in the order of its leaves; what did not run keeps it."""
+        """Return the state after a batch, in the order of its leaves; what did not run keeps it."""
         if not any(self._is_state):
             return []
         named = {f"{path}.{name}": x for (path, name), x in updates.items()}
@@ -241,7 +241,7 @@ class FunctionStepper(Stepper):
         return ops.maximum(_as_float(ops.isnan(value)), last)
 
     def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
-        """The gradients of the update, and 1.0 where it must not use them, else 0.0."""
+        """Return the gradients of the update, and 1.0 where it must not use them, else 0.0."""
         skip = None
         if scale is not None:
             skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
@@ -255,7 +255,7 @@ class FunctionStepper(Stepper):
         return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
 
     def _total_of(self, tree: Tree) -> Array:
-        """A float32 that is finite where all numbers of a tree are, those of all processes."""
+        """Get a float32 that is finite where all numbers of a tree are, those of all processes."""
         return self._strategy.over_shards(total(tree))
 
 
@@ -597,18 +597,20 @@ def _as_float(condition: Array) -> Array:
 
 
 def _add_trees(total: Tree, new: Tree) -> Tree:
-    """The sums of two trees, array by array."""
+    """Return the sums of two trees, array by array."""
     return refilled(total, list(map(ops.add, leaves(total), leaves(new))))
 
 
 def _select(goes: Array, new: Tree, old: Tree) -> Tree:
-    """The new tree where a condition holds, else the old one."""
+    """Return the new tree where a condition holds, else the old one."""
     pairs = zip(leaves(new), leaves(old), strict=True)
     return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
 
 
 def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
-    """The new tree, or the old one where `stays` is 1; the same arrays were written in place."""
+    """Return the new tree, or the old one where `stays` is 1; the same arrays were written in
+    place.
+    """
     if all(map(is_, leaves(new), leaves(old))):
         return new
     return _select(ops.less(stays, 1.0), new, old)

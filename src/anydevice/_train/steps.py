@@ -173,7 +173,9 @@ def _copy(x: Any) -> Any:
 
 
 def total(tree: Tree) -> Array:
-    """A float32 that is finite where all numbers of a tree are, short of absurdly large ones."""
+    """Return a float32 that is finite where all numbers of a tree are, short of absurdly large
+    ones.
+    """
     arrays = leaves(tree)
     found = own_version(arrays[0], "total_size", _total)(arrays)
     return _total(arrays) if found is NotImplemented else found

@@ -157,7 +157,8 @@ class Strategy:
         return clip_gradients(gradients, limit)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
-        """A module of PyTorch where steps take it, and in the dtype that its weights have then.
+        """Return a module of PyTorch where steps take it, and in the dtype that its weights have
+        then.
 
         `optimizer` is one of PyTorch, or `None`.
         """
@@ -414,7 +415,9 @@ def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]
 
 
 def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Strategy:
-    """How a training of these parameters lies on a mesh; raises `UnsupportedError` if it cannot."""
+    """Return how a training of these parameters lies on a mesh; raises `UnsupportedError` if it
+    cannot.
+    """
     if mesh is None:
         return Strategy(device)
     if mesh.group is not None and device.engine != mesh.engine:
@@ -469,7 +472,7 @@ def _over_processes(
 
 
 def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
-    """The mesh with the sizes of a strategy, and which that is and why."""
+    """Return the mesh with the sizes of a strategy, and which that is and why."""
     why = "as asked"
     if mesh.shard > 1:
         if strategy == "replicate":

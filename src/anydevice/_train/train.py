@@ -305,7 +305,7 @@ def _print_all_left_out(steps: int, policy: Policy) -> None:
 def _options_of(
     compiled: Compiled, device: Any, precision: str | None, optimize: str | None
 ) -> tuple[Any, Any, str, str]:
-    """The model of a compiled one, and its options as defaults."""
+    """Return the model of a compiled one, and its options as defaults."""
     device = compiled.device if device is None else device
     return compiled.model, device, precision or compiled.policy.name, optimize or compiled.optimize
 
@@ -314,7 +314,7 @@ def _options_of(
 def _saving(
     save: PathLike | None, resume: PathLike | bool | None, leads: bool
 ) -> Iterator[Path | None]:
-    """A block with the file to save to, which no other training saves to meanwhile.
+    """Return a block with the file to save to, which no other training saves to meanwhile.
 
     It is checked to be writable, and not to be overwritten by mistake, by the process that writes.
     """
@@ -335,7 +335,7 @@ def _saving(
 
 
 def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
-    """The file to resume from, if any."""
+    """Return the file to resume from, if any."""
     if resume is None or resume is False:
         return None
     if resume is not True:
@@ -369,7 +369,7 @@ def _metrics_of(metrics: Specs, model: Any, validation: Any) -> list[Metric]:
 
 
 def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
-    """A model of a layer, whose input size is that of the first batch."""
+    """Return a model of a layer, whose input size is that of the first batch."""
     first = first_of(data, seed, 1, "data")
     if first is None:
         raise ConfigurationError(

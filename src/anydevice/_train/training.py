@@ -311,7 +311,7 @@ class Training:
         self.read()  # a training shorter than a second fails as a longer one does
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the current epoch on the device, from its place in the data on."""
+        """Yield the batches of the current epoch on the device, from its place in the data on."""
         if self._data is None:
             raise ConfigurationError(
                 "this training has no loader; give one, or call step() with batches of your own",
@@ -631,7 +631,7 @@ class Training:
         return failure(self.config, name, parameters, own, since, self.seed)
 
     def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
-        """The rate of each step; `None` where the optimizer or its schedule has it."""
+        """Return the rate of each step; `None` where the optimizer or its schedule has it."""
         schedule = self._schedule
         if hasattr(schedule, "get_last_lr"):
             if own is not None:
@@ -690,7 +690,7 @@ class Training:
 
 
 def _with_library(value: Any) -> str:
-    """The name of the class of a value, with its library: torch's AdamW."""
+    """Return the name of the class of a value, with its library: torch's AdamW."""
     kind = type(value)
     return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
 

@@ -217,7 +217,7 @@ def clear_frames(error: BaseException) -> None:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """The error, those that it was raised from or after, and those of a group."""
+    """Yield the error, those that it was raised from or after, and those of a group."""
     visited: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -231,7 +231,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
-    """The frames of generators and coroutines that have not ended.
+    """Return the frames of generators and coroutines that have not ended.
 
     Before Python 3.13, clearing such a frame ends its generator. A frame does not tell its owner,
     but only an owner that has not ended refers to it.
@@ -249,7 +249,8 @@ def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
 
 
 def _imported_engines(error: BaseException) -> Iterator[Engine]:
-    """The engines whose library is imported; the one that defines the error's class comes first.
+    """Yield the engines whose library is imported; the one that defines the error's class comes
+    first.
 
     They know their errors by a few words, which another library's errors may have in them too.
     """
@@ -263,7 +264,7 @@ def _imported_engines(error: BaseException) -> Iterator[Engine]:
 
 
 def _packages(row: registry.EngineRow) -> tuple[str, str]:
-    """The packages that define an engine's errors: the library's, and ours."""
+    """Return the packages that define an engine's errors: the library's, and ours."""
     return row.module.partition(".")[0], f"anydevice._engines.{row.name}"
 
 
@@ -313,7 +314,7 @@ def _ours(match: RanOut, device: Device | None, what: str, smaller: bool) -> Out
 
 
 def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
-    """A copy, for an error of somebody else that was raised from ours and becomes its cause."""
+    """Get a copy, for an error of somebody else that was raised from ours and becomes its cause."""
     return OutOfMemoryError(
         f"{what}: {error}" if what else str(error),
         asked=error.asked,

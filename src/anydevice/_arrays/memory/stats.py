@@ -182,7 +182,7 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
 
 
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
-    """The memory that each imported library holds on the device, if it counts that."""
+    """Yield the memory that each imported library holds on the device, if it counts that."""
     started = {engine.name: engine for engine in registry.started_engines()}
     status = device.status
     driving = status.engines if status else ()  # of a backend that only a probe knows
@@ -198,7 +198,7 @@ def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
 
 
 def _free_through_another_backend(device: Device) -> int | None:
-    """The free memory of the same card as another backend tells it: OpenCL cannot."""
+    """Return the free memory of the same card as another backend tells it: OpenCL cannot."""
     known = (
         other.facts.free_memory
         for card in discover().cards

@@ -54,7 +54,7 @@ class Scratch:
         self._held: dict[tuple[str, Any], NDArray[Any]] = {}
 
     def __call__(self, name: str, *shape: int, dtype: Any = np.float64) -> NDArray[Any]:
-        """An uninitialized array; it overwrites the one given out by this name before."""
+        """Return an uninitialized array; it overwrites the one given out by this name before."""
         size = math.prod(shape)
         buffer = self._held.get((name, dtype))
         if buffer is None or len(buffer) < size:
@@ -189,7 +189,9 @@ def _rounded_down(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers
 
 
 def _columns(*polynomials: str) -> Doubles:
-    """The terms of two polynomials as rows of columns, highest first: to be computed together."""
+    """Return the terms of two polynomials as rows of columns, highest first: to be computed
+    together.
+    """
     terms = [[float(term) for term in polynomial.split()] for polynomial in polynomials]
     return np.array(terms).T[::-1, :, None].copy()
 
@@ -251,7 +253,7 @@ def normal_quantile(p: Doubles, scratch: Scratch | None = None) -> Doubles:
 def _outside(
     p: Doubles, from_half: Doubles, positions: NDArray[np.intp], scratch: Scratch
 ) -> Doubles:
-    """The quantiles at those positions, which are far from the middle."""
+    """Return the quantiles at those positions, which are far from the middle."""
     count = len(positions)
     side = np.take(p, positions, out=scratch("side", count), mode="clip")
     other = np.subtract(1.0, side, out=scratch("other side", count))
@@ -268,7 +270,7 @@ def _outside(
 
 
 def _ratio(terms: Doubles, x: Doubles, both: Doubles) -> Doubles:
-    """The value of one polynomial over that of another; `both` is memory for the two."""
+    """Return the value of one polynomial over that of another; `both` is memory for the two."""
     np.multiply(x, terms[0], out=both)
     for term in terms[1:-1]:
         np.add(both, term, out=both)
@@ -279,7 +281,7 @@ def _ratio(terms: Doubles, x: Doubles, both: Doubles) -> Doubles:
 
 
 def _logarithm(x: Doubles, scratch: Scratch) -> Doubles:
-    """The natural logarithm, to about one unit of the last place; it takes the place of `x`."""
+    """Get the natural logarithm, to about one unit of the last place; it takes the place of `x`."""
     count = len(x)
     part, exponent = np.frexp(x, out=(x, scratch("exponent", count, dtype=np.int32)))
     low = np.less(part, _ROOT_OF_HALF, out=scratch("mask", count, dtype=bool))

@@ -359,14 +359,14 @@ def _next(begins: deque[int]) -> int | None:
 
 
 def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
-    """A shape as a tuple, and how many numbers it holds."""
+    """Return a shape as a tuple, and how many numbers it holds."""
     lengths = shape if isinstance(shape, Sequence) else (shape,)
     sizes = tuple(checks.integer("each length of a shape", length, 0) for length in lengths)
     return sizes, math.prod(sizes)
 
 
 def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    """The NumPy dtype for a name, or for what any array library calls its dtype."""
+    """Return the NumPy dtype for a name, or for what any array library calls its dtype."""
     name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
     if name not in known:
         raise ConfigurationError(

@@ -47,14 +47,14 @@ class TableRule(Rule):
 
 
 def _columns(table: Any) -> list[Any] | None:
-    """The columns of a DataFrame as Series; `None` for a Series itself."""
+    """Return the columns of a DataFrame as Series; `None` for a Series itself."""
     if hasattr(table, "get_columns"):  # polars
         return list(table.get_columns())
     return [column for _, column in table.items()] if hasattr(table, "columns") else None
 
 
 def _numbers(column: Any) -> Any:
-    """The column as an array of numbers; raises `ConfigurationError` for any other."""
+    """Return the column as an array of numbers; raises `ConfigurationError` for any other."""
     array = column.to_numpy()
     declared = _declared_kind(column.dtype)
     if declared in "biuf" and array.dtype.kind != declared:
@@ -67,7 +67,9 @@ def _numbers(column: Any) -> Any:
 
 
 def _declared_kind(dtype: Any) -> str:
-    """The kind of numbers that a column is to hold, as NumPy writes it; "O" for anything else."""
+    """Return the kind of numbers that a column is to hold, as NumPy writes it; "O" for anything
+    else.
+    """
     if hasattr(dtype, "kind"):  # of pandas
         return str(dtype.kind)
     integer = "u" if dtype.is_unsigned_integer() else "i"

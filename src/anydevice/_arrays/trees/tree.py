@@ -96,7 +96,7 @@ class Rebuild:
         self._kept = [(node, node.keeper) for node in nodes if node.keeper]
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        """The tree with these values.
+        """Return the tree with these values.
 
         Raises `TransferError`, with the path, where a container cannot be made again, and, before
         anything is changed, where one that is changed in place cannot hold one of the values.

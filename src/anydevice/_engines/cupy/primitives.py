@@ -26,7 +26,7 @@ Axes = int | tuple[int, ...]
 
 
 def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
-    """The method, run on the device of the first array among its arguments."""
+    """Return the method, run on the device of the first array among its arguments."""
 
     @wraps(function)
     def call(self: CupyPrimitives, *arguments: Any, **named: Any) -> Any:
@@ -40,12 +40,12 @@ def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
 
 
 def _flat(arguments: tuple[Any, ...]) -> Sequence[ndarray]:
-    """The arguments, or those in the list that stands in the first place."""
+    """Return the arguments, or those in the list that stands in the first place."""
     return arguments[0] if isinstance(arguments[0], list | tuple) else arguments
 
 
 def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
-    """A function of one array that is computed in `float32` for 16-bit numbers."""
+    """Return a function of one array that is computed in `float32` for 16-bit numbers."""
 
     def call(_: CupyPrimitives, x: ndarray) -> Any:
         return function(_wide(x)).astype(x.dtype, copy=False)
@@ -54,7 +54,7 @@ def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
 
 
 def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
-    """A function of two arrays, or of an array and a number that takes over its dtype."""
+    """Return a function of two arrays, or of an array and a number that takes over its dtype."""
 
     def call(_: CupyPrimitives, a: ndarray, b: ndarray) -> Any:
         return function(*_alike(a, b))
@@ -273,7 +273,7 @@ def _type_of(a: ndarray, b: ndarray) -> Any:
 
 
 def _alike(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
-    """The operands, a number among them so that it does not change the dtype of the result."""
+    """Get the operands, a number among them so that it does not change the dtype of the result."""
     if not isinstance(b, ndarray):
         return a, _number(b, a)
     if not isinstance(a, ndarray):
@@ -306,7 +306,7 @@ def ordered(x: ndarray) -> ndarray:
 
 
 def _nothing(x: ndarray) -> float:
-    """The value that is read at an index out of range."""
+    """Return the value that is read at an index out of range."""
     return math.nan if _is_floating(x) else 0
 
 

@@ -182,7 +182,7 @@ def _maker(shape: tuple[int, ...], dtype: str, target: Any) -> Callable[[], Any]
 
 
 def _lacking() -> tuple[str, ...]:
-    """The 64-bit dtypes, while JAX has none."""
+    """Return the 64-bit dtypes, while JAX has none."""
     return () if jax.config.jax_enable_x64 else tuple(NARROWER)
 
 

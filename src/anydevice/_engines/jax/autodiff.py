@@ -116,7 +116,7 @@ _run_checkpointed.defvjp(_forward, _backward)
 
 
 def _with(values: list[Array], places: list[int], others: list[Array]) -> list[Array]:
-    """The values, with others in some places."""
+    """Return the values, with others in some places."""
     changed = list(values)
     for at, each in zip(places, others, strict=True):
         changed[at] = each

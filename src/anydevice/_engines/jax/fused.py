@@ -128,7 +128,7 @@ def _squared_spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction:
 
 
 def _both_ways(function: Function) -> Function:
-    """A sort that can descend, with equal ones in the order in which they stand."""
+    """Return a sort that can descend, with equal ones in the order in which they stand."""
 
     @compiled(1, 2)
     def run(x: Array, axis: int, descending: bool) -> Any:
@@ -247,7 +247,7 @@ def _attend(
     q: Array, k: Array, v: Array, mask: Array | None, lengths: Array | None, sinks: Array | None,
     causal: bool, scale: float | None, window: int | None, soft_cap: float | None,
 ) -> Array:  # fmt: skip
-    """The heads of one key head are rows of one product, so that no key is copied."""
+    """Return the heads of one key head are rows of one product, so that no key is copied."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
@@ -278,7 +278,7 @@ def _product_like(q: Array) -> Function:
 
 
 def _scores(product: Function, q: Array, k: Array) -> Array:
-    """Each query with each key; for few queries with the keys first, as XLA would turn them."""
+    """Get each query with each key; for few queries with the keys first, as XLA would turn them."""
     if q.shape[2] * q.shape[3] > _FEW_ROWS:
         return product("bghqs,bgks->bghqk", q, k)
     return jnp.moveaxis(product("bgks,bghqs->bgkhq", k, q), 2, -1)
@@ -286,7 +286,7 @@ def _scores(product: Function, q: Array, k: Array) -> Array:
 
 @compiled(0)
 def _one_token(options: Any, *arrays: Array) -> Array:
-    """One query with a long cache, given scale, window and soft cap."""
+    """Return one query with a long cache, given scale, window and soft cap."""
     ways = [partial(way, options) for way in (_by_block, _all_keys)]
     return jax.lax.platform_dependent(*arrays, cpu=ways[0], default=ways[1])
 
@@ -354,7 +354,9 @@ _by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_all_keys, given
 
 
 def _softmax_beside(scores: Array, sinks: Array | None) -> Array:
-    """The softmax of the scores, (batch, kv heads, heads of each, queries, keys), and of sinks."""
+    """Return the softmax of the scores, (batch, kv heads, heads of each, queries, keys), and of
+    sinks.
+    """
     if sinks is None:
         return jax.nn.softmax(scores, -1)
     beside = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
@@ -534,7 +536,7 @@ def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: 
 
 
 def _scan(x: Array, states: Array, step: Function, last: bool) -> Any:
-    """The first state after each step over (batch, time, …), or after the last, as one loop."""
+    """Get the first state after each step over (batch, time, …), or after the last, as one loop."""
 
     def both(states: Array, x: Array) -> Any:
         states = step(states, x)
@@ -609,7 +611,7 @@ _largest_of_disjoint.defjvp(_largest_and_change)
 
 
 def _channels_last(x: Array, size: Pair) -> Array:
-    """The windows as (batch, down, height of one, along, width of one, channels)."""
+    """Return the windows as (batch, down, height of one, along, width of one, channels)."""
     batch, channels, height, width = x.shape
     down, along = height // size[0], width // size[1]
     covered = jnp.moveaxis(x, 1, -1)[:, : down * size[0], : along * size[1]]
@@ -617,7 +619,9 @@ def _channels_last(x: Array, size: Pair) -> Array:
 
 
 def _of_lists(update: Function, count: int) -> Function:
-    """The update, given its sequences as lists: JAX compiles for each kind of sequence again."""
+    """Return the update, given its sequences as lists: JAX compiles for each kind of sequence
+    again.
+    """
 
     def run(*given: Array) -> Any:
         lists = (None if arrays is None else list(arrays) for arrays in given[:count])
@@ -627,7 +631,7 @@ def _of_lists(update: Function, count: int) -> Function:
 
 
 def _in_full(like: Array) -> Callable[[Array], Array]:
-    """A function that brings arrays and numbers into the dtype in which `like` is computed."""
+    """Get a function that brings arrays and numbers into the dtype in which `like` is computed."""
     kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
     return lambda x: jnp.asarray(x).astype(kind)
 

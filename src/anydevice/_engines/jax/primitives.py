@@ -22,7 +22,8 @@ _NUMBERS = (bool, int, float)
 
 
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
-    """The function as one compiled program, of which the arguments at these places are constants.
+    """Return the function as one compiled program, of which the arguments at these places are
+    constants.
 
     Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
     which are Python around such a program, or several. What is traced takes it in as it is.
@@ -32,7 +33,7 @@ def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> 
 
 
 def _two(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
-    """The primitive of two arrays, or of an array and a number."""
+    """Return the primitive of two arrays, or of an array and a number."""
 
     def call(_: JaxPrimitives, a: Array, b: Array) -> Any:
         return function(*_pair(a, b))
@@ -219,7 +220,7 @@ def _theirs(dtype: DType) -> Any:
 
 
 def _device(like: Array) -> Any:
-    """The one device of an array; what is traced or on several takes any array beside it."""
+    """Return the one device of an array; what is traced or on several takes any array beside it."""
     if isinstance(like, jax.core.Tracer):
         return None
     devices = like.devices()
@@ -227,7 +228,7 @@ def _device(like: Array) -> Any:
 
 
 def _pair(a: Array, b: Array) -> tuple[Array, Array]:
-    """The operands; a Python number becomes one that does not change the other's dtype."""
+    """Return the operands; a Python number becomes one that does not change the other's dtype."""
     if isinstance(b, _NUMBERS):
         return a, _number(b, a)
     if isinstance(a, _NUMBERS):
@@ -242,7 +243,7 @@ def _number(value: float, beside: Any) -> Any:
 
 
 def _nothing(x: Array) -> float | bool:
-    """The value that is read at an index out of range."""
+    """Return the value that is read at an index out of range."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return float("nan")
     return False if x.dtype == _BOOL else 0
@@ -253,7 +254,9 @@ def _wide(x: Array) -> bool:
 
 
 def _outside_is_size(indices: Array, size: int) -> Array:
-    """The indices, with the axis' size for each that is out of range: JAX counts negative ones."""
+    """Return the indices, with the axis' size for each that is out of range: JAX counts negative
+    ones.
+    """
     if indices.dtype.itemsize < 4:
         indices = indices.astype(jnp.int32)  # so that the size is a number of its dtype
     inside = (indices >= 0) & (indices < size)

@@ -141,7 +141,7 @@ class MlxEngine(BaseEngine):
 
 
 def _missing(device: Device) -> tuple[str, ...]:
-    """The 64-bit dtypes that MLX does not have on the device."""
+    """Return the 64-bit dtypes that MLX does not have on the device."""
     return ("complex128",) if device.backend == "cpu" else ("complex128", *_ONLY_CPU)
 
 
@@ -191,7 +191,9 @@ def refuse_beyond_limit(size: int) -> None:
 
 @cache
 def _machine() -> float:
-    """The memory that this process can have; reading it takes longer than making a small array."""
+    """Return the memory that this process can have; reading it takes longer than making a small
+    array.
+    """
     most = reader.look().devices[0].facts.obtainable_memory
     return inf if most is None else most
 

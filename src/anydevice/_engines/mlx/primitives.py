@@ -37,7 +37,7 @@ under_way = local()
 def _two(
     function: Callable[..., mx.array],
 ) -> Callable[..., mx.array]:
-    """The function, in which a fraction beside integers becomes an integer."""
+    """Return the function, in which a fraction beside integers becomes an integer."""
 
     def call(a: mx.array | float, b: mx.array | float) -> Any:
         if type(b) is float:
@@ -139,7 +139,7 @@ class MlxPrimitives:
         return self._erf_in_full(x) if x.dtype == mx.float64 else mx.erf(x)
 
     def _erf_in_full(self, x: mx.array) -> mx.array:
-        """The series of erf with terms of one sign, which loses no digits to cancelling."""
+        """Return the series of erf with terms of one sign, which loses no digits to cancelling."""
         near = mx.clip(x, -_ERF_IS_ONE, _ERF_IS_ONE)
         square = near * near
         total = mx.ones_like(near)
@@ -282,25 +282,25 @@ def _native(dtype: DType) -> Any:
 def _of_nothing(
     function: Callable[..., mx.array], x: mx.array, axis: Axes, keepdims: bool
 ) -> mx.array:
-    """The reduction of an array without elements, on which MLX may hang."""
+    """Return the reduction of an array without elements, on which MLX may hang."""
     left = function(np.zeros(x.shape, np.int8), axis=axis, keepdims=keepdims)
     return mx.zeros(left.shape, dtype=x.dtype)
 
 
 def _number(value: float, beside: Any) -> float:
-    """The number as one that leaves the dtype of the array beside it as it is."""
+    """Return the number as one that leaves the dtype of the array beside it as it is."""
     if beside.dtype in _FLOATING:
         return value
     return bool(value) if beside.dtype == mx.bool_ else int(value)
 
 
 def _nothing(x: mx.array) -> float:
-    """The value that is read at an index out of range."""
+    """Return the value that is read at an index out of range."""
     return math.nan if x.dtype in _FLOATING else _number(0, x)
 
 
 def _as_index(indices: mx.array) -> mx.array:
-    """The indices in a dtype that holds them, the size of any axis, and what is below both."""
+    """Get the indices in a dtype that holds them, the size of any axis, and what is below both."""
     return indices if indices.dtype in _AS_INDEX else indices.astype(mx.int64)
 
 
@@ -318,7 +318,7 @@ def _cpu_passes_over_nan() -> bool:
 
 
 def _argmax_of_numbers_and_others(x: mx.array, axis: int) -> mx.array:
-    """The index of the first NaN, where there is any: MLX's GPU kernel passes it over."""
+    """Return the index of the first NaN, where there is any: MLX's GPU kernel passes it over."""
     others = mx.isnan(x)
     first = mx.argmax(others, axis=axis)
     largest = mx.argmax(x, axis=axis)

@@ -84,7 +84,7 @@ def _attention(
     q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Any, window: int | None,
     lengths: Any, soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
-    """Each text with the keys that are valid, of which nothing is copied."""
+    """Return each text with the keys that are valid, of which nothing is copied."""
     _, heads, queries, size = q.shape
     _, kv_heads, keys, _ = k.shape
     if mask is not None or lengths is None or not (q.size and k.size and v.size):
@@ -198,7 +198,9 @@ def _suits(x: Array) -> bool:
 
 
 def _by_rows(x: Array) -> tuple[Array, Array, int]:
-    """The array as rows, room for a result of that shape, and how many rows to take at a time."""
+    """Return the array as rows, room for a result of that shape, and how many rows to take at a
+    time.
+    """
     rows = x.reshape(-1, x.shape[-1])
     return rows, np.empty(rows.shape, x.dtype), max(1, _BLOCK // x.shape[-1])
 

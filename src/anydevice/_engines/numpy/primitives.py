@@ -38,7 +38,7 @@ else:
 
 
 def _silent(function: Callable[P, Any]) -> Callable[P, Array]:
-    """The function without warnings, and its result as an array even where it has no axes.
+    """Return the function without warnings, and its result as an array even where it has no axes.
 
     Infinity and NaN are results like any other, as on every engine.
     """
@@ -61,7 +61,7 @@ def _wide(x: Array) -> Array:
 
 
 def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array], Array]:
-    """A function of one array that is computed in `float32` for 16-bit numbers."""
+    """Return a function of one array that is computed in `float32` for 16-bit numbers."""
 
     def call(_: NumpyPrimitives, x: Array) -> Array:
         before = _silence()
@@ -74,7 +74,7 @@ def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array],
 
 
 def _two(function: Callable[[Array, Array], Any]) -> Callable[[NumpyPrimitives, Any, Any], Array]:
-    """A function of two arrays, or of an array and a number that takes over its dtype."""
+    """Return a function of two arrays, or of an array and a number that takes over its dtype."""
 
     def call(_: NumpyPrimitives, a: Any, b: Any) -> Array:
         if type(a) is not np.ndarray or type(b) is not np.ndarray:
@@ -90,7 +90,7 @@ def _two(function: Callable[[Array, Array], Any]) -> Callable[[NumpyPrimitives, 
 
 
 def _array(result: Any, dtype: Any) -> Array:
-    """A result as an array of this dtype, also where it has no axes."""
+    """Return a result as an array of this dtype, also where it has no axes."""
     if type(result) is np.ndarray and result.dtype is dtype:
         return result
     return np.asarray(result).astype(dtype, copy=False)
@@ -227,7 +227,7 @@ class NumpyPrimitives:
 
     @_silent
     def _largest(self, x: Array, k: int) -> Any:
-        """The same as the first k of `_descending`, where only those that may be are sorted."""
+        """Get the same as the first k of `_descending`, where only those that may be are sorted."""
         rows = _wide(x).reshape(-1, x.shape[-1])
         least = np.partition(rows, rows.shape[-1] - k, axis=-1)[:, -k]
         index = np.empty((len(rows), k), np.int32)
@@ -291,7 +291,7 @@ def _outside(indices: Array, size: int) -> Array:
 
 
 def _nothing(x: Array) -> float:
-    """The value that is read at an index out of range."""
+    """Return the value that is read at an index out of range."""
     return math.nan if known_dtype(x.dtype).kind == "float" else 0
 
 
@@ -307,7 +307,8 @@ _BLOCK = 1 << 14
 
 @cache
 def _series() -> Array:
-    """The first terms of the error function's Taylor series around each centre, a row a power.
+    """Return the first terms of the error function's Taylor series around each centre, a row a
+    power.
 
     Its derivatives are Hermite polynomials times exp(-c²), by their recurrence.
     """
@@ -322,7 +323,9 @@ def _series() -> Array:
 
 
 def _erf(x: Array) -> Array:
-    """The error function in `float64`: to its last digits for such numbers, else to 9 or more."""
+    """Return the error function in `float64`: to its last digits for such numbers, else to 9 or
+    more.
+    """
     terms = _series() if x.dtype == np.float64 else _series()[:6]
     flat = x.reshape(-1)
     result = np.empty(flat.shape)

@@ -106,7 +106,7 @@ class OpenclEngine(BaseEngine):
 
 
 def _all_devices() -> list[cl.Device]:
-    """Every device of every platform, numbered through as the drivers list them."""
+    """Return every device of every platform, numbered through as the drivers list them."""
     try:
         return [device for platform in cl.get_platforms() for device in _devices_of(platform)]
     except cl.Error:  # the loader found no driver at all

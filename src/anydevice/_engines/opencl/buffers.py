@@ -142,7 +142,7 @@ class Pool:
         )
 
     def _reuse(self, size: int, needed: int) -> Any:
-        """A buffer that was given back and fits, where there is one.
+        """Return a buffer that was given back and fits, where there is one.
 
         PyOpenCL does not tell which sizes it keeps. One that it had to make again is dropped again:
         for that moment, the limit is exceeded.
@@ -154,7 +154,7 @@ class Pool:
         return data if self.held <= before else None
 
     def _bytes_left(self) -> tuple[float, Any]:
-        """How many bytes may still be taken, infinity without a limit, and of which device.
+        """Return how many bytes may still be taken, infinity without a limit, and of which device.
 
         Of several devices it is the one that has least left.
         """
@@ -163,7 +163,7 @@ class Pool:
         )
 
     def _neighbours(self) -> list[Pool]:
-        """Every pool that shares a device with this one, itself included."""
+        """Return every pool that shares a device with this one, itself included."""
         return [each for each in _pools if set(each.devices) & set(self.devices)]
 
 

@@ -34,7 +34,7 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 
 def _sort_with_index(x: Array, axis: int, descending: bool) -> tuple[Array, Array]:
-    """The elements in order along an axis, and where they were."""
+    """Return the elements in order along an axis, and where they were."""
     order = [at for at in range(x.ndim) if at != axis] + [axis]
     result = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
     back = sorted(range(x.ndim), key=order.__getitem__)
@@ -70,7 +70,7 @@ _names: dict[Any, str] = {}
 
 
 def _device(x: Array) -> str:
-    """The device of an array, as the table of trust names it."""
+    """Return the device of an array, as the table of trust names it."""
     name = _names.get(x.context)
     if name is None:
         name = _names[x.context] = str(ENGINE.devices_of(x)[0])

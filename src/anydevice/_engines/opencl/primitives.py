@@ -70,7 +70,7 @@ def same_dtype(operation: str, *arrays: Array) -> DType:
 
 
 def _one(operation: str) -> Callable[..., Any]:
-    """The primitive of one array."""
+    """Return the primitive of one array."""
 
     def call(_: OpenclPrimitives, x: Array) -> Any:
         return computed(operation, x)
@@ -79,7 +79,7 @@ def _one(operation: str) -> Callable[..., Any]:
 
 
 def _two(operation: str) -> Callable[..., Any]:
-    """The primitive of two arrays, or of an array and a number."""
+    """Return the primitive of two arrays, or of an array and a number."""
 
     def call(_: OpenclPrimitives, a: Array, b: Array) -> Any:
         return computed(operation, a, b)

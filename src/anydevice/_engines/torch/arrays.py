@@ -256,7 +256,7 @@ class TorchEngine(BaseEngine):
 
 
 def _allocate_unused(shape: tuple[int, ...], dtype: torch.dtype, target: torch.device) -> Tensor:
-    """A tensor whose memory no work on the current stream can still be using.
+    """Return a tensor whose memory no work on the current stream can still be using.
 
     PyTorch gives memory that was freed on a stream out again on that stream, before the work there
     has ended. On a stream where no work is done, it waits until what it was told of has.

@@ -79,7 +79,7 @@ def _no_gradient(tree: Any) -> Exception:
 
 
 def _input(leaf: Tensor, depth: int) -> Tensor:
-    """A tensor of our own that gradients are taken by."""
+    """Return a tensor of our own that gradients are taken by."""
     return leaf.view_as(leaf) if depth and leaf.requires_grad else leaf.detach().requires_grad_()
 
 

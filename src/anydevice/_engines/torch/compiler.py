@@ -95,7 +95,7 @@ class TorchCompiler:
 
 
 def _own_folder() -> str | None:
-    """The folder that PyTorch takes unasked; `None` before it has compiled anything."""
+    """Return the folder that PyTorch takes unasked; `None` before it has compiled anything."""
     module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
     return os.path.abspath(module.default_cache_dir()) if module else None
 
@@ -150,7 +150,7 @@ _SELECTING = (
 
 
 def _options(max_effort: bool) -> dict[str, Any]:
-    """The options of PyTorch's compiler. It is imported here, because that takes seconds."""
+    """Return the options of PyTorch's compiler. It is imported here, because that takes seconds."""
     import torch._inductor as inductor
     import torch._inductor.config as config
 
@@ -162,7 +162,9 @@ def _options(max_effort: bool) -> dict[str, Any]:
 
 @cache
 def _checks() -> dict[str, Any]:
-    """The option that puts checks in; none before PyTorch 2.6, which would keep no such code."""
+    """Return the option that puts checks in; none before PyTorch 2.6, which would keep no such
+    code.
+    """
     try:
         from torch._inductor.custom_graph_pass import CustomGraphPass
     except ImportError:
@@ -194,7 +196,7 @@ def _check_indices(graph: torch.fx.GraphModule) -> None:
 
 
 def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
-    """The arguments of a node that are indices, each with the range it must be in."""
+    """Yield the arguments of a node that are indices, each with the range it must be in."""
     uses: list[tuple[Any, Any, Any]] = []
     if any("val" not in x.meta for x in node.all_input_nodes):
         return  # its shapes are not known
@@ -214,7 +216,9 @@ def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
 
 
 def _range_of(node: torch.fx.Node) -> tuple[float, float]:
-    """The least and the largest number that its elements can be, as far as that is easily seen."""
+    """Return the least and the largest number that its elements can be, as far as that is easily
+    seen.
+    """
     if isinstance(node, int):
         return node, node
     if not _has_integers(node):  # those of floating-point numbers may come from NaN

@@ -67,7 +67,9 @@ def _of_one_row(
     weights: tuple[Tensor, ...],
     config: LayerConfig,
 ) -> Tensor:
-    """The same for one row without biases: vectors, which take the shortest ways to the BLAS."""
+    """Return the same for one row without biases: vectors, which take the shortest ways to the
+    BLAS.
+    """
     attention_norm, qkv, output, mlp_norm, gate_up, down = weights
     heads, kv_heads, size, eps = config.heads, config.kv_heads, config.size, config.eps
     rope_heads, factor, slots = heads + kv_heads, config.factor, keys.shape[2]
@@ -90,7 +92,7 @@ def _of_one_row(
 
 
 def _normed_product(matrix: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The product with the RMS norm of a vector, whose one factor the BLAS multiplies with."""
+    """Get the product with the RMS norm of a vector, whose one factor the BLAS multiplies with."""
     mean = torch.dot(x, x).item() / x.shape[0] + eps
     factor = mean**-0.5 if mean else math.inf
     return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
@@ -160,7 +162,9 @@ def _write_cache(
     at: tuple[int, ...],
     ring: bool,
 ) -> tuple[int, Tensor | None]:
-    """How many slots hold what any row sees, and for unequal rows, which; k and v are in place."""
+    """Return how many slots hold what any row sees, and for unequal rows, which; k and v are in
+    place.
+    """
     slots = keys.shape[2]
     for row, position in enumerate(at):
         slot = position % slots if ring else position

@@ -134,7 +134,7 @@ def _spread(
 
 
 def _sortable(x: Tensor) -> Tensor:
-    """The array as one that PyTorch can put in order."""
+    """Return the array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
@@ -191,7 +191,7 @@ def _pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float) -> Tensor:
 
 
 def _checked_rmsnorm() -> Function | None:
-    """The kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
+    """Return the kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
     kernel: Function | None = getattr(torch, "_fused_rms_norm", None)
     try:
         with torch.no_grad():
@@ -397,7 +397,7 @@ def _rope(
 
 @lru_cache(maxsize=64)
 def _steps(size: int, theta: float, scaling: Any, device: torch.device) -> tuple[Tensor, float]:
-    """The angle of each pair for one position, and the factor of cosine and sine."""
+    """Return the angle of each pair for one position, and the factor of cosine and sine."""
     frequency, factor = frequencies(size, theta, thaw(scaling))
     with torch.inference_mode(False):  # what is made in that mode has no part in gradients
         return torch.tensor(frequency, dtype=torch.float32, device=device), factor
@@ -458,7 +458,7 @@ def _visible_keys(
 
 
 def _kernel_order(q: Tensor) -> AbstractContextManager[object]:
-    """The order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
+    """Return the order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
     if not q.is_cuda or q.shape[2] == 1:
         return nullcontext()
     order = _orders.get(q.device)
@@ -515,7 +515,7 @@ def total_size(arrays: Arrays) -> Any:
 
 
 def _laid_out_like(moved: list[Tensor], gradients: Arrays) -> list[Tensor]:
-    """The gradients with the strides of the copies: CUDA's kernels refuse others."""
+    """Return the gradients with the strides of the copies: CUDA's kernels refuse others."""
     return [
         gradient
         if gradient.stride() == copy.stride()
@@ -550,7 +550,7 @@ def _copies(arrays: Arrays) -> list[Tensor]:
 
 
 def _recurrent(kind: str) -> Function:
-    """The layer of that name over (batch, time, inputs): its outputs, or the last of them."""
+    """Get the layer of that name over (batch, time, inputs): its outputs, or the last of them."""
 
     def run(
         x: Tensor,
@@ -592,7 +592,7 @@ def _step_by_step(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def _initial_states(x: Tensor, *weights: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The arrays that there are, of 32 bits or more, and two states that are 0."""
+    """Return the arrays that there are, of 32 bits or more, and two states that are 0."""
     arrays = [each for each in (x, *weights) if each is not None]
     if x.dtype not in _WIDE:
         arrays = [each.float() for each in arrays]
@@ -607,7 +607,7 @@ def _contiguous_sequence(*arguments: Any) -> Tensor:
 
 
 def _sequence_gradients(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tensor]:
-    """The gradients by the arrays that there are."""
+    """Return the gradients by the arrays that there are."""
 
     def outputs(*given: Tensor) -> Any:  # oneDNN's layer has no gradient below that of the op
         return _step_by_step(kind, *given, *arrays[len(given) :])

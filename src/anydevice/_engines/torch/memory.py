@@ -121,7 +121,7 @@ def _limit_card(device: Device, target: Any) -> None:
 
 
 def _share(target: Any) -> float:
-    """The share of a card that PyTorch may hold now; old releases do not tell."""
+    """Return the share of a card that PyTorch may hold now; old releases do not tell."""
     ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     return 1.0 if ask is None else float(ask(target))
 

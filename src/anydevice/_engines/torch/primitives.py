@@ -23,7 +23,7 @@ _THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
 
 
 def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
-    """The primitive of two arrays, or of an array and a number."""
+    """Return the primitive of two arrays, or of an array and a number."""
 
     def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
         return function(*_pair(a, b))
@@ -34,7 +34,7 @@ def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
 def _two_arrays(
     function: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[..., Any]:
-    """The same where PyTorch's function takes arrays only: a number becomes one."""
+    """Return the same where PyTorch's function takes arrays only: a number becomes one."""
 
     def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
         if not isinstance(b, Tensor):
@@ -209,7 +209,7 @@ def _theirs(dtype: DType) -> torch.dtype:
 
 
 def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The operands; a Python number becomes one that does not change the other's dtype."""
+    """Return the operands; a Python number becomes one that does not change the other's dtype."""
     if not isinstance(b, Tensor):
         return a, _number(b, a)
     if not isinstance(a, Tensor):
@@ -224,12 +224,12 @@ def _number(value: Any, beside: Tensor) -> Any:
 
 
 def _sortable(x: Tensor) -> Tensor:
-    """The array as one that PyTorch can put in order."""
+    """Return the array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
 def _nothing(x: Tensor) -> float | bool:
-    """The value that is read at an index out of range."""
+    """Return the value that is read at an index out of range."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return float("nan")
     return False if x.dtype == torch.bool else 0
@@ -267,7 +267,7 @@ def _starts(positions: list[list[int]], keys: int) -> list[int] | None:
 
 
 def _over_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """A flag for each row, (batch, tokens), broadcast to each of its numbers."""
+    """Return a flag for each row, (batch, tokens), broadcast to each of its numbers."""
     return x[:, None, :, None].expand(rows.shape)
 
 

@@ -202,7 +202,7 @@ def _make_grid(devices: tuple[Device, ...], replicate: int, shard: int, all_proc
 
 
 def _of_each_process(own: list[Any]) -> list[Any]:
-    """The devices of all processes: of each, those that stand where the own ones do here."""
+    """Return the devices of all processes: of each, those that stand where the own ones do here."""
     every: dict[int, list[Any]] = {}
     for device in jax.devices(own[0].platform):
         every.setdefault(device.process_index, []).append(device)

@@ -140,7 +140,7 @@ class JaxAdapter(ModelAdapter):
         raise NotImplementedError
 
     def _in_training(self) -> str | None:
-        """The first part in training mode whose output depends on it."""
+        """Return the first part in training mode whose output depends on it."""
         raise NotImplementedError
 
 
@@ -269,7 +269,7 @@ def in_inference(model: Any) -> Iterator[Any]:
 
 
 def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
-    """The function over another module; itself where it is none over `old`.
+    """Return the function over another module; itself where it is none over `old`.
 
     One that `jax.jit` made is taken without it: it is part of what is compiled.
     """
@@ -310,7 +310,7 @@ def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -
 
 
 def _watch_objects(module: Any) -> Watched:
-    """The objects of a module of Flax NNX, and the values of its variables."""
+    """Return the objects of a module of Flax NNX, and the values of its variables."""
     from flax import nnx
 
     base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
@@ -338,7 +338,7 @@ def _is_false(part: Any, name: str) -> bool:
 
 
 def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
-    """The callable modules inside a module, by path, depth first."""
+    """Yield the callable modules inside a module, by path, depth first."""
     if isinstance(value, base):
         inside = [(f"{path}.{name}", part) for name, part in vars(value).items()]
     elif isinstance(value, Mapping):

@@ -123,7 +123,9 @@ class NnxLayer(ModuleLayer):
 
 
 def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
-    """The parameters of a module, and all else: each array with its path, and their structure."""
+    """Return the parameters of a module, and all else: each array with its path, and their
+    structure.
+    """
     from flax import nnx
 
     _, *states = nnx.split(module, nnx.Param, ...)
@@ -136,12 +138,12 @@ def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
 
 
 def _path_text(path: Any) -> str:
-    """The path of a value in a state of Flax NNX, whose last step leads into its variable."""
+    """Get the path of a value in a state of Flax NNX, whose last step leads into its variable."""
     return ".".join(str(getattr(step, "key", getattr(step, "idx", step))) for step in path[:-1])
 
 
 def _key_kind(x: Any) -> Any:
-    """How a key of random numbers is made; `None` of other arrays."""
+    """Return how a key of random numbers is made; `None` of other arrays."""
     is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(x)) if is_key else None
 

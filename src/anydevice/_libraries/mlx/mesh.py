@@ -60,7 +60,7 @@ _rings: list[Any] = []
 
 
 def _ring() -> Any:
-    """The ring that a launcher told MLX about; `UnsupportedError` without one."""
+    """Return the ring that a launcher told MLX about; `UnsupportedError` without one."""
     if not _rings:
         if _RING not in os.environ:
             raise Absent(

@@ -119,7 +119,7 @@ class _LockedDetector(ChangeDetector):
 
 
 def _views(value: Any) -> Iterator[Any]:
-    """The contents of a module, and of everything inside it."""
+    """Yield the contents of a module, and of everything inside it."""
     inside: Any = value.values() if isinstance(value, dict) else value
     yield inside
     if hasattr(value, "__dict__"):
@@ -130,7 +130,7 @@ def _views(value: Any) -> Iterator[Any]:
 
 
 def _structure_of(module: Any) -> list[Any]:
-    """The parts of a module, and the shapes and dtypes of its weights."""
+    """Return the parts of a module, and the shapes and dtypes of its weights."""
     parts = [(path, type(part), part.training) for path, part in module.named_modules()]
     weights = [(path, x.shape, x.dtype) for path, x in paths_of(module.parameters()).items()]
     return [parts, weights]

@@ -80,7 +80,7 @@ class MlxOptimizer(LibraryOptimizer):
 
 
 def _present(tree: Tree) -> Tree:
-    """The tree without `None`, which MLX takes for an array."""
+    """Return the tree without `None`, which MLX takes for an array."""
     return (
         {name: x for name, x in tree.items() if x is not None} if isinstance(tree, dict) else tree
     )

@@ -280,7 +280,7 @@ def whole_of(x: torch.Tensor) -> Any:
 
 
 def _all_gathered(part: torch.Tensor, axis: int, size: int, group: distributed.ProcessGroup) -> Any:
-    """The parts of all processes one after the other, `size` rows along an axis.
+    """Return the parts of all processes one after the other, `size` rows along an axis.
 
     By the plain call: what a `DTensor` calls ends a process whose group is one of gloo and whose
     tensors are on a card, as where several processes share one.
@@ -301,7 +301,9 @@ def _pad_rows(rows: torch.Tensor, count: int) -> Any:
 
 
 def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
-    """How a tensor is cut: along its longest axis that divides evenly, else along its longest."""
+    """Return how a tensor is cut: along its longest axis that divides evenly, else along its
+    longest.
+    """
     shape = tuple(x.shape)
     axes = [axis for axis, size in enumerate(shape) if size]
     even = [axis for axis in axes if shape[axis] % mesh.shard == 0]
@@ -379,7 +381,7 @@ def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
 
 
 def _blocks(module: torch.nn.Module) -> list[Any]:
-    """The parts of its lists and chains, unless they share weights with others."""
+    """Return the parts of its lists and chains, unless they share weights with others."""
     chains = [
         x for x in module.modules() if isinstance(x, torch.nn.ModuleList | torch.nn.Sequential)
     ]
@@ -415,7 +417,7 @@ class JoinedLoss:
         return self.loss(mapped(self._join_rows, output), mapped(self._join_rows, y))
 
     def _join_rows(self, x: torch.Tensor) -> Any:
-        """The rows of all processes, of which this one has some."""
+        """Return the rows of all processes, of which this one has some."""
         assert self.rows is not None, "rows are joined while a part is computed"
         (_, count, _), share, ranges = self.rows
         if not getattr(x, "ndim", 0) or x.shape[0] % count:

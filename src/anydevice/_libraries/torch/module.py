@@ -211,7 +211,8 @@ class TorchAdapter(ModelAdapter):
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with results that carry no gradients, unless one of its arrays requires them.
+    """Return the function, with results that carry no gradients, unless one of its arrays requires
+    them.
 
     Its first argument is the weights, the others are arrays.
     """
@@ -263,7 +264,7 @@ def _copy_of(module: nn.Module) -> nn.Module:
 
 
 def _name_of(module: nn.Module) -> str:
-    """The name of a module's class; TorchScript has one class for all, and keeps the name."""
+    """Get the name of a module's class; TorchScript has one class for all, and keeps the name."""
     script = isinstance(module, torch.jit.ScriptModule)
     return str(module.original_name if script else type(module).__name__)
 
@@ -307,13 +308,13 @@ def _watch_code(module: nn.Module) -> Watched:
 
 
 def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collection[Any]]]:
-    """The plain dicts among these, and the values of the others, which TorchScript has."""
+    """Return the plain dicts among these, and the values of the others, which TorchScript has."""
     plain = tuple([x for x in held if type(x) in (dict, OrderedDict)])
     return plain, [x.values() for x in held if type(x) not in (dict, OrderedDict)]
 
 
 def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
-    """The `forward` of each class, and each that is a part's own, with whose it is."""
+    """Return the `forward` of each class, and each that is a part's own, with whose it is."""
     own = [(id(part), part["forward"]) for part in parts if "forward" in part]
     return [*map(_FORWARD, kinds), *own]
 
@@ -329,7 +330,7 @@ def _modes(parts: list[nn.Module]) -> list[Callable[[], Iterable[Any]]]:
 
 
 def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
-    """All that can be seen of a module, without what it rewrites itself when it is called."""
+    """Get all that can be seen of a module, without what it rewrites itself when it is called."""
     watched = _watch_module(module, buffers=False)
     plain = {*vars(torch.nn.Module()), *rewritten}
     held = [
@@ -377,7 +378,7 @@ class _StepCounter:
 
 @cache
 def _step_counters() -> dict[int, ref[_StepCounter]]:
-    """All that there are. PyTorch tells them of each step, from the first module on."""
+    """Return all that there are. PyTorch tells them of each step, from the first module on."""
     counters: dict[int, ref[_StepCounter]] = {}
 
     def after_step(optimizer: torch.optim.Optimizer, given: Any, named: Any) -> None:
@@ -401,7 +402,7 @@ def _has_version(x: torch.Tensor | None) -> bool:
 
 
 def _structure(module: nn.Module) -> list[Any]:
-    """The parts of a module, and the shapes of its weights."""
+    """Return the parts of a module, and the shapes of its weights."""
     return [
         (path, type(part), [_shapes(x) for x in (part._parameters, part._buffers)])
         for path, part in module.named_modules()

@@ -67,7 +67,7 @@ def _walk(module: nn.Module, path: str, blocks: str) -> Iterator[tuple[str, tupl
 
 
 def _blocks(module: nn.Module) -> str | None:
-    """The name of the list of layers with most parameters; of two, that of the outer one."""
+    """Return the name of the list of layers with most parameters; of two, that of the outer one."""
     lists = [
         (bytes_of(part), -len(name), name)
         for name, part in module.named_modules()
@@ -82,7 +82,9 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def tied_units(units: Units) -> dict[str, str]:
-    """The units that share a parameter with an earlier one, by name, and the name of that one."""
+    """Return the units that share a parameter with an earlier one, by name, and the name of that
+    one.
+    """
     seen: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, (part, _) in units.items():

@@ -280,7 +280,7 @@ class TorchStepper(Stepper):
         return loss_and_output(self.config.loss, self._module, self._cast_batch(batch))[0]
 
     def _cast_batch(self, batch: Any) -> Any:
-        """The batch in the dtype of the weights, unless PyTorch casts both."""
+        """Return the batch in the dtype of the weights, unless PyTorch casts both."""
         return batch if self._narrow is None else cast_parameters(batch, self._narrow)
 
     def _scope(self) -> AbstractContextManager[Any]:
@@ -407,7 +407,7 @@ class OwnUpdate:
         self._state, self._steps = mapped(part_of, saved["state"]), saved["steps"]
 
     def _as_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The trees of the state, over processes as the weights are."""
+        """Return the trees of the state, over processes as the weights are."""
         if not any(hasattr(x, "to_local") for x in self._weights.values()):
             return dict(state)
         return {

@@ -145,7 +145,9 @@ class StorageRule(TypeRule):
 
 
 def _gradient_of(tensor: Any) -> Any:
-    """The gradient of a tensor that stores one; reading that of an intermediate result warns."""
+    """Return the gradient of a tensor that stores one; reading that of an intermediate result
+    warns.
+    """
     return tensor.grad if tensor.is_leaf else None
 
 

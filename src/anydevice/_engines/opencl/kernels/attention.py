@@ -71,7 +71,7 @@ def attention(
 
 
 def _with_rows(x: Array) -> Array:
-    """The array with the numbers of each head in one piece."""
+    """Return the array with the numbers of each head in one piece."""
     return x if buffers.strides_of(x)[-1] == 1 or x.shape[-1] == 1 else plain(x)
 
 
@@ -157,7 +157,7 @@ def _tiles_fit(variant: Variant, about: programs.Limits) -> bool:
 
 
 def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
-    """The definitions of a kernel, the dtype of an index, and the dtypes of the arguments."""
+    """Get the definitions of a kernel, the dtype of an index, and the dtypes of the arguments."""
     types, index = index_types(variant.wide)
     defines = {**types, **variant.number.defines()}
     defines |= {

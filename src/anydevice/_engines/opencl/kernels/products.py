@@ -131,7 +131,9 @@ def _product(a: Array, b: Array, out: Array, number: Number, stack: Ints) -> Pro
 
 
 def _with_neighbours(x: Array) -> Array:
-    """The array with neighbours in memory along one of its last axes, so that reading is fast."""
+    """Return the array with neighbours in memory along one of its last axes, so that reading is
+    fast.
+    """
     row, column = buffers.strides_of(x)[-2:]
     rows, columns = x.shape[-2:]
     return x if 1 in (row, column) or columns == 1 or rows == 1 else plain(x)
@@ -150,7 +152,7 @@ def _run(product: Product) -> None:
 
 
 def _fitting(product: Product, about: programs.Limits) -> list[Tiles]:
-    """The tiles that fit the device, the best first."""
+    """Return the tiles that fit the device, the best first."""
     itemsize = np.dtype(product.number.scalar).itemsize
     possible = [
         tiles
@@ -279,7 +281,9 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
 
 
 def _most_across(context: cl.Context) -> int:
-    """How many neighbouring columns the items of a group read; more items share the same ones."""
+    """Return how many neighbouring columns the items of a group read; more items share the same
+    ones.
+    """
     return 64 if programs.limits(context).is_cpu else 32
 
 

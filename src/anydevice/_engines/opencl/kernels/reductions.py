@@ -145,7 +145,7 @@ def _kernel(
 
 
 def _neutral(kind: str, number: Number) -> str:
-    """The neutral element: joined with any number, it gives that number."""
+    """Return the neutral element: joined with any number, it gives that number."""
     if kind in ("sum", "prod"):
         return str(int(kind == "prod"))
     if number.floating:

@@ -127,7 +127,7 @@ def rope(
 
 
 def _factor(scaling: Mapping[str, Any] | None) -> float | None:
-    """The factor that divides all frequencies; `None` if they are scaled in another way."""
+    """Return the factor that divides all frequencies; `None` if they are scaled in another way."""
     scaling = scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":

@@ -45,7 +45,7 @@ _READY = find_spec("triton") is not None
 
 @cache
 def _kernel(name: str) -> Callable[..., Tensor]:
-    """The function that starts a kernel; Triton is imported with the first one."""
+    """Return the function that starts a kernel; Triton is imported with the first one."""
     from anydevice._engines.torch.triton import (
         attention,
         decode_products,
@@ -417,7 +417,9 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def _frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
 ) -> tuple[Tensor, float]:
-    """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
+    """Return the angle of each pair for one position, on the device, and the factor of cosine and
+    sine.
+    """
     frequency, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
     with torch.inference_mode(False):  # it is kept, and a gradient may need it later
         return torch.tensor(frequency, dtype=torch.float32, device=device), float(factor)
