@@ -93,7 +93,7 @@ class ChangeDetector:
         return Snapshot(watched, objects, values, equals)
 
     def reset(self, snapshot: Snapshot) -> None:
-        """From now on, compare with this snapshot."""
+        """Compare with this snapshot from now on."""
         self._last = snapshot
 
 

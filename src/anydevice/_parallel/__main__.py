@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def end_with_launcher() -> None:
-    """On Linux, let this process be ended when the one that launched it is gone, be it killed."""
+    """End this process, on Linux, when its launcher is gone, even if that was killed."""
     launcher = os.environ.get("ANYDEVICE_LAUNCHER")
     if launcher is None or sys.platform != "linux":
         return

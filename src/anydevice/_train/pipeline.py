@@ -74,7 +74,7 @@ def is_pipeline(model: Any) -> bool:
 
 
 def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str | None:
-    """Why a training is a pipeline; `None` if it is none.
+    """Return why a training is a pipeline; `None` if it is none.
 
     Raises `ConfigurationError` where a pipeline is given devices for a second time.
     """
