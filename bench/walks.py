@@ -8,10 +8,13 @@ two trainings of which one has a step more.
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -21,10 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 import anydevice
-from anydevice import nn, ops
+from anydevice import llm, nn, ops
 
 _WARM_UPS = 4
 _STEPS = 8
+
+warnings.simplefilter("ignore")  # where no accelerator is, `device()` says so
 
 
 class Walk(NamedTuple):
@@ -73,16 +78,30 @@ def train_step() -> Walk:
     return Walk(more.calls - few.calls, more.switches - few.switches)
 
 
+def language_model() -> dict[str, Walk]:
+    """Return the walks of loading a small language model, and of one more token, if it is there."""
+    root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    folder = root / "stories260K"
+    if not folder.is_dir():
+        return {}
+    stream = iter(llm.load(folder, device="cpu").stream("Once upon a time", max_tokens=100))
+    return {
+        "llm.load(folder)": walk(lambda: llm.load(folder, device="cpu")),
+        "one more token of stream()": walk(lambda: next(stream)),
+    }
+
+
 def walks() -> dict[str, Walk]:
-    """The walks of a few calls that most programs make."""
+    """Return the walks of a few calls that most programs make."""
     module, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     return {
+        **language_model(),
         'compile(Linear, "cpu", verify=x, optimize="none")': walk(
             lambda: anydevice.compile(module, "cpu", verify=x, optimize="none")
         ),
         "one further step of nn.train": train_step(),
         'device("cpu", engine="torch")': walk(lambda: anydevice.device("cpu", engine="torch")),
-        'device("cpu")': walk(lambda: anydevice.device("cpu")),
+        "device()": walk(anydevice.device),
         "ops.softmax(x)": walk(lambda: ops.softmax(x)),
     }
 

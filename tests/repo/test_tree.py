@@ -23,7 +23,7 @@ PLACES = re.compile(
 
 
 def files() -> Iterator[Path]:
-    top = (path for path in ROOT.iterdir() if not path.name.startswith(".coverage"))
+    top = (path for path in ROOT.iterdir() if not path.name.startswith((".coverage", ".git")))
     yield from (path for path in top if path.is_file())
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
