@@ -12,7 +12,7 @@ project:
   figures of memory.
 
 The constants are fitted to the runs on 64 cards or fewer and compared with those in
-`anydevice._plan.step_time`; errors are printed for the runs on 128 cards or more, to which
+`anydevice._plan.training_plan`; errors are printed for the runs on 128 cards or more, to which
 nothing was fitted. Needs SciPy.
 """
 
@@ -33,7 +33,7 @@ from anydevice._plan.cards import Cluster, cluster_of
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
 from anydevice._plan.overheads import plannable
-from anydevice._plan.step_time import FITTED, Constants, tokens_a_second
+from anydevice._plan.training_plan import FITTED, Constants, tokens_a_second
 
 TABLES = Path(__file__).parents[1] / ".cache" / "tables"
 FOUNDRY, TITAN = "llm-foundry.md", "torchtitan"

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anydevice._llm import splitting
+from anydevice._llm import tokenizer as tokenization
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import Tokenizer
 from anydevice.errors import ConfigurationError, UnsupportedError
@@ -302,7 +302,7 @@ def split_by(pattern: str) -> Tokenizer:
 def test_a_pattern_that_takes_hours_is_stopped_and_the_process_runs_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(splitting, "SECONDS", 1.0)
+    monkeypatch.setattr(tokenization, "SECONDS", 1.0)
     tokenizer = split_by(HOSTILE)
     short = tokenizer.encode("a b")  # now there is a child
     began, ticks = time.monotonic(), list[float]()
@@ -320,7 +320,7 @@ def test_a_pattern_that_takes_hours_is_stopped_and_the_process_runs_on(
     assert tokenizer.encode("a b") == short
 
 
-@pytest.mark.parametrize("pattern", sorted(splitting.KNOWN), ids=range(len(splitting.KNOWN)))
+@pytest.mark.parametrize("pattern", sorted(tokenization.KNOWN), ids=range(len(tokenization.KNOWN)))
 def test_known_patterns_are_read_and_take_little_time_for_any_text(pattern: str) -> None:
     tokenizer = split_by(pattern)
     assert tokenizer._encoder is None
@@ -334,7 +334,7 @@ def test_known_patterns_are_read_and_take_little_time_for_any_text(pattern: str)
 
 def test_a_pattern_that_is_not_known_gives_the_same_tokens() -> None:
     """Another spelling of one that is known."""
-    known, other = split_by(splitting.LLAMA3), split_by(f"(?:{splitting.LLAMA3})")
+    known, other = split_by(tokenization.LLAMA3), split_by(f"(?:{tokenization.LLAMA3})")
     assert known._encoder is None
     assert other._encoder is not None
     for text in ("", "Hello there,  we'll see 12345\n\n ok", "naïve “dog” 漢字 🙂" * 20):

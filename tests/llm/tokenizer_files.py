@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice._llm.splitting import LLAMA3
+from anydevice._llm.tokenizer import LLAMA3
 
 Values = dict[str, Any]
 

@@ -9,10 +9,9 @@ from anydevice import plan_inference, testing
 from anydevice._arrays.memory.stats import MemoryStats, memory_stats
 from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.discovery import discover as discovery
-from anydevice._plan import available
-from anydevice._plan.available import AvailableMemory, available_memory
+from anydevice._plan import placement
 from anydevice._plan.overheads import CONTEXT
-from anydevice._plan.placement import device_groups
+from anydevice._plan.placement import AvailableMemory, available_memory, device_groups
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from tests.plan.configs import LLAMA_8B
 
@@ -105,13 +104,13 @@ def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.Monk
         return memory_stats(device)
 
     monkeypatch.setattr("anydevice._arrays.memory.stats.memory_stats", stats)
-    monkeypatch.setattr(available.registry, "loaded_engines", lambda: ())
+    monkeypatch.setattr(placement.registry, "loaded_engines", lambda: ())
     discovery.forget_report()
-    available.look_ahead()
+    placement.look_ahead()
     first, _ = available_memory("cpu")
     assert asked == []
-    available.look_ahead()  # it was looked at: that changes nothing
-    monkeypatch.setattr(available, "_RECENT", -1.0)
+    placement.look_ahead()  # it was looked at: that changes nothing
+    monkeypatch.setattr(placement, "_RECENT", -1.0)
     second, _ = available_memory("cpu")
     assert asked == [anydevice.Device("cpu")]
     assert first[0].free > 0 < second[0].free

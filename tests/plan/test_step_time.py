@@ -13,7 +13,13 @@ from anydevice._plan.card_memory import TrainingRun
 from anydevice._plan.cards import cluster_of
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
-from anydevice._plan.step_time import ERROR, FITTED, active_parameters, step_time, tokens_a_second
+from anydevice._plan.training_plan import (
+    ERROR,
+    FITTED,
+    active_parameters,
+    step_time,
+    tokens_a_second,
+)
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / ".cache" / "tables"

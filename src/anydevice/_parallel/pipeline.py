@@ -36,8 +36,7 @@ from anydevice._nn.model import Model, bound
 from anydevice._nn.recompute import Recomputed
 from anydevice._ops import embedding, linear
 from anydevice._parallel.offload import Fetcher, KeptArray, kept_in_memory, read_parts, write_parts
-from anydevice._plan.modules import planned_units
-from anydevice._plan.plan import Plan
+from anydevice._plan.plan import Plan, planned_units
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 Places = Sequence[str | Device] | Mapping[str, str | Device] | Plan

@@ -13,7 +13,7 @@ from anydevice._core.device import Device
 from anydevice._core.finding import Facts
 from anydevice._core.record import Record, replace
 from anydevice._core.text import parse_size, shortened
-from anydevice._plan.available import AvailableMemory
+from anydevice._plan.placement import AvailableMemory
 from anydevice.errors import ConfigurationError
 
 GIB = 2**30

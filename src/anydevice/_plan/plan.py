@@ -11,21 +11,25 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
 from anydevice._core.text import no_pages
-from anydevice._plan.available import AvailableMemory, DeviceNames, available_memory
+from anydevice._libraries.registry import part
 from anydevice._plan.cards import Cluster, cluster_of, names_cluster
 from anydevice._plan.estimates import MemoryEstimate, estimate_inference
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
 from anydevice._plan.placement import (
+    AvailableMemory,
     DeviceGroup,
+    DeviceNames,
     LayeredModel,
     LayerRange,
     MemoryParts,
     assign,
+    available_memory,
     device_groups,
     fill,
 )
 from anydevice._plan.quantization import QUANTIZED, quantized
+from anydevice.errors import ConfigurationError
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
@@ -114,9 +118,7 @@ class Plan(Record):
         goes with that. Raises `ConfigurationError` for a plan that does not fit or is for another
         model.
         """
-        from anydevice._plan.modules import device_map
-
-        return device_map(self, model)
+        return _device_map(self, model)
 
     def to_dict(self) -> dict[str, object]:
         """Return the plan as plain data, ready for JSON."""
@@ -338,3 +340,56 @@ def _alternative(
         return None
     total = (changed.on_cpu() if assignment.only_cpu else changed).total
     return Alternative(change, value, assignment.devices, total)
+
+
+_TORCH_NAMES = {"rocm": "cuda", "metal": "mps"}
+"""Backends to which PyTorch gives another name."""
+
+
+def planned_units(
+    plan: Plan, are_layers: Sequence[bool], parameters: int | None
+) -> list[Placement]:
+    """Return the placement of each unit of a model, given which of them are layers.
+
+    Raises `ConfigurationError` for a plan that does not fit, or that is of another model:
+    `parameters` is how many this one has.
+    """
+    if not plan.fits:
+        raise ConfigurationError(
+            'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',
+            source="devices",
+        )
+    of_layer = [each for each in plan.placements for _ in each.layers]
+    shape, count = plan.estimate.shape, sum(are_layers)
+    other = None
+    if len(of_layer) != count:
+        other = f"{len(of_layer)} layers, and this model {count}"
+    elif shape is not None and shape.exact and parameters not in (None, shape.parameters):
+        other = f"{shape.parameters:,} parameters, and this one {parameters:,}"
+    if other is not None:
+        raise ConfigurationError(
+            f"this plan is for another model: it has {other}", source="devices"
+        )
+    found, at = [], -1
+    for is_layer in are_layers:
+        at += is_layer
+        found.append(of_layer[max(at, 0)])
+    return found
+
+
+def _device_map(plan: Plan, module: Any) -> dict[str, str]:
+    """Return the device of each unit of a module, as transformers and accelerate name both."""
+    torch = part("torch", "pipeline")
+    units = torch.module_units(module)
+    count = sum(x.numel() for x in module.parameters())
+    places = planned_units(plan, [is_layer for _, is_layer in units.values()], count)
+    found = {}
+    for name, each in zip(units, places, strict=True):
+        backend = each.device.backend
+        torch_name = f"{_TORCH_NAMES.get(backend, backend)}:{each.device.index}"
+        found[name] = "cpu" if each.device.kind == "cpu" else torch_name
+    first = next(iter(found.values()))
+    for name, (unit, is_layer) in units.items():
+        if not is_layer and not torch.bytes_of(unit):  # such as rotations, made once for all layers
+            found[name] = first
+    return found | {name: found[other] for name, other in torch.tied_units(units).items()}
