@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from anydevice._machine.choose import scope
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.settings import config as settings
 from anydevice.cli.main import main
+from tests.machines import machine_of
 
 Result = tuple[int, str, str]
 Anydevice = Callable[..., Result]
@@ -69,11 +72,15 @@ def user_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def anydevice(capsys: pytest.CaptureFixture[str]) -> Anydevice:
-    """Run a command line in this process: `code, out, err = anydevice("devices", "--json")`."""
+    """Run a command line in this process: `code, out, err = anydevice("devices", "--json")`.
 
-    def run(*words: str) -> Result:
+    With `cuda=1` and the like it runs on such a fake machine, on which the settings count.
+    """
+
+    def run(*words: str, **machine: Any) -> Result:
         capsys.readouterr()
-        code = main(words)
+        with machine_of(**machine) if machine else nullcontext():
+            code = main(words)
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -36,8 +36,7 @@ def _without_variables_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> None:
-    with testing.fake_machine(keep_settings=True):
-        code, out, err = anydevice("config")
+    code, out, err = anydevice("config", cuda=0)
     assert (code, err) == (0, "")
     assert rows(out) == {
         "device": ["automatic", "default"],
@@ -70,8 +69,7 @@ def test_a_share_of_memory_is_shown_in_percent(
     anydevice: Anydevice, project: Path, written: str, shown: str
 ) -> None:
     project.write_text(f"memory = {written}\n")
-    with testing.fake_machine(keep_settings=True):
-        _, out, _ = anydevice("config")
+    _, out, _ = anydevice("config", cuda=0)
     assert rows(out)["memory"][0] == shown
 
 
@@ -83,8 +81,7 @@ def test_every_origin(
         'device = ["cuda", "cpu"]\nengine = "numpy"\norder = ["opencl"]\nx64 = true\n'
     )
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
-    with testing.fake_machine(keep_settings=True):
-        _, out, _ = anydevice("config")
+    _, out, _ = anydevice("config", cuda=0)
     table = rows(out)
     assert table["memory"] == ["20GiB", f"user file {user_file}, line 1"]
     assert table["env"] == ["A=1", f"user file {user_file}, line 3"]
@@ -100,8 +97,7 @@ def test_every_origin(
 
 def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "tpu"\n')
-    with testing.fake_machine(keep_settings=True):
-        code, out, _ = anydevice("config", "--why")
+    code, out, _ = anydevice("config", "--why", cuda=0)
     assert code == 0
     assert out.partition("Steps of the choice\n")[2].splitlines() == [
         "✗ project file        tpu   this machine has no tpu: not in this fake machine",
@@ -126,8 +122,7 @@ def test_steps_fit_a_narrow_terminal(project: Path) -> None:
 
 def test_what_nobody_asked_for_is_not_marked_as_failed(anydevice: Anydevice) -> None:
     pocl = BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",))
-    with testing.fake_machine(keep_settings=True, scans=[pocl]):
-        _, out, _ = anydevice("config", "--why")
+    _, out, _ = anydevice("config", "--why", scans=[pocl])
     assert "– order of backends   opencl   an OpenCL device that is the CPU" in out
 
 

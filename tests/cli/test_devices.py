@@ -55,8 +55,7 @@ SEEN_TWICE = (
 
 @pytest.mark.needs("torch")
 def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, scans=SEEN_TWICE):
-        code, out, err = anydevice("devices")
+    code, out, err = anydevice("devices", scans=SEEN_TWICE)
     assert (code, err) == (0, "")
     block = out.partition("✓ cuda:0")[2].partition("\n\n")[0].splitlines()
     assert block[0] == "   NVIDIA H200"
@@ -83,8 +82,7 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
 
 
 def test_what_stopped_a_backend_and_what_fixes_it(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, scans=SEEN_TWICE):
-        _, out, _ = anydevice("devices")
+    _, out, _ = anydevice("devices", scans=SEEN_TWICE)
     assert out.partition("✗ rocm")[2].partition("\n\n")[0].splitlines() == [
         "   no device",
         "    stopped at          driver",

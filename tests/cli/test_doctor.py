@@ -34,8 +34,7 @@ NO_LIBRARY = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("NVIDIA RTX 40
 
 
 def test_a_healthy_machine(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True):
-        code, out, err = anydevice("doctor", "--engine", "numpy")
+    code, out, err = anydevice("doctor", "--engine", "numpy", cuda=0)
     assert (code, err) == (0, "")
     first = out.splitlines()[0]
     assert first.startswith("✓ cpu")
@@ -47,8 +46,7 @@ def test_a_healthy_machine(anydevice: Anydevice) -> None:
 
 
 def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True):
-        code, out, err = anydevice("doctor", "cpu", "--engine", "numpy", "--json")
+    code, out, err = anydevice("doctor", "cpu", "--engine", "numpy", "--json", cuda=0)
     assert (code, err) == (0, "")
     data = json.loads(out)
     assert data["healthy"] is True
@@ -60,8 +58,7 @@ def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
 
 
 def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, scans=[NO_DRIVER]):
-        code, out, _ = anydevice("doctor", "--engine", "numpy")
+    code, out, _ = anydevice("doctor", "--engine", "numpy", scans=[NO_DRIVER])
     assert code == 1
     assert "✗ cuda     stopped at: driver\n" in out
     explained = out.partition("What is wrong, and what to do")[2]
@@ -73,8 +70,7 @@ def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice)
 
 @pytest.mark.needs("torch")
 def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]):
-        code, out, _ = anydevice("doctor", "cuda", "--json")
+    code, out, _ = anydevice("doctor", "cuda", "--json", scans=[NO_LIBRARY])
     data = json.loads(out)
     assert code == 1
     assert data["checks"] == []
@@ -105,8 +101,7 @@ def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
 
 
 def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True):
-        code, out, _ = anydevice("doctor", "--engine", "numpy", "--limit", "0.001")
+    code, out, _ = anydevice("doctor", "--engine", "numpy", "--limit", "0.001", cuda=0)
     assert code == 1
     assert "✗ cpu" in out
     assert "timed out (no answer within 0.001 s)" in out
@@ -157,8 +152,7 @@ def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
     ],
 )
 def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message: str) -> None:
-    with testing.fake_machine(keep_settings=True, cuda=1):
-        code, out, err = anydevice("doctor", *words)
+    code, out, err = anydevice("doctor", *words, cuda=1)
     assert (code, out) == (2, "")
     assert message in err
 
@@ -181,8 +175,7 @@ def test_a_slow_first_call_and_held_memory_are_explained(
         return Verdict(str(device), engine, True, None, 3.0, 2.5, 0.001)
 
     monkeypatch.setattr(doctor, "check", slow)
-    with testing.fake_machine(keep_settings=True, cuda=1, engines=["jax"]):
-        code, out, _ = anydevice("doctor", "cuda")
+    code, out, _ = anydevice("doctor", "cuda", cuda=1, engines=["jax"])
     assert code == 0
     knowing = out.partition("Worth knowing")[2]
     assert "memory held by preallocation" in knowing

@@ -96,8 +96,7 @@ def test_an_unknown_option_is_said_with_the_usage_of_its_command(anydevice: Anyd
 
 
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True):
-        assert json.loads(anydevice("--json", "devices")[1])["recommended"] == "cpu"
+    assert json.loads(anydevice("--json", "devices", cuda=0)[1])["recommended"] == "cpu"
 
 
 def test_an_error_of_ours_is_one_message_and_no_traceback(anydevice: Anydevice) -> None:
@@ -138,17 +137,39 @@ def test_a_wrong_setting_ends_every_command_with_2(
     anydevice: Anydevice, project: Path, command: str
 ) -> None:
     project.write_text("[")
-    with testing.fake_machine(keep_settings=True):
-        code, _, err = anydevice(*filter(None, [command]))
+    code, _, err = anydevice(*filter(None, [command]), cuda=0)
     assert code == 2
     assert err.startswith(f"anydevice: {project}, line 1")
 
 
-def test_too_little_memory_is_an_answer(
-    anydevice: Anydevice, breaking: Callable[[BaseException], None]
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OutOfMemoryError("a model does not fit"), 1, "anydevice: a model does not fit\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 141, ""),
+        (
+            FileNotFoundError(2, "No usable temporary directory"),
+            2,
+            "anydevice: No usable temporary directory\n",
+        ),
+        (
+            OSError(24, "Too many open files", "/dev/kfd"),
+            2,
+            "anydevice: /dev/kfd: Too many open files\n",
+        ),
+    ],
+    ids=["too little memory", "interruption", "reader that leaves", "no folder", "system"],
+)
+def test_an_error_has_its_exit_code_and_at_most_one_sentence(
+    anydevice: Anydevice,
+    breaking: Callable[[BaseException], None],
+    error: BaseException,
+    code: int,
+    said: str,
 ) -> None:
-    breaking(OutOfMemoryError("a model does not fit"))
-    assert anydevice() == (1, "", "anydevice: a model does not fit\n")
+    breaking(error)
+    assert anydevice() == (code, "", said)
 
 
 @pytest.mark.parametrize("words", [("--json", "launch", "x.py"), ("launch", "--json", "x.py")])
@@ -159,35 +180,12 @@ def test_launch_has_no_json_of_its_own(anydevice: Anydevice, words: tuple[str, .
     assert "--json" in err.splitlines()[-1]
 
 
-def test_an_interruption_is_quiet(
-    anydevice: Anydevice, breaking: Callable[[BaseException], None]
-) -> None:
-    breaking(KeyboardInterrupt())
-    assert anydevice() == (130, "", "")
-
-
 def test_a_fault_of_ours_is_not_hidden(
     anydevice: Anydevice, breaking: Callable[[BaseException], None]
 ) -> None:
     breaking(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         anydevice()
-
-
-def test_a_reader_that_leaves_is_no_error(
-    anydevice: Anydevice, breaking: Callable[[BaseException], None]
-) -> None:
-    breaking(BrokenPipeError())
-    assert anydevice() == (141, "", "")
-
-
-def test_what_the_system_refuses_is_one_sentence(
-    anydevice: Anydevice, breaking: Callable[[BaseException], None]
-) -> None:
-    breaking(FileNotFoundError(2, "No usable temporary directory"))
-    assert anydevice() == (2, "", "anydevice: No usable temporary directory\n")
-    breaking(OSError(24, "Too many open files", "/dev/kfd"))
-    assert anydevice() == (2, "", "anydevice: /dev/kfd: Too many open files\n")
 
 
 def test_an_output_that_cannot_be_written_is_said(

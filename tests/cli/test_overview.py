@@ -41,8 +41,7 @@ A_CARD_WITHOUT_A_LIBRARY = BackendScan(
 
 @pytest.mark.needs("torch")
 def test_the_first_minute(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, scans=[A_CARD_WITHOUT_A_LIBRARY]):
-        code, out, err = anydevice()
+    code, out, err = anydevice(scans=[A_CARD_WITHOUT_A_LIBRARY])
     assert (code, err) == (0, "")
     expected = [
         r"anydevice \d+\.\d+ · (Linux|macOS|Windows) · Python 3\.\d+ · \d+ ms",
@@ -97,8 +96,7 @@ def test_a_wrong_variable_hides_nothing(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "quantum")
-    with testing.fake_machine(keep_settings=True):
-        code, out, err = anydevice()
+    code, out, err = anydevice(cuda=0)
     assert code == 2
     assert "✓ cpu" in out
     assert err.startswith("anydevice: ANYDEVICE_DEVICE: there is no backend 'quantum'")
@@ -130,11 +128,9 @@ def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
 
 
 def test_where_nothing_is_to_be_fixed_it_leads_on(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, cuda=1):
-        _, out, _ = anydevice()
+    _, out, _ = anydevice(cuda=1)
     assert out.splitlines()[-1].startswith("Next: anydevice doctor, anydevice verify")
-    with testing.fake_machine(keep_settings=True, scans=[A_CARD_WITHOUT_A_LIBRARY]):
-        _, out, _ = anydevice()
+    _, out, _ = anydevice(scans=[A_CARD_WITHOUT_A_LIBRARY])
     assert "Next: " not in out
 
 
@@ -143,8 +139,7 @@ def test_a_text_that_names_the_doctor_does_not_decide_what_comes_next(
 ) -> None:
     note = "a driver that says: run anydevice doctor"
     told = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("A card")),), engines=("torch",))
-    with testing.fake_machine(keep_settings=True, scans=[replace(told, notes=(note,))]):
-        _, out, _ = anydevice()
+    _, out, _ = anydevice(scans=[replace(told, notes=(note,))])
     assert note in out
     assert NEXT in out
 

@@ -22,8 +22,7 @@ NO_DRIVER = BackendScan(
 
 def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
     project.write_text("# mine\n")
-    with testing.fake_machine(keep_settings=True, cuda=1):
-        code, out, err = anydevice("prefer", "CPU")
+    code, out, err = anydevice("prefer", "CPU", cuda=1)
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         f"Preferred from now on: cpu, written to {project}",
@@ -35,8 +34,7 @@ def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
 
 def test_a_project_without_a_file(anydevice: Anydevice, project: Path, user_file: Path) -> None:
     project.unlink()
-    with testing.fake_machine(keep_settings=True, cuda=1):
-        code, out, err = anydevice("prefer", "cpu", "--project")
+    code, out, err = anydevice("prefer", "cpu", "--project", cuda=1)
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == f"Preferred from now on: cpu, written to {project}"
     assert project.read_text() == 'device = "cpu"\n'
@@ -44,8 +42,7 @@ def test_a_project_without_a_file(anydevice: Anydevice, project: Path, user_file
 
 
 def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(keep_settings=True, scans=[NO_DRIVER]):
-        code, out, _ = anydevice("prefer", "rocm", "--engine", "torch")
+    code, out, _ = anydevice("prefer", "rocm", "--engine", "torch", scans=[NO_DRIVER])
     assert code == 0
     assert out.splitlines() == [
         f"Preferred from now on: rocm with torch, written to {project}",
@@ -57,8 +54,7 @@ def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) ->
 
 
 def test_a_kind_without_a_fix(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True):
-        code, out, _ = anydevice("prefer", "gpu")
+    code, out, _ = anydevice("prefer", "gpu", cuda=0)
     assert code == 0
     assert "✗ gpu is not usable now: this machine has no gpu" in out
     assert "fix:" not in out
@@ -66,8 +62,7 @@ def test_a_kind_without_a_fix(anydevice: Anydevice) -> None:
 
 def test_forgetting(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\nengine = "torch"\nx64 = true\n')
-    with testing.fake_machine(keep_settings=True):
-        code, out, _ = anydevice("prefer", "--clear")
+    code, out, _ = anydevice("prefer", "--clear", cuda=0)
     assert code == 0
     assert f"The preference is forgotten, in {project}" in out
     assert project.read_text() == "x64 = true\n"
@@ -75,8 +70,7 @@ def test_forgetting(anydevice: Anydevice, project: Path) -> None:
 
 def test_an_empty_name_forgets_too(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\n')
-    with testing.fake_machine(keep_settings=True):
-        code, out, err = anydevice("prefer", "")
+    code, out, err = anydevice("prefer", "", cuda=0)
     assert (code, err) == (0, "")
     assert out.startswith("The preference is forgotten")
     assert project.read_text() == ""
@@ -112,8 +106,7 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
 
 
 def test_auto_is_what_would_be_chosen_anyway(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(keep_settings=True, cuda=1):
-        _, out, _ = anydevice("prefer", "auto")
+    _, out, _ = anydevice("prefer", "auto", cuda=1)
     assert "✓ cuda:0 is usable now" in out
     assert project.read_text() == 'device = "auto"\n'
 
@@ -129,7 +122,6 @@ def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None
     broken = BackendScan(
         "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
     )
-    with testing.fake_machine(keep_settings=True, scans=[broken]):
-        _, out, _ = anydevice("prefer", "cpu")
+    _, out, _ = anydevice("prefer", "cpu", scans=[broken])
     assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out
     assert "Chosen" not in out

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_plan import SHAPE_405B, SMALL
+
 Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 COMMAND = [sys.executable, "-m", "anydevice"]
@@ -57,13 +59,6 @@ def test_piped_it_has_no_colours_and_marks(process: Process) -> None:
     assert "\nChosen: " in text
 
 
-@pytest.mark.parametrize("command", ["devices", "backends", "config"])
-def test_json_parses_and_is_all_there_is(process: Process, command: str) -> None:
-    ended = process(command, "--json")
-    assert ended.returncode == 0, ended.stderr
-    assert isinstance(json.loads(ended.stdout), dict)
-
-
 def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
     code, shown = on_a_terminal(TERM="xterm", PYTHONUTF8="1")
     assert code == 0
@@ -72,21 +67,15 @@ def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
     assert (code, "\x1b" in shown) == (0, False)
 
 
-def test_the_doctor_shows_progress_on_a_terminal() -> None:
-    code, shown = on_a_terminal("doctor", "cpu", "--engine", "numpy", TERM="xterm", PYTHONUTF8="1")
-    assert code == 0
-    assert "0/1" in shown
-    assert "cpu with numpy" in shown
-    assert "right" in shown
-
-
-def test_the_doctor_shows_progress_on_a_terminal_without_unicode() -> None:
-    code, shown = on_a_terminal(
-        "doctor", "cpu", "--engine", "numpy", TERM="xterm", PYTHONIOENCODING="ascii", PYTHONUTF8="0"
-    )
+@pytest.mark.parametrize(
+    "encoding", [{"PYTHONUTF8": "1"}, {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}]
+)
+def test_the_doctor_shows_progress_on_a_terminal(encoding: dict[str, str]) -> None:
+    code, shown = on_a_terminal("doctor", "cpu", "--engine", "numpy", TERM="xterm", **encoding)
     assert code == 0, shown
     assert "0/1" in shown
     assert "cpu with numpy" in shown
+    assert "right" in shown
 
 
 def test_an_output_without_unicode(process: Process) -> None:
@@ -97,13 +86,18 @@ def test_an_output_without_unicode(process: Process) -> None:
     assert " - Python 3." in text
 
 
-@pytest.mark.parametrize("words", [[], ["devices", "--json"], ["backends"]])
-def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+@pytest.mark.parametrize("words", ["", "devices --json", "backends", "plan config.json"])
+def test_a_reader_that_leaves_is_no_error(words: str) -> None:
+    Path("config.json").write_text(json.dumps(SMALL))
     read, write = os.pipe()
     os.close(read)
     try:
         ended = subprocess.run(
-            [*COMMAND, *words], stdout=write, stderr=subprocess.PIPE, timeout=400, check=False
+            [*COMMAND, *words.split()],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=400,
+            check=False,
         )
     finally:
         os.close(write)
@@ -136,16 +130,31 @@ def test_an_interruption_while_computing_is_quiet() -> None:
     assert noise == b""
 
 
-def test_nothing_heavy_is_imported_for_a_list_of_devices() -> None:
-    code = (
-        "import sys; from anydevice.cli.main import main; main(['devices', '--json']); "
-        "print(sorted({'numpy', 'torch', 'jax', 'rich', 'tomlkit', 'platformdirs', "
-        "'anydevice._report.summary'} & set(sys.modules)), file=sys.stderr)"
-    )
+IMPORTED = """
+import sys
+from anydevice.cli.main import main
+
+main(sys.argv[1:])
+heavy = {'numpy', 'torch', 'jax', 'mlx', 'ml_dtypes', 'rich', 'transformers', 'huggingface_hub'}
+print(sorted({*heavy, *HEAVY} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        ("devices --json", {"tomlkit", "platformdirs", "anydevice._report.summary"}),
+        ("plan config.json --context 8192 --batch 4 --json", set()),
+    ],
+)
+def test_nothing_heavy_is_imported(words: str, heavy: set[str]) -> None:
+    Path("config.json").write_text(json.dumps(SHAPE_405B))
+    code = f"HEAVY = {heavy!r}{IMPORTED}"
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=400, check=True
+        [sys.executable, "-c", code, *words.split()], capture_output=True, timeout=400, check=True
     )
     assert ended.stderr.decode().strip() == "[]"
+    assert isinstance(json.loads(ended.stdout), dict)
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("devices",)])

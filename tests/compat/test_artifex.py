@@ -46,8 +46,9 @@ from anydevice.compat.artifex import (
     has_gpu,
     print_device_info,
 )
-from anydevice.testing import fake_backend, fake_machine
+from anydevice.testing import fake_backend
 from tests.comparing import assert_same_bits
+from tests.machines import machine_of
 
 JAX = ("jax", "numpy")
 MIB = 2**20
@@ -80,7 +81,7 @@ class FourCards:
 
 
 def test_a_manager_on_a_machine_without_a_gpu() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         manager = DeviceManager()
         assert (manager.has_gpu, manager.gpu_count) == (False, 0)
         assert manager.device_count == len(manager.jax_manager.cpu_devices)
@@ -90,7 +91,7 @@ def test_a_manager_on_a_machine_without_a_gpu() -> None:
 
 
 def test_a_manager_on_a_machine_with_two_gpus() -> None:
-    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=JAX):
+    with machine_of(cuda=2, memory="80GiB", engines=JAX):
         manager = DeviceManager()
         assert (manager.has_gpu, manager.device_count, manager.gpu_count) == (True, 2, 2)
         assert isinstance(manager.config, DeviceConfiguration)
@@ -102,7 +103,7 @@ def test_a_manager_on_a_machine_with_two_gpus() -> None:
 
 
 def test_the_capabilities_of_gpus_have_every_field() -> None:
-    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=JAX):
+    with machine_of(cuda=2, memory="80GiB", engines=JAX):
         assert DeviceManager().capabilities == DeviceCapabilities(
             device_type=DeviceType.GPU,
             device_count=2,
@@ -122,7 +123,7 @@ def test_the_capabilities_of_gpus_have_every_field() -> None:
 def test_mixed_precision_is_for_gpus_that_are_quick_in_16_bits(
     backend: str, capability: str | None, mixed: bool
 ) -> None:
-    with fake_machine(keep_settings=True, scans=[gpu(backend, compute_capability=capability)]):
+    with machine_of(scans=[gpu(backend, compute_capability=capability)]):
         found = DeviceManager().capabilities
     assert found.supports_mixed_precision is mixed
     assert (found.supports_distributed, found.total_memory_mb) == (False, None)
@@ -130,11 +131,11 @@ def test_mixed_precision_is_for_gpus_that_are_quick_in_16_bits(
 
 
 def test_the_capabilities_of_other_kinds() -> None:
-    with fake_machine(keep_settings=True, tpu=4, engines=JAX):
+    with machine_of(tpu=4, engines=JAX):
         manager = DeviceManager()
         assert manager.capabilities.device_type is DeviceType.TPU
         assert (manager.device_count, manager.gpu_count, manager.has_gpu) == (4, 0, False)
-    with fake_machine(keep_settings=True):
+    with machine_of():
         found = DeviceManager().capabilities
     assert (found.device_type, found.total_memory_mb) == (DeviceType.CPU, None)
     assert not found.supports_mixed_precision
@@ -142,7 +143,7 @@ def test_the_capabilities_of_other_kinds() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_without_jax_the_cpu_is_all_there_is() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         assert DeviceManager().capabilities == DeviceCapabilities(DeviceType.CPU, 1)
         assert DeviceManager().get_device_info()["default_device"] is None
         with pytest.raises(DeviceNotFoundError, match="jax is not installed"):
@@ -155,7 +156,7 @@ def test_without_jax_the_cpu_is_all_there_is() -> None:
 
 
 def test_the_default_device_goes_into_jaxs_own_calls() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
+    with machine_of(cuda=2, engines=JAX):
         chosen = get_default_device()
         assert isinstance(chosen, jax.Device)
         assert jax.device_put(jnp.ones(3), chosen).device == chosen
@@ -164,15 +165,12 @@ def test_the_default_device_goes_into_jaxs_own_calls() -> None:
 
 
 def test_the_default_device_may_be_the_cpu_with_a_warning() -> None:
-    with (
-        fake_machine(keep_settings=True),
-        pytest.warns(UserWarning, match="using cpu: no accelerator"),
-    ):
+    with machine_of(), pytest.warns(UserWarning, match="using cpu: no accelerator"):
         assert get_default_device().platform == "cpu"
 
 
 def test_all_devices_gpus_and_cpus() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
+    with machine_of(cuda=2, engines=JAX):
         manager = DeviceManager().jax_manager
         assert len(manager.gpu_devices) == 2
         assert manager.cpu_devices == jax.devices("cpu")
@@ -181,7 +179,7 @@ def test_all_devices_gpus_and_cpus() -> None:
 
 
 def test_a_gpu_that_jax_does_not_drive_is_not_among_them() -> None:
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         manager = DeviceManager()
         assert (manager.has_gpu, manager.jax_manager.gpu_devices) == (False, [])
 
@@ -192,7 +190,7 @@ def test_a_gpu_that_jax_does_not_drive_is_not_among_them() -> None:
 )
 def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: list[int]) -> None:
     data = jnp.arange(rows * 2).reshape(rows, 2)
-    with fake_machine(keep_settings=True, cuda=devices, engines=JAX):
+    with machine_of(cuda=devices, engines=JAX):
         manager = DeviceManager().jax_manager
         shards = manager.distribute_data(data)
         assert [shard.device for shard in shards] == manager.gpu_devices[: len(expected)]
@@ -202,7 +200,7 @@ def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: l
 
 def test_data_is_divided_among_chosen_devices_and_in_trees() -> None:
     batch = {"x": np.ones((5, 3), np.float32), "y": np.arange(5, dtype=np.int32)}
-    with fake_machine(keep_settings=True, cuda=3, engines=JAX):
+    with machine_of(cuda=3, engines=JAX):
         manager = DeviceManager().jax_manager
         shards = manager.distribute_data(batch, target_devices=manager.gpu_devices[1:])
         assert [s["y"].device for s in shards] == manager.gpu_devices[1:]
@@ -212,9 +210,9 @@ def test_data_is_divided_among_chosen_devices_and_in_trees() -> None:
 
 def test_without_gpus_data_is_divided_among_tpus_or_cpus() -> None:
     data = jnp.ones((16, 2))
-    with fake_machine(keep_settings=True, tpu=2, engines=JAX):
+    with machine_of(tpu=2, engines=JAX):
         assert len(DeviceManager().jax_manager.distribute_data(data)) == 2
-    with fake_machine(keep_settings=True):
+    with machine_of():
         manager = DeviceManager().jax_manager
         assert len(manager.distribute_data(data)) == len(manager.cpu_devices)
 
@@ -235,13 +233,13 @@ def test_data_that_cannot_be_divided_is_refused(data: object, words: str) -> Non
 
 def test_an_empty_list_of_devices_falls_back_to_the_cpu_with_a_warning() -> None:
     data = jnp.arange(16).reshape(8, 2)
-    with fake_machine(keep_settings=True):
+    with machine_of():
         manager = DeviceManager().jax_manager
         with pytest.warns(UserWarning, match=r"using the CPU: target_devices is empty: no accel"):
             shards = manager.distribute_data(data, target_devices=manager.gpu_devices[:2])
         assert [shard.device for shard in shards] == jax.devices("cpu")
     assert_same_bits(np.concatenate(shards), data, because="only divided and copied")
-    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
+    with machine_of(cuda=2, engines=JAX):
         manager = DeviceManager().jax_manager
         with pytest.warns(UserWarning, match="is empty: although there is cuda:0, cuda:1"):
             shards = manager.distribute_data(data, target_devices=manager.gpu_devices[2:])
@@ -262,7 +260,7 @@ def test_an_empty_list_of_devices_falls_back_to_the_cpu_with_a_warning() -> None
 def test_a_strategy_is_a_share_and_an_explicit_fraction_wins(
     strategy: MemoryStrategy, fraction: float
 ) -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         manager = DeviceManager(DeviceConfiguration(memory_strategy=strategy))
         assert manager.get_device_info()["memory_fraction"] == fraction
         assert (configure().memory, configure().memory_fraction) == (strategy.value, fraction)
@@ -313,7 +311,7 @@ def test_64_bits_and_compiling_reach_jax() -> None:
     [(["rocm", "cuda"], "rocm:0"), (["cpu"], "cpu"), (["gpu", "cpu"], "cuda:0"), (None, "cuda:0")],
 )
 def test_the_priority_of_platforms_decides(priority: list[str] | None, expected: str) -> None:
-    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=JAX):
+    with machine_of(cuda=1, rocm=1, engines=JAX):
         manager = DeviceManager(DeviceConfiguration(platform_priority=priority))
         assert manager.get_device_info()["default_device"] == expected
         assert str(device()) == expected
@@ -356,7 +354,7 @@ def test_without_any_setting_balanced_is_put_in_force() -> None:
     kept: list[object] = []
     gc.collect()
     mlx.memory.release(place)
-    with fake_machine(keep_settings=True, scans=[small]):
+    with machine_of(scans=[small]):
         assert DeviceManager().get_device_info()["memory_fraction"] == 0.75
         assert (configure().memory, configure().memory_fraction) == ("balanced", 0.75)
         with pytest.raises(Exception) as caught:  # noqa: PT011, PT012 - a library's own
@@ -391,33 +389,31 @@ AGGRESSIVE = DeviceConfiguration(memory_strategy=MemoryStrategy.AGGRESSIVE)
 
 def test_aggressive_on_a_shared_gpu_warns() -> None:
     with (
-        fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="4GiB", engines=JAX),
+        machine_of(cuda=1, memory="16GiB", free="4GiB", engines=JAX),
         pytest.warns(UserWarning, match=r"90% of cuda:0, but only 4.0 GiB of its 16.0 GiB"),
     ):
         DeviceManager(AGGRESSIVE)
     shared = gpu("rocm", memory_kind="unified")
     with (
-        fake_machine(keep_settings=True, scans=[shared]),
+        machine_of(scans=[shared]),
         pytest.warns(UserWarning, match="90% of rocm:0, but its memory is the machine's"),
     ):
         DeviceManager(AGGRESSIVE)
 
 
 def test_aggressive_on_a_gpu_of_ones_own_is_silent() -> None:
-    with fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="15GiB", engines=JAX):
+    with machine_of(cuda=1, memory="16GiB", free="15GiB", engines=JAX):
         DeviceManager(AGGRESSIVE)
-    with fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="4GiB", engines=JAX):
+    with machine_of(cuda=1, memory="16GiB", free="4GiB", engines=JAX):
         DeviceManager(DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE))
         DeviceManager(DeviceConfiguration(MemoryStrategy.AGGRESSIVE, memory_fraction=0.2))
-    with fake_machine(
-        keep_settings=True, scans=[gpu(total_memory=2**34)]
-    ):  # nobody can tell what is free
+    with machine_of(scans=[gpu(total_memory=2**34)]):  # nobody can tell what is free
         DeviceManager(AGGRESSIVE)
 
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_settings_for_generative_models(mixed: bool) -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         manager = configure_for_generative_models(
             memory_strategy=MemoryStrategy.CONSERVATIVE, enable_mixed_precision=mixed
         )
@@ -431,7 +427,7 @@ def test_settings_for_generative_models(mixed: bool) -> None:
 @pytest.mark.parametrize("mixed", [True, False])
 def test_mixed_precision_is_what_models_are_compiled_for(mixed: bool) -> None:
     x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
-    with fake_machine(keep_settings=True):
+    with machine_of():
         configure_for_generative_models(enable_mixed_precision=mixed)
         model = nn.build(nn.Dense(64, 2), device="cpu")
         compiled = anydevice.compile(model, optimize="none")
@@ -475,14 +471,14 @@ def test_there_is_one_global_manager_and_it_is_made_anew_on_demand() -> None:
 
 
 def test_has_gpu_follows_the_machine() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         assert not has_gpu()
-    with fake_machine(keep_settings=True, cuda=1, engines=JAX):
+    with machine_of(cuda=1, engines=JAX):
         assert has_gpu()
 
 
 def test_the_information_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=JAX):
+    with machine_of(cuda=2, memory="80GiB", engines=JAX):
         print_device_info()
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     for line in (
@@ -507,7 +503,7 @@ def test_the_information_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_detector_of_ones_own_says_what_the_manager_has() -> None:
     detector = FourCards()
     assert isinstance(detector, DeviceDetector)
-    with fake_machine(keep_settings=True):
+    with machine_of():
         manager = DeviceManager(detector=detector)
         assert (manager.has_gpu, manager.gpu_count, manager.device_count) == (True, 4, 4)
         assert manager.capabilities.total_memory_mb == 80_000
@@ -520,7 +516,7 @@ def test_a_detector_of_ones_own_says_what_the_manager_has() -> None:
 def test_a_detector_and_jax_tell_one_story() -> None:
     """All that a manager says and gives follows from what the detector counts."""
     data = jnp.ones((8, 2))
-    with fake_machine(keep_settings=True, cuda=6, engines=JAX):
+    with machine_of(cuda=6, engines=JAX):
         manager = DeviceManager(detector=FourCards())
         info, devices = manager.get_device_info(), manager.jax_manager.gpu_devices
         assert (info["gpu_count"], info["backend"], info["default_device"]) == (4, "gpu", "cuda:0")
@@ -532,7 +528,7 @@ def test_a_detector_and_jax_tell_one_story() -> None:
 
 
 def test_a_detector_that_counts_more_than_jax_has_is_told() -> None:
-    with fake_machine(keep_settings=True, cuda=1, engines=JAX):
+    with machine_of(cuda=1, engines=JAX):
         manager = DeviceManager(detector=FourCards())
         info = manager.get_device_info()
         assert (info["gpu_count"], info["backend"], info["default_device"]) == (4, "gpu", None)
@@ -545,7 +541,7 @@ def test_a_detector_that_counts_more_than_jax_has_is_told() -> None:
         ):
             with pytest.raises(DeviceNotFoundError, match="the detector counts 4 of kind gpu"):
                 use()
-    with fake_machine(keep_settings=True):
+    with machine_of():
         causes = DeviceManager(detector=FourCards()).get_device_info()["why_no_gpu"]
     assert causes == [
         "the detector counts 4 of kind gpu, but JAX has 0 here: no accelerator is in this machine"
@@ -557,7 +553,7 @@ def test_a_detector_that_counts_no_gpu_hides_those_of_the_machine() -> None:
         def detect_capabilities(self) -> DeviceCapabilities:
             return DeviceCapabilities(DeviceType.CPU, 1)
 
-    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
+    with machine_of(cuda=2, engines=JAX):
         manager = DeviceManager(detector=CpuOnly())
         info = manager.get_device_info()
         assert (manager.has_gpu, info["backend"], info["default_device"]) == (False, "cpu", "cpu")
@@ -579,9 +575,9 @@ def test_a_detector_that_says_something_else_is_refused() -> None:
 
 def test_the_detector_of_cuda_sees_only_cuda() -> None:
     assert isinstance(CUDADetector(), DeviceDetector)
-    with fake_machine(keep_settings=True, cuda=2, rocm=1, engines=JAX):
+    with machine_of(cuda=2, rocm=1, engines=JAX):
         assert CUDADetector().detect_capabilities().device_count == 2
-    with fake_machine(keep_settings=True, rocm=1, engines=JAX):
+    with machine_of(rocm=1, engines=JAX):
         assert CUDADetector().detect_capabilities().device_type is DeviceType.CPU
         assert MachineDetector().detect_capabilities().device_type is DeviceType.GPU
         assert not DeviceManager(detector=CUDADetector()).has_gpu
@@ -615,7 +611,7 @@ def test_a_probe_by_entry_point_counts_for_every_choice(
 def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     reason = Reason("driver_missing", "no driver", "install it")
     broken = BackendScan("cuda", present=True, stage="driver", reason=reason)
-    with fake_machine(keep_settings=True, scans=[broken]):
+    with machine_of(scans=[broken]):
         assert DeviceManager().get_device_info()["why_no_gpu"] == [
             "cuda stopped at driver: no driver (fix: install it)"
         ]
@@ -624,13 +620,13 @@ def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[s
 
 
 def test_a_gpu_for_other_libraries_is_told_apart() -> None:
-    with fake_machine(keep_settings=True, metal=1, engines=("numpy",)):
+    with machine_of(metal=1, engines=("numpy",)):
         assert DeviceManager().get_device_info()["why_no_gpu"] == ["metal:0: jax does not drive it"]
 
 
 @pytest.mark.usefixtures("cupy_for_cuda")
 def test_a_jax_that_is_not_made_for_the_card_is_told(card: BackendScan) -> None:
-    with fake_machine(keep_settings=True, scans=[card]):
+    with machine_of(scans=[card]):
         said = DeviceManager().get_device_info()["why_no_gpu"]
     assert len(said) == 1
     assert said[0].startswith("cuda:0: jax is not installed")
@@ -640,7 +636,7 @@ def test_a_jax_that_is_not_made_for_the_card_is_told(card: BackendScan) -> None:
 @pytest.mark.needs("torch")
 def test_the_fix_is_for_the_library_that_is_asked_about(card: BackendScan) -> None:
     """PyTorch and JAX are installed for the CPU alone: whoever asks for JAX is told JAX's fix."""
-    with fake_machine(keep_settings=True, scans=[card]):
+    with machine_of(scans=[card]):
         said = DeviceManager().get_device_info()["why_no_gpu"]
         with pytest.warns(UserWarning, match="using cpu: cuda:0: jax") as warned:
             get_default_device()

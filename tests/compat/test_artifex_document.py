@@ -38,8 +38,8 @@ from anydevice.compat.artifex import (
     print_device_info,
 )
 from anydevice.errors import ConfigurationError
-from anydevice.testing import fake_machine
 from tests.comparing import assert_close, assert_same_bits
+from tests.machines import machine_of
 
 FLAX = "flax is not installed: the document's models are flax's"
 
@@ -57,16 +57,8 @@ class Machine:
 
 @pytest.fixture(params=[0, 2], ids=["no GPU", "two GPUs"])
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    with fake_machine(
-        keep_settings=True, cuda=request.param, memory="80GiB", engines=("jax", "numpy")
-    ):
+    with machine_of(cuda=request.param, memory="80GiB", engines=("jax", "numpy")):
         yield Machine(request.param)
-
-
-@pytest.fixture
-def two_gpus() -> Iterator[None]:
-    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=("jax", "numpy")):
-        yield
 
 
 def too_late() -> AbstractContextManager[Any]:
@@ -78,42 +70,57 @@ def too_late() -> AbstractContextManager[Any]:
 # --- Quick start --------------------------------------------------------------------------------
 
 
-def test_basic_usage(machine: Machine) -> None:
+def test_quick_start(machine: Machine) -> None:
     device_manager = DeviceManager()
     print(device_manager.has_gpu, device_manager.device_count, device_manager.gpu_count)
     info = device_manager.get_device_info()
     print(info["backend"], info["default_device"])
     assert device_manager.gpu_count == machine.gpus
+    assert has_gpu() == device_manager.has_gpu == bool(machine.gpus)
+    assert bool(info["why_no_gpu"]) == (not machine.gpus)
     assert info["backend"] == ("gpu" if machine.gpus else "cpu")
-
-
-def test_getting_the_default_device(machine: Machine) -> None:
     with machine.chooses():
         device = get_default_device()
     print(device)
     assert jax.device_put(jnp.arange(4), device).device == device
+    with jax.default_device(device):
+        assert jnp.arange(4).device == device
 
 
 # --- DeviceConfiguration ------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("machine")
-def test_basic_configuration() -> None:
-    config = DeviceConfiguration(
-        memory_strategy=MemoryStrategy.CONSERVATIVE, enable_x64=False, enable_jit=True
-    )
-    device_manager = DeviceManager(config)
-    assert device_manager.config is config
-    assert configure().memory_fraction == 0.6
-
-
-@pytest.mark.usefixtures("machine")
-def test_custom_memory_fraction() -> None:
-    config = DeviceConfiguration(
-        memory_strategy=MemoryStrategy.CUSTOM, memory_fraction=0.8, enable_x64=False
-    )
-    device_manager = DeviceManager(config)
-    assert device_manager.get_device_info()["memory_fraction"] == 0.8
+@pytest.mark.parametrize(
+    ("settings", "fraction"),
+    [
+        (
+            {
+                "memory_strategy": MemoryStrategy.CONSERVATIVE,
+                "enable_x64": False,
+                "enable_jit": True,
+            },
+            0.6,
+        ),
+        (
+            {
+                "memory_strategy": MemoryStrategy.CUSTOM,
+                "memory_fraction": 0.8,
+                "enable_x64": False,
+            },
+            0.8,
+        ),
+        ({"memory_strategy": MemoryStrategy.CONSERVATIVE, "memory_fraction": 0.5}, 0.5),
+        ({"enable_x64": False, "memory_strategy": MemoryStrategy.AGGRESSIVE}, 0.9),
+    ],
+    ids=["basic", "custom fraction", "out of memory", "mixed precision training"],
+)
+def test_configuration(settings: dict[str, Any], fraction: float) -> None:
+    config = DeviceConfiguration(**settings)
+    manager = DeviceManager(config)
+    assert manager.config is config
+    assert manager.config.effective_memory_fraction == configure().memory_fraction == fraction
+    assert manager.get_device_info()["memory_fraction"] == fraction
 
 
 def test_platform_priority(machine: Machine) -> None:
@@ -125,18 +132,28 @@ def test_platform_priority(machine: Machine) -> None:
     assert device_manager.get_device_info()["default_device"] == expected
 
 
+FAST = "--xla_gpu_enable_fast_min_max=true --xla_gpu_triton_gemm_any=True"
+
+
 @pytest.mark.usefixtures("machine")
-def test_environment_variables() -> None:
-    config = DeviceConfiguration(
-        environment_variables={
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             "XLA_FLAGS": "--xla_gpu_cuda_data_dir=/usr/local/cuda",
-        }
-    )
+        },
+        {"XLA_FLAGS": FAST},
+        {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    ],
+    ids=["variables", "tuning", "memory held by preallocation"],
+)
+def test_environment_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     with too_late():
-        DeviceManager(config)
-    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    assert "--xla_gpu_cuda_data_dir=/usr/local/cuda" in os.environ["XLA_FLAGS"].split()
+        DeviceManager(DeviceConfiguration(environment_variables=variables))
+    for name, value in variables.items():
+        assert set(value.split()) <= set(os.environ[name].split())
 
 
 def test_environment_variables_in_a_process_that_has_not_started_jax() -> None:
@@ -168,14 +185,14 @@ def test_capabilities(machine: Machine) -> None:
     print(capabilities.supports_mixed_precision, capabilities.supports_distributed)
     kind = DeviceType.GPU if machine.gpus else DeviceType.CPU
     assert capabilities.device_type is kind
+    assert capabilities.supports_mixed_precision is bool(machine.gpus)
 
 
 # --- JAXDeviceManager ---------------------------------------------------------------------------
 
 
-def test_getting_devices(machine: Machine) -> None:
-    device_manager = DeviceManager()
-    jax_manager = device_manager.jax_manager
+def test_devices_and_data_distribution(machine: Machine) -> None:
+    jax_manager = DeviceManager().jax_manager
     all_devices = jax_manager.devices
     gpu_devices = jax_manager.gpu_devices
     cpu_devices = jax_manager.cpu_devices
@@ -184,15 +201,8 @@ def test_getting_devices(machine: Machine) -> None:
     print(all_devices, gpu_devices, cpu_devices, default_device)
     assert len(gpu_devices) == machine.gpus
     assert default_device in all_devices
-
-
-@pytest.mark.usefixtures("machine")
-def test_data_distribution() -> None:
-    jax_manager = DeviceManager().jax_manager
-    images = jnp.ones((16, 8, 8, 3))
-    shards = jax_manager.distribute_data(images)
-    places = jax_manager.gpu_devices or jax_manager.cpu_devices
-    assert [shard.device for shard in shards] == places
+    shards = jax_manager.distribute_data(jnp.ones((16, 8, 8, 3)))
+    assert [shard.device for shard in shards] == (gpu_devices or cpu_devices)
     assert sum(len(shard) for shard in shards) == 16
     assert {shard.shape[1:] for shard in shards} == {(8, 8, 3)}
 
@@ -203,36 +213,32 @@ def test_the_call_that_jax_itself_no_longer_has() -> None:
         jnp.ones(3).device()
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_custom_device_selection() -> None:
-    jax_manager = DeviceManager().jax_manager
-    first_two = jax_manager.gpu_devices[:2]
-    shards = jax_manager.distribute_data(jnp.ones((6, 2)), target_devices=first_two)
-    assert [shard.device for shard in shards] == first_two
+def test_custom_device_selection(machine: Machine) -> None:
+    manager = DeviceManager()
+    first_two = manager.jax_manager.gpu_devices[:2]
+    with nullcontext() if machine.gpus else pytest.warns(UserWarning, match="using the CPU"):
+        shards = manager.jax_manager.distribute_data(jnp.ones((8, 2)), target_devices=first_two)
+    assert [shard.device for shard in shards] == first_two or not machine.gpus
+    assert 32 // manager.device_count == (16 if machine.gpus else 32 // len(shards))
 
 
 # --- Convenience functions ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("machine")
-def test_global_device_manager() -> None:
+def test_the_global_manager_and_its_configurations() -> None:
     dm = get_device_manager()
     assert dm.config.memory_strategy is MemoryStrategy.BALANCED
     config = DeviceConfiguration(memory_strategy=MemoryStrategy.AGGRESSIVE)
     dm = get_device_manager(config, force_reinit=True)
     assert dm.config.memory_strategy is MemoryStrategy.AGGRESSIVE
-
-
-def test_check_gpu_availability(machine: Machine) -> None:
-    found = "a GPU" if has_gpu() else "the CPU"
-    assert found == ("a GPU" if machine.gpus else "the CPU")
-
-
-def test_use_the_default_device(machine: Machine) -> None:
-    with machine.chooses():
-        device = get_default_device()
-    with jax.default_device(device):
-        assert jnp.arange(4).device == device
+    dm = configure_for_generative_models(
+        memory_strategy=MemoryStrategy.BALANCED, enable_mixed_precision=True
+    )
+    assert dm is get_device_manager()
+    assert configure().mixed_precision
+    optimal_config = dm.optimize_for_model_size(150_000_000)
+    assert optimal_config.memory_strategy is MemoryStrategy.AGGRESSIVE
 
 
 def test_print_device_information(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,26 +246,6 @@ def test_print_device_information(machine: Machine, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert f"gpu count: {machine.gpus}" in printed
     assert "memory fraction: 0.75" in printed
-
-
-# --- Optimized configurations -------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("machine")
-def test_for_generative_models() -> None:
-    dm = configure_for_generative_models(
-        memory_strategy=MemoryStrategy.BALANCED, enable_mixed_precision=True
-    )
-    assert dm is get_device_manager()
-    assert configure().mixed_precision
-
-
-@pytest.mark.usefixtures("machine")
-def test_for_model_size() -> None:
-    device_manager = DeviceManager()
-    model_params = 150_000_000
-    optimal_config = device_manager.optimize_for_model_size(model_params)
-    assert optimal_config.memory_strategy is MemoryStrategy.AGGRESSIVE
 
 
 # --- Common patterns ----------------------------------------------------------------------------
@@ -290,23 +276,6 @@ def test_pattern_multi_gpu_data_parallel(machine: Machine) -> None:
     assert places == manager.jax_manager.gpu_devices
 
 
-def test_pattern_mixed_precision_training(machine: Machine) -> None:
-    supported = DeviceManager().capabilities.supports_mixed_precision
-    assert supported is bool(machine.gpus)
-    config = DeviceConfiguration(enable_x64=False, memory_strategy=MemoryStrategy.AGGRESSIVE)
-    assert DeviceManager(config).config.effective_memory_fraction == 0.9
-
-
-def test_pattern_graceful_cpu_fallback(machine: Machine) -> None:
-    manager = DeviceManager()
-    assert manager.has_gpu == bool(machine.gpus)
-    placement = manager.jax_manager
-    place = (placement.gpu_devices if manager.has_gpu else placement.cpu_devices)[0]
-    with jax.default_device(place):
-        weights = jnp.full((3, 4), 2.0)
-    assert weights.device == place
-
-
 # --- Performance tips ---------------------------------------------------------------------------
 
 
@@ -332,25 +301,7 @@ def test_jit_compilation() -> None:
     assert jax.config.jax_disable_jit
 
 
-def test_environment_tuning() -> None:
-    flags = ("--xla_gpu_enable_fast_min_max=true", "--xla_gpu_triton_gemm_any=True")
-    config = DeviceConfiguration(environment_variables={"XLA_FLAGS": " ".join(flags)})
-    with too_late():
-        DeviceManager(config)
-    assert set(flags) <= set(os.environ["XLA_FLAGS"].split())
-
-
 # --- Troubleshooting ----------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("machine")
-def test_out_of_memory_reduce_the_fraction() -> None:
-    config = DeviceConfiguration(
-        memory_strategy=MemoryStrategy.CONSERVATIVE,
-        memory_fraction=0.5,
-    )
-    DeviceManager(config)
-    assert configure().memory_fraction == 0.5
 
 
 def test_an_mlp_with_gradient_checkpointing() -> None:
@@ -398,31 +349,6 @@ def test_an_mlp_as_it_is_asked_for() -> None:
     assert MLP([3], 4, use_bias=False).parameter_count == 12
     with pytest.raises(ConfigurationError, match="at least one layer"):
         MLP([], 4)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_out_of_memory_reduce_the_batch() -> None:
-    assert 32 // DeviceManager().gpu_count == 16
-
-
-@pytest.mark.usefixtures("machine")
-def test_memory_held_by_preallocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    config = DeviceConfiguration(
-        environment_variables={
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        }
-    )
-    with too_late():
-        DeviceManager(config)
-    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-
-
-def test_no_gpu_detected(machine: Machine) -> None:
-    manager = DeviceManager()
-    assert manager.has_gpu == bool(machine.gpus)
-    causes = manager.get_device_info()["why_no_gpu"]
-    assert bool(causes) == (not machine.gpus)
 
 
 @pytest.mark.usefixtures("machine")

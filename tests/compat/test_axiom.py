@@ -56,8 +56,8 @@ from anydevice.compat.axiom import (
     warm_up,
     with_backend,
 )
-from anydevice.testing import fake_machine
 from tests.comparing import assert_same_integers, rounding
+from tests.machines import machine_of
 from tests.optional import torch
 
 CPU_ONLY = Reason("cpu_only_build", "torch is a CPU-only build")
@@ -69,19 +69,19 @@ CPU_ONLY = Reason("cpu_only_build", "torch is a CPU-only build")
      ({"metal": 1, "tpu": 1, "opencl": 1}, MetalBackend)],
 )  # fmt: skip
 def test_the_gpu_is_detected(machine: dict[str, int], kind: type[Device]) -> None:
-    with fake_machine(keep_settings=True, **machine, engines=("numpy",)):
+    with machine_of(**machine, engines=("numpy",)):
         found = detect_gpu()
     assert type(found) is kind
     assert found.engine == "numpy"
 
 
 def test_without_a_gpu_nothing_is_detected() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         assert detect_gpu() is None
 
 
 def test_the_current_backend_is_set_and_read() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("numpy",)):
+    with machine_of(cuda=2, engines=("numpy",)):
         assert set_backend(CUDABackend(1)) == Device("cuda:1")
         assert current_backend() == CUDABackend(1)
         assert type(current_backend()) is CUDABackend
@@ -91,7 +91,7 @@ def test_the_current_backend_is_set_and_read() -> None:
 
 
 def test_a_backend_that_is_not_usable_is_refused_and_the_former_one_stays() -> None:
-    with fake_machine(keep_settings=True, cuda=1, engines=("numpy",)):
+    with machine_of(cuda=1, engines=("numpy",)):
         set_backend(CUDABackend(0))
         with pytest.raises(DeviceNotFoundError, match="this machine has no rocm:0"):
             set_backend(ROCmBackend(0))
@@ -99,21 +99,21 @@ def test_a_backend_that_is_not_usable_is_refused_and_the_former_one_stays() -> N
 
 
 def test_a_device_that_axiom_has_no_name_for_can_be_current() -> None:
-    with fake_machine(keep_settings=True, tpu=1, engines=("numpy",)):
+    with machine_of(tpu=1, engines=("numpy",)):
         set_device("tpu")
         assert current_backend() == Device("tpu:0")
 
 
 @pytest.mark.parametrize("backend", ["cuda", "rocm", "metal"])
 def test_availability_is_told_for_each(backend: str) -> None:
-    with fake_machine(keep_settings=True, **{backend: 1}, engines=("numpy",)):
+    with machine_of(**{backend: 1}, engines=("numpy",)):
         told = {"cuda": cuda_available(), "rocm": rocm_available(), "metal": metal_available()}
     assert told == {name: name == backend for name in told}
 
 
 def test_hardware_that_no_library_drives_is_not_available() -> None:
     unfit = BackendScan("cuda", present=True, stage="library", reason=CPU_ONLY)
-    with fake_machine(keep_settings=True, scans=[unfit]):
+    with machine_of(scans=[unfit]):
         assert not cuda_available()
 
 
@@ -121,7 +121,7 @@ def test_hardware_that_no_library_drives_is_not_available() -> None:
 def test_blocks_run_on_different_devices_and_data_is_carried_between_them() -> None:
     raw = np.arange(6, dtype=np.float32).reshape(2, 3)
     seen = []
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         set_backend(CUDABackend(0))
         with with_backend(JuliaBackend()) as cpu:
             seen.append(current_backend())
@@ -216,11 +216,7 @@ def test_a_block_keeps_the_library_of_a_model_where_it_can() -> None:
 
 
 def test_a_block_on_a_device_that_is_not_usable_is_not_entered() -> None:
-    with (
-        fake_machine(keep_settings=True),
-        pytest.raises(DeviceNotFoundError),
-        with_backend(CUDABackend(0)),
-    ):
+    with machine_of(), pytest.raises(DeviceNotFoundError), with_backend(CUDABackend(0)):
         pytest.fail("the block was entered")
 
 
@@ -229,14 +225,14 @@ def test_a_function_can_be_bound_to_a_backend() -> None:
     def where() -> Device:
         return current_backend()
 
-    with fake_machine(keep_settings=True, cuda=1, engines=("numpy",)):
+    with machine_of(cuda=1, engines=("numpy",)):
         assert where() == CPUBackend()
         assert current_backend() == CUDABackend(0)
 
 
 @pytest.mark.needs("torch")
 def test_data_is_moved_once_and_stays() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("torch",)):
+    with machine_of(cuda=2, engines=("torch",)):
         x = backend_to_gpu(CUDABackend(0), np.ones(3, np.float32))
         assert type(x).__module__ == "torch"
         assert backend_to_gpu(CUDABackend(0), x) is x
@@ -248,7 +244,7 @@ def test_data_is_moved_once_and_stays() -> None:
 
 
 def test_a_model_that_is_there_is_not_copied() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         model = {"layers": [np.ones((2, 2), np.float32), np.zeros(2, np.float32)]}
         once = backend_to_gpu(CUDABackend(1), model)
         again = backend_to_gpu(CUDABackend(1), once)
@@ -261,7 +257,7 @@ def test_data_goes_from_device_to_device_without_the_host(monkeypatch: pytest.Mo
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it went through the host")
 
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         first = backend_to_gpu(CUDABackend(0), {"x": np.arange(3, dtype=np.float32)})
         with monkeypatch.context() as patch:
             for way in ("to_host", "place"):
@@ -273,20 +269,20 @@ def test_data_goes_from_device_to_device_without_the_host(monkeypatch: pytest.Mo
 
 
 def test_data_comes_back_to_the_cpu() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         there = backend_to_gpu(CUDABackend(1), {"x": np.ones(3, np.float32)})
         back = backend_to_cpu(CUDABackend(1), there)
         assert (device_of(there), device_of(back)) == (Device("cuda:1"), Device("cpu"))
 
 
 def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         with pytest.warns(UserWarning, match="using the CPU: no accelerator is in this machine"):
             set_backend(detect_gpu())
         assert current_backend() == CPUBackend()
     mismatch = Reason("version_mismatch", "driver mismatch", "reboot")
     broken = BackendScan("cuda", present=True, stage="driver", reason=mismatch)
-    with fake_machine(keep_settings=True, scans=[broken]):
+    with machine_of(scans=[broken]):
         with pytest.warns(UserWarning, match=r"driver mismatch \(fix: reboot\)"):
             set_backend(None)
         set_device(None)
@@ -296,7 +292,7 @@ def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
 
 def test_no_backend_where_there_is_one_is_told_apart_from_no_gpu() -> None:
     with (
-        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
+        machine_of(cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="no backend was given, although there is cuda:0"),
     ):
         assert set_backend(None) == CPUBackend()
@@ -304,13 +300,13 @@ def test_no_backend_where_there_is_one_is_told_apart_from_no_gpu() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_a_card_alone_is_not_a_backend(card: BackendScan) -> None:
-    with fake_machine(keep_settings=True, scans=[card]):
+    with machine_of(scans=[card]):
         assert detect_gpu() is None
 
 
 @pytest.mark.usefixtures("cupy_for_cuda")
 def test_a_backend_appears_when_its_package_is_there(card: BackendScan) -> None:
-    with fake_machine(keep_settings=True, scans=[card]):
+    with machine_of(scans=[card]):
         found = detect_gpu()
     assert found == CUDABackend(0)
     assert found.engine == "cupy"
@@ -332,7 +328,7 @@ def layer() -> torch.nn.Module:
 
 def test_a_model_is_timed_on_each_backend_in_turn() -> None:
     model, x = layer(), torch.ones(4, 16)
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         set_backend(JuliaBackend())
         on_cpu = benchmark(forward, model, x, limit=0.01)
         set_backend(CUDABackend(0))
@@ -348,7 +344,7 @@ def test_timing_waits_for_each_result(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(registry.load("jax"))
     finish = kind.finish
     monkeypatch.setattr(kind, "finish", lambda self, xs: waited.append(1) or finish(self, xs))
-    with fake_machine(keep_settings=True, cuda=1, engines=("jax",)):
+    with machine_of(cuda=1, engines=("jax",)):
         timing = benchmark(ops.silu, np.ones(16, np.float32), limit=0.01)
     assert (timing.device, timing.engine, timing.reason) == ("cuda:0", "jax", None)
     assert len(waited) >= timing.samples
@@ -384,7 +380,7 @@ def test_warming_up_compiles_and_gives_the_complete_result() -> None:
         return ops.silu(x)
 
     x = np.ones((2, 3), np.float32)
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)), with_backend(CUDABackend(1)):
+    with machine_of(cuda=2, engines=("jax",)), with_backend(CUDABackend(1)):
         result = warm_up(model, x)
         assert result.device == CUDABackend(1, engine="jax").native
         benchmark(model, x, limit=0.01)
@@ -395,7 +391,7 @@ def test_warming_up_compiles_and_gives_the_complete_result() -> None:
 def test_warming_up_moves_a_model_that_has_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anydevice, "warm_up", lambda device: None)  # see the next test
     model = layer()
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         set_backend(CUDABackend(0))
         result = warm_up(model, np.ones((4, 16), np.float32))
     assert result.requires_grad
@@ -408,7 +404,7 @@ def test_warming_up_moves_a_model_that_has_gradients(monkeypatch: pytest.MonkeyP
 def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed = []
     monkeypatch.setattr(anydevice, "warm_up", lambda *given, **named: warmed.append((given, named)))
-    with fake_machine(keep_settings=True, cuda=2, engines=("torch",)), with_backend(CUDABackend(1)):
+    with machine_of(cuda=2, engines=("torch",)), with_backend(CUDABackend(1)):
         warm_up(ops.silu, np.ones(3, np.float32))
         warm_up(ops.silu, np.ones(3, np.float32), dtypes=["float32"])
     here = (Device("cuda:1"),)

@@ -32,8 +32,8 @@ from anydevice.compat.axiom import (
     train,
     warm_up,
 )
-from anydevice.testing import fake_machine
 from tests.comparing import assert_close, rounding
+from tests.machines import machine_of
 from tests.peaks import measured
 
 
@@ -78,7 +78,7 @@ def test_a_model_is_defined_once_and_trained_with_adam() -> None:
 
 
 def test_the_same_code_trains_on_the_gpu() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         gpu = set_backend(CUDABackend(1))
         assert defined().parameters[0]["weight"].device == gpu.native
         with pytest.warns(UserWarning, match="left out"):
@@ -102,7 +102,7 @@ def test_the_current_backend_is_where_a_model_is_trained_and_compiled() -> None:
 def test_each_layer_is_a_model_of_its_own_and_goes_where_it_is_sent() -> None:
     layer = Dense(8, 4)
     assert tuple(forward(layer, torch.ones(2, 8)).shape) == (2, 4)
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         gpu = CUDABackend(1)
         moved = gpu(anydevice.to_numpy(layer))
         assert moved.parameters["weight"].device == gpu.native

@@ -43,8 +43,9 @@ from anydevice.compat.lux import (
     reset_gpu_device,
     supported_gpu_backends,
 )
-from anydevice.testing import fake_backend, fake_machine
+from anydevice.testing import fake_backend
 from tests.comparing import assert_same_bits
+from tests.machines import machine_of
 from tests.optional import torch
 
 GPUS = (LuxCUDADevice, LuxAMDGPUDevice, LuxMetalDevice)
@@ -53,7 +54,7 @@ TORCH = pytest.param("torch", marks=pytest.mark.needs("torch"))
 
 
 def test_supported_is_not_the_same_as_working() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         assert supported_gpu_backends() == ("CUDA", "AMDGPU", "Metal")
         assert [functional(name) for name in supported_gpu_backends()] == [False, False, False]
 
@@ -69,14 +70,14 @@ def test_supported_is_not_the_same_as_working() -> None:
 def test_the_first_backend_that_works_is_chosen_in_the_order_of_the_supported(
     machine: dict[str, int], expected: type[AbstractLuxGPUDevice]
 ) -> None:
-    with fake_machine(keep_settings=True, **machine, engines=("numpy",)):
+    with machine_of(**machine, engines=("numpy",)):
         chosen = gpu_device()
     assert type(chosen) is expected
     assert chosen.chosen_by == "order of backends"
 
 
 def test_the_cpu_is_always_there_and_takes_data() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         x = np.ones((3, 2), np.float32)
         assert isinstance(cpu_device(), LuxCPUDevice)
         assert functional(cpu_device())
@@ -86,7 +87,7 @@ def test_the_cpu_is_always_there_and_takes_data() -> None:
 
 @pytest.mark.needs("torch")
 def test_data_goes_to_the_gpu_and_comes_back() -> None:
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         x = np.random.default_rng(0).standard_normal((3, 2), np.float32)
         on_gpu = gpu_device()(x)
         assert type(on_gpu).__module__ == "torch"
@@ -96,11 +97,11 @@ def test_data_goes_to_the_gpu_and_comes_back() -> None:
 @pytest.mark.needs("torch")
 def test_the_older_spelling_moves_data_too() -> None:
     x = {"x": np.arange(3, dtype=np.float32), "name": "layer"}
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         there = gpu(x)
         assert type(there["x"]).__module__ == "torch"
         assert (cpu(there)["x"].tolist(), there["name"]) == ([0, 1, 2], "layer")
-    with fake_machine(keep_settings=True), pytest.warns(UserWarning, match="using the CPU"):
+    with machine_of(), pytest.warns(UserWarning, match="using the CPU"):
         assert isinstance(get_device(gpu(x)), LuxCPUDevice)
 
 
@@ -109,7 +110,7 @@ def test_nested_parameters_go_to_the_gpu_and_come_back(library: str) -> None:
     numbers = np.random.default_rng(1)
     layer = {"weight": numbers.standard_normal((4, 3), np.float32), "bias": np.zeros(4, np.float32)}
     state = {"layers": [layer, (layer["weight"], 3)], "name": "dense", "act": np.tanh, "none": None}
-    with fake_machine(keep_settings=True, cuda=2, engines=(library,)):
+    with machine_of(cuda=2, engines=(library,)):
         on_gpu = LuxCUDADevice(1)(state)
         back = cpu_device()(on_gpu)
         where = device_of(on_gpu)
@@ -163,7 +164,7 @@ def test_batches_are_placed_ahead_and_earlier_ones_are_let_go() -> None:
             yield {"x": np.full(3, number, np.float32)}
 
     seen: list[weakref.ref[torch.Tensor]] = []
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         for number, batch in enumerate(DeviceIterator(LuxCUDADevice(), load())):
             assert third_is_made.wait(10), "the loader was not asked ahead of the loop"
             assert batch["x"].tolist() == [number] * 3
@@ -175,7 +176,7 @@ def test_batches_are_placed_ahead_and_earlier_ones_are_let_go() -> None:
 
 @pytest.mark.needs("torch")
 def test_batches_can_be_gone_through_again_and_counted() -> None:
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         batches = DeviceIterator("cuda:0", [np.ones(2, np.float32), np.zeros(2, np.float32)])
         assert len(batches) == 2
         for _ in range(2):
@@ -185,7 +186,7 @@ def test_batches_can_be_gone_through_again_and_counted() -> None:
 @pytest.mark.parametrize("library", ["numpy", TORCH, "jax"])
 def test_random_numbers_for_a_device_follow_from_the_seed_alone(library: str) -> None:
     expected = default_device_rng("cpu", seed=7).normal((2, 3))
-    with fake_machine(keep_settings=True, cuda=1, engines=(library,)):
+    with machine_of(cuda=1, engines=(library,)):
         drawn = default_device_rng(LuxCUDADevice(), seed=7).normal((2, 3))
     assert type(drawn).__module__.partition(".")[0].startswith(library)
     assert_same_bits(drawn, expected, because="numbers follow from the seed alone, bit by bit")
@@ -197,7 +198,7 @@ def test_without_a_seed_random_numbers_cannot_be_foretold() -> None:
 
 
 def test_a_saved_preference_goes_before_the_order() -> None:
-    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
+    with machine_of(cuda=1, rocm=1, engines=("numpy",)):
         gpu_backend("AMDGPU")
         chosen = gpu_device()
     assert type(chosen) is LuxAMDGPUDevice
@@ -207,7 +208,7 @@ def test_a_saved_preference_goes_before_the_order() -> None:
 def test_a_saved_preference_that_does_not_work_is_passed_over_with_a_warning() -> None:
     gpu_backend("Metal")
     with (
-        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
+        machine_of(cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="using cuda:0, because metal is preferred but does not"),
     ):
         assert type(gpu_device()) is LuxCUDADevice
@@ -216,7 +217,7 @@ def test_a_saved_preference_that_does_not_work_is_passed_over_with_a_warning() -
 def test_a_preferred_index_that_is_not_there_is_named() -> None:
     prefer("cuda:3")
     with (
-        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
+        machine_of(cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="this machine has no cuda:3"),
     ):
         assert gpu_device() == Device("cuda:0")
@@ -225,15 +226,15 @@ def test_a_preferred_index_that_is_not_there_is_named() -> None:
 @pytest.mark.needs("torch")
 def test_the_engine_that_is_asked_for_serves_it_if_it_can() -> None:
     prefer("cuda", engine="jax")
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch", "jax")):
+    with machine_of(cuda=1, engines=("torch", "jax")):
         assert gpu_device().engine == "jax"
     with (
-        fake_machine(keep_settings=True, cuda=1, engines=("torch",)),
+        machine_of(cuda=1, engines=("torch",)),
         pytest.warns(UserWarning, match="using cuda:0 with torch: user file asks for jax, but"),
     ):
         assert gpu_device().engine == "torch"
     with (
-        fake_machine(keep_settings=True, cuda=1, engines=("torch",)),
+        machine_of(cuda=1, engines=("torch",)),
         use_device("cpu", engine="numpy"),
         pytest.warns(UserWarning, match="no GPU works here: cuda:0: numpy does not drive it"),
     ):
@@ -241,7 +242,7 @@ def test_the_engine_that_is_asked_for_serves_it_if_it_can() -> None:
 
 
 def test_a_block_goes_before_a_file_and_what_is_no_gpu_does_not_count() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("numpy",)):
+    with machine_of(cuda=2, engines=("numpy",)):
         gpu_backend("CUDA")
         with use_device("cuda:1"):
             assert gpu_device() == Device("cuda:1")
@@ -251,18 +252,18 @@ def test_a_block_goes_before_a_file_and_what_is_no_gpu_does_not_count() -> None:
 
 def test_without_a_gpu_it_is_the_cpu_with_a_warning() -> None:
     with (
-        fake_machine(keep_settings=True),
+        machine_of(),
         pytest.warns(UserWarning, match="using the CPU: no GPU works here: this machine has no"),
     ):
         assert gpu_device() == cpu_device()
 
 
 def test_a_forced_gpu_is_an_error_where_there_is_none() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         with pytest.raises(DeviceNotFoundError, match="no GPU works here") as caught:
             gpu_device(force_gpu_usage=True)
         assert {finding.backend for finding in caught.value.findings} >= {"cuda", "rocm", "metal"}
-    with fake_machine(keep_settings=True, rocm=1, engines=("numpy",)):
+    with machine_of(rocm=1, engines=("numpy",)):
         assert gpu_device(force_gpu_usage=True) == Device("rocm:0")
 
 
@@ -287,7 +288,7 @@ def test_the_preference_is_the_one_of_the_project(
     (home / "anydevice.toml").write_text('device = "cuda"\n')
     other = tmp_path / "other"
     other.mkdir()
-    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
+    with machine_of(cuda=1, rocm=1, engines=("numpy",)):
         gpu_backend("AMDGPU")
         assert gpu_device() == Device("rocm:0")
         monkeypatch.chdir(other)
@@ -296,7 +297,7 @@ def test_the_preference_is_the_one_of_the_project(
 
 @pytest.mark.parametrize("nothing", ["", None])
 def test_nothing_deletes_and_takes_effect_at_once(nothing: str | None) -> None:
-    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
+    with machine_of(cuda=1, rocm=1, engines=("numpy",)):
         gpu_backend("AMDGPU")
         assert gpu_device() == Device("rocm:0")
         gpu_backend(nothing)
@@ -326,7 +327,7 @@ def test_resetting_lets_the_choice_run_again() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_hardware_that_no_library_drives_warns_with_what_to_install(card: BackendScan) -> None:
-    with fake_machine(keep_settings=True, scans=[card]):
+    with machine_of(scans=[card]):
         assert not loaded("CUDA")
         with pytest.warns(UserWarning, match=r"cuda stopped at library: .*\(fix: pip install "):
             assert gpu_device() == cpu_device()
@@ -334,13 +335,13 @@ def test_hardware_that_no_library_drives_warns_with_what_to_install(card: Backen
 
 @pytest.mark.usefixtures("cupy_for_cuda")
 def test_a_library_may_be_there_without_its_hardware() -> None:
-    with fake_machine(keep_settings=True):
+    with machine_of():
         assert [loaded(kind) for kind in GPUS] == [True, False, False]
         assert [functional(kind) for kind in GPUS] == [False, False, False]
 
 
 def test_a_device_made_by_hand_is_what_it_names() -> None:
-    with fake_machine(keep_settings=True, cuda=2, engines=("numpy",)):
+    with machine_of(cuda=2, engines=("numpy",)):
         device = LuxCUDADevice(1)
         assert device == Device("cuda:1")
         assert (functional(device), loaded(device)) == (True, True)
@@ -367,7 +368,7 @@ def test_a_device_keeps_its_type_when_it_is_pickled(device: Device) -> None:
 
 
 def test_a_choice_that_is_met_is_silent() -> None:
-    with fake_machine(keep_settings=True, cuda=1, engines=("numpy",)), warnings.catch_warnings():
+    with machine_of(cuda=1, engines=("numpy",)), warnings.catch_warnings():
         warnings.simplefilter("error")
         gpu_backend("CUDA")
         assert gpu_device().engine == "numpy"

@@ -39,9 +39,9 @@ from anydevice.compat.torchless import (
     measure_performance,
     print_backend_summary,
 )
-from anydevice.testing import fake_machine
 from tests.comparing import assert_same_bits
 from tests.llm.conftest import data
+from tests.machines import machine_of
 from tests.optional import torch
 
 GIB = 2**30
@@ -63,14 +63,11 @@ def test_one_named_backend_is_initialised_or_a_typed_error(
     preference: BackendPreference, name: str
 ) -> None:
     counts = {"cuda": 1, "rocm": 1, "metal": 1, "opencl": 1}
-    with fake_machine(keep_settings=True, **counts, engines=("numpy",)):
+    with machine_of(**counts, engines=("numpy",)):
         backend = init_backend(preference)
         assert (backend.name(), backend.device.backend) == (name, preference.value)
     if preference is not BackendPreference.CPU:
-        with (
-            fake_machine(keep_settings=True),
-            pytest.raises(DeviceNotFoundError, match=preference.value) as caught,
-        ):
+        with machine_of(), pytest.raises(DeviceNotFoundError, match=preference.value) as caught:
             init_backend(preference)
         assert caught.value.findings
 
@@ -85,9 +82,9 @@ def test_torchless_spelling_is_the_same() -> None:
 def test_automatic_choice_goes_through_the_backends_in_order() -> None:
     order = ["cuda", "rocm", "metal", "opencl"]
     for at, name in enumerate(order):
-        with fake_machine(keep_settings=True, **dict.fromkeys(order[at:], 1), engines=("numpy",)):
+        with machine_of(**dict.fromkeys(order[at:], 1), engines=("numpy",)):
             assert init_backend(BackendPreference.AUTO).device.backend == name
-    with fake_machine(keep_settings=True):
+    with machine_of():
         assert init_backend().name() == "CPU"
 
 
@@ -98,21 +95,21 @@ def test_an_opencl_device_that_is_the_cpu_is_not_chosen_unasked() -> None:
         devices=(RawDevice(0, "cpu", Facts("PoCL", free_memory=GIB)),),
         engines=("numpy",),
     )
-    with fake_machine(keep_settings=True, scans=[pocl]):
+    with machine_of(scans=[pocl]):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
         assert init_backend(BackendPreference.OPENCL).name() == "OpenCL"
 
 
 def test_automatic_choice_follows_a_preference() -> None:
     prefer("rocm")
-    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
+    with machine_of(cuda=1, rocm=1, engines=("numpy",)):
         assert init_backend(BackendPreference.AUTO).name() == "ROCm"
         assert init_backend(BackendPreference.CUDA).name() == "CUDA"
 
 
 def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
     with (
-        fake_machine(keep_settings=True, scans=[BROKEN]),
+        machine_of(scans=[BROKEN]),
         pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*fix: usermod -aG"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
@@ -120,7 +117,7 @@ def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
 
 def test_a_cpu_that_was_asked_for_is_no_reason_to_warn() -> None:
     prefer("cpu")
-    with fake_machine(keep_settings=True, scans=[BROKEN]), warnings.catch_warnings():
+    with machine_of(scans=[BROKEN]), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
 
@@ -128,7 +125,7 @@ def test_a_cpu_that_was_asked_for_is_no_reason_to_warn() -> None:
 def test_what_was_asked_for_and_passed_over_is_said() -> None:
     prefer("metal")
     with (
-        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
+        machine_of(cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="using cuda:0: this machine has no metal"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CUDA"
@@ -136,30 +133,26 @@ def test_what_was_asked_for_and_passed_over_is_said() -> None:
 
 def test_automatic_choice_takes_the_engine_that_is_asked_for() -> None:
     prefer("cuda", engine="jax")
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch", "jax")):
+    with machine_of(cuda=1, engines=("torch", "jax")):
         assert init_backend(BackendPreference.AUTO).device.engine == "jax"
 
 
 def test_a_gpu_without_the_room_is_passed_over_with_a_warning() -> None:
     with (
-        fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="1GiB", engines=("numpy",)),
+        machine_of(cuda=1, memory="16GiB", free="1GiB", engines=("numpy",)),
         pytest.warns(UserWarning, match=r"using cpu: cuda:0: 1\.0 GiB free of 16\.0 GiB"),
     ):
         assert init_backend_with_memory_check(BackendPreference.AUTO, 2 * GIB).name() == "CPU"
 
 
 def test_only_a_device_with_the_room_is_taken() -> None:
-    with fake_machine(
-        keep_settings=True, cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)
-    ):
+    with machine_of(cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)):
         backend = init_backend_with_memory_check(BackendPreference.AUTO, 4 * GIB)
         assert backend.device == Device("cuda:1")
 
 
 def test_without_the_room_the_error_says_what_each_has() -> None:
-    with fake_machine(
-        keep_settings=True, cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)
-    ):
+    with machine_of(cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)):
         with pytest.raises(DeviceNotFoundError) as caught:
             init_backend_with_memory_check(BackendPreference.AUTO, 2**60)
         said = str(caught.value)
@@ -171,7 +164,7 @@ def test_without_the_room_the_error_says_what_each_has() -> None:
 
 
 def test_every_backend_is_discovered_in_order_usable_or_not() -> None:
-    with fake_machine(keep_settings=True, metal=1, engines=("numpy",)):
+    with machine_of(metal=1, engines=("numpy",)):
         found = discover_backends()
     assert [f.backend for f in found] == ["cuda", "rocm", "metal", "tpu", "opencl", "cpu"]
     assert [f.backend for f in found if f.usable] == ["metal", "cpu"]
@@ -182,8 +175,7 @@ def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
         "npu", present=True, devices=(RawDevice(0, "gpu", Facts("An NPU")),), engines=("numpy",)
     )
     silent = BackendScan("tpu", present=False)
-    with fake_machine(
-        keep_settings=True,
+    with machine_of(
         cuda=1,
         metal=1,
         memory="32GiB",
@@ -216,7 +208,7 @@ def test_every_backend_and_every_library_has_an_install_switch() -> None:
 @pytest.mark.parametrize(("shape", "method"), [((6,), "to_device_1d"), ((2, 3), "to_device_2d")])
 def test_vectors_and_matrices_go_to_the_backend(shape: tuple[int, ...], method: str) -> None:
     x = np.arange(6, dtype=np.float32).reshape(shape)
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         backend = init_backend(BackendPreference.CUDA)
         placed = getattr(backend, method)(x)
         assert placed.device == backend.device.native
@@ -235,7 +227,7 @@ def test_what_has_other_dimensions_is_refused(wrong: object) -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4, 5)])
 def test_a_tensor_of_any_shape_goes_there_and_back(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         there = UnifiedTensor(x).to_device(Device("cuda:1"))
         assert there.device == Device("cuda:1")
         assert there.data.device == Device("cuda:1", engine="jax").native
@@ -248,7 +240,7 @@ def test_a_tensor_of_any_shape_goes_there_and_back(shape: tuple[int, ...]) -> No
 def test_a_whole_model_goes_there_in_one_call() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3, bias=False))
     tree = {"model": model, "cache": [np.zeros((2, 3), np.float32)], "name": "tiny"}
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         moved = UnifiedTensor(tree).to_device(init_backend(BackendPreference.CUDA)).data
     assert moved["model"] is model
     assert isinstance(moved["cache"][0], torch.Tensor)
@@ -261,7 +253,7 @@ def test_a_model_is_loaded_from_its_file_straight_onto_the_backend(tmp_path: Pat
     header = json.dumps({"layer.weight": entry}).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + weight.tobytes())
-    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+    with machine_of(cuda=2, engines=("jax",)):
         loaded = init_backend(BackendPreference.CUDA).load_weights(path)
         half = init_backend(BackendPreference.CUDA).load_weights(path, "float16")
     assert list(loaded) == ["layer.weight"]
@@ -322,7 +314,7 @@ def backend_with(name: str, engine: str) -> Iterator[Backend]:
         yield init_backend(BackendPreference.OPENCL)
     else:
         fake = {} if name == "cpu" else {name: 1}
-        with fake_machine(keep_settings=True, **fake, engines=(engine,)):
+        with machine_of(**fake, engines=(engine,)):
             yield init_backend(BackendPreference(name))
 
 
@@ -330,7 +322,7 @@ def backend_with(name: str, engine: str) -> Iterator[Backend]:
 def test_what_is_on_the_backend_already_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(ops, "silu", seen.append)
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         backend = init_backend(BackendPreference.CUDA)
         x = backend.to_device_2d(X)
         backend.silu(x)
@@ -345,7 +337,7 @@ def test_wrong_shapes_are_named() -> None:
 @pytest.mark.needs("torch")
 def test_a_product_is_compared_with_that_of_the_cpu() -> None:
     a = np.ones((32, 32), np.float32)
-    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+    with machine_of(cuda=1, engines=("torch",)):
         timings = benchmark(ops.matmul, a, a, devices=["cpu", "cuda"], limit=0.01)
     assert [(row.device, row.engine) for row in timings] == [("cpu", "numpy"), ("cuda:0", "torch")]
     cpu, gpu = (timings[name].seconds for name in ("cpu", "cuda:0"))
@@ -374,7 +366,7 @@ def stories() -> Path:
 def test_a_model_is_initialised_with_a_memory_check_and_generates(stories: Path) -> None:
     estimate = estimate_inference_memory(64, 172, 5, 512, 8, 4, 512, 4)
     assert estimate.weights_bytes > 4 * 260_032  # which ties its head to the embedding
-    with fake_machine(keep_settings=True, cuda=1, memory="2GiB", engines=("numpy",)):
+    with machine_of(cuda=1, memory="2GiB", engines=("numpy",)):
         backend = init_backend_with_memory_check(BackendPreference.CUDA, estimate.total_bytes)
         model = backend.load_model(stories, context=128)
         assert (str(model.device), model.context) == ("cuda:0", 128)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -35,59 +35,38 @@ from anydevice._core.text import warn
 from anydevice._machine.choose.scope import block_device, why
 from anydevice._nn.losses import Loss
 from anydevice._nn.model import bound, parameters_device
+from anydevice.compat.named import NamedDevice
 
 if TYPE_CHECKING:
     from anydevice._proofs.properties import Property, Region
 
 
-class AbstractBackend(Device):
+class AbstractBackend(NamedDevice):
     """The base class of Axiom's backends: an anydevice `Device` under Axiom's name."""
 
-    __slots__ = ()
-    _of_backend: str
-
-    def __init__(self, index: int = 0, *, engine: str | None = None) -> None:
-        super().__init__(self._of_backend, index, engine=engine)
-
     def __repr__(self) -> str:
-        shown = "" if self.kind == "cpu" and not self.index else self.index
-        return f"{type(self).__name__}({shown})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), self.index, engine=self.engine_asked), ()
+        return super().__repr__() if self.kind == "cpu" else f"{type(self).__name__}({self.index})"
 
 
-class CPUBackend(AbstractBackend):
+class CPUBackend(AbstractBackend, backend="cpu"):
     """The CPU, which is always there. Axiom calls it `JuliaBackend`."""
 
-    __slots__ = ()
-    _of_backend = "cpu"
 
-
-class CUDABackend(AbstractBackend):
+class CUDABackend(AbstractBackend, backend="cuda"):
     """An NVIDIA GPU by its index."""
 
-    __slots__ = ()
-    _of_backend = "cuda"
 
-
-class ROCmBackend(AbstractBackend):
+class ROCmBackend(AbstractBackend, backend="rocm"):
     """An AMD GPU by its index."""
 
-    __slots__ = ()
-    _of_backend = "rocm"
 
-
-class MetalBackend(AbstractBackend):
+class MetalBackend(AbstractBackend, backend="metal"):
     """An Apple GPU by its index."""
-
-    __slots__ = ()
-    _of_backend = "metal"
 
 
 JuliaBackend = CPUBackend
 
-_KINDS = {kind._of_backend: kind for kind in (CUDABackend, ROCmBackend, MetalBackend, CPUBackend)}
+_KINDS = {kind.of_backend: kind for kind in (CUDABackend, ROCmBackend, MetalBackend, CPUBackend)}
 
 
 def detect_gpu() -> Device | None:
@@ -224,8 +203,10 @@ class Model(nn.Model):
         block, own = block_device(), parameters_device(self.parameters)
         if block is None or own is None:
             return super().__call__(x)
-        there = _for_library(own.engine, block)
-        if self._copy is None or not _is_same(self._copy[0], there):
+        status, there = block.status, block
+        if status is not None and block.engine_is_free and own.engine in status.engines:
+            there = block.served_by(own.engine)
+        if self._copy is None or (self._copy[0], self._copy[0].engine) != (there, there.engine):
             moved = anydevice.to_device(self.parameters, there, convert=True)
             self._copy = there, bound(self.layer, self.input_shape, moved)
         x = x if isinstance(x, numpy.ndarray) else anydevice.to_device(x, there, convert=True)
@@ -451,21 +432,15 @@ def _prove_region(region: Any, model: Any, stated: Any, options: dict[str, Any])
     from anydevice._proofs.prove import prove as search
 
     if stated is None:
-        raise ConfigurationError(
-            "prove(region, model, property) takes a property such as proofs.finite()",
-            source="property",
-        )
+        text = "prove(region, model, property) takes a property such as proofs.finite()"
+        raise ConfigurationError(text, source="property")
     result = search(model, stated, region, **options)
     if isinstance(result, Counterexample):
-        raise VerificationError(
-            f"{stated} does not hold for x = {result.x.tolist()!r:.200}", where="inputs"
-        )
+        text = f"{stated} does not hold for x = {result.x.tolist()!r:.200}"
+        raise VerificationError(text, where="inputs")
     if isinstance(result, Undecided):
-        raise VerificationError(
-            f"{stated} was neither proved nor refuted: {result.reason}, "
-            f"{result.proved_share:.0%} proved",
-            where="inputs",
-        )
+        text = f"{stated} was neither proved nor refuted: {result.reason}"
+        raise VerificationError(f"{text}, {result.proved_share:.0%} proved", where="inputs")
     return result
 
 
@@ -477,17 +452,6 @@ def _with_name(found: Device) -> Device:
     """The device under Axiom's name, where Axiom has one."""
     kind = _KINDS.get(found.backend)
     return kind(found.index, engine=found.engine) if kind else found
-
-
-def _for_library(engine: str | None, place: Device) -> Device:
-    """The place, served by this library if it can be and no other one was asked for."""
-    status = place.status
-    able = status is not None and place.engine_is_free and engine in status.engines
-    return place.served_by(engine) if able else place
-
-
-def _is_same(one: Device, other: Device) -> bool:
-    return one == other and one.engine == other.engine
 
 
 def _examples(model: Any) -> Any:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import anydevice
@@ -33,36 +32,22 @@ from anydevice._machine.discovery.discover import free_memory
 from anydevice._machine.engines import registry
 from anydevice._parallel.mesh import Mesh
 from anydevice._parallel.placing import row_ranges
+from anydevice.compat.named import NamedDevice
 
 T = TypeVar("T", bound="AbstractLuxDistributedBackend")
 
 
-class AbstractLuxDevice(Device):
+class AbstractLuxDevice(NamedDevice):
     """The base class of Lux's devices: an anydevice `Device` under Lux's name."""
-
-    __slots__ = ()
-    _of_backend: str
 
     @property
     def tier(self) -> Tier:
         """How well its backend is tested: "stable", "experimental" or "untested"."""
         return BACKENDS[self.backend].tier
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.index or ''})"
 
-
-class LuxCPUDevice(AbstractLuxDevice):
+class LuxCPUDevice(AbstractLuxDevice, backend="cpu"):
     """Return the CPU, which is always there."""
-
-    __slots__ = ()
-    _of_backend = "cpu"
-
-    def __init__(self) -> None:
-        super().__init__(self._of_backend)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return LuxCPUDevice, ()
 
 
 class AbstractLuxGPUDevice(AbstractLuxDevice):
@@ -71,45 +56,21 @@ class AbstractLuxGPUDevice(AbstractLuxDevice):
     `LuxCUDADevice(1)` can be made whether or not this machine has one; see `functional`.
     """
 
-    __slots__ = ()
 
-    def __init__(
-        self, index: int = 0, *, engine: str | None = None, chosen_by: str | None = None
-    ) -> None:
-        super().__init__(self._of_backend, index, engine=engine, chosen_by=chosen_by)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        given = {"engine": self.engine_asked, "chosen_by": self.chosen_by}
-        return partial(type(self), self.index, **given), ()
-
-
-class LuxCUDADevice(AbstractLuxGPUDevice):
+class LuxCUDADevice(AbstractLuxGPUDevice, backend="cuda"):
     """An NVIDIA GPU: `cuda:0` of anydevice."""
 
-    __slots__ = ()
-    _of_backend = "cuda"
 
-
-class LuxAMDGPUDevice(AbstractLuxGPUDevice):
+class LuxAMDGPUDevice(AbstractLuxGPUDevice, backend="rocm"):
     """An AMD GPU: `rocm:0` of anydevice."""
 
-    __slots__ = ()
-    _of_backend = "rocm"
 
-
-class LuxMetalDevice(AbstractLuxGPUDevice):
+class LuxMetalDevice(AbstractLuxGPUDevice, backend="metal"):
     """An Apple GPU: `metal:0` of anydevice."""
 
-    __slots__ = ()
-    _of_backend = "metal"
 
-
-_GPUS: dict[str, type[AbstractLuxGPUDevice]] = {
-    "CUDA": LuxCUDADevice,
-    "AMDGPU": LuxAMDGPUDevice,
-    "Metal": LuxMetalDevice,
-}
-_KINDS = {kind._of_backend: kind for kind in _GPUS.values()}
+_GPUS = {"CUDA": LuxCUDADevice, "AMDGPU": LuxAMDGPUDevice, "Metal": LuxMetalDevice}
+_KINDS = {kind.of_backend: kind for kind in _GPUS.values()}
 
 
 def supported_gpu_backends() -> tuple[str, ...]:
@@ -131,26 +92,27 @@ def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
     """
     request = make_request(None, engine=None, min_free=None)
     asked = (name for wish in request.wishes for name in wish.names)
-    preferred = [name for name in asked if name.partition(":")[0] in _KINDS]
-    wish = Wish("preference", (*preferred, *_KINDS), binding=True)
+    preference = Wish("preference", tuple(n for n in asked if n.partition(":")[0] in _KINDS))
+    order = Wish("order of backends", tuple(_KINDS), binding=True)
+    wishes = (preference, order) if preference.names else (order,)
     findings = anydevice.discover().findings
-    choice = choose(replace(request, wishes=(wish,)), findings, free_memory)
+    choice = choose(replace(request, wishes=wishes), findings, free_memory)
     chosen = choice.device
     if chosen is None:
-        reasons = f"no GPU works here: {_reasons(list(_KINDS), request.engine)}"
+        reasons = f"no GPU works here: {_reasons(order.names, request.engine)}"
         if force_gpu_usage:
             raise DeviceNotFoundError(reasons, findings)
         warn(f"using the CPU: {reasons}")
         return LuxCPUDevice()
-    met = not {str(chosen), chosen.backend}.isdisjoint(preferred)
-    if preferred and not met:
-        text = f"using {chosen}, because {', '.join(preferred)} is preferred but does not work"
-        warn(f"{text}: {_reasons(preferred, request.engine)}")
-    for step in choice.passed_over:  # an engine that had to be given up
-        text = f"using {chosen} with {chosen.engine}: {step.source} asks for {step.asked}"
-        warn(f"{text}, but {step.outcome}")
-    source = "preference" if met else "order of backends"
-    return _KINDS[chosen.backend](chosen.index, engine=chosen.engine, chosen_by=source)
+    for step in choice.passed_over:
+        if step.source == preference.source:
+            text = f"using {chosen}, because {preference} is preferred but does not work"
+            warn(f"{text}: {_reasons(preference.names, request.engine)}")
+        else:  # an engine that had to be given up
+            text = f"using {chosen} with {chosen.engine}: {step.source} asks for {step.asked}"
+            warn(f"{text}, but {step.outcome}")
+    kind = _KINDS[chosen.backend]
+    return kind(chosen.index, engine=chosen.engine, chosen_by=chosen.chosen_by)
 
 
 def cpu(x: Any) -> Any:
@@ -270,10 +232,9 @@ class DistributedDataContainer(Sequence[Any]):
     """
 
     def __init__(self, backend: AbstractLuxDistributedBackend, data: Any) -> None:
-        mesh = backend.mesh
-        processes = 1 if mesh.group is None else mesh.group.size
+        processes = DistributedUtils.total_workers(backend)
         self.data = data
-        self.range = range(*row_ranges(len(data), processes)[mesh.rank])
+        self.range = range(*row_ranges(len(data), processes)[backend.mesh.rank])
 
     def __len__(self) -> int:
         return len(self.range)
@@ -354,10 +315,8 @@ class DistributedUtils:
         numbers = group.of_first(anydevice.to_numpy(x), root)
         return anydevice.to_device(numbers, backend.mesh.devices[0], convert=True)
 
-    @classmethod
-    def synchronize(cls, backend: AbstractLuxDistributedBackend, x: Any, root: int = 0) -> Any:
-        """Parameters, or the state of an optimizer, of one process, in each of them."""
-        return cls.bcast(backend, x, root)
+    synchronize = bcast
+    """For parameters, or the state of an optimizer."""
 
 
 def _backend_of(device: str | Device | type[AbstractLuxDevice]) -> str:
@@ -365,10 +324,10 @@ def _backend_of(device: str | Device | type[AbstractLuxDevice]) -> str:
     if isinstance(device, Device):
         return device.backend
     if isinstance(device, type):
-        return device._of_backend
+        return device.of_backend
     for name, kind in _GPUS.items():
         if device.strip().lower() == name.lower():
-            return kind._of_backend
+            return kind.of_backend
     raise _unknown(device)
 
 

@@ -27,7 +27,7 @@ from anydevice import (
 from anydevice._arrays.move import is_array
 from anydevice._bench.language_models import bench_text
 from anydevice._core.backends import BACKENDS
-from anydevice._core.choice import Choice, choose
+from anydevice._core.choice import choose
 from anydevice._core.record import Record, replace
 from anydevice._core.text import warn
 from anydevice._machine.choose.scope import make_request
@@ -67,7 +67,8 @@ class Backend(Record):
 
     def name(self) -> str:
         """Return the usual spelling: "CUDA", "ROCm", "Metal", "OpenCL" or "CPU"."""
-        return _label(self.device.backend)
+        backend = self.device.backend
+        return BACKENDS[backend].label if backend in BACKENDS else backend
 
     def to_device_1d(self, vector: Any) -> Any:
         """Move a vector here; raises `TransferError` if it has not one dimension."""
@@ -143,7 +144,7 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Back
 
     Raises `DeviceNotFoundError` if a backend that is asked for by name is not usable.
     """
-    return _init(preference, 0)
+    return init_backend_with_memory_check(preference, 0)
 
 
 def init_backend_with_memory_check(preference: BackendPreference, required_bytes: int) -> Backend:
@@ -151,7 +152,22 @@ def init_backend_with_memory_check(preference: BackendPreference, required_bytes
 
     Raises `DeviceNotFoundError`, with the free memory of each device, where none has enough.
     """
-    return _init(preference, required_bytes)
+    if preference is not BackendPreference.AUTO:
+        return Backend(anydevice.device(preference.value, min_free=required_bytes))
+    request = make_request(None, engine=None, min_free=required_bytes)
+    # An OpenCL device that is the CPU itself would come before the CPU, and is slower.
+    only_the_cpu = {found.kind for found in anydevice.devices("opencl")} == {"cpu"}
+    ours = (name for name in _ORDER if name != "opencl" or not only_the_cpu)
+    request, findings = replace(request, order=(*request.order, *ours)), tuple(anydevice.discover())
+    choice = choose(request, findings, free_memory)
+    chosen, passed_over = choice.device, choice.passed_over
+    if chosen is None:
+        reasons = "; ".join(step.outcome for step in passed_over)
+        raise DeviceNotFoundError(f"no backend is usable: {reasons}", findings)
+    unmet = [s.outcome for s in passed_over if chosen.kind == "cpu" or s.source != "configure"]
+    if unmet:
+        warn(f"using {chosen}: {'; '.join(unmet)}")
+    return Backend(chosen)
 
 
 class InferenceMemory(Record):
@@ -232,30 +248,6 @@ def print_backend_summary() -> None:
     print(anydevice.discover())
 
 
-def _init(preference: BackendPreference, min_free: int) -> Backend:
-    if preference is not BackendPreference.AUTO:
-        return Backend(anydevice.device(preference.value, min_free=min_free))
-    choice = _choose(min_free)
-    chosen, passed_over = choice.device, choice.passed_over
-    if chosen is None:
-        reasons = "; ".join(step.outcome for step in passed_over)
-        raise DeviceNotFoundError(f"no backend is usable: {reasons}", tuple(anydevice.discover()))
-    unmet = [s.outcome for s in passed_over if chosen.kind == "cpu" or s.source != "configure"]
-    if unmet:
-        warn(f"using {chosen}: {'; '.join(unmet)}")
-    return Backend(chosen)
-
-
-def _choose(min_free: int) -> Choice:
-    """Choose by settings, else by Torchless's order."""
-    request = make_request(None, engine=None, min_free=min_free)
-    # An OpenCL device that is the CPU itself would come before the CPU, and is slower.
-    only_the_cpu = {found.kind for found in anydevice.devices("opencl")} == {"cpu"}
-    ours = (name for name in _ORDER if name != "opencl" or not only_the_cpu)
-    request = replace(request, order=(*request.order, *ours))
-    return choose(request, anydevice.discover().findings, free_memory)
-
-
 def _of_dimensions(number: int, array: Any) -> Any:
     if not is_array(array) or array.ndim != number:
         shape = f"an array of shape {tuple(array.shape)}" if is_array(array) else repr(array)
@@ -264,7 +256,3 @@ def _of_dimensions(number: int, array: Any) -> Any:
             f"{shape}; UnifiedTensor.to_device() takes any"
         )
     return array
-
-
-def _label(backend: str) -> str:
-    return BACKENDS[backend].label if backend in BACKENDS else backend
