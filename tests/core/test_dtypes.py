@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +13,7 @@ import safetensors
 from anydevice._core import dtypes
 from anydevice._core.dtypes import BY_CODE, DTYPES, DType, as_dtype
 from anydevice.errors import ConfigurationError, UnsupportedError
+from tests.programs import output_of
 
 KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 
@@ -108,8 +107,7 @@ def test_a_row_prints_as_its_name() -> None:
 
 def test_the_table_imports_no_array_library() -> None:
     program = f"import sys, {dtypes.__name__}; print({{'numpy', 'ml_dtypes'}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()", done.stderr
+    assert output_of("-c", program) == "set()\n"
 
 
 def test_where_it_is_clear_what_was_meant_no_list_follows() -> None:

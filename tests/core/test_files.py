@@ -124,7 +124,6 @@ def test_a_killed_writer_leaves_a_whole_file_and_leftovers_can_go(tmp_path: Path
         writer = subprocess.Popen(
             [sys.executable, "-c", ENDLESS, str(path)], stdout=subprocess.PIPE
         )
-        assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"
         time.sleep(0.003 * turn)
         writer.send_signal(signal.SIGKILL)

@@ -16,6 +16,7 @@ import pytest
 import anydevice
 from anydevice._core import files, locks
 from anydevice._core.locks import ForkSafeLock, made_once
+from tests.programs import output_of
 
 COPIES = """
 import os, signal, sys, threading, warnings
@@ -43,14 +44,7 @@ def held_elsewhere(lock):
 
 def run(script: str) -> str:
     """What a script printed that may use the functions above; warnings are errors in it."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COPIES + script],
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+    return output_of("-W", "error", "-c", COPIES + script).strip()
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -245,7 +239,6 @@ def test_a_child_does_not_outlive_a_killed_parent_s_lock(home: Path) -> None:
         "forked.set()", "print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.wait(60)
     try:

@@ -6,13 +6,12 @@ import copy
 import inspect
 import pickle
 import pydoc
-import subprocess
-import sys
 
 import pytest
 
 from anydevice import Config
 from anydevice._core.record import NOTHING, Record, as_dict, replace
+from tests.programs import output_of
 
 
 class Card(Record):
@@ -116,10 +115,7 @@ def test_the_signature_of_a_record_that_can_be_called_is_that_of_its_call() -> N
 def test_a_class_of_records_is_made_without_inspecting_anything() -> None:
     made = "from anydevice._core.record import Record\nclass A(Record):\n    x: int = 0\nA(1)\n"
     asked = made + "import sys; print('inspect' in sys.modules)"
-    ended = subprocess.run(
-        [sys.executable, "-c", asked], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout == "False\n"
+    assert output_of("-c", asked) == "False\n"
 
 
 def test_it_does_not_change() -> None:

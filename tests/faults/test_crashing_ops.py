@@ -25,6 +25,7 @@ from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.engines import registry
 from anydevice._ops import trusted_kernels
 from anydevice.cli.main import main
+from tests.programs import run_python
 
 TINYLIB = Path(__file__).parents[1] / "docs" / "tinylib.py"
 
@@ -115,13 +116,8 @@ def cells_of(*ops: str, **how: Any) -> dict[tuple[str, str], Cell]:
 
 def command(site: Path, *words: str) -> tuple[int, list[str], str]:
     """The exit code, lines with single spaces, and errors of the command in a real process."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "anydevice", *words, *PLANTED],
-        env={**os.environ, "PYTHONPATH": str(site), "PYTHONUTF8": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    variables = {"PYTHONPATH": str(site), "PYTHONUTF8": "1"}
+    ended = run_python("-m", "anydevice", *words, *PLANTED, env=variables)
     return ended.returncode, shown(ended.stdout), ended.stderr
 
 
@@ -151,7 +147,6 @@ def test_a_line_is_printed_as_soon_as_its_op_is_decided(site: Path, home: Path) 
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert running.stdout is not None
     assert running.stdout.readline() == "planted on cpu\n"
     assert running.stdout.readline().split() == ["add", "✓", "f32"]
     running.send_signal(signal.SIGINT)  # while the next one hangs

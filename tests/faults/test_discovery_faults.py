@@ -46,7 +46,6 @@ def test_every_driver_at_fault_at_once(faulty, body: str, word: str) -> None:  #
     for backend in ("cuda", "opencl"):
         finding = report[backend]
         assert (finding.present, finding.usable, finding.stage) == (True, False, "driver")
-        assert finding.reason is not None
         assert word in finding.reason
     assert "cuInit" in str(report["cuda"].reason)
     assert report["cpu"].usable

@@ -9,13 +9,13 @@ files are as before or as after, whole; nothing is left open or locked; and the 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.programs import output_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are caught as on Linux")
 
@@ -307,15 +307,10 @@ def fail_in_turn(
     if what in TRAININGS:
         pytest.importorskip("torch")
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, what, str(folder), *map(str, numbers)],
-        env={**os.environ, "LD_PRELOAD": str(library), "ANYDEVICE_HOME": str(folder), **env},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    seen, errors = json.loads(done.stdout.splitlines()[-1])
+    arguments = ("-c", PROGRAM, what, str(folder), *map(str, numbers))
+    env |= {"LD_PRELOAD": str(library), "ANYDEVICE_HOME": str(folder)}
+    printed = output_of(*arguments, env=env, cwd=folder.parent, limit=None)
+    seen, errors = json.loads(printed.splitlines()[-1])
     return seen, errors
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import anydevice
+from tests.programs import run_python
 
 PROGRAM = r"""
 import json, sys, threading, traceback, warnings
@@ -113,7 +113,7 @@ def interpreter() -> str:
             "dependencies: ANYDEVICE_TEST_FREE_THREADED=/path/python3.13t"
         )
     asked = "import sys, numpy, ml_dtypes, psutil, tomlkit, rich; sys.exit(sys._is_gil_enabled())"
-    tried = subprocess.run([python, "-c", asked], capture_output=True, text=True)
+    tried = run_python("-c", asked, python=python)
     if tried.returncode and NAMED is None:
         pytest.skip(f"{python} lacks what anydevice needs: {tried.stderr[-200:]}")
     assert tried.returncode == 0, tried.stderr
@@ -124,12 +124,12 @@ def interpreter() -> str:
 @pytest.mark.parametrize("run", range(3))
 def test_16_threads_without_the_global_lock(tmp_path: Path, home: Path, run: int) -> None:
     source = Path(anydevice.__file__).parents[1]
-    done = subprocess.run(
-        [interpreter(), "-c", PROGRAM, str(tmp_path), "60"],
-        env={**os.environ, "PYTHONPATH": str(source), "ANYDEVICE_HOME": str(home)},
+    done = run_python(
+        *("-c", PROGRAM, str(tmp_path), "60"),
+        env={"PYTHONPATH": str(source), "ANYDEVICE_HOME": str(home)},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        python=interpreter(),
+        limit=None,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     failed, answers, has_lock = json.loads(done.stdout.splitlines()[-1])

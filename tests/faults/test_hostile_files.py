@@ -10,7 +10,6 @@ import json
 import os
 import random
 import stat
-import subprocess
 import sys
 import time
 import warnings
@@ -35,6 +34,7 @@ from anydevice._train.checkpoint import read_checkpoint, settings_of
 from anydevice._train.steps import StepConfig
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from tests.faults.damage import at_random, by_meaning
+from tests.programs import output_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices as POSIX has them")
 
@@ -406,13 +406,8 @@ def attack_elsewhere(folder: Path, seed: int, count: int) -> None:
         "came = attack(pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))\n"
         "print(json.dumps(came))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, __file__, str(folder), str(seed), str(count)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    came = Counter(json.loads(done.stdout.splitlines()[-1]))
+    arguments = (__file__, str(folder), str(seed), str(count))
+    came = Counter(json.loads(output_of("-c", program, *arguments, limit=None).splitlines()[-1]))
     # A fuzzer that is always refused, or never, would find nothing.
     for name in ("model.safetensors", "run.safetensors", "config.json", "anydevice.toml"):
         assert min(came[f"{name} read"], came[f"{name} refused"]) > 0, came

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from anydevice._machine.settings.files import user_file
 from anydevice._machine.settings.preferences import forget_files
 from anydevice._ops import trusted_kernels
 from anydevice._ops.trusted_kernels import kernels_file
+from tests.programs import run_python
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and rights as POSIX has them")
 
@@ -45,21 +46,6 @@ CALLS = {
 }
 
 
-def python(
-    arguments: list[str], folder: Path, environment: Mapping[str, str | None] = {}
-) -> subprocess.CompletedProcess[str]:
-    """A new interpreter in a folder; a variable that is `None` is not set."""
-    merged = {**os.environ, **environment}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={name: value for name, value in merged.items() if value is not None},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_a_library_that_a_project_names_does_not_run(
     home: Path, tmp_path: Path, build_library: object, call: str
@@ -73,7 +59,7 @@ def test_a_library_that_a_project_names_does_not_run(
     Path("anydevice.toml").write_text(
         f'[env]\nLD_PRELOAD = "{evil}"\nLD_LIBRARY_PATH = "{folder}"\nOMP_NUM_THREADS = "3"\n'
     )
-    done = python(CALLS[call], Path.cwd())
+    done = run_python(*CALLS[call])
     assert done.returncode == 0, done.stderr
     assert not marker.exists()
     assert "LD_PRELOAD" in done.stderr
@@ -103,7 +89,7 @@ def test_children_get_what_the_user_set_and_nothing_of_the_project(
     }
     text = '[env]\nOMP_NUM_THREADS = "3"\nXLA_FLAGS = "--xla_gpu_autotune_level=2"\n'
     Path("anydevice.toml").write_text(text)
-    done = python(["-c", SHOW], Path.cwd(), environment)
+    done = run_python("-c", SHOW, env=environment)
     assert done.stdout.splitlines() == [
         "OMP_NUM_THREADS 3 None",
         "XLA_FLAGS --xla_gpu_autotune_level=2 --xla_gpu_autotune_level=1",
@@ -111,7 +97,7 @@ def test_children_get_what_the_user_set_and_nothing_of_the_project(
     ]
     Path("anydevice.toml").unlink()
     user_file().write_text(text + 'MINE = "yes"\n')
-    done = python(["-c", SHOW], Path.cwd(), environment)
+    done = run_python("-c", SHOW, env=environment)
     assert done.stdout.splitlines() == [
         "OMP_NUM_THREADS 3 3",
         "XLA_FLAGS --xla_gpu_autotune_level=2 --xla_gpu_autotune_level=2",
@@ -179,7 +165,7 @@ def test_commands_print_no_escapes_of_files_and_variables(
         "FORCE_COLOR": "1" if colour else None,
         "PYTHONIOENCODING": "utf-8",
     }
-    done = python(["-m", "anydevice", *words], folder, environment)
+    done = run_python("-m", "anydevice", *words, cwd=folder, env=environment)
     printed = done.stdout + done.stderr
     assert "\\x1b[2J" in printed
     if colour:
@@ -212,7 +198,6 @@ def test_what_drivers_say_is_printed_without_escapes(home: Path) -> None:
         report = anydevice.discover()
         shown = [str(report), report._repr_html_(), str(report["rocm"].reason)]
         status = report["cuda"].devices[0].status
-    assert status is not None
     shown.append(status.facts.name)
     assert raw("".join(shown)) == ""
     assert "fake line" in shown[-1]

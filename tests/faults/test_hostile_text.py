@@ -6,9 +6,7 @@ The library behind a tokenizer is not Python: it may end the process, so all is 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from tests.faults.damage import at_random, by_meaning
 from tests.llm.conversations import CONVERSATIONS
 from tests.llm.test_template import FEATURES, REAL
 from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS
+from tests.programs import output_of
 
 ROOT = Path(__file__).parents[2]
 SLOWEST = 10.0
@@ -147,17 +146,9 @@ def _run(kind: str, first: int, count: int) -> None:
 
 def _fuzz(kind: str, first: int, count: int) -> dict[str, int]:
     """How many were read, and how many were refused; fails with the case that went wrong."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.faults.test_hostile_text", kind, str(first), str(count)],
-        cwd=ROOT,
-        env={**os.environ, "RUST_BACKTRACE": "0"},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=3000,
-    )
-    assert ended.returncode == 0, f"{kind}: exit code {ended.returncode}\n{ended.stderr[-3000:]}"
-    outcomes: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
+    arguments = ("-m", "tests.faults.test_hostile_text", kind, str(first), str(count))
+    printed = output_of(*arguments, cwd=ROOT, env={"RUST_BACKTRACE": "0"}, limit=3000)
+    outcomes: dict[str, int] = json.loads(printed.splitlines()[-1])
     assert sum(outcomes.values()) == count
     return outcomes
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
 
@@ -56,15 +56,8 @@ print(before == after, before, after, file=sys.stderr)
 
 def test_everything_works_without_threads(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    environment = {**os.environ, "ANYDEVICE_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ALONE],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {"ANYDEVICE_HOME": str(tmp_path / "home")}
+    done = run_python("-W", "ignore", "-c", ALONE, cwd=tmp_path, env=environment)
     if done.returncode == 3:
         pytest.skip("this system does not enforce the limit")
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,6 @@ def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     assert took <= 23
     assert scan.present
     assert scan.stage == "driver"
-    assert text_of(scan) is not None
     assert how in text_of(scan)
     assert f" in {step}; " in text_of(scan)
     bad = tmp_path / "vendors" / "bad.icd"
@@ -131,7 +130,6 @@ def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     assert fix_of(scan) == f"mv {bad} {bad}.off"
     (device,) = scan.devices
     assert device.facts.details["platform"] == "Portable Computing Language"
-    assert text_of(device) is not None
     assert "because of bad.icd" in text_of(device)
     assert fix_of(device) == fix_of(scan)
 
@@ -175,7 +173,6 @@ def test_a_driver_that_is_the_only_one_needs_no_second_try(
     library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
     monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
     scan = opencl.look(5.0)
-    assert text_of(scan) is not None
     assert text_of(scan).startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
     assert fix_of(scan) == "unset OCL_ICD_VENDORS"
     assert scan.devices == ()
@@ -187,7 +184,6 @@ def test_no_time_left_to_ask_one_by_one(
     scan, took = look_beside_pocl(driver(platforms=HANG), 0.2)
     assert took <= 0.7
     assert scan.stage == "driver"
-    assert text_of(scan) is not None
     assert "timed out (no answer within 0.12 s)" in text_of(scan)
     assert "bad.icd" in text_of(scan)
     assert "pocl.icd" in text_of(scan)
@@ -201,7 +197,6 @@ def test_no_disk_left_to_ask_one_by_one(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
     scan, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
-    assert text_of(scan) is not None
     assert "crashed (SIGSEGV) in clGetPlatformIDs" in text_of(scan)
     assert "bad.icd" in text_of(scan)
 
@@ -213,7 +208,6 @@ def test_a_loader_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
     scan = opencl.look_through(find_loaders(machine, None), machine, 5.0)
     assert scan.stage == "driver"
     assert scan.present
-    assert text_of(scan) is not None
     assert "the OpenCL loader libOpenCL.so.1 does not work: failed (OSError: " in text_of(scan)
     assert text_of(scan).endswith("in loading libOpenCL.so.1")
 
@@ -226,5 +220,4 @@ def test_a_loader_that_crashes_when_it_is_loaded(
     machine = this_machine()
     scan = opencl.look_through(find_loaders(machine, None), machine, 5.0)
     assert scan.stage == "driver"
-    assert text_of(scan) is not None
     assert "crashed (SIGABRT) in loading libOpenCL.so.1" in text_of(scan)

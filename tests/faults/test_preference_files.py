@@ -17,6 +17,7 @@ import anydevice
 from anydevice._machine.settings import files
 from anydevice._machine.settings.files import project_file, user_file
 from anydevice.errors import ConfigurationError
+from tests.programs import output_of
 
 GARBAGE = {
     "not TOML": ("device = = cuda\n", "line 1"),
@@ -146,15 +147,7 @@ def as_unprivileged_user(code: str, home: Path) -> str:
         "from anydevice.errors import ConfigurationError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", before + code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "ANYDEVICE_HOME": str(home)},
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of("-c", before + code, env={"ANYDEVICE_HOME": str(home)})
 
 
 def test_an_unreadable_file_is_a_warning_and_the_default(home: Path) -> None:
@@ -251,7 +244,6 @@ def kill_writers(home: Path, times: int) -> None:
     user_file().write_text('# keep me\nx64 = false\ndevice = "cpu"\n')
     for turn in range(times):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, "1000000"], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"
         time.sleep(0.0007 * (turn % 97))  # somewhere in its many writes
         writer.send_signal(signal.SIGKILL)

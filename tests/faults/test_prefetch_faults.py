@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from tests.programs import run_python
+
 BEGIN = """
 import os, sys, threading, time
 from anydevice._arrays.prefetch import prefetch
@@ -31,12 +33,7 @@ def endless():
 
 
 def run(script: str, limit: float = 400.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", BEGIN + script],
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
+    return run_python("-X", "faulthandler", "-W", "error", "-c", BEGIN + script, limit=limit)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -113,7 +110,6 @@ except KeyboardInterrupt:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "stuck\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

@@ -56,7 +56,6 @@ def load_while_another_process_saves(path: Path, times: int, changes: int) -> Co
     found: Counter[str] = Counter()
     changed, before, began = 0, "", time.monotonic()
     try:
-        assert saver.stdout is not None
         assert saver.stdout.readline() == b"saving\n"
         while found.total() < times or (changed < changes and time.monotonic() - began < 60):
             model = nn.load(path, CPU)
@@ -124,7 +123,6 @@ def test_a_second_training_on_one_file_is_refused_until_the_first_has_ended(tmp_
         start_new_session=True,
     )
     try:
-        assert first.stdout is not None
         assert [first.stdout.readline() for _ in range(2)] == ["training\n", "forked\n"]
         before = path.read_bytes()
         link.symlink_to(path)

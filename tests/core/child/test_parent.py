@@ -17,6 +17,7 @@ import pytest
 from anydevice._core.child import entry
 from anydevice._core.child import parent as child
 from anydevice._core.child.parent import Outcome, ask, reap, start_command
+from tests.programs import output_of
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +86,7 @@ def test_what_an_endless_driver_printed_is_not_kept() -> None:
         "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
         "print(outcome.how, grown)\n"
     )
-    done = subprocess.run([sys.executable, "-c", reader], capture_output=True, text=True)
-    how, grown_kib = done.stdout.split()
+    how, grown_kib = output_of("-c", reader).split()
     assert how == "endless_output"
     assert int(grown_kib) < 8 * 1024
 

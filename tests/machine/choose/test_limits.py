@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from anydevice._machine.settings import config as settings
 from anydevice._machine.settings.config import Config
 from anydevice.errors import ConfigurationError
 from anydevice.testing import fake_machine
+from tests.programs import output_of
 
 GIB = 2**30
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -35,15 +34,8 @@ def clean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_child(script: str, **environment: str) -> dict[str, Any]:
     """Run a script in a process of its own; it prints one line of JSON."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "XLA_FLAGS": "", **environment},
-    )
-    assert ended.returncode == 0, ended.stderr
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    printed = output_of("-W", "error", "-c", script, env={"XLA_FLAGS": "", **environment})
+    answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return answer
 
 
@@ -227,7 +219,6 @@ def test_a_file_s_value_limits_when_a_device_is_chosen_and_configure_wins() -> N
 
     def limit() -> int | None:
         use = mlx.use(cpu)
-        assert use is not None
         return use.limit
 
     anydevice.discover(refresh=True)

@@ -81,7 +81,6 @@ def test_a_device_that_stops_at_its_library_says_what_fixes_it() -> None:
     assert (finding.usable, finding.stage) == (False, "library")
     assert "torch 2.13.0+cpu is a CPU-only build" in map(str, finding.reasons)
     assert {"cpu_only_build", "plugin_missing"} <= {reason.code for reason in finding.reasons}
-    assert finding.fix is not None
     assert finding.fix.startswith("pip install")
     device = finding.devices[0]
     assert not device.usable
@@ -120,7 +119,6 @@ def test_one_old_card_does_not_spoil_the_other(monkeypatch: pytest.MonkeyPatch) 
     assert finding.usable
     assert finding.stage is None
     assert [d.usable for d in finding.devices] == [False, True]
-    assert finding.devices[0].status is not None
     assert finding.devices[0].status.stage == "device"
 
 
@@ -148,7 +146,6 @@ def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> N
     key = key_of("cuda", 0, H200, "numpy")
     assert keep_verdict(key, Verdict("cuda:0", "numpy", False, crashed)) is None
     (finding,) = findings_of([spec])
-    assert finding.devices[0].status is not None
     assert finding.devices[0].status.engines == ("torch",)
     other = key_of("cuda", 0, H200, "torch")
     keep_verdict(other, Verdict("cuda:0", "torch", False, wrong))
@@ -211,7 +208,6 @@ def test_a_verdict_that_cannot_be_kept_is_said(home: Path) -> None:
 
     verdicts_file().mkdir()
     said = keep_verdict("k", Verdict("cpu", "numpy", True))
-    assert said is not None
     assert str(verdicts_file()) in said
 
 

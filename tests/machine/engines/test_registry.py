@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from anydevice._core.engine import Absent
 from anydevice._core.finding import DeviceStatus, Facts, Reason
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
+from tests.programs import output_of
 
 ADDED = """
 from anydevice._machine.engines.registry import EngineRow
@@ -72,10 +71,7 @@ def test_nothing_is_imported_by_looking() -> None:
         "print(sorted({'numpy', 'torch', 'jax', 'jaxlib', 'mlx', 'cupy', 'pyopencl'}"
         " & set(sys.modules)), registry.loaded_engines())\n"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert said.stdout == "[] ()\n"
+    assert output_of("-c", program) == "[] ()\n"
 
 
 def test_what_is_imported_is_loaded() -> None:
@@ -100,8 +96,7 @@ def test_a_library_that_would_start_when_asked_is_not_among_the_started() -> Non
         "jax.devices()\n"
         "print(first, [engine.name for engine in registry.started_engines()])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
-    assert done.stdout.strip() == "['numpy'] ['numpy', 'jax']", done.stderr
+    assert output_of("-c", code) == "['numpy'] ['numpy', 'jax']\n"
 
 
 def test_the_version_of_a_library() -> None:

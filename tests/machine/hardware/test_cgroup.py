@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import pytest
 from anydevice._machine.hardware import cgroup
 from anydevice._machine.hardware.cgroup import CgroupLimits, free_memory, read_limits
 from anydevice._machine.hardware.linux import as_cpu_set, read_number, read_table, read_text
+from tests.machine.tree import Tree
+from tests.programs import output_of
 
 GIB = 2**30
 MIB = 2**20
@@ -30,27 +31,17 @@ V1_GROUPS = "5:cpuset:{0}\n4:memory:{0}\n2:cpu,cpuacct:{0}\n1:name=systemd:{0}\n
 NO_LIMIT_V1 = "9223372036854771712\n"
 
 
-class Tree:
+class Groups(Tree):
     """A `/proc` and `/sys` of a process, written file by file."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, files: dict[str, str]) -> Tree:
-        for name, text in files.items():
-            path = self.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return self
-
-    def v2(self, group: str, mounts: str = V2_MOUNT) -> Tree:
+    def v2(self, group: str, mounts: str = V2_MOUNT) -> Groups:
         return self.write({"proc/self/cgroup": f"0::{group}\n", "proc/self/mountinfo": mounts})
 
-    def v1(self, group: str, mounts: str = V1_MOUNTS) -> Tree:
+    def v1(self, group: str, mounts: str = V1_MOUNTS) -> Groups:
         groups = V1_GROUPS.format(group)
         return self.write({"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
 
-    def group(self, folder: str, **files: str) -> Tree:
+    def group(self, folder: str, **files: str) -> Groups:
         """Files of one group; `memory__max="…"` is written to `memory.max`."""
         place = f"sys/fs/cgroup/{folder}".rstrip("/")
         (self.root / place).mkdir(parents=True, exist_ok=True)
@@ -61,20 +52,20 @@ class Tree:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
+def tree(tmp_path: Path) -> Groups:
+    return Groups(tmp_path)
 
 
 def memory(limits: CgroupLimits) -> int | None:
     return limits.memory.limit if limits.memory else None
 
 
-def test_without_any_control_group(tree: Tree) -> None:
+def test_without_any_control_group(tree: Groups) -> None:
     assert tree.limits() == CgroupLimits()
     assert free_memory(tree.root) is None
 
 
-def test_v2_plain(tree: Tree) -> None:
+def test_v2_plain(tree: Groups) -> None:
     tree.v2("/user.slice/job.scope").group(
         "user.slice/job.scope",
         memory__max=str(4 * GIB),
@@ -87,17 +78,16 @@ def test_v2_plain(tree: Tree) -> None:
     assert memory(limits) == 4 * GIB
     assert limits.memory_free == 3 * GIB
     assert limits.cores == 1.5
-    assert limits.memory is not None
     assert limits.memory.source.endswith("user.slice/job.scope/memory.max")
     assert free_memory(tree.root) == 3 * GIB
 
 
-def test_v2_without_limits(tree: Tree) -> None:
+def test_v2_without_limits(tree: Groups) -> None:
     tree.v2("/a").group("a", memory__max="max", memory__high="max", cpu__max="max 100000")
     assert tree.limits() == CgroupLimits()
 
 
-def test_v2_a_parent_is_tighter(tree: Tree) -> None:
+def test_v2_a_parent_is_tighter(tree: Groups) -> None:
     tree.v2("/pod/container")
     tree.group("pod/container", memory__max=str(8 * GIB), cpu__max="400000 100000")
     tree.group("pod", memory__max=str(2 * GIB), memory__current=str(GIB), cpu__max="50000 100000")
@@ -106,7 +96,7 @@ def test_v2_a_parent_is_tighter(tree: Tree) -> None:
     assert (memory(limits), limits.memory_free, limits.cores) == (2 * GIB, GIB, 0.5)
 
 
-def test_v2_a_neighbour_fills_the_parent(tree: Tree) -> None:
+def test_v2_a_neighbour_fills_the_parent(tree: Groups) -> None:
     """The own group has most of its room left, but shares a parent that is nearly full."""
     tree.v2("/pod/mine")
     tree.group("pod/mine", memory__max=str(2 * GIB), memory__current="0")
@@ -115,7 +105,7 @@ def test_v2_a_neighbour_fills_the_parent(tree: Tree) -> None:
     assert tree.limits().memory_free == 100 * MIB
 
 
-def test_v2_page_cache_counts_as_free(tree: Tree) -> None:
+def test_v2_page_cache_counts_as_free(tree: Groups) -> None:
     stat = f"anon {GIB}\nshmem {GIB}\ninactive_file {GIB}\nactive_file {MIB}\n"
     tree.v2("/a").group(
         "a",
@@ -126,7 +116,7 @@ def test_v2_page_cache_counts_as_free(tree: Tree) -> None:
     assert tree.limits().memory_free == 2 * GIB
 
 
-def test_v2_more_cache_than_usage_is_not_more_than_the_limit(tree: Tree) -> None:
+def test_v2_more_cache_than_usage_is_not_more_than_the_limit(tree: Groups) -> None:
     """The two files are read at different moments."""
     tree.v2("/a").group(
         "a", memory__max="1000", memory__current="400", memory__stat="inactive_file 9000"
@@ -134,45 +124,44 @@ def test_v2_more_cache_than_usage_is_not_more_than_the_limit(tree: Tree) -> None
     assert tree.limits().memory_free == 1000
 
 
-def test_v2_usage_above_the_limit_leaves_nothing(tree: Tree) -> None:
+def test_v2_usage_above_the_limit_leaves_nothing(tree: Groups) -> None:
     tree.v2("/a").group("a", memory__max="1000", memory__current="4000")
     assert tree.limits().memory_free == 0
 
 
-def test_v2_memory_high_is_a_limit(tree: Tree) -> None:
+def test_v2_memory_high_is_a_limit(tree: Groups) -> None:
     tree.v2("/a").group(
         "a", memory__max=str(4 * GIB), memory__high=str(3 * GIB), memory__current=str(GIB)
     )
     limits = tree.limits()
     assert (memory(limits), limits.memory_free) == (3 * GIB, 2 * GIB)
-    assert limits.memory is not None
     assert limits.memory.source.endswith("memory.high")
 
 
-def test_v2_a_zero_in_memory_high_is_none(tree: Tree) -> None:
+def test_v2_a_zero_in_memory_high_is_none(tree: Groups) -> None:
     tree.v2("/a").group("a", memory__max=str(GIB), memory__high="0")
     assert memory(tree.limits()) == GIB
     assert tree.limits().memory_free is None
 
 
-def test_v2_controller_hidden_in_the_own_group(tree: Tree) -> None:
+def test_v2_controller_hidden_in_the_own_group(tree: Groups) -> None:
     tree.v2("/outer/inner").group("outer/inner", cgroup__procs="1")
     tree.group("outer", memory__max=str(GIB), cpu__max="200000 100000")
     assert (memory(tree.limits()), tree.limits().cores) == (GIB, 2.0)
 
 
-def test_a_container_that_sees_itself_as_the_root(tree: Tree) -> None:
+def test_a_container_that_sees_itself_as_the_root(tree: Groups) -> None:
     tree.v2("/").group("", memory__max=str(GIB), cpu__max="100000 100000")
     assert (memory(tree.limits()), tree.limits().cores) == (GIB, 1.0)
 
 
-def test_a_container_whose_group_has_the_host_s_name(tree: Tree) -> None:
+def test_a_container_whose_group_has_the_host_s_name(tree: Groups) -> None:
     """The path is the host's and does not exist here; the limits sit at the mount."""
     tree.v2("/system.slice/docker-4f5.scope").group("", memory__max=str(GIB))
     assert memory(tree.limits()) == GIB
 
 
-def test_a_mount_that_shows_only_a_part(tree: Tree) -> None:
+def test_a_mount_that_shows_only_a_part(tree: Groups) -> None:
     mounts = "30 23 0:26 /docker/4f5 /sys/fs/cgroup ro - cgroup2 cgroup rw\n"
     tree.v2("/docker/4f5/job", mounts)
     tree.group("job", memory__max=str(2 * GIB)).group("", memory__max=str(GIB))
@@ -182,12 +171,12 @@ def test_a_mount_that_shows_only_a_part(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("group", ["/../../other", "/.."])
-def test_a_group_outside_of_the_namespace(tree: Tree, group: str) -> None:
+def test_a_group_outside_of_the_namespace(tree: Groups, group: str) -> None:
     tree.v2(group).group("", memory__max=str(GIB))
     assert memory(tree.limits()) == GIB
 
 
-def test_of_several_mounts_the_one_that_shows_most(tree: Tree) -> None:
+def test_of_several_mounts_the_one_that_shows_most(tree: Groups) -> None:
     mounts = (
         "29 23 0:26 /other /mnt/other rw - cgroup2 cgroup2 rw\n"
         "30 23 0:26 /pod /mnt/pod rw - cgroup2 cgroup2 rw\n" + V2_MOUNT
@@ -198,18 +187,18 @@ def test_of_several_mounts_the_one_that_shows_most(tree: Tree) -> None:
     assert memory(tree.limits()) == 2 * GIB
 
 
-def test_a_mount_elsewhere_with_a_space_in_its_name(tree: Tree) -> None:
+def test_a_mount_elsewhere_with_a_space_in_its_name(tree: Groups) -> None:
     tree.v2("/a", "30 23 0:26 / /mnt/my\\040groups rw - cgroup2 none rw\n")
     tree.write({"mnt/my groups/a/memory.max": f"{GIB}\n"})
     assert memory(tree.limits()) == GIB
 
 
-def test_a_group_that_was_deleted_under_the_process(tree: Tree) -> None:
+def test_a_group_that_was_deleted_under_the_process(tree: Groups) -> None:
     tree.v2("/a/b (deleted)").group("a", memory__max=str(GIB))
     assert memory(tree.limits()) == GIB
 
 
-def test_v1_with_limits(tree: Tree) -> None:
+def test_v1_with_limits(tree: Groups) -> None:
     tree.v1("/docker/4f5")
     tree.group(
         "memory/docker/4f5",
@@ -228,14 +217,14 @@ def test_v1_with_limits(tree: Tree) -> None:
     assert limits.processors == {0, 1, 4}
 
 
-def test_v1_without_limits(tree: Tree) -> None:
+def test_v1_without_limits(tree: Groups) -> None:
     tree.v1("/")
     tree.group("memory", memory__limit_in_bytes=NO_LIMIT_V1.strip())
     tree.group("cpu,cpuacct", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     assert tree.limits() == CgroupLimits()
 
 
-def test_v1_statistics_of_the_group_alone(tree: Tree) -> None:
+def test_v1_statistics_of_the_group_alone(tree: Groups) -> None:
     tree.v1("/a").group(
         "memory/a",
         memory__limit_in_bytes="1000",
@@ -245,7 +234,7 @@ def test_v1_statistics_of_the_group_alone(tree: Tree) -> None:
     assert tree.limits().memory_free == 250
 
 
-def test_v1_a_limit_above_what_is_mounted(tree: Tree) -> None:
+def test_v1_a_limit_above_what_is_mounted(tree: Groups) -> None:
     mounts = "33 31 0:30 /kubepods/pod1/c1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
     tree.v1("/kubepods/pod1/c1", mounts).group(
         "memory",
@@ -256,7 +245,7 @@ def test_v1_a_limit_above_what_is_mounted(tree: Tree) -> None:
     assert (memory(limits), limits.memory_free) == (2 * GIB, None)
 
 
-def test_v1_parents_count_only_with_hierarchy(tree: Tree) -> None:
+def test_v1_parents_count_only_with_hierarchy(tree: Groups) -> None:
     tree.v1("/outer/inner").group("memory/outer/inner", memory__limit_in_bytes=str(4 * GIB))
     tree.group("memory/outer", memory__limit_in_bytes=str(GIB), memory__use_hierarchy="0")
     assert memory(tree.limits()) == 4 * GIB
@@ -264,7 +253,7 @@ def test_v1_parents_count_only_with_hierarchy(tree: Tree) -> None:
     assert memory(tree.limits()) == GIB
 
 
-def test_hybrid(tree: Tree) -> None:
+def test_hybrid(tree: Groups) -> None:
     """Memory in v1, processor time in v2."""
     mounts = V1_MOUNTS + "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
     tree.v1("/a", mounts)
@@ -276,13 +265,13 @@ def test_hybrid(tree: Tree) -> None:
     assert (memory(limits), limits.cores, limits.processors) == (GIB, 3.0, {2, 3})
 
 
-def test_mounts_that_are_hidden(tree: Tree) -> None:
+def test_mounts_that_are_hidden(tree: Groups) -> None:
     tree.write({"proc/self/cgroup": "0::/\n"})
     tree.group("", cgroup__controllers="memory", memory__max=str(GIB))
     assert memory(tree.limits()) == GIB
 
 
-def test_mounts_of_v1_that_are_hidden(tree: Tree) -> None:
+def test_mounts_of_v1_that_are_hidden(tree: Groups) -> None:
     tree.write({"proc/self/cgroup": V1_GROUPS.format("/")})
     tree.group("memory", memory__limit_in_bytes=str(GIB))
     assert memory(tree.limits()) == GIB
@@ -301,13 +290,13 @@ def test_mounts_of_v1_that_are_hidden(tree: Tree) -> None:
         ("99999999999999999999999999 1", None),
     ],
 )
-def test_a_garbled_quota(tree: Tree, text: str, cores: float | None) -> None:
+def test_a_garbled_quota(tree: Groups, text: str, cores: float | None) -> None:
     tree.v2("/a").group("a", cpu__max=text)
     assert tree.limits().cores == cores
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-1", "1e9", "\x00\xff", "0"])
-def test_a_garbled_memory_limit(tree: Tree, text: str) -> None:
+def test_a_garbled_memory_limit(tree: Groups, text: str) -> None:
     tree.v2("/a").group("a", memory__max=text, memory__current="1")
     assert tree.limits() == CgroupLimits()
     tree.v1("/a").group("memory/a", memory__limit_in_bytes=text, memory__stat=text)
@@ -317,18 +306,18 @@ def test_a_garbled_memory_limit(tree: Tree, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "no colon", "0:/a", "0::relative", "x", "0::\n", "\x00", "::::"]
 )
-def test_a_garbled_list_of_groups(tree: Tree, text: str) -> None:
+def test_a_garbled_list_of_groups(tree: Groups, text: str) -> None:
     tree.v2("/").group("", memory__max=str(GIB)).write({"proc/self/cgroup": text})
     assert memory(tree.limits()) == GIB
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 2 3 - cgroup2", "- cgroup2 a b", " - - - "])
-def test_garbled_mounts(tree: Tree, text: str) -> None:
+def test_garbled_mounts(tree: Groups, text: str) -> None:
     tree.v2("/").group("", memory__max=str(GIB)).write({"proc/self/mountinfo": text})
     assert tree.limits() == CgroupLimits()
 
 
-def test_a_folder_where_a_file_should_be(tree: Tree) -> None:
+def test_a_folder_where_a_file_should_be(tree: Groups) -> None:
     tree.v2("/a").group("a/memory.max").group("a/cpu.max").group("a/cpuset.cpus.effective")
     assert tree.limits() == CgroupLimits()
 
@@ -405,10 +394,7 @@ def limited_groups() -> Iterator[list[Path]]:
 
 def ask_inside(groups: list[Path], scratch: Path) -> dict[str, Any]:
     places = json.dumps([str(folder) for folder in groups])
-    command = [sys.executable, "-c", CHILD, places, str(scratch)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    told: dict[str, Any] = json.loads(ended.stdout)
+    told: dict[str, Any] = json.loads(output_of("-c", CHILD, places, str(scratch)))
     return told
 
 

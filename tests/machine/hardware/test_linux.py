@@ -7,17 +7,12 @@ from pathlib import Path
 import pytest
 
 from anydevice._machine.hardware import linux
-
-
-def write(root: Path, name: str, text: str = "") -> None:
-    file = root / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+from tests.machine.tree import write_file
 
 
 @pytest.mark.parametrize("file", [".dockerenv", "run/.containerenv"])
 def test_a_container_is_known_by_its_file(tmp_path: Path, file: str) -> None:
-    write(tmp_path, file)
+    write_file(tmp_path, file)
     assert linux.in_container(tmp_path, {})
 
 
@@ -40,7 +35,7 @@ def test_a_container_is_known_by_its_variable(tmp_path: Path, name: str) -> None
 def test_a_container_is_known_by_the_group_of_its_first_process(
     tmp_path: Path, group: str, contained: bool
 ) -> None:
-    write(tmp_path, "proc/1/cgroup", group)
+    write_file(tmp_path, "proc/1/cgroup", group)
     assert linux.in_container(tmp_path, {}) is contained
 
 
@@ -67,7 +62,7 @@ def test_an_empty_tree_is_no_container_and_no_distribution(tmp_path: Path) -> No
 def test_a_distribution_and_those_it_is_like(
     tmp_path: Path, release: str, names: tuple[str, ...], has_apt: bool
 ) -> None:
-    write(tmp_path, "etc/os-release", release)
+    write_file(tmp_path, "etc/os-release", release)
     assert linux.distribution(tmp_path) == names
     assert linux.uses_apt(names) is has_apt
 

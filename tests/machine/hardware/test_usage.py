@@ -305,9 +305,7 @@ def test_a_machine_without_processes(tmp_path: Path) -> None:
 def test_this_machine() -> None:
     facts = Facts("this one")
     read = readings("cpu", 0, facts)
-    assert read.load is not None
     assert 0 <= read.load <= 1
-    assert read.free_memory is not None
     assert read.free_memory > 0
     found = processes("cpu", 0, facts)
     assert 0 < len(found) <= 16
@@ -318,7 +316,6 @@ def test_this_machine() -> None:
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_where_there_is_no_proc(system: str) -> None:
     read = readings_cpu.readings(0, Facts("x"), system=system)
-    assert read.load is not None
     assert 0 <= read.load <= 1
     found = readings_cpu.processes(0, Facts("x"), system=system)
     assert found
@@ -389,7 +386,6 @@ def test_what_this_process_holds() -> None:
         if system == sys.platform or system != "linux":
             now, peak = own_memory(system=system)
             assert now is not None
-            assert peak is not None
             assert 0 < now <= peak
 
 

@@ -19,6 +19,7 @@ from anydevice._core.finding import BackendScan, Facts
 from anydevice._machine.hardware.cpu import facts as cpu_model
 from anydevice._machine.hardware.cpu import reader as cpu
 from anydevice._machine.hardware.cpu.facts import read_linux, read_windows, tidy_name
+from tests.machine.tree import Tree
 from tests.reasons import text_of
 
 GIB = 2**30
@@ -32,20 +33,10 @@ MEMINFO = (
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="compares with Linux itself")
 
 
-class Tree:
+class Linux(Tree):
     """A Linux machine as files."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, files: dict[str, str]) -> Tree:
-        for name, text in files.items():
-            path = self.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return self
-
-    def processors(self, siblings: Sequence[str], *, file: str = "core_cpus_list") -> Tree:
+    def processors(self, siblings: Sequence[str], *, file: str = "core_cpus_list") -> Linux:
         """One text a processor: those that share its core."""
         folder = "sys/devices/system/cpu"
         self.write({f"{folder}/online": f"0-{len(siblings) - 1}\n"})
@@ -53,11 +44,11 @@ class Tree:
             self.write({f"{folder}/cpu{number}/topology/{file}": f"{text}\n"})
         return self
 
-    def allowed(self, processors: str) -> Tree:
+    def allowed(self, processors: str) -> Linux:
         text = f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t{processors}\n"
         return self.write({"proc/self/status": text})
 
-    def group(self, **files: str) -> Tree:
+    def group(self, **files: str) -> Linux:
         self.write(
             {
                 "proc/self/cgroup": "0::/job\n",
@@ -79,54 +70,31 @@ class Answers(cpu.Host):
     """A host that answers from a recording, and knows nothing that is not in it."""
 
     def __init__(
-        self,
-        machine: str,
-        *,
-        output: str | None = None,
-        memory: tuple[int, int] | None = None,
-        counts: tuple[int | None, int | None] = (None, None),
-        allowed: int | None = None,
-        registry: str | None = None,
-        features: Sequence[int] = (),
+        self, machine: str, *, output: str | None = None, features: Sequence[int] = (), **known: Any
     ) -> None:
-        self._machine, self._output, self._memory = machine, output, memory
-        self._counts, self._allowed = counts, allowed
-        self._registry, self._features = registry, features
+        unknown = {"memory": None, "core_counts": (None, None), "allowed": None}
+        answers = {"machine": machine, **unknown, "registry_name": None, **known}
+        for method, answer in answers.items():
+            setattr(self, method, lambda answer=answer: answer)
+        self.has_feature = features.__contains__
+        self._output = output
         self.commands: list[Sequence[str]] = []
-
-    def machine(self) -> str:
-        return self._machine
 
     def run(self, command: Sequence[str], limit: float) -> str | None:
         self.commands.append(command)
         return self._output
 
-    def memory(self) -> tuple[int, int] | None:
-        return self._memory
-
-    def core_counts(self) -> tuple[int | None, int | None]:
-        return self._counts
-
-    def allowed(self) -> int | None:
-        return self._allowed
-
-    def registry_name(self) -> str | None:
-        return self._registry
-
-    def has_feature(self, number: int) -> bool:
-        return number in self._features
-
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path).write({"proc/meminfo": MEMINFO})
+def tree(tmp_path: Path) -> Linux:
+    return Linux(tmp_path).write({"proc/meminfo": MEMINFO})
 
 
 def recorded(name: str) -> str:
     return (RECORDED / name).read_text()
 
 
-def test_a_server_with_two_threads_a_core(tree: Tree) -> None:
+def test_a_server_with_two_threads_a_core(tree: Linux) -> None:
     tree.write({"proc/cpuinfo": recorded("sapphire-rapids.cpuinfo")})
     tree.processors(["0-1", "0-1", "2-3", "2-3"]).allowed("0-3")
     scan = tree.look()
@@ -150,7 +118,7 @@ def test_a_server_with_two_threads_a_core(tree: Tree) -> None:
     }
 
 
-def test_a_virtual_machine_without_topology(tree: Tree) -> None:
+def test_a_virtual_machine_without_topology(tree: Linux) -> None:
     tree.write({"proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD EPYC-Rome Processor\n\n"})
     tree.write({"sys/devices/system/cpu/online": "0-3\n"})
     facts = tree.facts()
@@ -159,18 +127,18 @@ def test_a_virtual_machine_without_topology(tree: Tree) -> None:
     assert facts.details["threads"] == 4
 
 
-def test_topology_from_cpuinfo_alone(tree: Tree) -> None:
+def test_topology_from_cpuinfo_alone(tree: Linux) -> None:
     tree.write({"proc/cpuinfo": recorded("sapphire-rapids.cpuinfo")})
     details = tree.facts().details
     assert (details["physical_cores"], details["logical_cores"]) == (2, 4)
 
 
-def test_topology_in_the_files_of_older_kernels(tree: Tree) -> None:
+def test_topology_in_the_files_of_older_kernels(tree: Linux) -> None:
     tree.processors(["0,2", "1,3", "0,2", "1,3"], file="thread_siblings_list")
     assert tree.facts().details["physical_cores"] == 2
 
 
-def test_an_affinity_mask(tree: Tree) -> None:
+def test_an_affinity_mask(tree: Linux) -> None:
     tree.processors(["0-1", "0-1", "2-3", "2-3", "4-5", "4-5"]).allowed("0-2,9")
     scan = tree.look()
     details = scan.devices[0].facts.details
@@ -178,13 +146,13 @@ def test_an_affinity_mask(tree: Tree) -> None:
     assert scan.notes == ("this process may run on 3 of 6 processors",)
 
 
-def test_the_mask_of_the_asking_thread_comes_first(tree: Tree) -> None:
+def test_the_mask_of_the_asking_thread_comes_first(tree: Linux) -> None:
     tree.processors(["0", "1", "2", "3"]).allowed("0-3")
     tree.write({"proc/thread-self/status": "Cpus_allowed_list:\t3\n"})
     assert tree.facts().details["usable_cores"] == 1.0
 
 
-def test_a_cpuset_where_the_mask_is_hidden(tree: Tree) -> None:
+def test_a_cpuset_where_the_mask_is_hidden(tree: Linux) -> None:
     tree.processors(["0", "1", "2", "3"]).group(cpuset__cpus__effective="1-2")
     assert tree.facts().details["usable_cores"] == 2.0
 
@@ -193,7 +161,7 @@ def test_a_cpuset_where_the_mask_is_hidden(tree: Tree) -> None:
     ("quota", "cores", "threads"),
     [("150000 100000", 1.5, 1), ("50000 100000", 0.5, 1), ("300000 100000", 3.0, 2)],
 )
-def test_a_quota(tree: Tree, quota: str, cores: float, threads: int) -> None:
+def test_a_quota(tree: Linux, quota: str, cores: float, threads: int) -> None:
     tree.processors(["0-1", "0-1", "2-3", "2-3"]).allowed("0-3").group(cpu__max=quota)
     scan = tree.look()
     details = scan.devices[0].facts.details
@@ -201,13 +169,17 @@ def test_a_quota(tree: Tree, quota: str, cores: float, threads: int) -> None:
     assert scan.notes == (f"a cgroup limits processor time to {cores:g} of 4 processors",)
 
 
-def test_a_quota_beyond_the_machine_is_no_limit(tree: Tree) -> None:
-    tree.processors(["0", "1"]).group(cpu__max="900000 100000")
-    assert tree.facts().details["usable_cores"] == 2.0
+def test_limits_beyond_the_machine_are_no_limits(tree: Linux) -> None:
+    tree.processors(["0", "1"]).group(
+        cpu__max="900000 100000", memory__max=str(100 * GIB), memory__current=str(GIB)
+    )
+    facts = tree.facts()
+    assert facts.details["usable_cores"] == 2.0
+    assert (facts.usable_memory, facts.free_memory) == (64 * GIB, 48 * GIB)
     assert tree.look().notes == ()
 
 
-def test_a_memory_limit(tree: Tree) -> None:
+def test_a_memory_limit(tree: Linux) -> None:
     tree.group(memory__max=str(4 * GIB), memory__current=str(GIB))
     scan = tree.look()
     facts = scan.devices[0].facts
@@ -218,32 +190,22 @@ def test_a_memory_limit(tree: Tree) -> None:
     assert cpu.free_memory(0, facts, root=tree.root, system="linux") == 3 * GIB
 
 
-def test_a_memory_limit_beyond_the_machine_is_no_limit(tree: Tree) -> None:
-    tree.group(memory__max=str(100 * GIB), memory__current=str(GIB))
-    assert tree.facts().usable_memory == 64 * GIB
-    assert tree.facts().free_memory == 48 * GIB
-    assert tree.look().notes == ()
-
-
-def test_a_memory_limit_where_physical_memory_is_unknown(tree: Tree) -> None:
+def test_a_memory_limit_where_physical_memory_is_unknown(tree: Linux) -> None:
     tree.write({"proc/meminfo": ""}).group(memory__max=str(4 * GIB))
     facts = tree.facts()
     assert (facts.total_memory, facts.usable_memory, facts.free_memory) == (None, 4 * GIB, 4 * GIB)
     assert tree.look().notes[0].startswith("a cgroup limits memory to 4.0 GiB (")
 
 
-def test_free_memory_is_read_anew(tree: Tree) -> None:
+def test_free_memory_is_read_anew_and_never_above_what_is_usable(tree: Linux) -> None:
     facts = tree.facts()
     tree.write({"proc/meminfo": MEMINFO.replace(str(48 * 2**20), str(5 * 2**20))})
     assert cpu.free_memory(0, facts, root=tree.root, system="linux") == 5 * GIB
+    limited = Facts(name="x", usable_memory=GIB)
+    assert cpu.free_memory(0, limited, root=tree.root, system="linux") == GIB
 
 
-def test_free_memory_is_never_above_what_is_usable(tree: Tree) -> None:
-    facts = Facts(name="x", usable_memory=GIB)
-    assert cpu.free_memory(0, facts, root=tree.root, system="linux") == GIB
-
-
-def test_a_kernel_that_does_not_add_up_available_memory(tree: Tree) -> None:
+def test_a_kernel_that_does_not_add_up_available_memory(tree: Linux) -> None:
     """Free, buffers, cache and reclaimable slab, without shared memory; and no swap."""
     old = "\n".join(x for x in MEMINFO.splitlines() if not x.startswith("MemAvailable"))
     tree.write({"proc/meminfo": old})
@@ -251,7 +213,7 @@ def test_a_kernel_that_does_not_add_up_available_memory(tree: Tree) -> None:
 
 
 def test_nothing_can_be_read(tmp_path: Path) -> None:
-    scan = Tree(tmp_path).look("riscv64")
+    scan = Linux(tmp_path).look("riscv64")
     facts = scan.devices[0].facts
     assert (facts.name, facts.architecture) == ("riscv64", "riscv64")
     assert (facts.total_memory, facts.usable_memory, facts.free_memory) == (None, None, None)
@@ -259,7 +221,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
     assert cpu.free_memory(0, facts, root=tmp_path, system="linux") is None
 
 
-def test_every_file_is_garbled(tree: Tree) -> None:
+def test_every_file_is_garbled(tree: Linux) -> None:
     garbage = "\x00::: -- \udcff".encode("utf-8", "surrogateescape")
     tree.processors(["0", "1"]).allowed("0").group(memory__max="1")
     tree.write({"proc/cpuinfo": ""})
@@ -272,7 +234,7 @@ def test_every_file_is_garbled(tree: Tree) -> None:
 
 
 def test_processors_that_only_the_mask_tells(tmp_path: Path) -> None:
-    details = Tree(tmp_path).allowed("0-3").facts().details
+    details = Linux(tmp_path).allowed("0-3").facts().details
     assert (details["logical_cores"], details["usable_cores"]) == (4, 4.0)
 
 
@@ -288,14 +250,17 @@ def test_an_unforeseen_error_leaves_the_cpu_usable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "architecture", "simd"),
+    ("machine", "file", "name", "architecture", "simd"),
     [
-        ("grace.cpuinfo", "Neoverse-V2", "aarch64 (SVE2)", "SVE2, BF16, I8MM"),
-        ("rk3588.cpuinfo", "Cortex-A76 + Cortex-A55", "aarch64 (NEON)", "NEON"),
+        ("aarch64", "grace.cpuinfo", "Neoverse-V2", "aarch64 (SVE2)", "SVE2, BF16, I8MM"),
+        ("aarch64", "rk3588.cpuinfo", "Cortex-A76 + Cortex-A55", "aarch64 (NEON)", "NEON"),
+        ("x86_64", "epyc-vm.cpuinfo", "AMD EPYC", "x86-64-v3 (AVX2)", "AVX2"),
     ],
 )
-def test_arm(tree: Tree, file: str, name: str, architecture: str, simd: str) -> None:
-    facts = tree.write({"proc/cpuinfo": recorded(file)}).facts("aarch64")
+def test_recorded_processors(
+    tree: Linux, machine: str, file: str, name: str, architecture: str, simd: str
+) -> None:
+    facts = tree.write({"proc/cpuinfo": recorded(file)}).facts(machine)
     assert (facts.name, facts.architecture) == (name, architecture)
     assert facts.details["simd"] == simd
 
@@ -318,7 +283,7 @@ def test_arm(tree: Tree, file: str, name: str, architecture: str, simd: str) -> 
         ("", "aarch64"),
     ],
 )
-def test_names_that_must_be_put_together(tree: Tree, text: str, name: str) -> None:
+def test_names_that_must_be_put_together(tree: Linux, text: str, name: str) -> None:
     tree.write({"proc/cpuinfo": text})
     assert read_linux(tree.root, "aarch64").name == name
 
@@ -364,19 +329,18 @@ def test_tidy_names(written: str, read: str) -> None:
         ("avx512f avx512bw avx512cd avx512dq avx512vl", "x86-64 (AVX-512)"),
     ],
 )
-def test_levels(tree: Tree, flags: str, architecture: str) -> None:
+def test_levels(tree: Linux, flags: str, architecture: str) -> None:
     tree.write({"proc/cpuinfo": f"processor: 0\nflags\t: {flags}\n"})
     assert read_linux(tree.root, "x86_64").architecture == architecture
 
 
-def test_a_virtual_epyc(tree: Tree) -> None:
-    facts = tree.write({"proc/cpuinfo": recorded("epyc-vm.cpuinfo")}).facts()
-    assert (facts.name, facts.architecture) == ("AMD EPYC", "x86-64-v3 (AVX2)")
+def look_at_mac(machine: str, file: str, **known: Any) -> tuple[Facts, Answers]:
+    host = Answers(machine, output=recorded(file), **known)
+    return cpu.look(1.0, system="darwin", host=host).devices[0].facts, host
 
 
 def test_apple_silicon() -> None:
-    host = Answers("arm64", output=recorded("macos-m2-pro.sysctl"), memory=(32 * GIB, 20 * GIB))
-    facts = cpu.look(1.0, system="darwin", host=host).devices[0].facts
+    facts, host = look_at_mac("arm64", "macos-m2-pro.sysctl", memory=(32 * GIB, 20 * GIB))
     assert (facts.name, facts.architecture) == ("Apple M2 Pro", "arm64 (NEON)")
     assert facts.memory_kind == "unified"
     assert (facts.total_memory, facts.free_memory) == (32 * GIB, 20 * GIB)
@@ -393,16 +357,14 @@ def test_apple_silicon() -> None:
 
 
 def test_apple_silicon_with_matrix_instructions() -> None:
-    host = Answers("arm64", output=recorded("macos-m4.sysctl"))
-    facts = cpu.look(1.0, system="darwin", host=host).devices[0].facts
+    facts, host = look_at_mac("arm64", "macos-m4.sysctl")
     assert facts.architecture == "arm64 (NEON, SME)"
     assert (facts.total_memory, facts.free_memory) == (16 * GIB, None)
     assert cpu.free_memory(0, facts, system="darwin", host=host) is None
 
 
 def test_an_intel_mac() -> None:
-    host = Answers("x86_64", output=recorded("macos-intel.sysctl"), memory=(32 * GIB, GIB))
-    facts = cpu.look(1.0, system="darwin", host=host).devices[0].facts
+    facts, _ = look_at_mac("x86_64", "macos-intel.sysctl", memory=(32 * GIB, GIB))
     assert (facts.name, facts.architecture) == ("Intel Core i9-9980HK", "x86-64-v3 (AVX2)")
     assert facts.memory_kind == "host"
     assert facts.details["threads"] == 8
@@ -418,9 +380,9 @@ def test_windows() -> None:
     host = Answers(
         "AMD64",
         memory=(16 * GIB, 9 * GIB),
-        counts=(8, 16),
+        core_counts=(8, 16),
         allowed=4,
-        registry="AMD Ryzen 7 7700 8-Core Processor             ",
+        registry_name="AMD Ryzen 7 7700 8-Core Processor             ",
         features=(10, 38, 39, 40, 41),
     )
     scan = cpu.look(1.0, system="win32", host=host)
@@ -521,8 +483,6 @@ def test_this_machine_against_psutil_and_its_own_tools() -> None:
     facts = cpu.look(5.0).devices[0].facts
     said = psutil.virtual_memory()
     assert facts.total_memory == said.total
-    assert facts.usable_memory is not None
-    assert facts.free_memory is not None
     assert 0 < facts.free_memory <= facts.usable_memory <= said.total
     assert facts.free_memory <= said.available + 2**28
     assert facts.details["logical_cores"] == psutil.cpu_count()
@@ -563,7 +523,7 @@ def test_the_affinity_of_this_process_is_obeyed() -> None:
     assert subprocess.check_output([sys.executable, "-c", program]) == b"True 1\n"
 
 
-def test_a_large_machine_is_read_in_time(tree: Tree) -> None:
+def test_a_large_machine_is_read_in_time(tree: Linux) -> None:
     """Two sockets of 96 cores with two threads each: one file a core, and one block of cpuinfo."""
     siblings = [f"{n % 192},{n % 192 + 192}" for n in range(384)]
     tree.processors(siblings).allowed("0-383")

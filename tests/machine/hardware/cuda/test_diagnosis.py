@@ -225,8 +225,8 @@ def test_a_driver_that_fails_though_nvml_answers(failing: Outcome, reason: str, 
     scan = seen(nvml("two_models"), failing)
     assert (scan.present, scan.stage) == (True, "driver")
     assert names(scan) == ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090"]
-    assert reason in (text_of(scan) or "")
-    assert fix in (fix_of(scan) or "")
+    assert reason in text_of(scan)
+    assert fix in fix_of(scan)
     assert scan.notes == ()
 
 
@@ -274,17 +274,15 @@ def test_mig_mode_without_instances() -> None:
     scan = seen(Outcome("answered", content), driver_code(100))
     assert (scan.present, scan.stage, scan.devices) == (True, "device", ())
     assert text_of(scan) == "MIG mode is on, and no MIG instance has been made"
-    assert "nvidia-smi -mig 0" in (fix_of(scan) or "")
+    assert "nvidia-smi -mig 0" in fix_of(scan)
 
 
 @pytest.mark.parametrize("value", ["", "-1", "7", "none"])
 def test_every_card_hidden(value: str) -> None:
     scan = seen(nvml("h200"), driver_code(100), **{VISIBLE: value})
     assert (scan.present, scan.stage, scan.devices) == (True, "device", ())
-    assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in (text_of(scan) or "")
-    assert "it takes 0, or GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa (NVIDIA H200)" in (
-        text_of(scan) or ""
-    )
+    assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in text_of(scan)
+    assert "it takes 0, or GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa (NVIDIA H200)" in text_of(scan)
     assert fix_of(scan) == "unset CUDA_VISIBLE_DEVICES"
 
 
@@ -307,9 +305,7 @@ def test_hidden_cards_that_only_the_driver_could_show() -> None:
     assert hidden_perhaps(nothing, none, {VISIBLE: "5"})
     scan = seen(nothing, hidden, around, unhidden=driver("jetson_orin"), **{VISIBLE: "5"})
     assert (scan.present, scan.stage) == (True, "device")
-    assert 'CUDA_VISIBLE_DEVICES="5" hides every device; it takes 0, or GPU-1b35' in (
-        text_of(scan) or ""
-    )
+    assert 'CUDA_VISIBLE_DEVICES="5" hides every device; it takes 0, or GPU-1b35' in text_of(scan)
 
 
 def test_a_jetson_shares_its_memory() -> None:
@@ -371,7 +367,7 @@ def test_a_card_and_a_driver_that_are_too_old() -> None:
     scan = healthy(nvml("old"), DESKTOP)
     assert scan.stage == "driver"
     assert text_of(scan) == "driver 470.57.02 serves CUDA 11.4, and CUDA 12 or newer is needed"
-    assert (fix_of(scan) or "").startswith("update the NVIDIA driver to 525.60.13 or newer")
+    assert fix_of(scan).startswith("update the NVIDIA driver to 525.60.13 or newer")
     (device,) = scan.devices
     assert text_of(device) == "compute capability 3.5 is older than 5.0 (Maxwell)"
 
@@ -397,7 +393,7 @@ def test_a_card_on_which_computing_is_prohibited() -> None:
     content = answer("h200")
     content["cards"][0]["compute_mode"] = 2
     (device,) = healthy(Outcome("answered", content)).devices
-    assert "Prohibited" in (text_of(device) or "")
+    assert "Prohibited" in text_of(device)
     assert fix_of(device) == (
         "sudo nvidia-smi -i GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa -c DEFAULT"
     )
@@ -418,8 +414,8 @@ def test_every_card_lost() -> None:
     assert driver_needed(Outcome("answered", content))
     scan = seen(Outcome("answered", content), driver_code(999))
     assert scan.stage == "driver"
-    assert "NVML_ERROR_RESET_REQUIRED, 16" in (text_of(scan) or "")
-    assert "--gpu-reset" in (fix_of(scan) or "")
+    assert "NVML_ERROR_RESET_REQUIRED, 16" in text_of(scan)
+    assert "--gpu-reset" in fix_of(scan)
 
 
 def test_neither_card_nor_driver() -> None:
@@ -460,7 +456,7 @@ def test_a_container_without_its_cards() -> None:
 def test_no_library_elsewhere(around: Surroundings, present: bool, words: str) -> None:
     scan = seen(NOTHING, around=around)
     assert scan.present == present
-    assert words in (text_of(scan) or "")
+    assert words in text_of(scan)
 
 
 @pytest.mark.parametrize(
@@ -478,11 +474,9 @@ def test_an_error_of_nvml_is_named(code: int, symbol: str, fix: str) -> None:
     assert driver_needed(nvml_code(code))
     scan = seen(nvml_code(code), driver_code(999))
     assert (scan.present, scan.stage) == (True, "driver")
-    assert f"NVML: {nvml_fault(code).meaning} ({symbol}, {code}) in nvmlInit" in (
-        text_of(scan) or ""
-    )
-    assert "CUDA_ERROR_UNKNOWN, 999" in (text_of(scan) or "")
-    assert fix in (fix_of(scan) or "")
+    assert f"NVML: {nvml_fault(code).meaning} ({symbol}, {code}) in nvmlInit" in text_of(scan)
+    assert "CUDA_ERROR_UNKNOWN, 999" in text_of(scan)
+    assert fix in fix_of(scan)
 
 
 @pytest.mark.parametrize(
@@ -506,28 +500,28 @@ def test_an_error_of_the_driver_is_named(code: int, symbol: str, fix: str) -> No
     nothing = nvml("jetson_orin")
     scan = seen(nothing, driver_code(code))
     assert (scan.present, scan.stage) == (True, "driver")
-    assert f"the CUDA driver: {cuda_fault(code).meaning} ({symbol}, {code}) in cuInit" in (
-        text_of(scan) or ""
+    assert f"the CUDA driver: {cuda_fault(code).meaning} ({symbol}, {code}) in cuInit" in text_of(
+        scan
     )
-    assert fix in (fix_of(scan) or "")
+    assert fix in fix_of(scan)
 
 
 def test_a_mismatch_tells_the_version_of_the_kernel_module() -> None:
     scan = seen(nvml_code(18), driver_code(803))
-    assert "driver/library version mismatch" in (text_of(scan) or "")
-    assert "the loaded kernel module is 580.159.04" in (text_of(scan) or "")
+    assert "driver/library version mismatch" in text_of(scan)
+    assert "the loaded kernel module is 580.159.04" in text_of(scan)
 
 
 def test_libraries_without_a_card_are_said_to_be_that() -> None:
     scan = seen(nvml_code(9), driver_code(100), BARE)
     assert (scan.present, scan.stage, fix_of(scan)) == (True, "driver", None)
-    assert (text_of(scan) or "").endswith("no NVIDIA card is on the PCI bus")
+    assert text_of(scan).endswith("no NVIDIA card is on the PCI bus")
 
 
 def test_nvml_without_any_card() -> None:
     content = answer("h200") | {"cards": []}
     scan = seen(Outcome("answered", content), driver_code(100))
-    assert (text_of(scan) or "").startswith("NVML answers but sees no card; the CUDA driver:")
+    assert text_of(scan).startswith("NVML answers but sees no card; the CUDA driver:")
 
 
 @pytest.mark.parametrize("how", ["crashed", "timed_out", "failed", "not_started"])
@@ -572,7 +566,7 @@ def test_libraries_that_cannot_be_loaded() -> None:
         "NVML cannot be loaded: libnvidia-ml.so.1: invalid ELF header;"
         " the CUDA driver cannot be loaded: libcuda.so.1: invalid ELF header"
     )
-    assert "ubuntu-drivers" in (fix_of(scan) or "")
+    assert "ubuntu-drivers" in fix_of(scan)
 
 
 @pytest.mark.parametrize(
@@ -588,7 +582,7 @@ def test_nvml_without_the_cuda_driver_beside_it(around: Surroundings, fix: str) 
     scan = seen(Outcome("answered", content), around=around)
     assert scan.stage == "driver"
     assert text_of(scan) == "NVML answers but there is no CUDA driver library"
-    assert fix in (fix_of(scan) or "")
+    assert fix in fix_of(scan)
     assert len(scan.devices) == 2
 
 

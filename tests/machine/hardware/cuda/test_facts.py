@@ -14,18 +14,13 @@ from anydevice._machine.hardware.cuda.facts import (
     nvml_libraries,
     read_surroundings,
 )
-
-
-def write(root: Path, name: str, text: str = "") -> None:
-    file = root / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+from tests.machine.tree import write_file
 
 
 def plug(root: Path, address: str, driver: str | None = None) -> None:
     entry = f"sys/bus/pci/devices/{address}"
-    write(root, f"{entry}/vendor", "0x10de\n")
-    write(root, f"{entry}/class", "0x030200\n")
+    write_file(root, f"{entry}/vendor", "0x10de\n")
+    write_file(root, f"{entry}/class", "0x030200\n")
     if driver:
         (root / entry / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
 
@@ -43,10 +38,10 @@ CLOSED_MODULE = (
 def test_a_server_with_a_driver(tmp_path: Path) -> None:
     plug(tmp_path, "0000:00:06.0", "nvidia")
     for node in ("nvidia0", "nvidiactl", "nvidia-uvm", "null", "nvidia-caps"):
-        write(tmp_path, f"dev/{node}")
-    write(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
-    write(tmp_path, "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
-    write(tmp_path, "proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   64 kB\n")
+        write_file(tmp_path, f"dev/{node}")
+    write_file(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
+    write_file(tmp_path, "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
+    write_file(tmp_path, "proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   64 kB\n")
     assert read_surroundings({}, tmp_path, "linux") == Surroundings(
         system="linux",
         cards=("0000:00:06.0",),
@@ -59,7 +54,7 @@ def test_a_server_with_a_driver(tmp_path: Path) -> None:
 
 
 def test_the_closed_module_has_a_version_too(tmp_path: Path) -> None:
-    write(tmp_path, "proc/driver/nvidia/version", CLOSED_MODULE)
+    write_file(tmp_path, "proc/driver/nvidia/version", CLOSED_MODULE)
     assert read_surroundings({}, tmp_path, "linux").module == "470.57.02"
 
 
@@ -73,7 +68,7 @@ def test_windows_has_no_such_files(tmp_path: Path) -> None:
 
 
 def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
-    write(
+    write_file(
         tmp_path,
         "etc/nv_tegra_release",
         "# R36 (release), REVISION: 3.0, GCID: 36106755, BOARD: generic, EABI: aarch64\n",
@@ -84,7 +79,7 @@ def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
 
 
 def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
-    write(tmp_path, "proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
+    write_file(tmp_path, "proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
     around = read_surroundings({}, tmp_path, "linux")
     assert around.wsl
     assert nvml_libraries(around, {}) == [
@@ -96,7 +91,7 @@ def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
 def test_a_container_is_known_by_files_and_by_variables(tmp_path: Path) -> None:
     assert not read_surroundings({}, tmp_path, "linux").container
     assert read_surroundings({"container": "podman"}, tmp_path, "linux").container
-    write(tmp_path, ".dockerenv")
+    write_file(tmp_path, ".dockerenv")
     assert read_surroundings({}, tmp_path, "linux").container
 
 

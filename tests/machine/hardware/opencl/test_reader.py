@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -36,6 +35,8 @@ from anydevice._machine.hardware.opencl.facts import (
     this_machine,
     vendor_folders,
 )
+from tests.machine.tree import write_file
+from tests.programs import output_of
 from tests.reasons import fix_of, text_of
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "opencl"
@@ -57,12 +58,6 @@ def with_cards(root: Path, *cards: tuple[str, int]) -> OpenCLMachine:
         (folder / "vendor").write_text(f"{vendor:#06x}\n")
         (folder / "class").write_text("0x030000\n")
     return OpenCLMachine("linux", root=root)
-
-
-def write(file: Path, content: str | bytes) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file
 
 
 # On this machine.
@@ -88,12 +83,9 @@ print(json.dumps([
 def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
     if pyopencl_folder() is None:
         pytest.skip("pyopencl is not installed")
-    listed = subprocess.run(
-        [sys.executable, "-c", LIST_DEVICES], capture_output=True, text=True, check=True
-    )
     scan = opencl.look(10.0)
     assert [device.index for device in scan.devices] == list(range(len(scan.devices)))
-    assert json.loads(listed.stdout) == [
+    assert json.loads(output_of("-c", LIST_DEVICES)) == [
         [
             seen.facts.details["platform_index"],
             seen.facts.details["device_index"],
@@ -121,7 +113,7 @@ assert "pyopencl" not in sys.modules
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see what is loaded")
 @pytest.mark.usefixtures("own_drivers_only")
 def test_no_driver_is_loaded_into_the_asking_process() -> None:
-    subprocess.run([sys.executable, "-c", LOOK], check=True)
+    output_of("-c", LOOK)
 
 
 def test_a_stand_in_for_pyopencl_and_no_pyopencl_are_the_same(
@@ -341,7 +333,7 @@ def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
     answer = json.loads((RECORDED / "nvidia-h200.json").read_text())
     del answer["platforms"][1]
     machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
-    write(tmp_path / "usr/lib/libnvidia-opencl.so.1", "")
+    write_file(tmp_path, "usr/lib/libnvidia-opencl.so.1", "")
     (note,) = read_answer(answer, LOADER, machine).notes
     assert note.startswith("there is an NVIDIA card, and no OpenCL driver shows it: ")
     assert read_answer(answer, LOADER, OpenCLMachine("linux", root=tmp_path / "none")).notes == ()
@@ -361,10 +353,9 @@ def test_no_loader_and_no_driver(tmp_path: Path) -> None:
 
 
 def test_a_driver_without_a_loader(tmp_path: Path) -> None:
-    write(tmp_path / "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+    write_file(tmp_path, "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
     scan = without_loader(OpenCLMachine("linux", root=tmp_path))
     assert scan.present
-    assert text_of(scan) is not None
     assert text_of(scan).startswith("no OpenCL loader is installed, though a driver is: ")
     assert "nvidia.icd (libnvidia-opencl.so.1)" in text_of(scan)
 
@@ -400,15 +391,14 @@ def test_the_mend_is_for_the_card_in_this_machine(
     machine = with_cards(tmp_path, ("0000:00:06.0", vendor))
     scan = read_answer(NOTHING, LOADER, machine)
     assert scan.present
-    assert fix_of(scan) is not None
     assert fix in fix_of(scan)
-    write(tmp_path / "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
+    write_file(tmp_path, "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
     assert fix_of(read_answer(NOTHING, LOADER, machine)) == debian
 
 
 def test_an_nvidia_driver_that_is_not_registered(tmp_path: Path) -> None:
     machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
-    write(tmp_path / "usr/lib64/libnvidia-opencl.so.1", "")
+    write_file(tmp_path, "usr/lib64/libnvidia-opencl.so.1", "")
     folder = tmp_path / "etc/OpenCL/vendors"
     assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
         f"sudo mkdir -p {folder} && echo libnvidia-opencl.so.1 | sudo tee {folder}/nvidia.icd"
@@ -421,12 +411,12 @@ def test_an_nvidia_driver_that_is_not_registered(tmp_path: Path) -> None:
 
 def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
     vendors = tmp_path / "etc/OpenCL/vendors"
-    here = write(tmp_path / "libhere.so", "")
-    write(tmp_path / "home/.libs/libpocl.so", "")
-    write(vendors / "a.icd", f"{here}\n")
-    write(vendors / "b.icd", "libgone.so.1")
-    write(vendors / "c.icd", "libpocl.so\nmore\n")
-    write(vendors / "empty.icd", "")
+    here = write_file(tmp_path, "libhere.so", "")
+    write_file(tmp_path, "home/.libs/libpocl.so", "")
+    write_file(vendors, "a.icd", f"{here}\n")
+    write_file(vendors, "b.icd", "libgone.so.1")
+    write_file(vendors, "c.icd", "libpocl.so\nmore\n")
+    write_file(vendors, "empty.icd", "")
     own = Loader("_cl.so", home=tmp_path / "home")
     scan = read_answer(NOTHING, own, OpenCLMachine("linux", root=tmp_path))
     assert scan.present
@@ -439,9 +429,8 @@ def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
 
 
 def test_a_registered_driver_whose_library_is_gone(tmp_path: Path) -> None:
-    write(tmp_path / "etc/OpenCL/vendors/a.icd", f"{tmp_path}/liba.so\n")
+    write_file(tmp_path, "etc/OpenCL/vendors/a.icd", f"{tmp_path}/liba.so\n")
     scan = read_answer(NOTHING, LOADER, OpenCLMachine("linux", root=tmp_path))
-    assert text_of(scan) is not None
     assert text_of(scan).endswith(f"a.icd ({tmp_path}/liba.so) is not there")
 
 
@@ -458,7 +447,7 @@ def test_a_loader_that_refuses(tmp_path: Path) -> None:
     assert scan.stage == "driver"
     assert text_of(scan) == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
     assert fix_of(scan) == "install your system's OpenCL loader again"
-    write(tmp_path / "etc/os-release", "ID=debian\n")
+    write_file(tmp_path, "etc/os-release", "ID=debian\n")
     superuser = OpenCLMachine("linux", root=tmp_path, is_superuser=True)
     again = read_answer({"platforms": [], "error": -6}, LOADER, superuser)
     assert fix_of(again) == "apt install --reinstall ocl-icd-libopencl1"
@@ -489,7 +478,6 @@ def test_a_child_that_does_not_start(tmp_path: Path) -> None:
     outcome = Outcome("not_started", error="no interpreter")
     scan = diagnosis.read_outcome(outcome, LOADER, OpenCLMachine("linux", root=tmp_path))
     assert not scan.present
-    assert text_of(scan) is not None
     assert text_of(scan).endswith("no child process started: no interpreter")
 
 
@@ -514,7 +502,6 @@ def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
         LOADER,
         OpenCLMachine("linux", root=tmp_path),
     )
-    assert text_of(scan) is not None
     assert text_of(scan).endswith(
         "its drivers: liba.so, libb.so; each of them answers when it is alone"
     )
@@ -548,12 +535,10 @@ def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
         nothing, Outcome("answered", answer=answer), system, machine
     )
     (card,) = scan.devices
-    assert text_of(card) is not None
     assert "only the system's loader" in text_of(card)
     assert scan.present
     assert scan.stage == "driver"
     assert fix_of(scan) == fix_of(card)
-    assert fix_of(card) is not None
     assert "--no-binary" in fix_of(card)
     for outcome in (Outcome("crashed"), Outcome("answered", answer=NOTHING)):
         assert diagnosis.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
@@ -581,10 +566,9 @@ def test_windows_has_no_files_of_drivers_to_take_apart(
 ) -> None:
     source = "#include <signal.h>\nint clGetPlatformIDs(void) { return raise(SIGILL); }"
     crashing = str(build_library("libcrash.so", source) / "libcrash.so")
-    write(tmp_path / "etc/OpenCL/vendors/a.icd", "liba.so")
+    write_file(tmp_path, "etc/OpenCL/vendors/a.icd", "liba.so")
     machine = OpenCLMachine("win32", root=tmp_path, environment=dict(os.environ))
     scan = opencl.look_through((Loader(crashing),), machine, 10.0)
-    assert text_of(scan) is not None
     assert "crashed (SIGILL) in clGetPlatformIDs; its drivers: none" in text_of(scan)
 
 
@@ -594,11 +578,11 @@ def test_windows_has_no_files_of_drivers_to_take_apart(
 def test_the_systems_loader_on_linux(tmp_path: Path) -> None:
     machine = OpenCLMachine("linux", root=tmp_path)
     cache = b"glibc-ld.so.cache1.1\0/gone/libOpenCL.so.1\0/opt/lib/libOpenCL.so.1\0"
-    write(tmp_path / "etc/ld.so.cache", cache)
+    write_file(tmp_path, "etc/ld.so.cache", cache)
     assert find_loaders(machine, None) == ()
-    library = write(tmp_path / "opt/lib/libOpenCL.so.1", "")
+    library = write_file(tmp_path, "opt/lib/libOpenCL.so.1", "")
     assert find_loaders(machine, None) == (Loader("libOpenCL.so.1", library),)
-    nearer = write(tmp_path / "near/libOpenCL.so.1", "")
+    nearer = write_file(tmp_path, "near/libOpenCL.so.1", "")
     settings = {"LD_LIBRARY_PATH": f":{tmp_path}/empty:{tmp_path}/near"}
     beside = OpenCLMachine("linux", root=tmp_path, environment=settings)
     assert find_loaders(beside, None) == (Loader("libOpenCL.so.1", nearer),)
@@ -616,9 +600,9 @@ def test_the_loaders_on_windows(tmp_path: Path) -> None:
     home = tmp_path / "site-packages" / "pyopencl"
     home.mkdir(parents=True)
     assert find_loaders(machine, home) == ()
-    system = write(tmp_path / "System32/OpenCL.dll", "")
+    system = write_file(tmp_path, "System32/OpenCL.dll", "")
     assert find_loaders(machine, home) == (Loader(str(system), system),)
-    own = write(home / "OpenCL.dll", "")
+    own = write_file(home, "OpenCL.dll", "")
     assert find_loaders(machine, home)[0] == Loader(str(own), own, home)
 
 
@@ -628,14 +612,13 @@ def test_the_loader_inside_pyopencl_comes_first(tmp_path: Path, place: str) -> N
     home.mkdir(parents=True)
     machine = OpenCLMachine("linux", root=tmp_path)
     assert find_loaders(machine, home) == ()
-    extension = write(home / f"_cl{EXTENSION_SUFFIXES[0]}", "")
+    extension = write_file(home, f"_cl{EXTENSION_SUFFIXES[0]}", "")
     assert find_loaders(machine, home) == (Loader(str(extension), None, home),)
-    system = write(tmp_path / "usr/lib/libOpenCL.so.1", "")
+    system = write_file(tmp_path, "usr/lib/libOpenCL.so.1", "")
     assert find_loaders(machine, home)[0] == Loader(str(extension), system, home)
-    bundled = write(home / place / "libOpenCL-1234.so.1", "")
+    bundled = write_file(home / place, "libOpenCL-1234.so.1")
     own, other = find_loaders(machine, home)
     assert own.path == str(extension)
-    assert own.library is not None
     assert own.library.resolve() == bundled.resolve()
     assert other.path == "libOpenCL.so.1"
 
@@ -685,11 +668,11 @@ KHRONOS = b"OCL_ICD_FILENAMES\0OCL_ICD_VENDORS\0/etc/OpenCL/vendors/\0"
 def test_each_family_of_loader_listens_to_its_own_variables(
     tmp_path: Path, text: bytes, settings: dict[str, str], expected: list[str]
 ) -> None:
-    write(tmp_path / "prefix/etc/OpenCL/vendors/a.icd", "liba.so\n")
-    write(tmp_path / "etc/OpenCL/vendors/e.icd", "libe.so\n")
-    write(tmp_path / "other/o.icd", "libo.so\n")
-    write(tmp_path / "home/.libs/pocl.icd", "libpocl.so")
-    library = write(tmp_path / "libOpenCL.so.1", text)
+    write_file(tmp_path, "prefix/etc/OpenCL/vendors/a.icd", "liba.so\n")
+    write_file(tmp_path, "etc/OpenCL/vendors/e.icd", "libe.so\n")
+    write_file(tmp_path, "other/o.icd", "libo.so\n")
+    write_file(tmp_path, "home/.libs/pocl.icd", "libpocl.so")
+    library = write_file(tmp_path, "libOpenCL.so.1", text)
     loader = Loader("libOpenCL.so.1", library, tmp_path / "home")
     environment = {name: value.format(root=tmp_path) for name, value in settings.items()}
     machine = OpenCLMachine("linux", root=tmp_path, environment=environment)
