@@ -109,19 +109,8 @@ def version_numbers(version: str) -> tuple[int, ...]:
     >>> version_numbers("2.13.0+cpu"), version_numbers("6.4.0-150")
     ((2, 13, 0), (6, 4, 0))
     """
-    numbers: list[int] = []
-    for part in version.split("."):
-        digits = ""
-        for character in part:
-            if not character.isdigit():
-                break
-            digits += character
-        if not digits:
-            break
-        numbers.append(int(digits))
-        if len(digits) != len(part):
-            break
-    return tuple(numbers)
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 class RawDevice(Record):

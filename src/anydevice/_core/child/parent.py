@@ -440,10 +440,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-def _release(process: subprocess.Popen[bytes]) -> None:
+def _close(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe:
             pipe.close()
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    _close(process)
     if process.poll() is not None:
         return
     if os.name != "posix":  # it was killed, and ends at once
@@ -462,9 +466,3 @@ def _cause(code: int, printed: bytes | bytearray) -> str:
     lines = printed.decode("utf-8", "replace").strip().splitlines()
     last = lines[-1].strip() if lines else "no message"
     return f"exit code {code}: {last[:200]}"
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        pipe.close()

@@ -198,13 +198,7 @@ def added_backends() -> frozenset[str]:
 
 def status_of(device: Device) -> DeviceStatus | None:
     """Return the status of a device that was made by hand; `None` if the machine lacks it."""
-    backend = device.backend
-    for finding in discover().findings:
-        if finding.backend == backend:
-            for one in finding.devices:
-                if one == device:
-                    return one.status
-    return None
+    return next((one.status for one in discover().devices if one == device), None)
 
 
 def free_memory(device: Device) -> int | None:
@@ -265,9 +259,13 @@ def _look() -> Report:
     from anydevice._machine.discovery.libraries import findings_of, read_ahead
 
     read_ahead()
-    findings = tuple(sorted(findings_of(map(_printable, scans)), key=_place_in_order))
+    places = {backend: place for place, backend in enumerate(BACKENDS)}
+    before_cpu = places["cpu"] - 0.5  # where added backends go
+    findings = sorted(
+        findings_of(map(_printable, scans)), key=lambda one: places.get(one.backend, before_cpu)
+    )
     reap()
-    return Report(findings, recommend(findings), time.perf_counter() - began)
+    return Report(tuple(findings), recommend(findings), time.perf_counter() - began)
 
 
 def _printable(scan: Any) -> Any:
@@ -289,12 +287,6 @@ def _time_limit() -> float:
     except ConfigurationError:
         # A broken file must not hide what the machine has; choosing a device complains of it.
         return Config().time_limit
-
-
-def _place_in_order(finding: Finding) -> float:
-    names = list(BACKENDS)
-    known = finding.backend in BACKENDS
-    return names.index(finding.backend) if known else names.index("cpu") - 0.5
 
 
 hooks.discover.register(discover)

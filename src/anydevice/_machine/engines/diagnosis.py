@@ -273,13 +273,16 @@ def command_for(
     obstacles = _in_the_way(build.engine, row)
     removal = f"pip uninstall --yes {' '.join(obstacles)} && " if obstacles else ""
     words = ["pip install"]
-    if build.installed and build.engine == "torch":
+    is_torch = build.installed and build.engine == "torch"
+    if is_torch:
         # Another build of the same release counts as installed, so pip would leave it alone.
         words.append("--force-reinstall")
     elif build.version and row.since and compare_versions(build.version, row.since) < 0:
         words.append("--upgrade")
     words.append(_quote_spec(row.spec))
-    words += _tied_to(build)
+    if is_torch:
+        # These fit one release of torch only, so they have to change with it.
+        words += [name for name in ("torchvision", "torchaudio") if name in distributions()]
     return removal + " ".join(words)
 
 
@@ -305,13 +308,14 @@ def this_platform() -> Platform:
 
 
 def _fitting(engine: str, backend: str, facts: Facts, where: Platform) -> Requirement | None:
+    card = facts.compute_capability
     for row in REQUIREMENTS.get((engine, backend), ()):
         if (
             where.system in row.systems
             and where.processor in row.processors
             and (row.newest_python is None or where.python <= row.newest_python)
             and _runtime_fits(row, backend, facts)
-            and _card_fits(row, facts)
+            and (not card or compare_versions(card, row.oldest_card or "") >= 0)
         ):
             return row
     return None
@@ -332,11 +336,6 @@ def _runtime_here(backend: str, facts: Facts) -> int:
     return _SAFE_CUDA if backend == "cuda" else 7
 
 
-def _card_fits(row: Requirement, facts: Facts) -> bool:
-    card = facts.compute_capability
-    return not card or not row.oldest_card or compare_versions(card, row.oldest_card) >= 0
-
-
 def _in_the_way(engine: str, row: Requirement) -> list[str]:
     """Installed packages that keep the requirement from being used."""
     names = sorted(distributions())
@@ -348,14 +347,6 @@ def _in_the_way(engine: str, row: Requirement) -> list[str]:
         plugins = [name for name in names if re.fullmatch(r"jax-(cuda|rocm)\d+-\w+", name)]
         return [name for name in plugins if not name.startswith(f"jax-{match[1]}-")]
     return []
-
-
-def _tied_to(build: Build) -> list[str]:
-    """Packages that fit one release of the library only, and so have to change with it."""
-    if build.engine != "torch" or not build.installed:
-        return []
-    names = distributions()
-    return [name for name in ("torchvision", "torchaudio") if name in names]
 
 
 def _quote_spec(spec: str) -> str:

@@ -1,7 +1,4 @@
-"""Settings that reach into the array libraries: environment variables, 64 bits, compiling.
-
-Each function that sets one returns a sentence for everything that came too late to matter.
-"""
+"""Settings that reach into the array libraries: environment variables, 64 bits, compiling."""
 
 from __future__ import annotations
 
@@ -218,7 +215,7 @@ def set_variables(variables: Mapping[str, str], *, for_children: bool = True) ->
     """Put variables into the environment, and put those back that were set here before.
 
     Flags in `XLA_FLAGS` are merged, ours winning. Unless they are `for_children`, the processes
-    that anydevice starts do not get them.
+    that anydevice starts do not get them. Returns a sentence for each that came too late to matter.
     """
     flags = variables.get("XLA_FLAGS")
     if flags is not None:
@@ -247,17 +244,15 @@ def set_variables(variables: Mapping[str, str], *, for_children: bool = True) ->
     return late
 
 
-def set_x64(on: bool | None) -> list[str]:
+def set_x64(on: bool | None) -> None:
     """Turn 64-bit numbers in JAX on or off, now or when it is imported; `None` restores them."""
     _X64.turn(on)
-    return []
 
 
-def set_jit(on: bool | None) -> list[str]:
+def set_jit(on: bool | None) -> None:
     """Turn compiling in JAX and torch on or off; `None` restores what was before."""
     for switch in _NOT_COMPILING:
         switch.turn(None if on is None else not on)
-    return []
 
 
 def merge_flags(old: str, new: str) -> str:

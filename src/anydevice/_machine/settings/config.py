@@ -291,9 +291,9 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
     if "env" in changes:
         late += library_settings.set_variables(config.env, for_children=not _is_project_s("env"))
     if "x64" in changes:
-        late += library_settings.set_x64(config.x64 if "x64" in origins else None)
+        library_settings.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
-        late += library_settings.set_jit(config.jit if "jit" in origins else None)
+        library_settings.set_jit(config.jit if "jit" in origins else None)
     if "memory" in changes:
         late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:
