@@ -208,33 +208,39 @@ def load_and_run(path: Path) -> bool:
     return True
 
 
-def try_folders(root: Path, seed: int, count: int) -> None:
-    dice = random.Random(seed)
-    models = [Model(root / family, family) for family in CONFIGS]
+def load_damaged(
+    damage: Callable[[int], tuple[Path, int]], load: Callable[[Path], bool], count: int
+) -> None:
+    """Load what `damage` makes for each number: a path, and the size of its files."""
     outcomes = []
     for number in range(count):
-        model, way = models[number % len(models)], WAYS[number % len(WAYS)]
-        model.restore()
-        way(dice, model.folder)
-        size = sum(file.stat().st_size for file in model.folder.iterdir())
+        path, size = damage(number)
         try:
-            outcomes.append(bounded(lambda here=model.folder: load_and_run(here), size))  # type: ignore[misc]
+            outcomes.append(bounded(lambda here=path: load(here), size))  # type: ignore[misc]
         except BaseException:
-            found = {p.name: p.read_bytes()[:2000] for p in model.folder.glob("*.json")}
-            sys.stderr.write(f"seed {seed}, mutation {number}: {found}\n")
+            found = {p.name: p.read_bytes()[:2000] for p in path.glob("*.json")}
+            sys.stderr.write(f"mutation {number}: {found}\n")
             raise
     # A fuzzer that is always refused, or never, would find nothing.
     assert 0.05 < sum(outcomes) / count < 0.7
 
 
-def test_damaged_folders_are_refused_or_loaded(tmp_path: Path) -> None:
-    try_folders(tmp_path, seed=1, count=136)
+RUNS = [(1, 136), *(pytest.param(seed, 500, marks=pytest.mark.soak) for seed in range(2, 8))]
+"""Seeds, and the number of damaged models; 3,000 of each kind in the long form."""
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_three_thousand_damaged_folders_are_refused_or_loaded(tmp_path: Path, seed: int) -> None:
-    try_folders(tmp_path, seed, count=500)
+@pytest.mark.parametrize(("seed", "count"), RUNS)
+def test_damaged_folders_are_refused_or_loaded(tmp_path: Path, seed: int, count: int) -> None:
+    dice = random.Random(seed)
+    models = [Model(tmp_path / family, family) for family in CONFIGS]
+
+    def damage(number: int) -> tuple[Path, int]:
+        model, way = models[number % len(models)], WAYS[number % len(WAYS)]
+        model.restore()
+        way(dice, model.folder)
+        return model.folder, sum(file.stat().st_size for file in model.folder.iterdir())
+
+    load_damaged(damage, load_and_run, count)
 
 
 # --- GGUF -------------------------------------------------------------------------------------
@@ -271,9 +277,10 @@ def load_gguf(path: Path) -> bool:
     return True
 
 
-def try_files(root: Path, seed: int, count: int) -> None:
+@pytest.mark.parametrize(("seed", "count"), [(1, 84), *RUNS[1:]])
+def test_damaged_gguf_files_are_refused_or_loaded(tmp_path: Path, seed: int, count: int) -> None:
     dice = random.Random(seed)
-    raw = gguf_file(root)
+    raw = gguf_file(tmp_path)
     header = raw.index(b"output_norm.weight") + 100
     ways: list[Callable[[random.Random, bytes], bytes]] = [
         lambda dice, raw: by_number(dice, raw, header),
@@ -284,24 +291,9 @@ def try_files(root: Path, seed: int, count: int) -> None:
         at_random,
         cut_off,
     ]
-    path = root / "model.gguf"
-    outcomes = []
-    for number in range(count):
-        damaged = ways[number % len(ways)](dice, raw)
-        path.write_bytes(damaged)
-        try:
-            outcomes.append(bounded(lambda: load_gguf(path), len(damaged)))
-        except BaseException:
-            sys.stderr.write(f"seed {seed}, mutation {number}, way {number % len(ways)}\n")
-            raise
-    assert 0.05 < sum(outcomes) / count < 0.7
+    path = tmp_path / "model.gguf"
 
+    def damage(number: int) -> tuple[Path, int]:
+        return path, path.write_bytes(ways[number % len(ways)](dice, raw))
 
-def test_damaged_gguf_files_are_refused_or_loaded(tmp_path: Path) -> None:
-    try_files(tmp_path, seed=1, count=84)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_three_thousand_damaged_gguf_files_are_refused_or_loaded(tmp_path: Path, seed: int) -> None:
-    try_files(tmp_path, seed, count=500)
+    load_damaged(damage, load_gguf, count)

@@ -20,6 +20,7 @@ from anydevice._machine.discovery import libraries
 from anydevice._machine.discovery.check import keep_verdict, key_of, read_verdicts
 from anydevice._machine.discovery.libraries import findings_of
 from anydevice._machine.hardware import readers
+from anydevice._machine.settings.files import verdicts_file
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 H200 = Facts(
@@ -162,8 +163,6 @@ def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> N
 def test_a_damaged_file_of_verdicts_counts_for_nothing_and_is_named(
     home: Path, damage: str
 ) -> None:
-    from anydevice._machine.settings.files import verdicts_file
-
     verdicts_file().write_text(damage)
     with pytest.warns(UserWarning, match=r"verdicts\.json is not used"):
         assert read_verdicts() == {}
@@ -184,8 +183,6 @@ _DAMAGED: list[object] = [
 
 @pytest.mark.parametrize("damage", _DAMAGED, ids=str)
 def test_a_damaged_verdict_counts_for_nothing(home: Path, damage: object) -> None:
-    from anydevice._machine.settings.files import verdicts_file
-
     verdicts_file().write_text(json.dumps({"a": damage}))
     assert read_verdicts() == {}
     assert keep_verdict("k", Verdict("cpu", "numpy", True)) is None
@@ -193,8 +190,6 @@ def test_a_damaged_verdict_counts_for_nothing(home: Path, damage: object) -> Non
 
 
 def test_one_verdict_that_cannot_be_read_does_not_hide_the_others(home: Path) -> None:
-    from anydevice._machine.settings.files import verdicts_file
-
     bad = Verdict("cuda:0", "torch", False, Reason("wrong_answer", "off by 1"))
     keep_verdict("bad", bad)
     kept = json.loads(verdicts_file().read_text())
@@ -204,8 +199,6 @@ def test_one_verdict_that_cannot_be_read_does_not_hide_the_others(home: Path) ->
 
 
 def test_a_verdict_that_cannot_be_kept_is_said(home: Path) -> None:
-    from anydevice._machine.settings.files import verdicts_file
-
     verdicts_file().mkdir()
     said = keep_verdict("k", Verdict("cpu", "numpy", True))
     assert str(verdicts_file()) in said

@@ -11,8 +11,6 @@ import pytest
 
 from anydevice._core.finding import Facts
 from anydevice._machine.hardware import linux
-from anydevice._machine.hardware import linux as process_names
-from anydevice._machine.hardware.cpu import usage as cpu_processes
 from anydevice._machine.hardware.cpu import usage as readings_cpu
 from anydevice._machine.hardware.cpu.usage import Meter, ProcessMeter
 from anydevice._machine.hardware.linux import name_of, own_memory
@@ -216,7 +214,6 @@ class Clock:
 def clock(server: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock(server)
     monkeypatch.setattr(readings_cpu, "time", made)
-    monkeypatch.setattr(cpu_processes, "time", made)
     return made
 
 
@@ -378,7 +375,7 @@ def test_a_number_of_another_container_that_a_stranger_has_here(
     ],
 )
 def test_names_of_commands(words: list[str], name: str) -> None:
-    assert process_names.command_name(words) == name
+    assert linux.command_name(words) == name
 
 
 def test_what_this_process_holds() -> None:
