@@ -315,7 +315,7 @@ CURVES = {
     "sigmoid": lambda z: 1 / (1 + np.exp(-z)),
     "tanh": np.tanh,
     "silu": lambda z: z / (1 + np.exp(-z)),
-    "gelu": smooth._gelu,
+    "gelu": lambda z: z * smooth._normal(z),
     "gelu_tanh": smooth._gelu_tanh,
     "exp": np.exp,
     "square": lambda z: z * z,

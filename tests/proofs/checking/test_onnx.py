@@ -243,7 +243,7 @@ def test_other_functions_of_erf_are_not_taken_for_gelu() -> None:
 
 
 def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anydevice._proofs.checking.graph.LARGEST", 1000)
+    monkeypatch.setattr("anydevice._proofs.checking.operators.LARGEST", 1000)
     with pytest.raises(NotSupportedError, match="too large to be built"):
         read_onnx(exported(nn.Conv2d(1, 2, 3), (1, 1, 8, 8)))
 
@@ -251,9 +251,9 @@ def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_matrices_too_large_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain of convolutions is refused, although each is small enough."""
     chain = exported(nn.Sequential(*(nn.Conv1d(1, 1, 3, padding=1) for _ in range(5))), (1, 1, 50))
-    monkeypatch.setattr("anydevice._proofs.checking.graph.LARGEST", 5 * 50 * 50 * 8)
+    monkeypatch.setattr("anydevice._proofs.checking.operators.LARGEST", 5 * 50 * 50 * 8)
     assert len(read_onnx(chain)[0].nodes) == 5
-    monkeypatch.setattr("anydevice._proofs.checking.graph.LARGEST", 4 * 50 * 50 * 8)
+    monkeypatch.setattr("anydevice._proofs.checking.operators.LARGEST", 4 * 50 * 50 * 8)
     with pytest.raises(NotSupportedError, match=r"50 x 50 is too large to be built: with .* GiB"):
         read_onnx(chain)
 

@@ -202,8 +202,9 @@ def preorder(steps: Integers, first: Integers, groups: int = 1) -> Integers:
     arity = np.select([steps >= 0, steps == EACH_GROUP], [2, groups], 0)
     levels = [np.zeros(1, np.int64)]
     while len(levels[-1]):
-        above = levels[-1]
-        levels.append(_runs(first[above], arity[above]))
+        starts, lengths = first[levels[-1]], arity[levels[-1]]
+        offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        levels.append(offsets + np.repeat(starts, lengths))
     size = np.ones(len(steps), np.int64)
     for below, above in zip(levels[:0:-1], levels[-2::-1], strict=True):
         np.add.at(size, np.repeat(above, arity[above]), size[below])
@@ -214,12 +215,6 @@ def preorder(steps: Integers, first: Integers, groups: int = 1) -> Integers:
         eldest = np.repeat(np.cumsum(arity[above]) - arity[above], arity[above])
         position[below] = position[parent] + 1 + before - before[eldest]
     return np.argsort(position, kind="stable")
-
-
-def _runs(starts: Integers, lengths: Integers) -> Integers:
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - lengths, lengths) + np.repeat(starts, lengths)
 
 
 class _Rest:

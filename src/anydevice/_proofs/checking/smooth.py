@@ -95,16 +95,14 @@ class SmoothCurve(NamedTuple):
     rough: Callable[[Floats], Floats] | None = None
 
     def negative(self) -> SmoothCurve:
-        def value(z: Floats) -> Floats:
-            return -self.value(z)
-
-        def slope(z: Floats) -> Floats:
-            return -self.slope(z)
-
-        def rough(z: Floats) -> Floats:
-            return -(self.rough or self.slope)(z)
-
-        return SmoothCurve(value, slope, self.scale, self.bends, not self.convex, rough)
+        return SmoothCurve(
+            lambda z: -self.value(z),
+            lambda z: -self.slope(z),
+            self.scale,
+            self.bends,
+            not self.convex,
+            lambda z: -(self.rough or self.slope)(z),
+        )
 
 
 def assumptions(functions: Collection[str], float32: bool) -> dict[str, float]:
@@ -208,20 +206,8 @@ def _sigmoid(z: Floats) -> Floats:
     return 1.0 / (1.0 + np.exp(-z))
 
 
-def _sigmoid_slope(z: Floats) -> Floats:
-    return _sigmoid(z) * _sigmoid(-z)
-
-
-def _tanh_slope(z: Floats) -> Floats:
-    return 1.0 - np.tanh(z) ** 2
-
-
 def _normal(z: Floats) -> Floats:
     return 0.5 * (1.0 + np.asarray(_erf(z / sqrt(2.0)), np.float64))
-
-
-def _gelu(z: Floats) -> Floats:
-    return z * _normal(z)
 
 
 def _gelu_slope(z: Floats) -> Floats:
@@ -245,30 +231,6 @@ def _gelu_tanh_slope(z: Floats) -> Floats:
     return 0.5 * (1.0 + inner) + 0.5 * z * (1.0 - inner**2) * _K * (1.0 + 3.0 * _C * z * z)
 
 
-def _silu(z: Floats) -> Floats:
-    return z * _sigmoid(z)
-
-
-def _silu_slope(z: Floats) -> Floats:
-    return _sigmoid(z) * (1.0 + z * _sigmoid(-z))
-
-
-def _reciprocal(z: Floats) -> Floats:
-    return 1.0 / z
-
-
-def _reciprocal_slope(z: Floats) -> Floats:
-    return -1.0 / (z * z)
-
-
-def _rsqrt(z: Floats) -> Floats:
-    return 1.0 / np.sqrt(z)
-
-
-def _rsqrt_slope(z: Floats) -> Floats:
-    return -0.5 / (z * np.sqrt(z))
-
-
 def _one(z: Floats) -> Floats:
     return np.where(np.isnan(z), z, 1.0)
 
@@ -277,26 +239,32 @@ def _linear(z: Floats) -> Floats:
     return 1.0 + np.abs(z)
 
 
-def _cubic(z: Floats) -> Floats:
-    return (1.0 + np.abs(z)) ** 3
-
-
 def _poles(z: Floats) -> Floats:
     return 1.0 / z + 1.0 / (z * z)
 
 
 _BY_ARGUMENT = ("gelu", "gelu_tanh", "silu")
 _CURVES = {
-    "sigmoid": SmoothCurve(_sigmoid, _sigmoid_slope, _one, (0.0,)),
-    "tanh": SmoothCurve(np.tanh, _tanh_slope, _one, (0.0,)),
-    "gelu": SmoothCurve(_gelu, _gelu_slope, _linear, (-sqrt(2.0), sqrt(2.0)), False, _gelu_rough),
+    "sigmoid": SmoothCurve(_sigmoid, lambda z: _sigmoid(z) * _sigmoid(-z), _one, (0.0,)),
+    "tanh": SmoothCurve(np.tanh, lambda z: 1.0 - np.tanh(z) ** 2, _one, (0.0,)),
+    "gelu": SmoothCurve(
+        lambda z: z * _normal(z), _gelu_slope, _linear, (-sqrt(2.0), sqrt(2.0)), False, _gelu_rough
+    ),
     "gelu_tanh": SmoothCurve(
-        _gelu_tanh, _gelu_tanh_slope, _cubic, (-1.41850400879083, 1.41850400879083), False
+        _gelu_tanh,
+        _gelu_tanh_slope,
+        lambda z: (1.0 + np.abs(z)) ** 3,
+        (-1.41850400879083, 1.41850400879083),
+        False,
     ),
     "silu": SmoothCurve(
-        _silu, _silu_slope, _linear, (-2.399357280515467, 2.399357280515467), False
+        lambda z: z * _sigmoid(z),
+        lambda z: _sigmoid(z) * (1.0 + z * _sigmoid(-z)),
+        _linear,
+        (-2.399357280515467, 2.399357280515467),
+        False,
     ),
     "exp": SmoothCurve(np.exp, np.exp, np.exp),
-    "reciprocal": SmoothCurve(_reciprocal, _reciprocal_slope, _poles),
-    "rsqrt": SmoothCurve(_rsqrt, _rsqrt_slope, _poles),
+    "reciprocal": SmoothCurve(lambda z: 1.0 / z, lambda z: -1.0 / (z * z), _poles),
+    "rsqrt": SmoothCurve(lambda z: 1.0 / np.sqrt(z), lambda z: -0.5 / (z * np.sqrt(z)), _poles),
 }
