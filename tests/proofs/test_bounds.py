@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice._proofs import bounds, curves
+from anydevice._proofs import bounds
 from anydevice._proofs.attack import exact_outputs
 from anydevice._proofs.bounds import LinearBounds, Prepared, outward, prepare
 from anydevice._proofs.checking.network import Network, Node
@@ -194,7 +194,7 @@ def test_the_chord_above_a_relu_is_valid_at_both_ends_whatever_slope_came_out(
     high = np.exp(random.uniform(-20, 5, 2000)).astype(np.float32)
 
     def below(unit: float, tiny: float) -> int:
-        lines = curves.relu_curve(numpy_machine().xp, low, high, unit, tiny).lines
+        lines = bounds.relu_curve(numpy_machine().xp, low, high, unit, tiny).lines
         wrong = 0
         for a, b, s, t in zip(low, high, lines.upper, lines.above, strict=True):
             a, b, s, t = (Fraction(float(each)) for each in (a, b, s, t))

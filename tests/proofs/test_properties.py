@@ -13,8 +13,8 @@ import anydevice
 from anydevice import nn
 from anydevice._proofs import properties as p
 from anydevice._proofs.checking.network import Query
-from anydevice._proofs.derivative import absolute_sums, derivative
 from anydevice._proofs.evaluation import evaluate
+from anydevice._proofs.graph import absolute_sums, derivative
 from anydevice._proofs.lowering import lower
 from anydevice.errors import ConfigurationError, UnsupportedError
 

@@ -3,14 +3,13 @@
 `prove(model, property, region)` goes through these files:
 
 1. `properties.py`: the property and the region become queries, which are rows of rational numbers.
-   `derivative.py` makes the network of a derivative, for `monotone` and `lipschitz`.
 2. `lowering.py`: the model becomes a `Network` of affine nodes and elementwise functions.
-   `graph.py` builds it; `tracing.py` records modules of PyTorch and JAX; `evaluation.py` compares
-   the two. ONNX and VNN-LIB files come through `files.py`.
+   `graph.py` builds it, and the network of its derivative for `monotone` and `lipschitz`;
+   `tracing.py` records modules of PyTorch and JAX; `evaluation.py` compares the two. ONNX and
+   VNN-LIB files come through `files.py`.
 3. `prove.py`: one search for each query. `search.py` is branch and bound; `bounds.py` has the
-   bounds (IBP and CROWN) on lines of `curves.py`; `neurons.py` splits ReLUs (β-CROWN); `lemmas.py`
-   bounds neurons better; `attack.py` looks for counterexamples (PGD). `machines.py` is where they
-   compute.
+   bounds (IBP and CROWN); `neurons.py` splits ReLUs (β-CROWN); `lemmas.py` bounds neurons better;
+   `attack.py` looks for counterexamples (PGD). `machines.py` is where they compute.
 4. `checking/`: the certificate that was found is checked, with NumPy alone and other code.
 5. `outcome.py`: the result as data. `claims.py` attaches a proof to a model.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from anydevice._proofs.graph import (
     Builder,
     Cells,
     LoweredModel,
-    attention_scale,
     refused,
     rounds,
     scale_of_norm,
@@ -211,7 +210,7 @@ def _refuse_layers(layer: Layer, path: str) -> None:
             f"{layer.label}, whose input is ids",
             "prove a property of the layers behind the embedding, over boxes of vectors",
         )
-    if type(layer) not in _LAYERS:
+    if type(layer) not in (*_LAYERS, *_CONTAINERS):
         raise refused(f"{path} {layer.label}", f"a {type(layer).__name__}")
     if isinstance(layer, transformer.Attention) and layer.rope:
         raise refused(f"{path} {layer.label}", "rope", "use a PositionEmbedding")
@@ -226,7 +225,9 @@ def _lower_layer(
     graph: Builder, layer: Layer, parameters: Parameters, cells: Cells, path: str
 ) -> Cells:
     graph.path = f"{path} {layer.label}"
-    return _LAYERS[type(layer)](graph, layer, parameters, cells, path)
+    if type(layer) in _CONTAINERS:
+        return _CONTAINERS[type(layer)](graph, layer, parameters, cells, path)
+    return _LAYERS[type(layer)](graph, layer, parameters, cells)
 
 
 def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
@@ -236,12 +237,12 @@ def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
     return wide, int(any(rounds(array) for array in wide if array is not None))
 
 
-def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
     return apply_activation(graph, graph.dense(cells, weight, bias, extra), layer.activation)
 
 
-def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight, bias), extra = weights_of(parameters, "weight", "bias")
     axes = weight.ndim - 2
     stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
@@ -276,19 +277,14 @@ _ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
 }
 
 
-def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
     scale = scale_of_norm(weight, variance, layer.eps)
     over = (-1, *[1] * (cells.ndim - 1))
     return graph.normalize(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
 
 
-def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
-    (weight, bias), _ = weights_of(parameters, "weight", "bias")
-    return graph.layer_norm(cells, weight, bias, layer.eps)
-
-
-def _positions(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _position_embedding(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight,), extra = weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
 
@@ -308,7 +304,7 @@ def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: s
     return graph.combine([(1.0, inside), (1.0, cells)], roundings=1)
 
 
-def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (qkv, output, qkv_bias, output_bias), extra = weights_of(
         parameters, "qkv", "output", "qkv_bias", "output_bias"
     )
@@ -322,11 +318,11 @@ def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: 
     ]
     shared = layer.heads // key_heads
     k, v = np.repeat(k, shared, axis=0), np.repeat(v, shared, axis=0)
-    y = graph.attention(q, k, v, attention_scale(layer.head_size), layer.causal)
+    y = graph.attention(q, k, v, 1 / sqrt(layer.head_size), layer.causal)
     return graph.dense(y.swapaxes(0, 1).reshape(tokens, size), output, output_bias, extra)
 
 
-def _gated_mlp(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+def _gated_mlp(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
     joined = graph.dense(cells, gate_up, None, extra)
     gate, up = np.split(joined, 2, axis=-1)
@@ -344,45 +340,43 @@ def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str)
     return cells
 
 
-Lowering = Callable[[Builder, Any, Any, Cells, str], Cells]
-
-_LAYERS: dict[type[Layer], Lowering] = {
-    layers.Activation: lambda graph, layer, parameters, cells, path: apply_activation(
-        graph, cells, layer.name
-    ),
+_LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
+    layers.Activation: lambda graph, layer, _, cells: apply_activation(graph, cells, layer.name),
     layers.BatchNorm: _batch_norm,
-    layers.Chain: _chain,
     layers.Dense: _dense,
-    layers.Dropout: lambda graph, layer, parameters, cells, path: cells,
-    layers.Flatten: lambda graph, layer, parameters, cells, path: cells.reshape(-1),
-    layers.LayerNorm: _layer_norm,
-    layers.LeakyReLU: lambda graph, layer, parameters, cells, path: graph.leaky_relu(
-        cells, layer.slope
+    layers.Dropout: lambda graph, layer, _, cells: cells,
+    layers.Flatten: lambda graph, layer, _, cells: cells.reshape(-1),
+    layers.LayerNorm: lambda graph, layer, parameters, cells: graph.layer_norm(
+        cells, *weights_of(parameters, "weight", "bias")[0], layer.eps
     ),
-    layers.PositionEmbedding: _positions,
-    layers.RMSNorm: lambda graph, layer, parameters, cells, path: graph.rms_norm(
-        cells, weights_of(parameters, "weight")[0][0], layer.eps
-    ),
-    layers.Residual: _residual,
-    Recomputed: lambda graph, layer, parameters, cells, path: _lower_layer(
-        graph, layer.layer, parameters, cells, path
+    layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
+    layers.PositionEmbedding: _position_embedding,
+    layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(
+        cells, *weights_of(parameters, "weight")[0], layer.eps
     ),
     convolution.Conv1d: _convolution,
     convolution.Conv2d: _convolution,
-    convolution.AvgPool2d: lambda graph, layer, parameters, cells, path: graph.mean(
+    convolution.AvgPool2d: lambda graph, layer, _, cells: graph.mean(_pool_windows(layer, cells)),
+    convolution.MaxPool2d: lambda graph, layer, _, cells: graph.largest(
         _pool_windows(layer, cells)
     ),
-    convolution.MaxPool2d: lambda graph, layer, parameters, cells, path: graph.largest(
-        _pool_windows(layer, cells)
-    ),
-    convolution.GlobalAvgPool: lambda graph, layer, parameters, cells, path: graph.mean(
+    convolution.GlobalAvgPool: lambda graph, layer, _, cells: graph.mean(
         cells.reshape(len(cells), -1)
     ),
-    convolution.GlobalMaxPool: lambda graph, layer, parameters, cells, path: graph.largest(
+    convolution.GlobalMaxPool: lambda graph, layer, _, cells: graph.largest(
         cells.reshape(len(cells), -1)
     ),
     transformer.Attention: _attention,
     transformer.GatedMLP: _gated_mlp,
+}
+"""The function that lowers each layer, from its parameters and the cells of its input."""
+
+_CONTAINERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells, str], Cells]] = {
+    layers.Chain: _chain,
+    layers.Residual: _residual,
+    Recomputed: lambda graph, layer, parameters, cells, path: _lower_layer(
+        graph, layer.layer, parameters, cells, path
+    ),
     transformer.TransformerBlock: _block,
 }
-"""The function that lowers each layer, from its parameters, the cells of its input and its path."""
+"""The function that lowers a layer made of others, which takes its path, too."""

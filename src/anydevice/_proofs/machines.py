@@ -338,21 +338,12 @@ def _operator(name: str, reflected: bool = False) -> Callable[[_OpenclArray, Any
     return call
 
 
-for _python, _ops in (
-    ("add", "add"),
-    ("sub", "subtract"),
-    ("mul", "multiply"),
-    ("truediv", "divide"),
-):
-    setattr(_OpenclArray, f"__{_python}__", _operator(_ops))
-    setattr(_OpenclArray, f"__r{_python}__", _operator(_ops, reflected=True))
-for _python, _ops in (
-    ("lt", "less"),
-    ("le", "less_equal"),
-    ("gt", "greater"),
-    ("ge", "greater_equal"),
-):
-    setattr(_OpenclArray, f"__{_python}__", _operator(_ops))
+_ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide"}
+_COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
+for _python, _name in (_ARITHMETIC | _COMPARISONS).items():
+    setattr(_OpenclArray, f"__{_python}__", _operator(_name))
+for _python, _name in _ARITHMETIC.items():
+    setattr(_OpenclArray, f"__r{_python}__", _operator(_name, reflected=True))
 
 
 class _OpenclOps:

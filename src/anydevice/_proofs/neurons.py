@@ -21,9 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anydevice._proofs.bounds import LinearBounds, NodeLines, Prepared, times_vector, without
+from anydevice._proofs.bounds import (
+    LinearBounds,
+    NodeLines,
+    Prepared,
+    relu_curve,
+    times_vector,
+    without,
+)
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
-from anydevice._proofs.curves import relu_curve
 from anydevice._proofs.machines import DeviceArray, Host
 
 Floats = npt.NDArray[np.float64]

@@ -21,7 +21,7 @@ from anydevice._core.record import Record, as_dict
 from anydevice._core.text import type_text
 from anydevice._libraries.base import host_array
 from anydevice._proofs.checking.network import Network, Query
-from anydevice._proofs.derivative import absolute_sums, derivative
+from anydevice._proofs.graph import absolute_sums, derivative
 from anydevice.errors import ConfigurationError
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)

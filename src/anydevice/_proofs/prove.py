@@ -59,6 +59,10 @@ PRECISIONS = ("float32", "real")
 class ProofOutcome(Record):
     """The base of every result; `course` is the progress of the search from its first bound."""
 
+    def __bool__(self) -> bool:
+        """Whether the property is proved."""
+        return isinstance(self, Proof)
+
     def _repr_html_(self) -> str:
         return hooks.render(self, "html")
 
@@ -81,9 +85,6 @@ class Proof(ProofOutcome):
     boxes: int
     seconds: float
     course: SearchProgress = SearchProgress()
-
-    def __bool__(self) -> bool:
-        return True
 
     def check(self) -> int:
         """Check the proof again, with NumPy alone, and return the number of its parts.
@@ -127,9 +128,6 @@ class Counterexample(ProofOutcome):
     seconds: float
     course: SearchProgress = SearchProgress()
 
-    def __bool__(self) -> bool:
-        return False
-
 
 class Undecided(ProofOutcome):
     """Neither a proof nor a counterexample was found.
@@ -145,9 +143,6 @@ class Undecided(ProofOutcome):
     boxes: int
     seconds: float
     course: SearchProgress = SearchProgress()
-
-    def __bool__(self) -> bool:
-        return False
 
 
 Result = Proof | Counterexample | Undecided
@@ -235,15 +230,11 @@ def _theorems(
         assert over is not None
         lowered = lower(model, over.shape, classes=claim.about_order, over=over)
         network, file_hash, shape = lowered.network, "", lowered.input_shape
-    theorems = group_by_network(problems(claim, network, over), precision)
-    return (
-        [
-            theorem._replace(is_carried=not file_hash or theorem.network is not network)
-            for theorem in theorems
-        ],
-        shape,
-        file_hash,
-    )
+    theorems = [
+        theorem._replace(is_carried=not file_hash or theorem.network is not network)
+        for theorem in group_by_network(problems(claim, network, over), precision)
+    ]
+    return theorems, shape, file_hash
 
 
 def group_by_network(parts: Sequence[Problem], precision: str) -> list[Theorem]:

@@ -133,23 +133,23 @@ class _Watcher:
                 self._tensors[key] = tensor, None
 
 
-class _SeePrimitives(TorchDispatchMode):  # type: ignore[misc]
-    """A block in which the watcher sees each primitive."""
+class _Watched:
+    """A block in which a watcher looks on."""
 
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()
         self.watcher = watcher
+
+
+class _SeePrimitives(_Watched, TorchDispatchMode):  # type: ignore[misc]
+    """A block in which the watcher sees each primitive."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.watcher.run(op, args, kwargs or {})
 
 
-class _RefuseReading(TorchFunctionMode):  # type: ignore[misc]
+class _RefuseReading(_Watched, TorchFunctionMode):  # type: ignore[misc]
     """A block in which numbers that depend on the input are not read: no primitive shows it."""
-
-    def __init__(self, watcher: _Watcher) -> None:
-        super().__init__()
-        self.watcher = watcher
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -164,13 +164,10 @@ def _memory_of(tensor: Any) -> int:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, FixedTensor | SymbolicTensor):
+    if isinstance(tree, FixedTensor | SymbolicTensor) or not isinstance(tree, dict | list | tuple):
         return [tree]
-    if isinstance(tree, dict):
-        return [leaf for part in tree.values() for leaf in _leaves(part)]
-    if isinstance(tree, list | tuple):
-        return [leaf for part in tree for leaf in _leaves(part)]
-    return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for part in parts for leaf in _leaves(part)]
 
 
 def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
@@ -210,12 +207,6 @@ def _addmm(
     if beta != 1 or alpha != 1:
         raise trace.refuse("addmm with factors")
     return trace.linear(a, b, bias)
-
-
-def _linear(
-    trace: Trace, a: TracedTensor, weight: TracedTensor, bias: TracedTensor | None = None
-) -> TracedTensor:
-    return trace.linear(a, trace.rearrange(lambda x: np.swapaxes(x, 0, 1), weight), bias)
 
 
 def _convolution(
@@ -307,21 +298,6 @@ def _batch_norm(
     return [trace.batch_norm(a, weight, bias, mean, variance, eps), None, None]
 
 
-def _layer_norm(
-    trace: Trace,
-    a: TracedTensor,
-    shape: Sequence[int],
-    weight: TracedTensor | None,
-    bias: TracedTensor | None,
-    eps: float,
-) -> list[TracedTensor | None]:
-    return [trace.layer_norm(a, len(shape), weight, bias, eps), None, None]
-
-
-def _gelu(trace: Trace, a: TracedTensor, approximate: str = "none") -> TracedTensor:
-    return trace.function("gelu" if approximate == "none" else "gelu_tanh", a)
-
-
 def _softmax(trace: Trace, a: TracedTensor, axis: int, *_: Any) -> TracedTensor:
     return trace.softmax(a, axis)
 
@@ -329,9 +305,7 @@ def _softmax(trace: Trace, a: TracedTensor, axis: int, *_: Any) -> TracedTensor:
 def _clamp(
     trace: Trace, a: TracedTensor, low: float | None = None, high: float | None = None
 ) -> TracedTensor:
-    if isinstance(low, FixedTensor | SymbolicTensor) or isinstance(
-        high, FixedTensor | SymbolicTensor
-    ):
+    if any(isinstance(limit, FixedTensor | SymbolicTensor) for limit in (low, high)):
         raise trace.refuse("a clip by tensors")
     return trace.clip(a, low, high)
 
@@ -353,12 +327,6 @@ def _sum(
 ) -> TracedTensor:
     a = _convert(trace, a, dtype=dtype)
     return trace.sum(a, range(len(a.shape)) if axes is None else _per_axis(axes, 1), keep, mean)
-
-
-def _amax(
-    trace: Trace, a: TracedTensor, axes: Sequence[int] = (), keep: bool = False
-) -> TracedTensor:
-    return trace.largest(a, list(axes) or list(range(len(a.shape))), keep)
 
 
 def _slice(
@@ -383,12 +351,6 @@ def _split_axis(
     return [
         _slice(trace, a, axis, int(end - size), int(end))
         for size, end in zip(sizes, ends, strict=True)
-    ]
-
-
-def _unbind(trace: Trace, a: TracedTensor, axis: int = 0) -> list[TracedTensor]:
-    return [
-        trace.rearrange(partial(np.take, indices=i, axis=axis), a) for i in range(a.shape[axis])
     ]
 
 
@@ -436,7 +398,9 @@ _RULES: dict[str, Rule] = {
     "addmm": _addmm,
     "_adaptive_avg_pool2d": _adaptive_pool,
     "alias": _identity,
-    "amax": _amax,
+    "amax": lambda trace, a, axes=(), keep=False: trace.largest(
+        a, list(axes) or list(range(len(a.shape))), keep
+    ),
     "avg_pool1d": partial(_avg_pool, axes=1),
     "avg_pool2d": _avg_pool,
     "bmm": lambda trace, a, b: trace.matmul(a, b),
@@ -453,10 +417,14 @@ _RULES: dict[str, Rule] = {
     "div": lambda trace, a, b: trace.divide(_tensor(trace, a), _tensor(trace, b)),
     "exp": _function("exp"),
     "expand": _expand,
-    "gelu": _gelu,
+    "gelu": lambda trace, a, approximate="none": trace.function(
+        "gelu" if approximate == "none" else "gelu_tanh", a
+    ),
     "hardtanh": lambda trace, a, low=-1.0, high=1.0: trace.clip(a, low, high),
     "leaky_relu": lambda trace, a, slope=0.01: trace.leaky_relu(a, slope),
-    "linear": _linear,
+    "linear": lambda trace, a, weight, bias=None: trace.linear(
+        a, trace.rearrange(lambda x: np.swapaxes(x, 0, 1), weight), bias
+    ),
     "max_pool2d_with_indices": _max_pool,
     "maximum": lambda trace, a, b: trace.maximum(a, b),
     "mean": partial(_sum, mean=True),
@@ -465,7 +433,11 @@ _RULES: dict[str, Rule] = {
     "mul": lambda trace, a, b: trace.multiply(_tensor(trace, a), _tensor(trace, b)),
     "_native_batch_norm_legit_no_training": _batch_norm,
     "native_batch_norm": _batch_norm,
-    "native_layer_norm": _layer_norm,
+    "native_layer_norm": lambda trace, a, shape, weight, bias, eps: [
+        trace.layer_norm(a, len(shape), weight, bias, eps),
+        None,
+        None,
+    ],
     "neg": lambda trace, a: trace.multiply(a, trace.constant(-1.0)),
     "permute": _rearrange(lambda x, axes: np.transpose(x, axes)),
     "pow": _power,
@@ -490,7 +462,9 @@ _RULES: dict[str, Rule] = {
     "tanh": _function("tanh"),
     "_to_copy": _convert,
     "transpose": _rearrange(lambda x, a, b: np.swapaxes(x, a, b)),
-    "unbind": _unbind,
+    "unbind": lambda trace, a, axis=0: [
+        trace.rearrange(partial(np.take, indices=i, axis=axis), a) for i in range(a.shape[axis])
+    ],
     "unsqueeze": _rearrange(lambda x, axis: np.expand_dims(x, axis)),
     "_unsafe_view": _rearrange(lambda x, shape: np.reshape(x, shape)),
     "view": _rearrange(lambda x, shape: np.reshape(x, shape)),
