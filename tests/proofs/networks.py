@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anydevice._proofs.attack import exact_outputs
-from anydevice._proofs.checking.network import Network, Node, Query
+from anydevice._proofs.checking.network import Network, Node
 
 
 def network(*sizes: int, seed: int = 0, residual: bool = False, bias: float = 1.0) -> Network:
@@ -28,22 +28,6 @@ def network(*sizes: int, seed: int = 0, residual: bool = False, bias: float = 1.
         nodes.append(Node((last,), (again,), np.zeros(size), "relu", size + 1))
         nodes.append(Node((last, last + 1), (np.ones(size), np.ones(size)), np.zeros(size), "", 1))
     return Network(sizes[0], tuple(nodes))
-
-
-def query(net: Network, low: Any, high: Any, rows: Any, constants: Any, group: Any = None) -> Query:
-    """Rows of numbers over a box; a group for each row if none are given."""
-    return Query(
-        tuple(map(_exact, low)),
-        tuple(map(_exact, high)),
-        tuple(tuple(map(_exact, row)) for row in rows),
-        tuple(map(_exact, constants)),
-        tuple(range(len(rows)) if group is None else group),
-        (False,) * len(rows),
-    )
-
-
-def _exact(number: Any) -> Fraction:
-    return number if isinstance(number, Fraction) else Fraction(float(number))
 
 
 def exact_arguments(net: Network, x: Any) -> list[tuple[Fraction, ...]]:

@@ -18,7 +18,9 @@ from anydevice._proofs.lemmas import Effort, LemmaSearch, LemmaSet
 from anydevice._proofs.machines import numpy_machine
 from anydevice._proofs.prove import Theorem, prove_theorems
 from anydevice._proofs.search import SearchLimits
-from tests.proofs.networks import exact_arguments, executed, network, query
+from tests.proofs.checking.theorems import executed as outputs_at
+from tests.proofs.checking.theorems import query
+from tests.proofs.networks import exact_arguments, executed, network
 
 INPUTS, WIDE = 60, 0.06
 CENTRE = np.random.default_rng(5).uniform(-1, 1, INPUTS)
@@ -52,7 +54,7 @@ def test_lemmas_decide_more_neurons_and_the_checker_proves_them(name: str) -> No
     better = LinearBounds(net, *outward(LOW[None], HIGH[None], "float64"), known=sharp.known)
     assert undecided(better) < undecided(plain)
     outputs = NETWORKS[name].outputs
-    whole = query(NETWORKS[name], LOW, HIGH, np.eye(outputs), [0] * outputs)
+    whole = query(LOW, HIGH, np.eye(outputs), [0] * outputs)
     ending, question = sharp.lemmas[0].theorem(NETWORKS[name], whole)
     assert refused(ending, question, sharp.lemmas[0].tree, "float32") == []
 
@@ -87,16 +89,13 @@ def claim(net: Network, share: float) -> Any:
     """Outputs are above a number between what they reach and what plain bounds show."""
     random = np.random.default_rng(1)
     points = np.where(random.random((4000, INPUTS)) < 0.5, LOW, HIGH)
-    values = points
-    for node in net.nodes:
-        values = values @ node.weights[0].T + node.bias
-        values = np.maximum(values, 0) if node.function else values
+    values = outputs_at(net, points)
     relaxed = found("chain")[1]
     machine = relaxed.net.machine
     low = relaxed.rows_below(
         machine.place(np.eye(3)), machine.place(np.zeros(3)), np.zeros(3, np.int64)
     ).low
-    return query(net, LOW, HIGH, np.eye(3), -(share * low + (1 - share) * values.min(0)))
+    return query(LOW, HIGH, np.eye(3), -(share * low + (1 - share) * values.min(0)))
 
 
 def prove_share(share: float) -> proofs.Proof | proofs.Counterexample | proofs.Undecided:

@@ -15,7 +15,6 @@ import pytest
 from anydevice import ConfigurationError, UnsupportedError, VerificationError, nn, proofs
 from anydevice._core.record import replace
 from anydevice._machine.engines import registry
-from anydevice._proofs import machines
 from anydevice._proofs import prove as proving
 from anydevice._proofs.attack import Attack, exact_outputs, violation_of
 from anydevice._proofs.bounds import LinearBounds, outward, prepare
@@ -34,6 +33,7 @@ from anydevice._proofs.search import (
 )
 from tests.comparing import assert_same_integers
 from tests.proofs import networks
+from tests.proofs.checking.theorems import acasxu_folder, executed, query
 
 NO_LIMITS = SearchLimits()
 
@@ -45,7 +45,12 @@ def proved(
     machine: BoundsMachine | None = None,
     **limits: Any,
 ) -> proving.Result:
-    theorem = Theorem(net, (question,), arithmetic, True)
+    return all_proved(Theorem(net, (question,), arithmetic, True), machine, **limits)
+
+
+def all_proved(
+    theorem: Theorem, machine: BoundsMachine | None = None, **limits: Any
+) -> proving.Result:
     machine = machine or numpy_machine()
     with machine.context():
         return proving.prove_theorems([theorem], machine, SearchLimits(**limits), 0.0, None, "")
@@ -56,13 +61,10 @@ def hard(inputs: int = 3, hidden: int = 12) -> tuple[Network, Query, float]:
     net = networks.network(inputs, hidden, hidden, 2, seed=1)
     random = np.random.default_rng(0)
     x = random.uniform(-1, 1, (20000, inputs))
-    h = x
-    for node in net.nodes:
-        h = h @ node.weights[0].T + node.bias
-        h = np.maximum(h, 0) if node.function else h
-    least = float((h[:, 0] - h[:, 1]).min())
+    y = executed(net, x)
+    least = float((y[:, 0] - y[:, 1]).min())
     low, high = [-1] * inputs, [1] * inputs
-    return net, networks.query(net, low, high, [[1, -1]], [Fraction(0.3 - least)]), least
+    return net, query(low, high, [[1, -1]], [Fraction(0.3 - least)]), least
 
 
 @pytest.mark.parametrize("arithmetic", ["real", "float32"])
@@ -75,13 +77,18 @@ def test_a_true_theorem_is_proved_and_its_certificate_holds(arithmetic: str) -> 
     assert_same_integers(again.trees[0].steps, result.certificates[0].trees[0].steps)
 
 
+def one_unit(weight: float, bias: float, last: float) -> Network:
+    """The network weight * relu(weight * x + bias) + last of one input."""
+    matrix = np.full((1, 1), weight)
+    first = Node((0,), (matrix,), np.array([bias]), "relu")
+    return Network(1, (first, Node((1,), (matrix,), np.array([last]))))
+
+
 @pytest.mark.parametrize("large", [1.0, 1e8])
 def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> None:
     """The output is x - 3/4, by way of a number beside which float32 loses x."""
-    first = Node((0,), (np.ones((1, 1)),), np.array([large]), "relu")
-    net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-large - 0.75]))))
-    question = networks.query(net, [0], [1], [[1]], [0])
-    attack = Attack(net, question, NO_LIMITS.keep)
+    net = one_unit(1.0, large, -large - 0.75)
+    attack = Attack(net, query([0], [1], [[1]], [0]), NO_LIMITS.keep)
     found = attack.search()
     assert found is not None
     assert Fraction(0) <= found.x[0] <= Fraction(3, 4)
@@ -91,10 +98,8 @@ def test_points_are_looked_for_in_float32_where_it_sees_them(large: float) -> No
 
 def test_what_float32_puts_just_above_zero_is_looked_at_exactly() -> None:
     """The outputs are bad at 0 alone, where float32 computes 2**-31 instead of -2**-31."""
-    first = Node((0,), (np.ones((1, 1)),), np.array([1 - 2.0**-30]), "relu")
-    net = Network(1, (first, Node((1,), (np.ones((1, 1)),), np.array([-1.0]))))
-    question = networks.query(net, [0], [1], [[1]], [2.0**-31])
-    attack = Attack(net, question, NO_LIMITS.keep)
+    net = one_unit(1.0, 1 - 2.0**-30, -1.0)
+    attack = Attack(net, query([0], [1], [[1]], [2.0**-31]), NO_LIMITS.keep)
     found = attack.search()
     assert attack._values(np.zeros((1, 1)))[-1].dtype == np.float32
     assert found is not None
@@ -104,10 +109,8 @@ def test_what_float32_puts_just_above_zero_is_looked_at_exactly() -> None:
 def test_points_with_the_least_margin_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output is 1/2 - relu(-x): of four points only that below 0 can get lower."""
     monkeypatch.setattr("anydevice._proofs.attack._FEW", 2)
-    first = Node((0,), (-np.ones((1, 1)),), np.zeros(1), "relu")
-    net = Network(1, (first, Node((1,), (-np.ones((1, 1)),), np.array([0.5]))))
-    question = networks.query(net, [-1], [1], [[1]], [0])
-    attack = Attack(net, question, NO_LIMITS.keep)
+    net = one_unit(-1.0, 0.0, 0.5)
+    attack = Attack(net, query([-1], [1], [[1]], [0]), NO_LIMITS.keep)
     found = attack._descend(np.array([[0.2], [0.4], [-0.2], [0.6]]), 6, 0.1)
     assert found is not None
     assert found[0] <= -0.5
@@ -188,7 +191,7 @@ def test_no_false_theorem_is_proved_where_nothing_looks_for_counterexamples() ->
 def test_counterexamples_lie_in_the_exact_box_also_where_it_holds_no_float() -> None:
     net = networks.network(2, 6, 1)
     third = Fraction(1, 3)
-    question = networks.query(net, [third, third], [third, third + Fraction(1, 7)], [[0]], [-1])
+    question = query([third, third], [third, third + Fraction(1, 7)], [[0]], [-1])
     result = proved(net, question)
     assert isinstance(result, proofs.Counterexample)
     assert result.violation == 1
@@ -198,7 +201,7 @@ def test_counterexamples_lie_in_the_exact_box_also_where_it_holds_no_float() -> 
 def test_several_rows_of_a_group_close_by_their_weighted_sum() -> None:
     """max(y, -y) + 0.01 > 0, which neither row proves without many boxes."""
     net = networks.network(2, 8, 1, seed=2)
-    question = networks.query(net, [-1, -1], [1, 1], [[1], [-1]], [0, 1], [0, 0])
+    question = query([-1, -1], [1, 1], [[1], [-1]], [0, 1], [0, 0])
     result = proved(net, question)
     assert isinstance(result, proofs.Proof)
     assert result.check()
@@ -211,17 +214,12 @@ def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) ->
     net = networks.network(100, 30, 30, 4, seed=4)
     random = np.random.default_rng(0)
     x = random.normal(size=100)
-    h = x
-    for node in net.nodes:
-        h = h @ node.weights[0].T + node.bias
-        h = np.maximum(h, 0) if node.function else h
-    best = int(h.argmax())
+    y = executed(net, x)
+    best = int(y.argmax())
     rows = np.eye(4)[best] - np.eye(4)[[i for i in range(4) if i != best]]
-    margin = rows @ h
+    margin = rows @ y
     radius, constants = 0.01, [Fraction(float(m)) for m in 9 - margin]
-    question = networks.query(
-        net, x - radius, x + radius, rows[:groups].astype(int), constants[:groups]
-    )
+    question = query(x - radius, x + radius, rows[:groups].astype(int), constants[:groups])
     result = proved(net, question, until=proving.time.monotonic() + 30)
     assert isinstance(result, proofs.Proof)
     assert result.check() > groups
@@ -252,7 +250,7 @@ class Ticks:
         return self.now
 
 
-def many(number: int, tail: tuple[Query, ...] = ()) -> tuple[Network, Theorem]:
+def many(number: int, tail: tuple[Query, ...] = ()) -> Theorem:
     """Queries about one network, small boxes that the first bound proves, and others behind."""
     net, question, _ = hard()
     middles = np.linspace(-0.9, 0.9, number)
@@ -260,16 +258,15 @@ def many(number: int, tail: tuple[Query, ...] = ()) -> tuple[Network, Theorem]:
         question._replace(low=(Fraction(m),) * 3, high=(Fraction(m) + Fraction(1, 1000),) * 3)
         for m in middles
     ]
-    return net, Theorem(net, (*small, *tail), "float32", True)
+    return Theorem(net, (*small, *tail), "float32", True)
 
 
 @pytest.mark.parametrize("until", [40, 250])
 def test_a_limit_of_time_is_kept_between_many_queries(until: int) -> None:
     """In their first bounds, and where all are proved and the checker reads them again."""
-    _, theorem = many(100, (hard()[1],))
+    theorem = many(100, (hard()[1],))
     clock = Ticks()
-    limits = SearchLimits(until=until, clock=clock)
-    result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
+    result = all_proved(theorem, until=until, clock=clock)
     assert isinstance(result, proofs.Undecided)
     assert result.reason == "time"
     assert 0.1 < result.proved_share < 1
@@ -277,14 +274,10 @@ def test_a_limit_of_time_is_kept_between_many_queries(until: int) -> None:
 
 
 def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
-    _, theorem = many(50)
+    theorem = many(50)
     clock = Ticks()
-    assert proving.prove_theorems(
-        [theorem], numpy_machine(), SearchLimits(clock=clock), 0.0, None, ""
-    )
-    needed = clock.now
-    limits = SearchLimits(until=needed - 5, clock=Ticks())
-    result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
+    assert all_proved(theorem, clock=clock)
+    result = all_proved(theorem, until=clock.now - 5, clock=Ticks())
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("time", 1.0)
 
@@ -292,7 +285,7 @@ def test_a_limit_of_time_is_kept_while_the_checker_is_at_work() -> None:
 def test_a_limit_of_time_is_kept_in_the_midst_of_a_bound() -> None:
     """One bound of a large network may take minutes."""
     net = networks.network(60, 700, 700, 2, seed=0)
-    question = networks.query(net, [-1] * 60, [1] * 60, [[1, -1]], [1e6])
+    question = query([-1] * 60, [1] * 60, [[1, -1]], [1e6])
     paused: list[int] = []
 
     def late() -> None:
@@ -315,8 +308,7 @@ def test_queries_about_one_network_share_its_arrays(monkeypatch: pytest.MonkeyPa
         return prepare(network, arithmetic, machine)
 
     monkeypatch.setattr(proving, "prepare", counted)
-    _, theorem = many(20, (hard()[1],))
-    result = proving.prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    result = all_proved(many(20, (hard()[1],)))
     assert isinstance(result, proofs.Proof)
     assert result.check() > 30
     assert sorted(prepared) == ["float32", "float64"]
@@ -327,8 +319,7 @@ def test_a_false_query_is_found_before_one_that_takes_long_is_searched() -> None
     wrong = question._replace(constants=(Fraction(-least - 0.05),))
     theorem = Theorem(net, (question, wrong), "float32", True)
     reports: list[Progress] = []
-    limits = SearchLimits(tell=reports.append)
-    result = proving.prove_theorems([theorem], numpy_machine(), limits, 0.0, None, "")
+    result = all_proved(theorem, tell=reports.append)
     assert isinstance(result, proofs.Counterexample)
     assert 0 < reports[-1].boxes <= 2
 
@@ -344,7 +335,7 @@ def test_many_inputs_are_divided_where_few_of_them_vary() -> None:
     x = low + (high - low) * np.random.default_rng(0).random((20000, 60))
     y = np.tanh(x @ first.weights[0].T + first.bias) @ last.weights[0].T + last.bias
     margin = 0.3 - float((y[:, 0] - y[:, 1]).min())
-    question = networks.query(net, low, high, [[1, -1]], [margin])
+    question = query(low, high, [[1, -1]], [margin])
     result = proved(net, question)
     assert isinstance(result, proofs.Proof)
     assert result.check() > 2
@@ -385,7 +376,7 @@ def test_ctrl_c_before_a_search_is_undecided(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_ctrl_c_among_many_claims_keeps_what_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     net = networks.network(2, 4, 2, seed=0)
-    claims = [networks.query(net, [0, 0], [1, 1], [[1, -1]], [100.0 + n]) for n in range(6)]
+    claims = [query([0, 0], [1, 1], [[1, -1]], [100.0 + n]) for n in range(6)]
     searched, calls = proving._search_query, iter(range(100))
 
     def interrupted(*given: Any, **options: Any) -> Any:
@@ -394,8 +385,7 @@ def test_ctrl_c_among_many_claims_keeps_what_was_proved(monkeypatch: pytest.Monk
         return searched(*given, **options)
 
     monkeypatch.setattr(proving, "_search_query", interrupted)
-    theorem = Theorem(net, tuple(claims), "float32", True)
-    result = proving.prove_theorems([theorem], numpy_machine(), SearchLimits(), 0.0, None, "")
+    result = all_proved(Theorem(net, tuple(claims), "float32", True))
     assert isinstance(result, proofs.Undecided)
     assert (result.reason, result.proved_share) == ("interrupted", 3 / 6)
 
@@ -415,7 +405,7 @@ def test_a_nan_never_closes_a_leaf() -> None:
     net = networks.network(3, 8, 8, 1)
     nodes = (net.nodes[0]._replace(weights=(net.nodes[0].weights[0] * 1e300,)), *net.nodes[1:])
     wild = Network(3, (*nodes[:2], nodes[2]._replace(weights=(nodes[2].weights[0] * 1e300,))))
-    rows = rows_of(networks.query(wild, [-1] * 3, [1] * 3, [[1]], [1]))
+    rows = rows_of(query([-1] * 3, [1] * 3, [[1]], [1]))
     decider = BoxDecider(prepare(wild, "real", numpy_machine()), rows)
     verdict = decider(np.full((1, 3), -1.0), np.full((1, 3), 1.0))
     assert not verdict.closed.any()
@@ -426,7 +416,7 @@ def test_every_engine_gives_the_same_verdict(engine: str) -> None:
     machine = machine_of(engine)
     net = networks.network(2, 2, 2, seed=1)  # equal sizes: JAX compiles each program once
     for constant, kind in ((40, proofs.Proof), (-40, proofs.Counterexample)):
-        question = networks.query(net, [-1, -1], [1, 1], [[1, -1]], [constant])
+        question = query([-1, -1], [1, 1], [[1, -1]], [constant])
         result = proved(net, question, machine=machine)
         assert isinstance(result, kind)
     assert machine.dtype in ("float64", "float32")
@@ -476,6 +466,8 @@ def test_an_engine_with_fewer_bits_is_refused() -> None:
             return np.fmax(a, b)
 
     probe(sound)
+    assert sound.is_numpy
+    assert not sound.is_accelerator
     for wrong, said in ((Tf32(), "fewer bits"), (FastMath(), "NaN")):
         with pytest.raises(UnsupportedError, match=said):
             probe(sound._replace(xp=wrong))
@@ -504,22 +496,25 @@ def test_models_are_proved_and_certificates_saved(tmp_path: Path) -> None:
         replace(result, certificates=(tampered,)).check()
 
 
-def test_wrong_arguments_are_refused() -> None:
-    model = nn.build(nn.Dense(2, 2), device="cpu", seed=0)
-    region = proofs.box([0, 0], [1, 1])
-    with pytest.raises(ConfigurationError, match="precision must be"):
-        proofs.prove(model, proofs.within(0, 1), over=region, precision="float16")
-    with pytest.raises(ConfigurationError, match="over= is missing"):
-        proofs.prove(model, proofs.within(0, 1))
-    with pytest.raises(ConfigurationError, match="ONNX"):
-        proofs.prove(model, "p.vnnlib")
-    with pytest.raises(ConfigurationError, match="property"):
-        proofs.prove(model, lambda y: y > 0, over=region)
-    with pytest.raises(ConfigurationError, match="over= is a region"):
-        proofs.prove(model, proofs.within(0, 1), over=([0, 0], [1, 1]))  # type: ignore[arg-type]
-    for limit in (-1, float("nan"), "60"):
-        with pytest.raises(ConfigurationError, match="limit must be"):
-            proofs.prove(model, proofs.within(0, 1), over=region, limit=limit)  # type: ignore[arg-type]
+REGION = proofs.box([0, 0], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("claim", "options", "message"),
+    [
+        (proofs.within(0, 1), {"over": REGION, "precision": "float16"}, "precision must be"),
+        (proofs.within(0, 1), {}, "over= is missing"),
+        ("p.vnnlib", {}, "ONNX"),
+        (lambda y: y > 0, {"over": REGION}, "property"),
+        (proofs.within(0, 1), {"over": ([0, 0], [1, 1])}, "over= is a region"),
+        (proofs.within(0, 1), {"over": REGION, "limit": -1}, "limit must be"),
+        (proofs.within(0, 1), {"over": REGION, "limit": float("nan")}, "limit must be"),
+        (proofs.within(0, 1), {"over": REGION, "limit": "60"}, "limit must be"),
+    ],
+)
+def test_wrong_arguments_are_refused(claim: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        proofs.prove(nn.build(nn.Dense(2, 2), device="cpu", seed=0), claim, **options)
 
 
 def test_a_network_without_functions_that_no_bound_decides_is_undecided() -> None:
@@ -541,7 +536,7 @@ def test_a_network_whose_relus_are_all_off_has_no_case_to_try(off: float) -> Non
     )
     net, results = Network(60, nodes), []
     for least in (0.25, 0.2499):
-        question = networks.query(net, [0] * 60, [1] * 60, [[1]], [-least])
+        question = query([0] * 60, [1] * 60, [[1]], [-least])
         results.append(proved(net, question._replace(strict=(True,))))
     assert isinstance(results[0], proofs.Undecided)
     assert results[0].reason == "resolution"
@@ -554,16 +549,13 @@ def test_numbers_beyond_float32_warn_of_nothing(engine: str) -> None:
     machine = numpy_machine() if engine == "numpy" else machine_of(engine)
     net = networks.network(3, 8, 8, 8, 2)
     large = tuple(node._replace(weights=(node.weights[0] * 1e130,)) for node in net.nodes)
-    question = networks.query(net, [-1] * 3, [1] * 3, [[1, 1], [-1, 1]], [1, 1], group=[0, 0])
+    question = query([-1] * 3, [1] * 3, [[1, 1], [-1, 1]], [1, 1], group=[0, 0])
     result = proved(Network(3, large), question, "real", machine, memory=20_000)
     assert not isinstance(result, proofs.Proof)
 
 
 def acasxu(net: str, number: int) -> tuple[Path, Path]:
-    root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[3] / "shared" / "data")
-    folder = root / "acasxu"
-    if not folder.is_dir():
-        pytest.skip(f"there is no {folder}; ANYDEVICE_DATA names another folder of data")
+    folder = acasxu_folder()
     model = folder / "onnx" / f"ACASXU_run2a_{net}_batch_2000.onnx"
     return model, folder / "vnnlib" / f"prop_{number}.vnnlib"
 
@@ -591,8 +583,3 @@ def test_the_hardest_instances_of_acas_xu(net: str) -> None:
     result = proofs.prove(*acasxu(net, 2), limit=300)
     assert isinstance(result, proofs.Proof)
     assert result.check()
-
-
-def test_progress_and_machines_are_plain() -> None:
-    assert machines.numpy_machine().is_numpy
-    assert not machines.numpy_machine().is_accelerator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,31 +15,25 @@ from anydevice._proofs.checking.checker import check, refused
 from anydevice._proofs.checking.network import RefusedError
 from anydevice._proofs.files import check as check_file
 from anydevice._proofs.files import read_certificate, read_model, read_queries
-from tests.proofs.checking.theorems import certificate, leaf_tree
-
-
-def data() -> Path:
-    """The folder of ACAS Xu, which is beside the project and not in it."""
-    root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[4] / "shared" / "data")
-    if not (root / "acasxu").is_dir():
-        pytest.skip(f"there is no {root / 'acasxu'}; ANYDEVICE_DATA names another folder of data")
-    return root / "acasxu"
+from tests.proofs.checking.theorems import acasxu_folder, certificate, leaf_tree
 
 
 def instances(expected: str) -> Iterator[tuple[str, str]]:
-    with (data() / "truth.csv").open() as file:
+    with (acasxu_folder() / "truth.csv").open() as file:
         for row in csv.DictReader(file):
             if row["expected"] == expected:
                 yield row["property"], row["net"]
 
 
 def network(name: str) -> Path:
-    return data() / "onnx" / f"ACASXU_run2a_{name}_batch_2000.onnx"
+    return acasxu_folder() / "onnx" / f"ACASXU_run2a_{name}_batch_2000.onnx"
 
 
 def test_both_versions_of_a_property_mean_the_same() -> None:
     for number in range(1, 11):
-        one, two = (data() / folder / f"prop_{number}.vnnlib" for folder in ("vnnlib", "vnnlib2"))
+        one, two = (
+            acasxu_folder() / folder / f"prop_{number}.vnnlib" for folder in ("vnnlib", "vnnlib2")
+        )
         assert read_queries(one) == read_queries(two)
 
 
@@ -64,7 +57,7 @@ def forged(depth: int) -> int:
     random, count = np.random.default_rng(depth), 0
     for number, name in instances("sat"):
         model = read_model(network(name))
-        queries = read_queries(data() / "vnnlib" / f"prop_{number}.vnnlib", model)
+        queries = read_queries(acasxu_folder() / "vnnlib" / f"prop_{number}.vnnlib", model)
         trees = []
         for query in queries:
             weights = random.integers(0, 256, (2**depth, len(query.group))).astype(np.uint8)
@@ -93,7 +86,7 @@ def test_all_139_certificates_are_small_and_checked_quickly(precision: str, tmp_
 
     count, size, seconds = 0, 0, 0.0
     for number, name in instances("unsat"):
-        claim = data() / "vnnlib" / f"prop_{number}.vnnlib"
+        claim = acasxu_folder() / "vnnlib" / f"prop_{number}.vnnlib"
         proof = prove(network(name), claim, precision=precision)
         assert isinstance(proof, Proof)
         (file,) = proof.save(tmp_path / f"{number}_{name}.proof")
@@ -112,7 +105,7 @@ def test_all_139_certificates_are_small_and_checked_quickly(precision: str, tmp_
 def test_a_false_theorem_stays_open_where_it_is_false() -> None:
     """Leaves are closed one after the other until those with counterexamples are left."""
     model = read_model(network("2_1"))
-    (query,) = read_queries(data() / "vnnlib" / "prop_2.vnnlib", model)
+    (query,) = read_queries(acasxu_folder() / "vnnlib" / "prop_2.vnnlib", model)
     random = np.random.default_rng(0)
     steps = full(5, random)
     open_ = refused(model.network, query, leaf_tree([[255] * 4] * 32, steps), "real")

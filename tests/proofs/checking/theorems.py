@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from anydevice._proofs.checking import smooth
 from anydevice._proofs.checking.certificate import LEAF, Certificate, Tree
@@ -53,11 +56,12 @@ def residual(seed: int = 0) -> Network:
 
 
 def query(
-    low: Sequence[float], high: Sequence[float], rows: Sequence[Sequence[float]],
-    constants: Sequence[float], group: Sequence[int] | None = None, strict: bool = False,
-) -> Query:  # fmt: skip
-    def exact(numbers: Sequence[float]) -> tuple[Fraction, ...]:
-        return tuple(Fraction(float(number)) for number in numbers)
+    low: Any, high: Any, rows: Any, constants: Any, group: Any = None, strict: bool = False
+) -> Query:
+    """Rows of numbers over a box; a group for each row if none are given."""
+
+    def exact(numbers: Any) -> tuple[Fraction, ...]:
+        return tuple(n if isinstance(n, Fraction) else Fraction(float(n)) for n in numbers)
 
     groups = tuple(range(len(rows)) if group is None else group)
     table = tuple(exact(row) for row in rows)
@@ -136,3 +140,11 @@ def certificate(
     assumed = smooth.assumptions(functions, arithmetic == "float32")
     hashes = tuple(each.hash() for each in queries)
     return Certificate("", network.hash(), hashes, arithmetic, assumed, tuple(trees))
+
+
+def acasxu_folder() -> Path:
+    """Return the folder of ACAS Xu, which is beside the project and not in it, or skip the test."""
+    root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[4] / "shared" / "data")
+    if not (root / "acasxu").is_dir():
+        pytest.skip(f"there is no {root / 'acasxu'}; ANYDEVICE_DATA names another folder of data")
+    return root / "acasxu"
