@@ -284,6 +284,11 @@ def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Ce
     return graph.normalize(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
 
 
+def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
+    (weight, bias), _ = weights_of(parameters, "weight", "bias")
+    return graph.layer_norm(cells, weight, bias, layer.eps)
+
+
 def _position_embedding(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
     (weight,), extra = weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
@@ -346,13 +351,11 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     layers.Dense: _dense,
     layers.Dropout: lambda graph, layer, _, cells: cells,
     layers.Flatten: lambda graph, layer, _, cells: cells.reshape(-1),
-    layers.LayerNorm: lambda graph, layer, parameters, cells: graph.layer_norm(
-        cells, *weights_of(parameters, "weight", "bias")[0], layer.eps
-    ),
+    layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
     layers.PositionEmbedding: _position_embedding,
     layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(
-        cells, *weights_of(parameters, "weight")[0], layer.eps
+        cells, weights_of(parameters, "weight")[0][0], layer.eps
     ),
     convolution.Conv1d: _convolution,
     convolution.Conv2d: _convolution,
