@@ -97,7 +97,7 @@ def _separated_rows(
     return rows
 
 
-def download(array: Array, engine: Engine) -> Array:
+def download(array: Array, engine: Engine) -> HostArray:
     """Read an array of an engine as a NumPy array of its own."""
     places = engine.devices_of(array) if _large_size(array) else ()
     ring = ring_of(places[0]) if len(places) == 1 else None

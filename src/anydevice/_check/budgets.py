@@ -16,7 +16,7 @@ import numpy as np
 from anydevice._check import reference
 from anydevice._check.reference import halves, rotary_angles, seen_keys
 
-Array = Any
+Array = np.ndarray[Any, Any]
 Budget = Callable[..., Any]
 """From the float64 result, `coarse`, and the op's arguments to the allowed error of each element.
 
@@ -216,7 +216,7 @@ def of_attention(
     score = np.where(seen_keys(q, k, **visible), sizes, 0).max(-1, keepdims=True, initial=0)
     options = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
     averaged = reference.call("attention", q, k, np.abs(v), **options, **visible)
-    inside = coarse if coarse > 1 else 0.0
+    inside: Array | float = coarse if coarse > 1 else 0.0
     if soft_cap is not None:
         inside += 32 * soft_cap
     if sinks is not None:

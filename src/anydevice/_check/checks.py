@@ -23,7 +23,7 @@ from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.record import Record
 
-Array = Any
+Array = np.ndarray[Any, Any]
 
 GRADIENT_CASE = "small arguments"
 

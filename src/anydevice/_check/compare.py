@@ -28,7 +28,7 @@ import numpy as np
 from anydevice._check.cases.case import LARGEST, SMALLEST_NORMAL
 from anydevice._core.record import Record
 
-Array = Any
+Array = np.ndarray[Any, Any]
 
 ROUNDING_UNIT = {
     "float16": 2.0**-11,
@@ -82,7 +82,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 def compare(
     got: Array,
     wants: Sequence[Array],
-    budget: Array,
+    budget: Array | float,
     dtype: str,
     result: str,
     signs: bool = False,
@@ -129,7 +129,9 @@ def compare(
     )
 
 
-def _excess(got: Array, want: Array, budget: Array, dtype: str, result: str) -> tuple[Array, Array]:
+def _excess(
+    got: Array, want: Array, budget: Array | float, dtype: str, result: str
+) -> tuple[Array, Array]:
     """Return the error of each element in units of what is allowed, infinite where it is out of
     place.
     """
@@ -154,7 +156,7 @@ def _wrong_zero_signs(got: Array, want: Array) -> Array:
     return (got == 0) & (want == 0) & (np.signbit(got) != np.signbit(want))
 
 
-def _tolerance(want: Array, budget: Array, dtype: str, result: str) -> Array:
+def _tolerance(want: Array, budget: Array | float, dtype: str, result: str) -> Array:
     unit = ROUNDING_UNIT.get(result)
     if unit is None:
         return np.zeros(want.shape)

@@ -21,7 +21,7 @@ import numpy as np
 from anydevice._core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError
 
-Array = Any
+Array = np.ndarray[Any, Any]
 Arrays = Sequence[Array]
 Axis = int | Sequence[int] | None
 Pair = int | tuple[int, int]

@@ -23,11 +23,12 @@ from anydevice._compile.report import Checked, CompileReport, Made
 from anydevice._compile.tolerance import tolerance_of
 from anydevice._compile.verification import Candidate, Original, verify_model
 from anydevice._compile.versions import Program, compilers_for
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.text import warn
-from anydevice._libraries.base import Array, ModelAdapter
+from anydevice._libraries.base import ModelAdapter
 from anydevice._libraries.changes import ChangeDetector
 from anydevice._libraries.detect import adapter_of, compile_device
 from anydevice._libraries.native import NativeAdapter

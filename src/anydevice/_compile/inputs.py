@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anydevice._arrays.move import destination_of
 from anydevice._arrays.trees.containers import without_tables
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._core.record import Record
 from anydevice._machine.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 
-Array = Any
-KeyFunction = Callable[[Array], Hashable]
+if TYPE_CHECKING:
+    from anydevice._core.array import HostArray
+
+
+KeyFunction = Callable[[Any], Hashable]
 Path = tuple[Any, ...]
 
 _SMALLER, _LARGER = 1 / 16, 4.0
@@ -135,7 +139,7 @@ def is_traced(arrays: Sequence[Array]) -> bool:
     return any(owner.is_traced(x) for x in arrays if (owner := owner_of(x)) is not None)
 
 
-def key_function(x: Array, engine: Engine, device: Device) -> KeyFunction:
+def key_function(x: Any, engine: Engine, device: Device) -> KeyFunction:
     """Return a function that gives arrays a key, for the type of an array on this device.
 
     Arrays with one key have the same shape, dtype and device. The key is `None` for an array that
@@ -170,7 +174,7 @@ def shapes_text(arrays: Sequence[Array]) -> str:
 # Other inputs than those of an example, and what they have in common
 
 
-def other_numbers(example: Sequence[Array]) -> Iterator[list[Array]]:
+def other_numbers(example: Sequence[HostArray]) -> Iterator[list[HostArray]]:
     """Inputs of the same shapes with other numbers: smaller and larger, or only smaller ones."""
     rows = _rows_of(example)
     if any(map(_is_floating, example)):
@@ -181,20 +185,20 @@ def other_numbers(example: Sequence[Array]) -> Iterator[list[Array]]:
         yield [np.roll(x, 1, 0 if rows > 1 else -1) if x.ndim else x for x in example]
 
 
-def other_rows(example: Sequence[Array]) -> Iterator[list[Array]]:
+def other_rows(example: Sequence[HostArray]) -> Iterator[list[HostArray]]:
     """Inputs with one row more, where all have as many."""
     rows = _rows_of(example)
     for factors in ((_SMALLER, _LARGER), (_SMALLER, 1.0)) if rows else ():
         yield [_scale_rows(x[np.arange(rows + 1) % rows], factors) for x in example]
 
 
-def _rows_of(example: Sequence[Array]) -> int:
+def _rows_of(example: Sequence[HostArray]) -> int:
     """Return how many rows all arrays have; 0 if they differ."""
     rows = {x.shape[0] if x.ndim else 0 for x in example}
     return rows.pop() if len(rows) == 1 else 0
 
 
-def _scale_rows(x: Array, factors: Sequence[float]) -> Array:
+def _scale_rows(x: HostArray, factors: Sequence[float]) -> HostArray:
     """Return the rows of floating numbers multiplied by one factor after the other."""
     if not _is_floating(x):
         return x
@@ -204,11 +208,11 @@ def _scale_rows(x: Array, factors: Sequence[float]) -> Array:
     return np.asarray(x.astype(np.float64) * scales).astype(x.dtype)
 
 
-def _is_floating(x: Array) -> bool:
+def _is_floating(x: HostArray) -> bool:
     return x.dtype.kind in "fV"
 
 
-def range_of(examples: Sequence[Sequence[Array]]) -> tuple[float, float] | None:
+def range_of(examples: Sequence[Sequence[HostArray]]) -> tuple[float, float] | None:
     """Return the least and the largest of all floating inputs; `None` where there are none."""
     floats = [np.asarray(x, np.float64) for arrays in examples for x in arrays if _is_floating(x)]
     numbers = [x[np.isfinite(x)] for x in floats]

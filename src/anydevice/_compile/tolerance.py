@@ -36,7 +36,7 @@ import numpy as np
 from anydevice._check.compare import ROUNDING_UNIT
 from anydevice._core.record import Record
 
-Array = Any
+Array = np.ndarray[Any, Any]
 
 _MOST_ROWS = 4096
 """The largest part whose rows are matched with those of the reference."""
@@ -111,7 +111,7 @@ class Tolerance(Record):
         """Return the usual effect on elements like these: by row, by size, and at least."""
         some = size > 0
         share = max(self.unit, 2 * float(_quantiles(effect / size, some, _SMALL, rows=False)[0]))
-        typical = float(_quantiles(size, some, 0.5, rows=False)[0])
+        typical: Array | float = float(_quantiles(size, some, 0.5, rows=False)[0])
         long = bool(effect.ndim) and effect.shape[-1] >= _SHORT_ROW
         if long:
             typical = np.maximum(typical, _quantiles(size, some, 0.5))

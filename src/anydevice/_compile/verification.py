@@ -35,13 +35,16 @@ from anydevice._compile.inputs import (
 from anydevice._compile.properties import Property, check_properties
 from anydevice._compile.report import Checked
 from anydevice._compile.tolerance import STRONGLY, Tolerance, matched_rows, tolerance_of
+from anydevice._core.array import Array as DeviceArray
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record
 from anydevice._core.text import type_text
-from anydevice._libraries.base import Array, ModelAdapter, State, host_array
+from anydevice._libraries.base import ModelAdapter, State, host_array
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError, VerificationError
+
+Array = np.ndarray[Any, Any]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -294,7 +297,7 @@ def _check_calls(
     candidate: Candidate,
     reference: Reference,
     signature: CallSignature,
-    arrays: Sequence[Array],
+    arrays: Sequence[DeviceArray],
     calls: int,
     so_far: _SoFar,
 ) -> tuple[Any, float]:
@@ -394,7 +397,7 @@ def digest_of(x: Array) -> str:
 
 
 def _check_weights(
-    weights: Mapping[str, Array], moved: Mapping[str, str], rewritten: Collection[str]
+    weights: Mapping[str, DeviceArray], moved: Mapping[str, str], rewritten: Collection[str]
 ) -> None:
     """Raise `VerificationError` if a weight that is read back is not the one that was moved.
 

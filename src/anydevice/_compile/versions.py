@@ -9,9 +9,10 @@ from typing import Any
 
 from anydevice._arrays.memory.out_of_memory import ran_out
 from anydevice._compile.inputs import CallSignature
+from anydevice._core.array import Array
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.record import Record
-from anydevice._libraries.base import Arguments, Array
+from anydevice._libraries.base import Arguments
 from anydevice._libraries.precision import cast
 from anydevice._libraries.registry import part
 from anydevice._machine.settings import config as settings

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from anydevice._core.array import Array
 from anydevice._core.record import Record
 from anydevice._core.trees import Tree
 from anydevice.errors import UnsupportedError
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.generic]
     Cells = npt.NDArray[np.int64]
 
-Array = Any
 Function = Callable[..., Any]
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anydevice._arrays.copy import download
 from anydevice._arrays.move import is_array
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._libraries.changes import ChangeDetector
@@ -20,9 +21,11 @@ from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from anydevice._core.array import HostArray
+
 _WITH_FLOAT64_SCOPE = ("torch", "jax", "mlx")
 
-Array = Any
 Arguments = Any
 """The first argument of an adapter's function: the weights that are not part of the function."""
 
@@ -32,7 +35,7 @@ After = Callable[[str, Any], Any]
 State = Mapping[str, tuple[Any, int]]
 """State of a module by name: each value, and how often it was written to."""
 
-Change = Callable[[Array], Array]
+Change = Callable[["HostArray"], "HostArray"]
 """Makes the weights of a reference from a NumPy array, mostly in float64."""
 
 
@@ -149,11 +152,11 @@ class ModelAdapter(ABC):
         """Whether float32 products are computed on a device with fewer digits (TF32)."""
         return False
 
-    def reference_input(self, x: Array) -> Array:
+    def reference_input(self, x: HostArray) -> Array:
         """Return a NumPy array as this reference takes it."""
         return x
 
-    def read(self, x: object) -> Array | None:
+    def read(self, x: object) -> HostArray | None:
         """Read an array of an output into host memory; `None` if it is none, or only traced.
 
         Floating numbers may come as float64.
@@ -189,14 +192,14 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
     return frozenset(each.name for each in parameters if each.kind in named)
 
 
-def host_array(x: Array) -> Array:
+def host_array(x: Any) -> HostArray:
     """Return one array of any library as a NumPy array."""
     owner = owner_of(x)
     assert owner is not None, "only arrays are read"
     return x if owner.name == "numpy" else download(x, owner)
 
 
-def cpu_placer(engine: str) -> Callable[[Array], Array]:
+def cpu_placer(engine: str) -> Callable[[HostArray], Array]:
     """Return a function that makes NumPy arrays those of a library on the CPU, bit for bit."""
     return partial(registry.load(engine).place, device=Device("cpu", 0, engine=engine))
 

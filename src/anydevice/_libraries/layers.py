@@ -15,11 +15,12 @@ from types import MethodType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from anydevice._core.array import Array
 from anydevice._core.loaded import is_of
 from anydevice._core.text import shortened, type_text
 from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part, row_of
-from anydevice._nn.layer import Array, Layer, Run
+from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LOSSES
 from anydevice._nn.optimizers import Optimizer
 from anydevice.errors import ConfigurationError

@@ -8,6 +8,7 @@ from typing import Any
 
 from anydevice._arrays.move import is_array, to_device, to_numpy
 from anydevice._arrays.trees.tree import flatten
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.record import replace
@@ -15,7 +16,6 @@ from anydevice._core.trees import combined, leaves, mapped, partition
 from anydevice._libraries.base import (
     After,
     Arguments,
-    Array,
     Change,
     ModelAdapter,
     cpu_placer,

@@ -6,6 +6,7 @@ from functools import reduce
 from typing import Any
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, as_dtype
 from anydevice._core.record import Record
@@ -17,7 +18,6 @@ from anydevice._machine.settings import config as settings
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
 
-Array = Any
 Tree = Any
 ScaleState = dict[str, Array]
 

@@ -224,6 +224,8 @@ def cache_index(
     by_length = any(kind.rope and depends_on_length(dict(kind.rope.scaling)) for kind in kinds)
     if cache is None:
         return CacheIndex(row, length=length if by_length else None)
+    assert start is not None, "tokens have a place in the cache"
+    assert count is not None, "rows have a number of tokens"
     column = ops.reshape(start, (batch, 1))
     positions = column if tokens == 1 else ops.add(column, row)
     if by_length and length is None:
@@ -243,9 +245,7 @@ def _ring_size(kind: LayerDescription, cache: LayerCache) -> int:
     return slots if kind.window == slots else 0
 
 
-def _ring_index(
-    ring: int, positions: Array, row: Array, start: Array | None, count: Array | None
-) -> RingIndex:
+def _ring_index(ring: int, positions: Array, row: Array, start: Array, count: Array) -> RingIndex:
     batch, tokens = positions.shape
     slots = _remainder(positions, ring)
     valid = ops.less(row, ops.reshape(count, (batch, 1)))

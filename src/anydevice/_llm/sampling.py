@@ -189,6 +189,7 @@ def _draw(
     xp = primitives(raw)
     x = raw
     if filters.penalty:
+        assert seen is not None, "a penalty needs the tokens before"
         penalty = ops.slice_axis(numbers, 0, 3, 4)
         lowered = ops.where(ops.less(x, 0.0), ops.multiply(x, penalty), ops.divide(x, penalty))
         x = ops.where(seen, lowered, x)

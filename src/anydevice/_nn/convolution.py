@@ -9,9 +9,9 @@ from operator import ge
 from typing import TYPE_CHECKING
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._nn.initializers import Constant, Initializer, initializer_of
 from anydevice._nn.layer import (
-    Array,
     Inferred,
     Layer,
     Parameters,

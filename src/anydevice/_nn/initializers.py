@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._nn.layer import (
     Settings,
@@ -17,8 +18,6 @@ from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
-
-Array = Any
 
 
 class Initializer(Settings):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from anydevice._core.array import Array
 from anydevice._core.checks import is_integer, is_number
 from anydevice._core.engine import Absent
 from anydevice._core.primitives import Autodiff
@@ -21,9 +22,6 @@ from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anydevice._arrays.random.generator import Random
-
-Array = Any
-"""An array of any library that has an engine."""
 
 Parameters = Any
 """A tree of dicts and lists of arrays; a layer without parameters has an empty dict."""

@@ -8,11 +8,11 @@ from operator import is_
 from typing import TYPE_CHECKING
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._nn.initializers import Constant, Initializer, Normal, initializer_of
 from anydevice._nn.layer import (
-    Array,
     Inferred,
     Layer,
     Parameters,

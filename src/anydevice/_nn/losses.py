@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import partial
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.record import Record, replace
 from anydevice._nn.convolution import Conv1d, Conv2d, ConvTranspose2d
-from anydevice._nn.layer import Array, Layer, Parameters, Run
+from anydevice._nn.layer import Layer, Parameters, Run
 from anydevice._nn.layers import Activation, Chain, Dense, Dropout, Flatten
 from anydevice._nn.recompute import Recomputed
 from anydevice._ops.arguments import different_shapes, wide, widened

@@ -13,6 +13,7 @@ from anydevice._arrays.move import device_of, is_array, refuse_mismatch, to_devi
 from anydevice._arrays.random.generator import rng
 from anydevice._arrays.trees.containers import register_type, without_tables
 from anydevice._core import hooks
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice._core.table import Table
@@ -21,7 +22,7 @@ from anydevice._core.trees import difference, first_leaf, leaf_names, leaves, ma
 from anydevice._machine.choose.scope import block_device, one_device
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
-from anydevice._nn.layer import Array, Layer, Parameters, Run, Shape, state_paths, state_places
+from anydevice._nn.layer import Layer, Parameters, Run, Shape, state_paths, state_places
 from anydevice._nn.layers import Chain, TiedEmbedding, as_layer
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError, DeviceMismatchError

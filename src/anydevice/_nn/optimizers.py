@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._core.trees import Tree, leaf_names, leaves, mapped, matches, refilled, unmatched
@@ -26,7 +27,6 @@ from anydevice._ops.arguments import wide
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
 
-Array = Any
 Arrays = list[Array]
 State = dict[str, Tree]
 Options = Mapping[str, Any]
@@ -121,7 +121,7 @@ class BuiltIn(Optimizer):
         parameters: Tree,
         gradients: Tree,
         state: State,
-        step: int | Array,
+        step: Any,
         rate: float | Array | None = None,
     ) -> tuple[Tree, State]:
         names = self._state_names()

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
 from anydevice._nn.layer import Run
 from anydevice._ops.dispatch import primitives
-
-Array = Any
 
 _INT32 = DTYPES["int32"]
 ROUNDS = 3

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import overload
 
+from anydevice._core.array import Array
 from anydevice._core.primitives import Autodiff
 from anydevice._core.record import replace
-from anydevice._nn.layer import Array, Layer, Parameters, Run, Wrapper, autodiff_of, state_places
+from anydevice._nn.layer import Layer, Parameters, Run, Wrapper, autodiff_of, state_places
 from anydevice._nn.layers import Activation, Chain, Dropout, TiedEmbedding
 from anydevice._nn.model import Model
 from anydevice.errors import ConfigurationError

@@ -7,12 +7,12 @@ functions, in a loop of XLA's on JAX, and in a loop of Python elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._nn.initializers import Constant, Initializer, initializer_of
 from anydevice._nn.layer import (
-    Array,
     Inferred,
     Layer,
     Parameters,
@@ -173,7 +173,7 @@ def _gate(gates: Array, at: int, size: int) -> Array:
     return ops.slice_axis(gates, 1, at * size, (at + 1) * size)
 
 
-def _widen_all(x: Array, *weights: Array | None) -> list[Array]:
+def _widen_all(x: Array, *weights: Array | None) -> list[Any]:
     xp = primitives(x)
     return [None if array is None else widened(xp, array) for array in (x, *weights)]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
 from anydevice._nn.initializers import Constant, Initializer, initializer_of
 from anydevice._nn.layer import (
-    Array,
     Layer,
     Parameters,
     Run,

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anydevice._core.array import Array, ArrayT
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.loaded import is_loaded
-from anydevice._core.primitives import Primitives, Shape
+from anydevice._core.primitives import Primitives, PrimitivesOf, Shape
 from anydevice._machine.engines.registry import owner_of, row_of
 from anydevice._ops.dispatch import (
-    Array,
     float_primitives,
     is_one_library,
     known,
@@ -32,7 +32,7 @@ from anydevice.errors import ConfigurationError
 NUMBERS = (int, float, bool)
 FLOAT32, INT32 = DTYPES["float32"], DTYPES["int32"]
 
-Operands = tuple[Primitives, Array, Array]
+Operands = tuple[PrimitivesOf[Any], Any, Any]
 
 _PYTHON_TYPES = {"bool": bool, "int": int, "uint": int, "float": float}
 
@@ -283,7 +283,7 @@ def require_one_dtype(op: str, **arrays: Array) -> None:
 
 
 def require_integers(
-    op: str, name: str, x: Array, beside: Array = None, beside_name: str = "x"
+    op: str, name: str, x: Array, beside: Array | None = None, beside_name: str = "x"
 ) -> None:
     """Refuse indices, counts and positions that are not integers.
 
@@ -298,8 +298,8 @@ def require_integers(
 
 
 def bool_primitives(
-    op: str, x: Array, name: str = "", beside: Array = None, beside_name: str = "x"
-) -> Primitives:
+    op: str, x: ArrayT, name: str = "", beside: ArrayT | None = None, beside_name: str = "x"
+) -> PrimitivesOf[ArrayT]:
     """Return the primitives for a boolean array; any other is refused, as by `require_integers`."""
     if beside is not None and type(x) is not type(beside):
         require_one_library(op, beside_name, beside, name, x)
@@ -318,7 +318,7 @@ _TAKES = {"divide": float_primitives, "subtract": number_primitives, "power": nu
 """Checks of the array by op; all other ops take any array."""
 
 
-def operands(op: str, a: Array, b: Array) -> Operands:
+def operands(op: str, a: Any, b: Any) -> Operands:
     """Return two arrays that go together, or an array and a number, with the primitives for them.
 
     Numbers come back as Python's, which take over the dtype of the array. Raises
@@ -339,7 +339,7 @@ def operands(op: str, a: Array, b: Array) -> Operands:
     return checked_operands(op, a, b)
 
 
-def bool_operands(op: str, a: Array, b: Array) -> Operands:
+def bool_operands(op: str, a: Any, b: Any) -> Operands:
     """Return the same for boolean arrays; any others are refused."""
     if type(a) is type(b):
         xp = known_bool(a)
@@ -351,7 +351,7 @@ def bool_operands(op: str, a: Array, b: Array) -> Operands:
     return checked_operands(op, a, b)
 
 
-def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a", "b")) -> Operands:
+def checked_operands(op: str, a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> Operands:
     """Return the same as `operands`, whatever they are, with the error that says what is wrong."""
     a, b = python_number(a), python_number(b)
     first, second = names
@@ -425,7 +425,7 @@ def wide(dtype: DType) -> DType:
     return dtype if dtype.bits == 64 and dtype.kind == "float" else FLOAT32
 
 
-def widened(xp: Primitives, x: Array) -> Array:
+def widened(xp: PrimitivesOf[ArrayT], x: ArrayT) -> ArrayT:
     """Return the array, as `float32` if its floating-point dtype has fewer bits."""
     dtype = xp.dtype(x)
     return xp.astype(x, FLOAT32) if dtype.kind == "float" and dtype.bits < 32 else x

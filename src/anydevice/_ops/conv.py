@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anydevice._core.primitives import Primitives
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import pair_of, require_one_dtype, widened, wrong, wrong_shapes
 from anydevice._ops.dispatch import (
-    Array,
     explain,
     float_version,
     own_version,
@@ -24,12 +24,12 @@ _ONE_STEP, _NO_ZEROS = (1, 1), (0, 0)
 
 
 def conv2d(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
+    x: ArrayT,
+    weight: ArrayT,
+    bias: ArrayT | None = None,
     stride: int | Pair = 1,
     padding: int | Pair = 0,
-) -> Array:
+) -> ArrayT:
     """Return the 2-d convolution of images with filters, in the dtype of x.
 
     x is (batch, channels, height, width), weight (filters, channels, kernel height, kernel width),
@@ -73,13 +73,13 @@ def conv2d(
 
 
 def conv_transpose2d(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
+    x: ArrayT,
+    weight: ArrayT,
+    bias: ArrayT | None = None,
     stride: int | Pair = 1,
     padding: int | Pair = 0,
     output_padding: int | Pair = 0,
-) -> Array:
+) -> ArrayT:
     """Return the transpose of `conv2d`, which maps its results back to the size of its images.
 
     x is (batch, channels, height, width), weight (channels, filters, kernel height, kernel width),
@@ -119,7 +119,7 @@ def conv_transpose2d(
     return run(own, _conv_transpose2d, x, weight, bias, steps, cut, more)
 
 
-def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
+def max_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) -> ArrayT:
     """Return the largest element of each window of an image; NaN propagates.
 
     x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart;
@@ -135,7 +135,7 @@ def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     return run3(own, _max_pool2d, x, window, steps)
 
 
-def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
+def avg_pool2d(x: ArrayT, size: int | Pair, stride: int | Pair | None = None) -> ArrayT:
     """Return the mean of each window of an image; shapes as in `max_pool2d`.
 
     >>> import numpy
@@ -160,7 +160,7 @@ def _windows_of(
     return window, steps
 
 
-def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair) -> Array:
+def _conv2d(x: ArrayT, weight: ArrayT, bias: ArrayT | None, stride: Pair, padding: Pair) -> ArrayT:
     xp = primitives(x)
     filters, channels, high, wide = weight.shape
     image = _pad_sides(xp, x, padding)
@@ -178,8 +178,8 @@ def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: 
 
 
 def _conv_transpose2d(
-    x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
-) -> Array:
+    x: ArrayT, weight: ArrayT, bias: ArrayT | None, stride: Pair, padding: Pair, more: Pair
+) -> ArrayT:
     """Get the convolution of x, with zeros between its elements, with the filters turned around."""
     xp = primitives(x)
     for axis, step, cut, extra in zip((2, 3), stride, padding, more, strict=True):
@@ -188,7 +188,7 @@ def _conv_transpose2d(
     return conv2d(x, xp.permute_dims(flip(weight, (2, 3)), (1, 0, 2, 3)), bias)
 
 
-def _spread(xp: Primitives, x: Array, axis: int, step: int) -> Array:
+def _spread(xp: PrimitivesOf[ArrayT], x: ArrayT, axis: int, step: int) -> ArrayT:
     """`step - 1` zeros between the elements of an axis."""
     if step == 1:
         return x
@@ -199,13 +199,15 @@ def _spread(xp: Primitives, x: Array, axis: int, step: int) -> Array:
     return xp.slice_axis(together, axis, 0, (size - 1) * step + 1)
 
 
-def _pad_sides(xp: Primitives, x: Array, padding: Pair) -> Array:
+def _pad_sides(xp: PrimitivesOf[ArrayT], x: ArrayT, padding: Pair) -> ArrayT:
     for axis, count in zip((2, 3), padding, strict=True):
         x = padded(xp, x, axis, count, count)
     return x
 
 
-def _shifted_views(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iterator[Array]:
+def _shifted_views(
+    xp: PrimitivesOf[ArrayT], x: ArrayT, window: Pair, stride: Pair
+) -> Iterator[ArrayT]:
     """For each place in a window, the elements that all windows have there."""
     ends = [size - window[n] + 1 for n, size in enumerate(x.shape[2:])]
     for down in range(window[0]):
@@ -214,7 +216,7 @@ def _shifted_views(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iter
             yield xp.slice_axis(rows, 3, along, along + ends[1], stride[1])
 
 
-def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
+def _max_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
     xp = primitives(x)
     largest, *others = _shifted_views(xp, x, size, stride)
     for other in others:
@@ -222,7 +224,7 @@ def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
     return largest
 
 
-def _avg_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
+def _avg_pool2d(x: ArrayT, size: Pair, stride: Pair) -> ArrayT:
     xp = primitives(x)
     total, *others = _shifted_views(xp, widened(xp, x), size, stride)
     for other in others:

@@ -11,13 +11,11 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from anydevice._core.array import Array, ArrayT
 from anydevice._core.dtypes import DType, as_dtype
-from anydevice._core.primitives import Primitives
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._machine.engines.registry import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
-
-Array = Any
-"""An array of any library that has an engine."""
 
 Op = TypeVar("Op", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -27,7 +25,7 @@ _EnginesByDtype = dict[type, dict[Any, str]]
 # PyTorch's compiler guards what it reads of a table. It reads those by engine and not those by
 # type, so that meeting another type later does not make it compile again.
 _engines: dict[type, str] = {}
-_primitives: dict[str, Primitives] = {}
+_primitives: dict[str, PrimitivesOf[Any]] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 # By the type of an array and then its dtype: the engine where the dtype is of that kind, else "".
@@ -53,7 +51,7 @@ _Programs = dict[type, Callable[..., Any]]
 _programs: list[tuple[Callable[..., Any], tuple[int, ...], _Programs]] = []
 
 
-def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
+def primitives(x: ArrayT, op: str = "ops", name: str = "") -> PrimitivesOf[ArrayT]:
     """Return the primitives of the engine whose array `x` is, traced arrays included.
 
     Raises `ConfigurationError` where `x` is not an array of an imported library; the message names
@@ -67,37 +65,37 @@ def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
     return _primitives[_engine_of(type(x)) or _register(x, op, name)]
 
 
-def float_primitives(op: str, x: Array) -> Primitives:
+def float_primitives(op: str, x: ArrayT) -> PrimitivesOf[ArrayT]:
     """Return the primitives for a floating-point array; any other is refused."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine or _require_float(x, op)]
 
 
-def number_primitives(op: str, x: Array) -> Primitives:
+def number_primitives(op: str, x: ArrayT) -> PrimitivesOf[ArrayT]:
     """Return the primitives for an array of numbers; a boolean one is refused."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine or _require_numbers(x, op)]
 
 
-def known(x: Array) -> Primitives | None:
+def known(x: ArrayT) -> PrimitivesOf[ArrayT] | None:
     """Return the primitives for an array whose type was met before; `None` for anything else."""
     engine = _engine_of(type(x))
     return None if engine is None else _primitives[engine]
 
 
-def known_float(x: Array) -> Primitives | None:
+def known_float(x: ArrayT) -> PrimitivesOf[ArrayT] | None:
     """Return the primitives for a floating-point array whose type was met before; else `None`."""
     engine = _float_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
 
 
-def known_bool(x: Array) -> Primitives | None:
+def known_bool(x: ArrayT) -> PrimitivesOf[ArrayT] | None:
     """Return the primitives for a boolean array whose type was met before; else `None`."""
     engine = _bool_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
 
 
-def known_integer(x: Array) -> Primitives | None:
+def known_integer(x: ArrayT) -> PrimitivesOf[ArrayT] | None:
     """Return the primitives for an integer array whose type was met before; else `None`."""
     engine = _integer_engine(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
@@ -172,10 +170,12 @@ def run2(own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: 
         raise
 
 
-def run3(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any, c: Any) -> Any:
+def run3(
+    own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: Any, c: Any
+) -> Result:
     """Do the same as `run` for three arguments."""
     try:
-        result = own(a, b, c)
+        result: Any = own(a, b, c)
         return definition(a, b, c) if result is NotImplemented else result
     except Exception as error:
         explain(error, **_arguments_by_name(definition, a, b, c))

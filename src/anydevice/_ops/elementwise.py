@@ -9,7 +9,9 @@ beside uint8. A NumPy scalar is a number like any other.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from anydevice._core.array import Array, ArrayT
 from anydevice._core.primitives import Primitives
 from anydevice._ops.arguments import (
     NUMBERS,
@@ -28,7 +30,6 @@ from anydevice._ops.arguments import (
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
-    Array,
     compiled,
     float_primitives,
     float_version,
@@ -42,11 +43,9 @@ from anydevice._ops.dispatch import (
     run3,
 )
 
-Bound = Array | float | None
-
 
 @compiled
-def add(a: Array, b: Array) -> Array:
+def add(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a + b`, of the broadcast shape and their dtype.
 
     >>> import numpy
@@ -58,7 +57,7 @@ def add(a: Array, b: Array) -> Array:
 
 
 @compiled
-def subtract(a: Array, b: Array) -> Array:
+def subtract(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a - b`, of the broadcast shape and their dtype.
 
     >>> import numpy
@@ -70,7 +69,7 @@ def subtract(a: Array, b: Array) -> Array:
 
 
 @compiled
-def multiply(a: Array, b: Array) -> Array:
+def multiply(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a × b` element by element, of the broadcast shape and their dtype.
 
     >>> import numpy
@@ -82,7 +81,7 @@ def multiply(a: Array, b: Array) -> Array:
 
 
 @compiled
-def divide(a: Array, b: Array) -> Array:
+def divide(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a / b` for floating-point arrays, of the broadcast shape and their dtype.
 
     Dividing by zero gives an infinity, and 0 / 0 NaN.
@@ -96,7 +95,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 @compiled
-def power(a: Array, b: Array) -> Array:
+def power(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a` to the power of b, of the broadcast shape and their dtype.
 
     Integers have no negative powers: a negative number b raises an error with them, and in an array
@@ -113,7 +112,7 @@ def power(a: Array, b: Array) -> Array:
 
 
 @compiled
-def maximum(a: Array, b: Array) -> Array:
+def maximum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return the larger of a and b, of the broadcast shape; NaN propagates.
 
     >>> import numpy
@@ -125,7 +124,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 @compiled
-def minimum(a: Array, b: Array) -> Array:
+def minimum(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return the smaller of a and b, of the broadcast shape; NaN propagates.
 
     >>> import numpy
@@ -137,7 +136,7 @@ def minimum(a: Array, b: Array) -> Array:
 
 
 @compiled
-def equal(a: Array, b: Array) -> Array:
+def equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a equals b: booleans of the broadcast shape.
 
     >>> import numpy
@@ -149,7 +148,7 @@ def equal(a: Array, b: Array) -> Array:
 
 
 @compiled
-def not_equal(a: Array, b: Array) -> Array:
+def not_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a differs from b: booleans of the broadcast shape; NaN equals nothing.
 
     >>> import numpy
@@ -161,7 +160,7 @@ def not_equal(a: Array, b: Array) -> Array:
 
 
 @compiled
-def greater(a: Array, b: Array) -> Array:
+def greater(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is larger than b: booleans of the broadcast shape.
 
     >>> import numpy
@@ -173,7 +172,7 @@ def greater(a: Array, b: Array) -> Array:
 
 
 @compiled
-def greater_equal(a: Array, b: Array) -> Array:
+def greater_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is larger than b or equals it: booleans of the broadcast shape.
 
     >>> import numpy
@@ -185,7 +184,7 @@ def greater_equal(a: Array, b: Array) -> Array:
 
 
 @compiled
-def less(a: Array, b: Array) -> Array:
+def less(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is smaller than b: booleans of the broadcast shape.
 
     >>> import numpy
@@ -197,7 +196,7 @@ def less(a: Array, b: Array) -> Array:
 
 
 @compiled
-def less_equal(a: Array, b: Array) -> Array:
+def less_equal(a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return whether a is smaller than b or equals it: booleans of the broadcast shape.
 
     >>> import numpy
@@ -209,7 +208,7 @@ def less_equal(a: Array, b: Array) -> Array:
 
 
 @compiled
-def logical_and(a: Array, b: Array) -> Array:
+def logical_and(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return whether both booleans are true, of the broadcast shape.
 
     >>> import numpy
@@ -221,7 +220,7 @@ def logical_and(a: Array, b: Array) -> Array:
 
 
 @compiled
-def logical_or(a: Array, b: Array) -> Array:
+def logical_or(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return whether at least one of two booleans is true, of the broadcast shape.
 
     >>> import numpy
@@ -233,7 +232,7 @@ def logical_or(a: Array, b: Array) -> Array:
 
 
 @compiled
-def where(condition: Array, a: Array, b: Array) -> Array:
+def where(condition: ArrayT, a: ArrayT | float, b: ArrayT | float) -> ArrayT:
     """Return `a` where the condition is true, b elsewhere; all three shapes broadcast.
 
     One of a and b may be a number, which takes the dtype of the other.
@@ -255,7 +254,7 @@ def where(condition: Array, a: Array, b: Array) -> Array:
 
 
 @compiled
-def negative(x: Array) -> Array:
+def negative(x: ArrayT) -> ArrayT:
     """Return `-x`, of the same shape and dtype.
 
     >>> import numpy
@@ -266,7 +265,7 @@ def negative(x: Array) -> Array:
 
 
 @compiled
-def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
+def abs(x: ArrayT) -> ArrayT:  # noqa: A001  the name that every array library has for it
     """Return the magnitude of x, of the same shape and dtype.
 
     >>> import numpy
@@ -277,7 +276,7 @@ def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has
 
 
 @compiled
-def sign(x: Array) -> Array:
+def sign(x: ArrayT) -> ArrayT:
     """Return -1, 0 or 1, of the same shape and dtype.
 
     >>> import numpy
@@ -288,7 +287,7 @@ def sign(x: Array) -> Array:
 
 
 @compiled
-def floor(x: Array) -> Array:
+def floor(x: ArrayT) -> ArrayT:
     """Return the largest integer that is not above x, of the same shape and dtype.
 
     >>> import numpy
@@ -299,7 +298,7 @@ def floor(x: Array) -> Array:
 
 
 @compiled
-def round(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
+def round(x: ArrayT) -> ArrayT:  # noqa: A001  the name that every array library has for it
     """Return the nearest integer, of the same shape and dtype; halves are rounded to the even one.
 
     >>> import numpy
@@ -313,7 +312,11 @@ def round(x: Array) -> Array:  # noqa: A001  the name that every array library h
     return _round(x) if result is NotImplemented else result
 
 
-def clip(x: Array, min: Bound = None, max: Bound = None) -> Array:  # noqa: A002  as everywhere
+def clip(
+    x: ArrayT,
+    min: ArrayT | float | None = None,  # noqa: A002  as everywhere
+    max: ArrayT | float | None = None,  # noqa: A002  as everywhere
+) -> ArrayT:
     """Return `x` limited to the range from `min` to `max`; where they cross, `max` wins.
 
     Each is a number, an array that broadcasts with x, or `None` for no limit. NaN stays NaN.
@@ -332,7 +335,7 @@ def clip(x: Array, min: Bound = None, max: Bound = None) -> Array:  # noqa: A002
 
 
 @compiled
-def exp(x: Array) -> Array:
+def exp(x: ArrayT) -> ArrayT:
     """Return the exponential function of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -343,7 +346,7 @@ def exp(x: Array) -> Array:
 
 
 @compiled
-def log(x: Array) -> Array:
+def log(x: ArrayT) -> ArrayT:
     """Return the natural logarithm of a floating-point array, of the same shape and dtype.
 
     The logarithm of 0 is minus infinity; that of a negative number is NaN.
@@ -356,7 +359,7 @@ def log(x: Array) -> Array:
 
 
 @compiled
-def sqrt(x: Array) -> Array:
+def sqrt(x: ArrayT) -> ArrayT:
     """Return the square root of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -367,7 +370,7 @@ def sqrt(x: Array) -> Array:
 
 
 @compiled
-def rsqrt(x: Array) -> Array:
+def rsqrt(x: ArrayT) -> ArrayT:
     """Return one over the square root of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -378,7 +381,7 @@ def rsqrt(x: Array) -> Array:
 
 
 @compiled
-def sin(x: Array) -> Array:
+def sin(x: ArrayT) -> ArrayT:
     """Return the sine of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -389,7 +392,7 @@ def sin(x: Array) -> Array:
 
 
 @compiled
-def cos(x: Array) -> Array:
+def cos(x: ArrayT) -> ArrayT:
     """Return the cosine of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -400,7 +403,7 @@ def cos(x: Array) -> Array:
 
 
 @compiled
-def tanh(x: Array) -> Array:
+def tanh(x: ArrayT) -> ArrayT:
     """Return the hyperbolic tangent of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -411,7 +414,7 @@ def tanh(x: Array) -> Array:
 
 
 @compiled
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: ArrayT) -> ArrayT:
     """Return `1 / (1 + exp(-x))` of a floating-point array; same shape and dtype, no overflow.
 
     >>> import numpy
@@ -422,7 +425,7 @@ def sigmoid(x: Array) -> Array:
 
 
 @compiled
-def erf(x: Array) -> Array:
+def erf(x: ArrayT) -> ArrayT:
     """Return the error function of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -433,7 +436,7 @@ def erf(x: Array) -> Array:
 
 
 @compiled
-def isnan(x: Array) -> Array:
+def isnan(x: ArrayT) -> ArrayT:
     """Return whether x is NaN: booleans of the same shape.
 
     >>> import numpy
@@ -444,7 +447,7 @@ def isnan(x: Array) -> Array:
 
 
 @compiled
-def isfinite(x: Array) -> Array:
+def isfinite(x: ArrayT) -> ArrayT:
     """Return whether x is neither infinite nor NaN: booleans of the same shape.
 
     >>> import numpy
@@ -456,7 +459,7 @@ def isfinite(x: Array) -> Array:
 
 
 @compiled
-def logical_not(x: Array) -> Array:
+def logical_not(x: ArrayT) -> ArrayT:
     """Return whether the boolean is false, of the same shape.
 
     >>> import numpy
@@ -468,7 +471,7 @@ def logical_not(x: Array) -> Array:
 
 
 @compiled
-def relu(x: Array) -> Array:
+def relu(x: ArrayT) -> ArrayT:
     """Return the larger of x and 0, of the same shape and dtype; NaN stays NaN.
 
     >>> import numpy
@@ -479,7 +482,7 @@ def relu(x: Array) -> Array:
     return _relu(x) if result is NotImplemented else result
 
 
-def leaky_relu(x: Array, slope: float = 0.01) -> Array:
+def leaky_relu(x: ArrayT, slope: float = 0.01) -> ArrayT:
     """Return `x` where it is positive and `slope × x` elsewhere, of the same shape and dtype.
 
     >>> import numpy
@@ -494,7 +497,7 @@ def leaky_relu(x: Array, slope: float = 0.01) -> Array:
 
 
 @compiled
-def silu(x: Array) -> Array:
+def silu(x: ArrayT) -> ArrayT:
     """Return `x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
@@ -505,7 +508,7 @@ def silu(x: Array) -> Array:
     return _silu(x) if result is NotImplemented else result
 
 
-def gelu(x: Array, approximate: bool = False) -> Array:
+def gelu(x: ArrayT, approximate: bool = False) -> ArrayT:
     """Return `x` times the normal distribution function of x, of the same shape and dtype.
 
     `approximate` uses the usual formula with a hyperbolic tangent, with an error below 0.0005; use
@@ -520,7 +523,7 @@ def gelu(x: Array, approximate: bool = False) -> Array:
     return run2(float_version(x, "gelu", _gelu), _gelu, x, approximate)
 
 
-def swiglu(gate: Array, up: Array) -> Array:
+def swiglu(gate: ArrayT, up: ArrayT) -> ArrayT:
     """Return silu(gate) × up for two arrays of one shape; of that shape and their dtype.
 
     >>> import numpy
@@ -535,7 +538,7 @@ def swiglu(gate: Array, up: Array) -> Array:
     return run2(own, _swiglu, gate, up)
 
 
-def _refuse_misfit(condition: Array, name: str, x: Array) -> None:
+def _refuse_misfit(condition: Array, name: str, x: Any) -> None:
     if type(x) in NUMBERS:
         return
     require_one_library("where", "condition", condition, name, x)
@@ -551,16 +554,16 @@ def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
         raise wrong("power", rule)
 
 
-def _relu(x: Array) -> Array:
+def _relu(x: ArrayT) -> ArrayT:
     return primitives(x).maximum(x, 0)
 
 
-def _isfinite(x: Array) -> Array:
+def _isfinite(x: ArrayT) -> ArrayT:
     xp = primitives(x)
     return xp.equal(x, x) if known_float(x) is None else xp.less(xp.abs(x), math.inf)
 
 
-def _round(x: Array) -> Array:
+def _round(x: ArrayT) -> ArrayT:
     xp = primitives(x)
     below = xp.floor(x)
     above, rest = xp.add(below, 1), xp.subtract(x, below)
@@ -570,25 +573,25 @@ def _round(x: Array) -> Array:
     return xp.where(xp.equal(below, x), x, xp.where(up, above, below))
 
 
-def _clip(x: Array, low: Bound, high: Bound) -> Array:
+def _clip(x: ArrayT, low: ArrayT | float | None, high: ArrayT | float | None) -> ArrayT:
     xp = primitives(x)
     x = x if low is None else xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)
 
 
-def _leaky_relu(x: Array, slope: float) -> Array:
+def _leaky_relu(x: ArrayT, slope: float) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     return xp.astype(xp.where(xp.less(y, 0), xp.multiply(y, slope), y), xp.dtype(x))
 
 
-def _silu(x: Array) -> Array:
+def _silu(x: ArrayT) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     return xp.astype(xp.multiply(y, xp.sigmoid(y)), xp.dtype(x))
 
 
-def _gelu(x: Array, approximate: bool) -> Array:
+def _gelu(x: ArrayT, approximate: bool) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     if approximate:
@@ -599,7 +602,7 @@ def _gelu(x: Array, approximate: bool) -> Array:
     return xp.astype(xp.multiply(xp.multiply(y, 0.5), xp.add(share, 1.0)), xp.dtype(x))
 
 
-def _swiglu(gate: Array, up: Array) -> Array:
+def _swiglu(gate: ArrayT, up: ArrayT) -> ArrayT:
     xp = primitives(gate)
     y = widened(xp, gate)
     product = xp.multiply(xp.multiply(y, xp.sigmoid(y)), widened(xp, up))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from anydevice._core.array import ArrayT
 from anydevice._ops.arguments import (
     different_shapes,
     require_integers,
@@ -13,10 +14,10 @@ from anydevice._ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import Array, float_version, primitives, run2
+from anydevice._ops.dispatch import float_version, primitives, run2
 
 
-def cross_entropy(logits: Array, targets: Array) -> Array:
+def cross_entropy(logits: ArrayT, targets: ArrayT) -> ArrayT:
     """Return the mean over all targets of -log(softmax(logits)[target]); one number.
 
     logits is (…, classes), before any softmax, and targets (…) holds integers. The result is
@@ -42,7 +43,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     return run2(own, _cross_entropy, logits, targets)
 
 
-def mean_squared_error(x: Array, y: Array) -> Array:
+def mean_squared_error(x: ArrayT, y: ArrayT) -> ArrayT:
     """Return the mean of (x - y)² over two arrays of one shape; one number.
 
     The result is float32, or float64 for such arrays.
@@ -59,7 +60,7 @@ def mean_squared_error(x: Array, y: Array) -> Array:
     return run2(own, _mean_squared_error, x, y)
 
 
-def _cross_entropy(logits: Array, targets: Array) -> Array:
+def _cross_entropy(logits: ArrayT, targets: ArrayT) -> ArrayT:
     xp = primitives(logits)
     count, classes = prod(tuple(targets.shape)), logits.shape[-1]
     rows = widened(xp, xp.reshape(logits, (count, classes)))
@@ -69,7 +70,7 @@ def _cross_entropy(logits: Array, targets: Array) -> Array:
     return xp.divide(xp.sum(xp.subtract(total, chosen), (0, 1)), float(count))
 
 
-def _mean_squared_error(x: Array, y: Array) -> Array:
+def _mean_squared_error(x: ArrayT, y: ArrayT) -> ArrayT:
     xp = primitives(x)
     off = xp.subtract(widened(xp, x), widened(xp, y))
     total = xp.multiply(off, off)

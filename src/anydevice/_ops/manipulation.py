@@ -7,8 +7,9 @@ from itertools import pairwise
 from math import ceil, prod
 from typing import Any, TypeGuard
 
+from anydevice._core.array import Array, ArrayT
 from anydevice._core.dtypes import DType, as_dtype
-from anydevice._core.primitives import Primitives, Shape
+from anydevice._core.primitives import PrimitivesOf, Shape
 from anydevice._ops.arguments import (
     INT32,
     NUMBERS,
@@ -29,7 +30,6 @@ from anydevice._ops.arguments import (
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
-    Array,
     explain,
     number_version,
     own_version,
@@ -44,7 +44,7 @@ Kind = str | DType | object
 """A dtype: by name, ours, or any library's own."""
 
 
-def reshape(x: Array, shape: int | Sequence[int]) -> Array:
+def reshape(x: ArrayT, shape: int | Sequence[int]) -> ArrayT:
     """Return the elements in C order in another shape; one size may be -1 and is inferred.
 
     >>> import numpy
@@ -66,7 +66,7 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
         raise
 
 
-def permute(x: Array, axes: Sequence[int]) -> Array:
+def permute(x: ArrayT, axes: Sequence[int]) -> ArrayT:
     """Return the axes in another order: axis n of the result is axis `axes[n]` of x.
 
     >>> import numpy
@@ -83,7 +83,7 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
         raise
 
 
-def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
+def concat(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
     """Concatenate arrays along an existing axis; all other sizes must be equal.
 
     >>> import numpy
@@ -107,7 +107,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
         raise
 
 
-def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
+def stack(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
     """Return arrays of one shape side by side along a new axis.
 
     >>> import numpy
@@ -134,7 +134,7 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
     return run2(own, _stack, arrays, axis % count)
 
 
-def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]:
+def split(x: ArrayT, sections: int | Sequence[int], axis: int = 0) -> list[ArrayT]:
     """Return the array cut into pieces along an axis: a list of arrays.
 
     `sections` is the number of equal pieces, or a list of indices at which to cut.
@@ -166,7 +166,7 @@ def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]
         raise
 
 
-def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> Array:
+def pad(x: ArrayT, widths: int | Sequence[tuple[int, int]], value: float = 0) -> ArrayT:
     """Return the array with elements of one value added before and after it.
 
     `widths` says how many: one integer for all sides, or a pair (before, after) for each axis.
@@ -181,7 +181,7 @@ def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> 
     return run3(own, _pad, x, sides, number)
 
 
-def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
+def diff(x: ArrayT, axis: int = -1, n: int = 1) -> ArrayT:
     """Return the n-th differences of neighbouring elements along an axis, in the dtype of x.
 
     >>> import numpy
@@ -195,7 +195,7 @@ def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
     return run3(own, _diff, x, at, times)
 
 
-def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+def slice_axis(x: ArrayT, axis: int, start: int, stop: int, step: int = 1) -> ArrayT:
     """Return `x[start:stop:step]` along an axis; `0 <= start <= stop <= size` and `step >= 1`.
 
     >>> import numpy
@@ -217,7 +217,7 @@ def slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Arr
         raise
 
 
-def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
+def broadcast_to(x: ArrayT, shape: Sequence[int]) -> ArrayT:
     """Return the array repeated along new axes at the front and along axes of size 1.
 
     >>> import numpy
@@ -239,7 +239,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
         raise
 
 
-def flip(x: Array, axis: Axes = None) -> Array:
+def flip(x: ArrayT, axis: Axes = None) -> ArrayT:
     """Return the elements in reverse order along one or several axes, or along all.
 
     >>> import numpy
@@ -250,7 +250,7 @@ def flip(x: Array, axis: Axes = None) -> Array:
     return run2(own, _flip, x, axes_of("flip", x, axis))
 
 
-def astype(x: Array, dtype: Kind) -> Array:
+def astype(x: ArrayT, dtype: Kind) -> ArrayT:
     """Return the same numbers in another dtype; x itself if it has that dtype.
 
     `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
@@ -268,7 +268,7 @@ def astype(x: Array, dtype: Kind) -> Array:
         raise
 
 
-def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
+def one_hot(x: ArrayT, num_classes: int, dtype: Kind = "float32") -> ArrayT:
     """Return a new last axis of this size, with 1 at the index that x has there and 0 elsewhere.
 
     A negative or too large index gives only zeros.
@@ -285,7 +285,7 @@ def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
     return run3(own, _one_hot, x, classes, as_dtype(dtype))
 
 
-def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
+def zeros_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return zeros in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
@@ -295,7 +295,7 @@ def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
     return _full("zeros_like", None, 0, x, "x", dtype)
 
 
-def ones_like(x: Array, dtype: Kind | None = None) -> Array:
+def ones_like(x: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return ones in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
@@ -305,7 +305,7 @@ def ones_like(x: Array, dtype: Kind | None = None) -> Array:
     return _full("ones_like", None, 1, x, "x", dtype)
 
 
-def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
+def full_like(x: ArrayT, value: float, dtype: Kind | None = None) -> ArrayT:
     """Return one value in the shape of x, on its device, and in its dtype unless another is given.
 
     >>> import numpy
@@ -315,7 +315,7 @@ def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
     return _full("full_like", None, value, x, "x", dtype)
 
 
-def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
+def zeros(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return zeros on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
@@ -325,7 +325,7 @@ def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None)
     return _full("zeros", shape, 0, like, "like", dtype)
 
 
-def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
+def ones(shape: int | Sequence[int], *, like: ArrayT, dtype: Kind | None = None) -> ArrayT:
     """Return ones on the device of the array `like`, in its dtype unless another is given.
 
     >>> import numpy
@@ -336,8 +336,8 @@ def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) 
 
 
 def full(
-    shape: int | Sequence[int], value: float, *, like: Array, dtype: Kind | None = None
-) -> Array:
+    shape: int | Sequence[int], value: float, *, like: ArrayT, dtype: Kind | None = None
+) -> ArrayT:
     """Return an array of one value on the device of `like`, in its dtype unless another is given.
 
     >>> import numpy
@@ -352,9 +352,9 @@ def arange(
     stop: float | None = None,
     step: float = 1,
     *,
-    like: Array,
+    like: ArrayT,
     dtype: Kind | None = None,
-) -> Array:
+) -> ArrayT:
     """Return the numbers from `start` to before `stop`, `step` apart; `arange(stop)` starts at 0.
 
     They are on the device of the array `like`, in its dtype unless another is given.
@@ -387,8 +387,8 @@ def arange(
 
 
 def eye(
-    rows: int, columns: int | None = None, *, k: int = 0, like: Array, dtype: Kind | None = None
-) -> Array:
+    rows: int, columns: int | None = None, *, k: int = 0, like: ArrayT, dtype: Kind | None = None
+) -> ArrayT:
     """Return a matrix with ones on a diagonal, `k` above the main one, and zeros elsewhere.
 
     It is square if `columns` is not given, on the device of the array `like`, and in its dtype
@@ -412,7 +412,7 @@ def eye(
         raise
 
 
-def embedding(weight: Array, ids: Array) -> Array:
+def embedding(weight: ArrayT, ids: ArrayT) -> ArrayT:
     """Return the row of `weight` (rows, size) for each id: ids of any shape, result (…, size).
 
     An id that is negative or too large gives a row of NaN.
@@ -428,7 +428,7 @@ def embedding(weight: Array, ids: Array) -> Array:
     return run2(own, _embedding, weight, ids)
 
 
-def take(x: Array, indices: Array, axis: int = 0) -> Array:
+def take(x: ArrayT, indices: ArrayT, axis: int = 0) -> ArrayT:
     """Return the slices of x at these indices; the axis is replaced by the shape of `indices`.
 
     An index that is negative or too large gives NaN, or 0 if x is not floating-point.
@@ -447,7 +447,7 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
         raise
 
 
-def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
+def take_along_axis(x: ArrayT, indices: ArrayT, axis: int = -1) -> ArrayT:
     """Return the elements of x at indices along an axis; it gets the size it has in `indices`.
 
     `indices` has as many axes as x; the other ones have the sizes of x, or 1, which broadcasts. An
@@ -472,7 +472,7 @@ def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
         raise
 
 
-def cache_write(cache: Array, new: Array, positions: Array) -> Array:
+def cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
     """Return the cache with new rows in it; `cache` itself must not be used afterwards.
 
     cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
@@ -578,7 +578,9 @@ def _number_in(
     return held(op, number, dtype, "the array", advice)
 
 
-def _kind_like(op: str, like: Array, name: str, dtype: Kind | None) -> tuple[Primitives, DType]:
+def _kind_like(
+    op: str, like: ArrayT, name: str, dtype: Kind | None
+) -> tuple[PrimitivesOf[ArrayT], DType]:
     xp = primitives(like, op, name)
     return xp, xp.dtype(like) if dtype is None else as_dtype(dtype)
 
@@ -587,10 +589,10 @@ def _full(
     op: str,
     shape: int | Sequence[int] | None,
     value: float,
-    like: Array,
+    like: ArrayT,
     name: str,
     dtype: Kind | None,
-) -> Array:
+) -> ArrayT:
     xp, kind = _kind_like(op, like, name, dtype)
     sizes = tuple(like.shape) if shape is None else shape_of(op, shape)
     if shape is not None and sizes and min(sizes) < 0:
@@ -604,8 +606,8 @@ def _full(
 
 
 def _count_from(
-    xp: Primitives, start: float, step: float, count: int, dtype: DType, like: Array
-) -> Array:
+    xp: PrimitivesOf[ArrayT], start: float, step: float, count: int, dtype: DType, like: ArrayT
+) -> ArrayT:
     if dtype.kind == "uint" and step < 0:  # it has no negative numbers, not even to multiply with
         return flip(_count_from(xp, start + (count - 1) * step, -step, count, dtype, like), 0)
     if dtype.bits >= 32 and (start, step) == (0, 1):
@@ -619,7 +621,9 @@ def _count_from(
     return xp.astype(numbers, dtype)
 
 
-def padded(xp: Primitives, x: Array, axis: int, before: int, after: int, value: float = 0) -> Array:
+def padded(
+    xp: PrimitivesOf[ArrayT], x: ArrayT, axis: int, before: int, after: int, value: float = 0
+) -> ArrayT:
     """Pad an axis before and after it; negative widths cut elements off."""
     if before < 0 or after < 0:
         x = xp.slice_axis(x, axis, max(0, -before), x.shape[axis] + min(0, after))
@@ -631,20 +635,20 @@ def padded(xp: Primitives, x: Array, axis: int, before: int, after: int, value: 
     return xp.concat([*sides[0], x, *sides[1]], axis) if sides[0] or sides[1] else x
 
 
-def _pad(x: Array, sides: tuple[tuple[int, int], ...], value: float) -> Array:
+def _pad(x: ArrayT, sides: tuple[tuple[int, int], ...], value: float) -> ArrayT:
     xp = primitives(x)
     for axis, (before, after) in enumerate(sides):
         x = padded(xp, x, axis, before, after, value)
     return x
 
 
-def _stack(arrays: Sequence[Array], axis: int) -> Array:
+def _stack(arrays: Sequence[ArrayT], axis: int) -> ArrayT:
     xp, shape = primitives(arrays[0]), arrays[0].shape
     between = (*shape[:axis], 1, *shape[axis:])
     return xp.concat([xp.reshape(x, between) for x in arrays], axis)
 
 
-def _diff(x: Array, axis: int, times: int) -> Array:
+def _diff(x: ArrayT, axis: int, times: int) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x) if times > 1 else x
     for _ in range(min(times, x.shape[axis])):
@@ -653,14 +657,14 @@ def _diff(x: Array, axis: int, times: int) -> Array:
     return xp.astype(y, xp.dtype(x)) if times > 1 else y
 
 
-def _one_hot(x: Array, classes: int, dtype: DType) -> Array:
+def _one_hot(x: ArrayT, classes: int, dtype: DType) -> ArrayT:
     xp = primitives(x)
     inside = xp.dtype(x) if xp.dtype(x).bits >= 32 else INT32
     places = xp.reshape(xp.astype(x, inside), (*x.shape, 1))
     return xp.astype(xp.equal(places, xp.arange(classes, inside, x)), dtype)
 
 
-def _flip(x: Array, axes: tuple[int, ...]) -> Array:
+def _flip(x: ArrayT, axes: tuple[int, ...]) -> ArrayT:
     xp = primitives(x)
     for axis in axes:
         size = x.shape[axis]
@@ -668,11 +672,11 @@ def _flip(x: Array, axes: tuple[int, ...]) -> Array:
     return x
 
 
-def _embedding(weight: Array, ids: Array) -> Array:
+def _embedding(weight: ArrayT, ids: ArrayT) -> ArrayT:
     return primitives(weight).take(weight, ids, 0)
 
 
-def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
+def _cache_write(cache: ArrayT, new: ArrayT, positions: ArrayT) -> ArrayT:
     xp = primitives(cache)
     batch, _, tokens, _ = new.shape
     return xp.write(cache, new, xp.broadcast_to(positions, (batch, tokens)))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from anydevice._core.primitives import Primitives, Shape
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf, Shape
 from anydevice._machine.engines.registry import owner_of
 from anydevice._ops.arguments import (
     INT32,
@@ -20,24 +21,24 @@ from anydevice._ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import Array, float_version, known_float, primitives, run, wrong_dtype
+from anydevice._ops.dispatch import float_version, known_float, primitives, run, wrong_dtype
 from anydevice._ops.elementwise import gelu, swiglu
 from anydevice._ops.products import linear
 
 
 def experts(
-    x: Array,
-    gate_up: Array,
-    down: Array,
-    chosen: Array,
-    weights: Array,
+    x: ArrayT,
+    gate_up: ArrayT,
+    down: ArrayT,
+    chosen: ArrayT,
+    weights: ArrayT,
     *,
-    gate_up_bias: Array | None = None,
-    down_bias: Array | None = None,
+    gate_up_bias: ArrayT | None = None,
+    down_bias: ArrayT | None = None,
     activation: str = "swiglu",
     alpha: float = 1.702,
     limit: float = 7.0,
-) -> Array:
+) -> ArrayT:
     """Compute a mixture of experts: for each token, the weighted sum of its experts' outputs.
 
     x is (tokens, hidden). `chosen`, integers, and `weights` are (tokens, k): which experts, and how
@@ -123,15 +124,15 @@ def _refuse_shapes(
 # The networks
 
 
-def _geglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+def _geglu(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> ArrayT:
     return primitives(gate).multiply(gelu(gate), up)
 
 
-def _geglu_tanh(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+def _geglu_tanh(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> ArrayT:
     return primitives(gate).multiply(gelu(gate, approximate=True), up)
 
 
-def _clipped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+def _clipped_swiglu(gate: ArrayT, up: ArrayT, alpha: float, limit: float) -> ArrayT:
     xp = primitives(gate)
     gate = xp.minimum(gate, limit)
     up = xp.maximum(xp.minimum(up, limit), -limit)
@@ -154,7 +155,7 @@ class _Networks:
     """
 
     def __init__(
-        self, xp: Primitives, stacks: tuple[Array, Array, Any, Any],
+        self, xp: PrimitivesOf[Any], stacks: tuple[Array, Array, Array | None, Array | None],
         activation: str, alpha: float, limit: float,
     ) -> None:  # fmt: skip
         self.xp, self.stacks, self.count = xp, stacks, stacks[0].shape[0]
@@ -175,7 +176,7 @@ class _Networks:
     def of_each(self, numbers: Array, rows: Array) -> Array:
         """Apply each row's own expert to it; the expert's matrices are copied."""
         xp = self.xp
-        taken = [None if s is None else xp.take(s, numbers, 0) for s in self.stacks]
+        taken: list[Any] = [None if s is None else xp.take(s, numbers, 0) for s in self.stacks]
         row = xp.reshape(rows, (rows.shape[0], 1, rows.shape[1]))
         between = self._between(self._product(row, taken[0], taken[2]), rows)
         return xp.reshape(self._product(between, taken[1], taken[3]), tuple(rows.shape))
@@ -208,9 +209,9 @@ class _Networks:
 
 
 def _experts(
-    x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array, gate_up_bias: Any,
+    x: ArrayT, gate_up: ArrayT, down: ArrayT, chosen: ArrayT, weights: ArrayT, gate_up_bias: Any,
     down_bias: Any, activation: str, alpha: float, limit: float,
-) -> Array:  # fmt: skip
+) -> ArrayT:  # fmt: skip
     xp = primitives(x)
     (tokens, k), count = chosen.shape, gate_up.shape[0]
     if not tokens * k * count * x.shape[1] * down.shape[2]:
@@ -253,7 +254,7 @@ def _on_host(x: Array) -> Any:
     return engine.to_host(x)
 
 
-def _sorted_by_expert(networks: _Networks, x: Array, chosen: Any, weights: Array) -> Array:
+def _sorted_by_expert(networks: _Networks, x: ArrayT, chosen: Any, weights: ArrayT) -> ArrayT:
     """Return one product for each expert that is used, over all rows that chose it."""
     import numpy as np
 
@@ -280,7 +281,7 @@ def _sorted_by_expert(networks: _Networks, x: Array, chosen: Any, weights: Array
     return xp.sum(xp.reshape(outputs, (tokens, k, x.shape[1])), 1)
 
 
-def _gather_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
+def _gather_experts(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT) -> ArrayT:
     """Return the matrices of each choice side by side: nothing of the choice has to be known."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
@@ -291,7 +292,7 @@ def _gather_experts(networks: _Networks, x: Array, chosen: Array, weights: Array
     return _weighted_sum(xp, outputs, inside, weights)
 
 
-def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
+def _side_by_side(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT) -> ArrayT:
     """Return every expert for every token at once, and of that what was chosen."""
     xp, (tokens, k) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
@@ -300,7 +301,9 @@ def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) 
     return _weighted_sum(xp, xp.take(networks.of_all(x), places, 0), inside, weights)
 
 
-def _weighted_sum(xp: Primitives, outputs: Array, inside: Array, weights: Array) -> Array:
+def _weighted_sum(
+    xp: PrimitivesOf[ArrayT], outputs: ArrayT, inside: ArrayT, weights: ArrayT
+) -> ArrayT:
     """Return the sum of what the choices (tokens × k, hidden) give, each by its weight."""
     shape = (*weights.shape, 1)
     outputs = xp.reshape(outputs, (*weights.shape, outputs.shape[1]))
@@ -310,11 +313,11 @@ def _weighted_sum(xp: Primitives, outputs: Array, inside: Array, weights: Array)
     return xp.sum(xp.multiply(own, shares), 1)
 
 
-def _all_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
+def _all_experts(networks: _Networks, x: ArrayT, chosen: ArrayT, weights: ArrayT) -> ArrayT:
     """Return every expert for every token, one after the other: what was not chosen is left out."""
     xp, (tokens, _) = networks.xp, chosen.shape
     inside, safe = _inside(xp, chosen, networks.count)
-    total: Array = None
+    total: Any = None
     for number in range(networks.count):
         own = xp.logical_and(inside, xp.equal(safe, number))
         some = xp.reshape(xp.less(0, xp.sum(xp.astype(own, INT32), 1)), (tokens, 1))
@@ -324,7 +327,7 @@ def _all_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -
     return total
 
 
-def _inside(xp: Primitives, chosen: Array, count: int) -> tuple[Array, Array]:
+def _inside(xp: PrimitivesOf[ArrayT], chosen: ArrayT, count: int) -> tuple[ArrayT, ArrayT]:
     """Return whether choices are experts, and int32 numbers that all are."""
     if xp.dtype(chosen).bits < 32:
         chosen = xp.astype(chosen, INT32)

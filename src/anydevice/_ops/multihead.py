@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anydevice._core.primitives import Primitives, Shape
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf, Shape
 from anydevice._ops.arguments import (
     INT32,
     bool_primitives,
@@ -19,7 +20,7 @@ from anydevice._ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import Array, explain, primitives, version_for_dtype
+from anydevice._ops.dispatch import explain, primitives, version_for_dtype
 from anydevice.errors import ConfigurationError
 
 _MAX_SCORES = 1 << 26
@@ -27,18 +28,18 @@ _MAX_SCORES = 1 << 26
 
 
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
     causal: bool = False,
     scale: float | None = None,
-    mask: Array | None = None,
+    mask: ArrayT | None = None,
     window: int | None = None,
-    lengths: Array | None = None,
+    lengths: ArrayT | None = None,
     soft_cap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
+    sinks: ArrayT | None = None,
+) -> ArrayT:
     """Return `softmax(scale × q · kᵀ) · v` over the keys that each query attends to.
 
     q is (batch, heads, queries, size), k (batch, kv heads, keys, size) and v (batch, kv heads,
@@ -80,7 +81,7 @@ def attention(
     if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
         require_one_dtype("attention", q=q, k=k, v=v)
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    fits = len(q_shape) == len(k_shape) == 4 and (
+    fits: int = len(q_shape) == len(k_shape) == 4 and (
         k_shape == v_shape or _differ_in_size(k_shape, v_shape)
     )
     fits = fits and q_shape[0] == k_shape[0] and q_shape[3] == k_shape[3] and k_shape[1]
@@ -161,17 +162,17 @@ def _refuse_mask(q: Array, k: Array, mask: Array) -> None:
 
 
 def _attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     causal: bool,
     scale: float | None,
-    mask: Array | None,
+    mask: ArrayT | None,
     window: int | None,
-    lengths: Array | None,
+    lengths: ArrayT | None,
     soft_cap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
+    sinks: ArrayT | None = None,
+) -> ArrayT:
     xp = primitives(q)
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -182,7 +183,7 @@ def _attention(
         mask = _grouped_mask(xp, mask, kv_heads, heads // kv_heads)
     if mask is not None or lengths is not None:
         # A weight of zero is not enough: times NaN it is NaN.
-        valid = _valid_keys(xp, q, keys, mask, lengths)
+        valid: Any = _valid_keys(xp, q, keys, mask, lengths)
         k, v = xp.where(valid, k, 0), xp.where(valid, v, 0)
     turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
     values = widened(xp, v)
@@ -200,14 +201,14 @@ def _attention(
 
 
 def _weighted_values(
-    xp: Primitives,
-    q: Array,
-    k: Array,
-    v: Array,
-    visible: Array | None,
+    xp: PrimitivesOf[ArrayT],
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    visible: ArrayT | None,
     soft_cap: float | None,
-    sinks: Array | None,
-) -> Array:
+    sinks: ArrayT | None,
+) -> ArrayT:
     """Return the mean of the values for each query; k is (batch, kv heads, size, keys).
 
     The query heads of one key head are rows of one product, so that no key is copied.
@@ -239,7 +240,7 @@ def _weighted_values(
     return xp.reshape(averaged, (batch, heads, queries, v.shape[3]))
 
 
-def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
+def _within(xp: PrimitivesOf[ArrayT], lengths: ArrayT, keys: int) -> ArrayT:
     """Lengths from 0 to the number of keys, as int32, which would not hold larger ones."""
     if xp.dtype(lengths).bits < 32:  # which would not hold the number of keys
         lengths = xp.astype(lengths, INT32)
@@ -247,12 +248,12 @@ def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
 
 
 def _valid_keys(
-    xp: Primitives, q: Array, keys: int, mask: Array | None, lengths: Array | None
-) -> Array:
+    xp: PrimitivesOf[ArrayT], q: ArrayT, keys: int, mask: ArrayT | None, lengths: ArrayT | None
+) -> ArrayT | None:
     """Return the keys that lengths and mask leave to any query: (batch, kv heads, keys, 1), or 1
     each.
     """
-    valid_keys: Array = None
+    valid_keys: ArrayT | None = None
     if lengths is not None:
         valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1))
         valid_keys = xp.less(xp.reshape(xp.arange(keys, INT32, q), (keys, 1)), valid)
@@ -265,7 +266,7 @@ def _valid_keys(
     return some if valid_keys is None else xp.logical_and(some, valid_keys)
 
 
-def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:
+def _grouped_mask(xp: PrimitivesOf[ArrayT], mask: ArrayT, kv_heads: int, groups: int) -> ArrayT:
     """Return a mask of five axes: batch, kv heads, heads of each, queries, keys; each may be 1."""
     shape = tuple(mask.shape)
     if len(shape) == 2:
@@ -276,15 +277,15 @@ def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Ar
 
 
 def _visible_keys(
-    xp: Primitives,
-    q: Array,
+    xp: PrimitivesOf[ArrayT],
+    q: ArrayT,
     keys: int,
     block: tuple[int, int],
     causal: bool,
-    mask: Array | None,
+    mask: ArrayT | None,
     window: int | None,
-    lengths: Array | None,
-) -> Array | None:
+    lengths: ArrayT | None,
+) -> ArrayT | None:
     """Return the keys that a block of queries may attend to, of five axes; `None` for all."""
     queries, (start, stop) = q.shape[2], block
     if mask is not None and mask.shape[3] != 1 and stop - start < queries:
@@ -292,7 +293,7 @@ def _visible_keys(
     if not causal and lengths is None:
         return mask
     key = xp.arange(keys, INT32, q)
-    valid: Array = keys
+    valid: ArrayT | int = keys
     if lengths is not None:
         valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1, 1))
     if causal:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from anydevice._core.primitives import Primitives
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import (
     axis_of,
     in_words,
@@ -13,7 +14,6 @@ from anydevice._ops.arguments import (
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
-    Array,
     compiled,
     explain,
     float_primitives,
@@ -26,7 +26,7 @@ from anydevice._ops.dispatch import (
 
 
 @compiled
-def softmax(x: Array, axis: int = -1) -> Array:
+def softmax(x: ArrayT, axis: int = -1) -> ArrayT:
     """Return `exp(x)` divided by its sum along an axis, of the same shape and dtype.
 
     Computed in float32 for 16-bit numbers, and without overflow. A row that is minus infinity
@@ -45,7 +45,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 
 @compiled
-def log_softmax(x: Array, axis: int = -1) -> Array:
+def log_softmax(x: ArrayT, axis: int = -1) -> ArrayT:
     """Return the logarithm of `softmax`, exact where softmax itself would be rounded to 0.
 
     >>> import numpy
@@ -60,7 +60,7 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     return _log_softmax(x, at) if result is NotImplemented else result
 
 
-def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
+def rmsnorm(x: ArrayT, weight: ArrayT, eps: float = 1e-6) -> ArrayT:
     """Return `x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and dtype of x.
 
     x is (…, size) and weight (size,). Computed in float32 for 16-bit numbers and rounded once.
@@ -81,7 +81,7 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
     return run3(own, _rmsnorm, x, weight, eps)
 
 
-def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:
+def layernorm(x: ArrayT, weight: ArrayT | None, bias: ArrayT | None, eps: float = 1e-5) -> ArrayT:
     """Return `(x - mean) / sqrt(variance + eps) × weight + bias` along the last axis.
 
     x is (…, size), weight and bias (size,) or `None`; the result has the shape and dtype of x.
@@ -132,7 +132,7 @@ def _small_number(op: str, eps: float) -> float:
     return float(number)
 
 
-def _softmax(x: Array, axis: int) -> Array:
+def _softmax(x: ArrayT, axis: int) -> ArrayT:
     xp = primitives(x)
     if not x.shape[axis]:
         return x
@@ -140,7 +140,7 @@ def _softmax(x: Array, axis: int) -> Array:
     return xp.astype(xp.divide(raised, xp.sum(raised, axis, True)), xp.dtype(x))
 
 
-def _log_softmax(x: Array, axis: int) -> Array:
+def _log_softmax(x: ArrayT, axis: int) -> ArrayT:
     xp = primitives(x)
     if not x.shape[axis]:
         return x
@@ -149,11 +149,11 @@ def _log_softmax(x: Array, axis: int) -> Array:
     return xp.astype(xp.subtract(lowered, total), xp.dtype(x))
 
 
-def _below_zero(xp: Primitives, x: Array, axis: int) -> Array:
+def _below_zero(xp: PrimitivesOf[ArrayT], x: ArrayT, axis: int) -> ArrayT:
     return xp.subtract(x, xp.max(x, axis, True))
 
 
-def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
+def _rmsnorm(x: ArrayT, weight: ArrayT, eps: float) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     scale = xp.rsqrt(xp.add(_mean_of_last(xp, xp.multiply(y, y)), eps))
@@ -161,7 +161,7 @@ def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
     return xp.astype(scaled, xp.dtype(x))
 
 
-def _layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+def _layernorm(x: ArrayT, weight: ArrayT | None, bias: ArrayT | None, eps: float) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     y = xp.subtract(y, _mean_of_last(xp, y))
@@ -173,5 +173,5 @@ def _layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float) -
     return xp.astype(y, xp.dtype(x))
 
 
-def _mean_of_last(xp: Primitives, x: Array) -> Array:
+def _mean_of_last(xp: PrimitivesOf[ArrayT], x: ArrayT) -> ArrayT:
     return xp.divide(xp.sum(x, -1, True), float(x.shape[-1]))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic
 
-from anydevice._core.primitives import Primitives
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import (
     NUMBERS,
     finite_numbers,
@@ -22,21 +23,19 @@ from anydevice._ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import Array, own_version, primitives, run
-
-Arrays = Sequence[Array]
+from anydevice._ops.dispatch import own_version, primitives, run
 
 
 def update_sgd(
-    parameters: Arrays,
-    gradients: Arrays,
-    velocities: Arrays | None,
+    parameters: Sequence[ArrayT],
+    gradients: Sequence[ArrayT],
+    velocities: Sequence[ArrayT] | None,
     *,
-    rate: float | Array,
+    rate: float | ArrayT,
     momentum: float = 0.0,
     decay: float = 0.0,
     nesterov: bool = False,
-) -> tuple[list[Array], list[Array] | None]:
+) -> tuple[list[ArrayT], list[ArrayT] | None]:
     """Apply one step of SGD with momentum: the new parameters and velocities.
 
     The velocities begin as zeros, or are always `None` without momentum. `decay` is added to the
@@ -58,19 +57,19 @@ def update_sgd(
 
 
 def update_adam(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    squares: Arrays,
-    step: int | Array,
+    parameters: Sequence[ArrayT],
+    gradients: Sequence[ArrayT],
+    means: Sequence[ArrayT],
+    squares: Sequence[ArrayT],
+    step: int | ArrayT,
     *,
-    rate: float | Array,
+    rate: float | ArrayT,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
     decay: float = 0.0,
     decoupled: bool = True,
-) -> tuple[list[Array], list[Array], list[Array]]:
+) -> tuple[list[ArrayT], list[ArrayT], list[ArrayT]]:
     """Apply one step of Adam: the new parameters, means and mean squares of the gradients.
 
     Means and squares begin as zeros, and `step` counts from 1. `decay` shrinks the parameters
@@ -104,15 +103,15 @@ def update_adam(
 
 
 def update_lion(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
+    parameters: Sequence[ArrayT],
+    gradients: Sequence[ArrayT],
+    means: Sequence[ArrayT],
     *,
-    rate: float | Array,
+    rate: float | ArrayT,
     beta1: float = 0.9,
     beta2: float = 0.99,
     decay: float = 0.0,
-) -> tuple[list[Array], list[Array]]:
+) -> tuple[list[ArrayT], list[ArrayT]]:
     """Apply one step of Lion, which is sign-based: the new parameters and means.
 
     The means begin as zeros. `decay` shrinks the parameters themselves.
@@ -151,7 +150,7 @@ def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
     return finite_numbers(op, "of 0 or more", lambda number: number >= 0, **numbers)
 
 
-def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
+def _alike(op: str, parameters: Sequence[Array], **lists: Sequence[Array]) -> bool:
     """Whether there are parameters at all; lists that do not fit them are refused."""
     for name, others in {"parameters": parameters, **lists}.items():
         if not isinstance(others, list | tuple):
@@ -169,30 +168,30 @@ def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
     return bool(len(parameters))
 
 
-class _Wide:
+class _Wide(Generic[ArrayT]):
     """One parameter, and all that its update takes, in the dtype in which that is computed."""
 
-    def __init__(self, parameter: Array) -> None:
-        self.xp: Primitives = primitives(parameter)
+    def __init__(self, parameter: ArrayT) -> None:
+        self.xp: PrimitivesOf[ArrayT] = primitives(parameter)
         self.dtype = wide(self.xp.dtype(parameter))
         self.given, self.parameter = parameter, self.of(parameter)
 
-    def of(self, x: Array) -> Array:
+    def of(self, x: Any) -> Any:
         return x if type(x) in NUMBERS else self.xp.astype(x, self.dtype)
 
-    def back(self, x: Array, like: Array) -> Array:
+    def back(self, x: ArrayT, like: ArrayT) -> ArrayT:
         return self.xp.astype(x, self.xp.dtype(like))
 
-    def decayed(self, gradient: Array, decay: float) -> Array:
+    def decayed(self, gradient: ArrayT, decay: float) -> ArrayT:
         """Return the gradient, and the decay as a part of it."""
         xp, gradient = self.xp, self.of(gradient)
         return xp.add(gradient, xp.multiply(self.parameter, decay)) if decay else gradient
 
-    def blend(self, mean: Array, new: Array, share: float) -> Array:
+    def blend(self, mean: ArrayT, new: ArrayT, share: float) -> ArrayT:
         """Return `share` of the old mean and the rest of the new."""
         return self.xp.add(self.xp.multiply(mean, share), self.xp.multiply(new, 1 - share))
 
-    def moved(self, change: Array, rate: Array, decay: float = 0.0) -> Array:
+    def moved(self, change: ArrayT, rate: Any, decay: float = 0.0) -> ArrayT:
         """Return the parameter, first made smaller by the decay, after a change at this rate."""
         xp, p, rate = self.xp, self.parameter, self.of(rate)
         if decay:
@@ -200,7 +199,7 @@ class _Wide:
             p = xp.subtract(p, xp.multiply(p, shrinking))
         return self.back(xp.subtract(p, xp.multiply(change, rate)), self.given)
 
-    def grown(self, share: float, step: Array) -> Array:
+    def grown(self, share: float, step: Any) -> ArrayT | float:
         """Return 1 - share ** step without the loss of digits that the formula has near 0."""
         if not share:
             return 1.0
@@ -210,19 +209,19 @@ class _Wide:
         half = xp.tanh(xp.multiply(self.of(step), math.log(share) / 2))
         return xp.divide(xp.multiply(half, -2.0), xp.add(xp.negative(half), 1.0))
 
-    def root(self, x: Array) -> Array:
+    def root(self, x: Any) -> ArrayT | float:
         return math.sqrt(x) if type(x) in NUMBERS else self.xp.sqrt(x)
 
 
 def _update_sgd(
-    parameters: Arrays,
-    gradients: Arrays,
-    velocities: Arrays | None,
-    rate: Array,
+    parameters: Sequence[ArrayT],
+    gradients: Sequence[ArrayT],
+    velocities: Sequence[ArrayT] | None,
+    rate: ArrayT | float,
     momentum: float,
     decay: float,
     nesterov: bool,
-) -> tuple[list[Array], list[Array] | None]:
+) -> tuple[list[ArrayT], list[ArrayT] | None]:
     moved, new_velocities = [], []
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)
@@ -236,20 +235,20 @@ def _update_sgd(
 
 
 def _update_adam(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    squares: Arrays,
-    step: Array,
-    rate: Array,
+    parameters: Sequence[ArrayT],
+    gradients: Sequence[ArrayT],
+    means: Sequence[ArrayT],
+    squares: Sequence[ArrayT],
+    step: ArrayT | int,
+    rate: ArrayT | float,
     beta1: float,
     beta2: float,
     eps: float,
     decay: float,
     decoupled: bool,
-) -> tuple[list[Array], list[Array], list[Array]]:
+) -> tuple[list[ArrayT], list[ArrayT], list[ArrayT]]:
     moved, new_means, new_squares = [], [], []
-    grown: dict[str, tuple[Array, Array]] = {}
+    grown: dict[str, tuple[ArrayT | float, ArrayT | float]] = {}
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)
         if wider.dtype.name not in grown:
@@ -269,14 +268,14 @@ def _update_adam(
 
 
 def _update_lion(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    rate: Array,
+    parameters: Sequence[ArrayT],
+    gradients: Sequence[ArrayT],
+    means: Sequence[ArrayT],
+    rate: ArrayT | float,
     beta1: float,
     beta2: float,
     decay: float,
-) -> tuple[list[Array], list[Array]]:
+) -> tuple[list[ArrayT], list[ArrayT]]:
     moved, new_means = [], []
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)

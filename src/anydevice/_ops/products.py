@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from anydevice._core.primitives import Primitives
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import (
     broadcasts,
     different_dtypes,
@@ -17,7 +18,6 @@ from anydevice._ops.arguments import (
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
-    Array,
     compiled,
     explain,
     number_primitives,
@@ -29,7 +29,7 @@ from anydevice.errors import ConfigurationError
 
 
 @compiled
-def matmul(a: Array, b: Array) -> Array:
+def matmul(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return the products of matrices (…, m, k) and (…, k, n): (…, m, n), of their dtype.
 
     The axes before the last two broadcast. 16-bit numbers are added up in float32 and rounded
@@ -55,7 +55,7 @@ def matmul(a: Array, b: Array) -> Array:
     return _matmul(a, b) if result is NotImplemented else result
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: ArrayT, weight: ArrayT, bias: ArrayT | None = None) -> ArrayT:
     """Return `x · weightᵀ + bias`, of the dtype of x.
 
     x is (…, in), weight (out, in), bias (out,) or `None`; the result is (…, out).
@@ -83,7 +83,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @compiled
-def outer(a: Array, b: Array) -> Array:
+def outer(a: ArrayT, b: ArrayT) -> ArrayT:
     """Return the outer product of two vectors: (size of a, size of b).
 
     >>> import numpy
@@ -98,7 +98,7 @@ def outer(a: Array, b: Array) -> Array:
     return xp.multiply(xp.reshape(a, (a.shape[0], 1)), b)
 
 
-def einsum(subscripts: str, *arrays: Array) -> Array:
+def einsum(subscripts: str, *arrays: ArrayT) -> ArrayT:
     """Compute an Einstein summation: products of elements, summed over axes that the result lacks.
 
     `subscripts` names the axes of each array by letters, and after `->` those of the result;
@@ -125,18 +125,18 @@ def einsum(subscripts: str, *arrays: Array) -> Array:
         raise
 
 
-def biased(xp: Primitives, product: Array, bias: Array | None, like: Array) -> Array:
+def biased(xp: PrimitivesOf[ArrayT], product: ArrayT, bias: ArrayT | None, like: ArrayT) -> ArrayT:
     """Return a product and its bias, rounded to the dtype of `like`."""
     if bias is not None:
         product = xp.add(product, xp.astype(bias, xp.dtype(product)))
     return xp.astype(product, xp.dtype(like))
 
 
-def _matmul(a: Array, b: Array) -> Array:
+def _matmul(a: ArrayT, b: ArrayT) -> ArrayT:
     return primitives(a).matmul(a, b)
 
 
-def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
+def _linear(x: ArrayT, weight: ArrayT, bias: ArrayT | None) -> ArrayT:
     xp = primitives(x)
     outputs, inputs = weight.shape
     rows = xp.reshape(x, (prod(x.shape[:-1]), inputs))
@@ -147,7 +147,7 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     return xp.reshape(product, (*x.shape[:-1], outputs))
 
 
-def _einsum(subscripts: str, arrays: Sequence[Array]) -> Array:
+def _einsum(subscripts: str, arrays: Sequence[ArrayT]) -> ArrayT:
     terms, result = _axes_of(subscripts, arrays)
     xp, dtype = primitives(arrays[0]), primitives(arrays[0]).dtype(arrays[0])
     sizes = _sizes_of(subscripts, terms, arrays)
@@ -218,7 +218,7 @@ def _sizes_of(subscripts: str, terms: Sequence[Names], arrays: Sequence[Array]) 
     return sizes
 
 
-def _diagonal(xp: Primitives, x: Array, names: Names) -> tuple[Array, Names]:
+def _diagonal(xp: PrimitivesOf[ArrayT], x: ArrayT, names: Names) -> tuple[ArrayT, Names]:
     """Return the elements whose places agree on axes of one name, which become one, at the end."""
     for name in dict.fromkeys(names):
         while names.count(name) > 1:
@@ -233,7 +233,9 @@ def _diagonal(xp: Primitives, x: Array, names: Names) -> tuple[Array, Names]:
     return x, names
 
 
-def _sum_unneeded(xp: Primitives, x: Array, names: Names, needed: set[str]) -> tuple[Array, Names]:
+def _sum_unneeded(
+    xp: PrimitivesOf[ArrayT], x: ArrayT, names: Names, needed: set[str]
+) -> tuple[ArrayT, Names]:
     """Return the sum over the axes that are not needed any more."""
     gone = tuple([at for at, name in enumerate(names) if name not in needed])
     if not gone:
@@ -242,14 +244,14 @@ def _sum_unneeded(xp: Primitives, x: Array, names: Names, needed: set[str]) -> t
 
 
 def _product(
-    xp: Primitives,
-    a: Array,
+    xp: PrimitivesOf[ArrayT],
+    a: ArrayT,
     a_names: Names,
-    b: Array,
+    b: ArrayT,
     b_names: Names,
     needed: set[str],
     sizes: Mapping[str, int],
-) -> tuple[Array, Names]:
+) -> tuple[ArrayT, Names]:
     """Return the product of two arrays, added up over the axes of both that are not needed."""
     shared = [name for name in a_names if name in b_names]
     batch = [name for name in shared if name in needed]
@@ -274,13 +276,13 @@ def _product(
 
 
 def _arrange_axes(
-    xp: Primitives,
-    x: Array,
+    xp: PrimitivesOf[ArrayT],
+    x: ArrayT,
     names: Names,
     order: Sequence[str],
     sizes: Mapping[str, int],
     missing: Sequence[str] = (),
-) -> Array:
+) -> ArrayT:
     """Return the axes in an order, of size 1 where they are missing, of full size where both have
     them.
     """
@@ -292,5 +294,5 @@ def _arrange_axes(
     return xp.broadcast_to(turned, tuple([sizes[name] for name in order]))
 
 
-def _transpose(xp: Primitives, x: Array, axes: Sequence[int]) -> Array:
+def _transpose(xp: PrimitivesOf[ArrayT], x: ArrayT, axes: Sequence[int]) -> ArrayT:
     return x if list(axes) == sorted(axes) else xp.permute_dims(x, tuple(axes))

@@ -6,7 +6,8 @@ import builtins
 import math
 from collections.abc import Callable, Sequence
 
-from anydevice._core.primitives import Primitives
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._ops.arguments import (
     INT32,
     axes_of,
@@ -21,7 +22,6 @@ from anydevice._ops.arguments import (
     wrong_shapes,
 )
 from anydevice._ops.dispatch import (
-    Array,
     explain,
     float_version,
     known_bool,
@@ -37,7 +37,7 @@ from anydevice._ops.manipulation import flip, padded
 Axes = int | Sequence[int] | None
 
 
-def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+def sum(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
     """Return the sum along one or several axes, or over the whole array, in the dtype of x.
 
     16-bit numbers are added up in float32, and booleans are counted as int32.
@@ -66,7 +66,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
         raise
 
 
-def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+def prod(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
     """Return the product along one or several axes, or over the whole array; dtypes as in `sum`.
 
     The product of no elements is 1.
@@ -81,7 +81,7 @@ def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     return run3(own, _prod, x, axes, keepdims) if axes else x
 
 
-def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+def any(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
     """Whether any element is true, along one or several axes or in the whole array.
 
     Numbers other than 0 are true, and so is NaN. The result for no elements is false.
@@ -94,7 +94,7 @@ def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     return run3(own, _any, x, axes_of("any", x, axis), keepdims)
 
 
-def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+def all(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
     """Whether all elements are true, along one or several axes or in the whole array.
 
     Numbers other than 0 are true, and so is NaN. The result for no elements is true.
@@ -107,7 +107,7 @@ def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     return run3(own, _all, x, axes_of("all", x, axis), keepdims)
 
 
-def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+def logsumexp(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
     """Return the logarithm of the sum of `exp(x)` along one or several axes, or over all.
 
     Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. Without
@@ -122,11 +122,11 @@ def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
 
 
 def vector_norm(
-    x: Array,
+    x: ArrayT,
     axis: Axes = None,
     keepdims: bool = False,
     ord: float = 2,  # noqa: A002  as in the array API standard
-) -> Array:
+) -> ArrayT:
     """Return the norm along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
 
     Of the dtype of x, computed in float32 for 16-bit numbers. With `ord` infinity it is the largest
@@ -148,7 +148,7 @@ def vector_norm(
     return run(own, _vector_norm, x, axes, keepdims, float(power))
 
 
-def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
+def cumulative_sum(x: ArrayT, axis: int = -1, include_initial: bool = False) -> ArrayT:
     """Return the running sums along an axis; dtypes as in `sum`.
 
     With `include_initial` they start with 0.
@@ -165,7 +165,7 @@ def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> A
     return padded(primitives(sums), sums, at, 1, 0) if include_initial else sums
 
 
-def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+def mean(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:
     """Return the mean along one or several axes, or over the whole array.
 
     Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
@@ -180,7 +180,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     return run3(own, _mean, x, axes, keepdims)
 
 
-def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+def var(x: ArrayT, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> ArrayT:
     """Return the variance along one or several axes, or over the whole array; dtypes as in `mean`.
 
     The sum of the squares of n differences from the mean is divided by n - `correction`: 1 gives
@@ -196,7 +196,7 @@ def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float =
     return run(own, _var, x, axes_of("var", x, axis), keepdims, correction)
 
 
-def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+def std(x: ArrayT, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> ArrayT:
     """Return the standard deviation along one or several axes, or over all: the root of `var`.
 
     >>> import numpy
@@ -208,7 +208,7 @@ def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float =
     return run(own, _std, x, axes_of("std", x, axis), keepdims, correction)
 
 
-def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+def max(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
     """Return the largest element along one or several axes, or of the whole array; NaN propagates.
 
     Raises `ConfigurationError` if an axis has no elements.
@@ -232,7 +232,7 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
         raise
 
 
-def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+def min(x: ArrayT, axis: Axes = None, keepdims: bool = False) -> ArrayT:  # noqa: A001  as everywhere
     """Return the smallest element along one or several axes, or of the whole array; NaN propagates.
 
     Raises `ConfigurationError` if an axis has no elements.
@@ -256,7 +256,7 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
         raise
 
 
-def argmax(x: Array, axis: int = -1) -> Array:
+def argmax(x: ArrayT, axis: int = -1) -> ArrayT:
     """Return the index of the largest element along an axis, as int32; the axis is removed.
 
     Of equal elements it is the first. NaN counts as the largest.
@@ -270,7 +270,7 @@ def argmax(x: Array, axis: int = -1) -> Array:
     return run2(own, _argmax, x, at)
 
 
-def argmin(x: Array, axis: int = -1) -> Array:
+def argmin(x: ArrayT, axis: int = -1) -> ArrayT:
     """Return the index of the smallest element along an axis, as int32; the axis is removed.
 
     Of equal elements it is the first. NaN counts as the smallest.
@@ -283,7 +283,7 @@ def argmin(x: Array, axis: int = -1) -> Array:
     return run2(own, _argmin, x, _filled_axis("argmin", x, axis))
 
 
-def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+def sort(x: ArrayT, axis: int = -1, descending: bool = False) -> ArrayT:
     """Sort the elements along an axis: the smallest first, or with `descending` the largest.
 
     NaN counts as the largest. Equal elements stay in their order: the sort is stable.
@@ -296,7 +296,7 @@ def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
     return run3(own, _sort, x, axis_of("sort", x, axis), bool(descending))
 
 
-def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+def argsort(x: ArrayT, axis: int = -1, descending: bool = False) -> ArrayT:
     """Return the indices, as int32, that put the elements along an axis into the order of `sort`.
 
     Equal elements keep their order, also with `descending`.
@@ -311,7 +311,7 @@ def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
     return run3(own, _argsort, x, axis_of("argsort", x, axis), bool(descending))
 
 
-def top_k(x: Array, k: int) -> tuple[Array, Array]:
+def top_k(x: ArrayT, k: int) -> tuple[ArrayT, ArrayT]:
     """Return the k largest elements along the last axis, in descending order, and int32 indices.
 
     Both have the shape of x with k in place of the last axis. NaN counts as the largest.
@@ -347,7 +347,7 @@ def _nonempty_axes(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
     return axes
 
 
-def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+def _mean(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     xp = primitives(x)
     dtype = xp.dtype(x)
     if dtype.kind == "complex":
@@ -359,14 +359,14 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return xp.astype(total, dtype) if dtype.kind == "float" else total
 
 
-def _var(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+def _var(x: ArrayT, axes: tuple[int, ...], keepdims: bool, correction: float) -> ArrayT:
     xp = primitives(x)
     dtype = xp.dtype(x)
     variance = _squared_spread(xp, "var", x, axes, keepdims, correction)
     return xp.astype(variance, dtype) if dtype.kind == "float" else variance
 
 
-def _std(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+def _std(x: ArrayT, axes: tuple[int, ...], keepdims: bool, correction: float) -> ArrayT:
     xp = primitives(x)
     dtype = xp.dtype(x)
     deviation = xp.sqrt(_squared_spread(xp, "std", x, axes, keepdims, correction))
@@ -374,8 +374,13 @@ def _std(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> 
 
 
 def _squared_spread(
-    xp: Primitives, op: str, x: Array, axes: tuple[int, ...], keepdims: bool, correction: float
-) -> Array:
+    xp: PrimitivesOf[ArrayT],
+    op: str,
+    x: ArrayT,
+    axes: tuple[int, ...],
+    keepdims: bool,
+    correction: float,
+) -> ArrayT:
     """Return the variance, in the dtype in which it is computed."""
     dtype = xp.dtype(x)
     if dtype.kind == "complex":
@@ -394,15 +399,15 @@ def _correction(op: str, correction: float) -> float:
     return float(number)
 
 
-def _argmax(x: Array, axis: int) -> Array:
+def _argmax(x: ArrayT, axis: int) -> ArrayT:
     return primitives(x).argmax(x, axis)
 
 
-def _top_k(x: Array, k: int) -> tuple[Array, Array]:
+def _top_k(x: ArrayT, k: int) -> tuple[ArrayT, ArrayT]:
     return primitives(x).top_k(x, k)
 
 
-def _argmin(x: Array, axis: int) -> Array:
+def _argmin(x: ArrayT, axis: int) -> ArrayT:
     """Return the index of the largest of the negated numbers."""
     xp = primitives(x)
     dtype = xp.dtype(x)
@@ -413,7 +418,7 @@ def _argmin(x: Array, axis: int) -> Array:
     return xp.argmax(xp.subtract(-1 if dtype.kind == "int" else 2**dtype.bits - 1, x), axis)
 
 
-def _numbers(x: Array) -> Array:
+def _numbers(x: ArrayT) -> ArrayT:
     """Booleans as int32, all else as it is."""
     if known_bool(x) is None:
         return x
@@ -426,7 +431,7 @@ def _without(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple([size for at, size in enumerate(x.shape) if at not in axes])
 
 
-def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+def _prod(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     xp = primitives(x)
     y = widened(xp, x)
     for axis in axes:  # the one half times the other, until one is left
@@ -448,20 +453,20 @@ def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return xp.astype(y if keepdims else xp.reshape(y, _without(x, axes)), xp.dtype(x))
 
 
-def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+def _any(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     xp = primitives(x)
     true = x if known_bool(x) is not None else xp.logical_not(xp.equal(x, 0))
     return xp.less(0, xp.sum(xp.astype(true, INT32), axes, keepdims)) if axes else true
 
 
-def _all(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+def _all(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     xp = primitives(x)
     false = xp.logical_not(x) if known_bool(x) is not None else xp.equal(x, 0)
     count = xp.sum(xp.astype(false, INT32), axes, keepdims) if axes else xp.astype(false, INT32)
     return xp.equal(count, 0)
 
 
-def _logsumexp(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+def _logsumexp(x: ArrayT, axes: tuple[int, ...], keepdims: bool) -> ArrayT:
     xp = primitives(x)
     dtype, y = xp.dtype(x), widened(xp, x)
     if not axes:
@@ -477,10 +482,10 @@ def _logsumexp(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return xp.astype(xp.add(total, finite), dtype)
 
 
-def _vector_norm(x: Array, axes: tuple[int, ...], keepdims: bool, power: float) -> Array:
+def _vector_norm(x: ArrayT, axes: tuple[int, ...], keepdims: bool, power: float) -> ArrayT:
     xp = primitives(x)
     sizes = xp.abs(widened(xp, x))
-    added: Callable[[Array], Array] = lambda y: xp.sum(y, axes, keepdims) if axes else y  # noqa: E731
+    added: Callable[[ArrayT], ArrayT] = lambda y: xp.sum(y, axes, keepdims) if axes else y  # noqa: E731
     if not axes and power:
         norm = sizes
     elif power == math.inf:
@@ -500,7 +505,7 @@ def _vector_norm(x: Array, axes: tuple[int, ...], keepdims: bool, power: float) 
     return xp.astype(norm, xp.dtype(x))
 
 
-def _cumulative_sum(x: Array, axis: int) -> Array:
+def _cumulative_sum(x: ArrayT, axis: int) -> ArrayT:
     """Return each sum of as many as were added so far, plus the one of as many before."""
     xp = primitives(x)
     sums, size, done = widened(xp, x), x.shape[axis], 1
@@ -511,14 +516,14 @@ def _cumulative_sum(x: Array, axis: int) -> Array:
     return xp.astype(sums, xp.dtype(x))
 
 
-def _sort(x: Array, axis: int, descending: bool) -> Array:
+def _sort(x: ArrayT, axis: int, descending: bool) -> ArrayT:
     return primitives(x).take_along_axis(x, argsort(x, axis, descending), axis)
 
 
 _PAIRS_AT_ONCE = 1 << 24
 
 
-def _argsort(x: Array, axis: int, descending: bool) -> Array:
+def _argsort(x: ArrayT, axis: int, descending: bool) -> ArrayT:
     """Return how many come before each element, from comparing all pairs, is its place in the
     order.
     """
@@ -544,7 +549,7 @@ def _argsort(x: Array, axis: int, descending: bool) -> Array:
     return xp.permute_dims(moved, back)
 
 
-def _is_before(xp: Primitives, y: Array, index: Array, start: int, stop: int) -> Array:
+def _is_before(xp: PrimitivesOf[ArrayT], y: ArrayT, index: ArrayT, start: int, stop: int) -> ArrayT:
     """Whether elements from `start` to `stop` come before each one: (rows, size, some)."""
     rows, size = y.shape
     many, few = (rows, size, 1), (rows, 1, stop - start)

@@ -7,7 +7,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from anydevice._core.primitives import Primitives
+from anydevice._core.array import Array, ArrayT
+from anydevice._core.primitives import PrimitivesOf
 from anydevice._core.rope_scaling import (
     Frozen,
     Scaling,
@@ -31,7 +32,7 @@ from anydevice._ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice._ops.dispatch import Array, float_version, known, primitives, run
+from anydevice._ops.dispatch import float_version, known, primitives, run
 
 Key = tuple[str, str, Frozen, str]
 """Size, theta, scaling and length, with numbers as exact texts: see `freeze`."""
@@ -42,14 +43,14 @@ _names: dict[tuple[Key, str, bool], str] = {}
 
 
 def rope(
-    x: Array,
-    positions: Array,
+    x: ArrayT,
+    positions: ArrayT,
     *,
     theta: float = 10000.0,
     interleaved: bool = False,
     scaling: Scaling | None = None,
-    length: int | Array | None = None,
-) -> Array:
+    length: int | ArrayT | None = None,
+) -> ArrayT:
     """Return the array with each pair of elements rotated by an angle that grows with its position.
 
     x is (batch, heads, tokens, size) with an even size, and positions, integers, is (tokens,) or
@@ -107,13 +108,13 @@ def _refuse_length(x: Array, length: Any) -> None:
 
 
 def _rope(
-    x: Array,
-    positions: Array,
+    x: ArrayT,
+    positions: ArrayT,
     theta: float,
     interleaved: bool,
     scaling: Scaling | None,
     length: Any = None,
-) -> Array:
+) -> ArrayT:
     xp = primitives(x)
     batch, heads, tokens, size = x.shape
     if not batch * heads * tokens * size:
@@ -155,8 +156,8 @@ def _key(size: int, theta: float, scaling: Scaling | None, length: float | None)
 
 
 def _steps_by_length(
-    xp: Primitives, short: Array, key: Key, scaling: Scaling, length: Array
-) -> Array:
+    xp: PrimitivesOf[ArrayT], short: ArrayT, key: Key, scaling: Scaling, length: ArrayT
+) -> ArrayT:
     """Return the steps for lengths on the device, () or (batch,): of each text, with axes to
     broadcast.
     """
@@ -187,7 +188,7 @@ def _table(key: Key) -> tuple[Any, float]:
     return _tables[key]
 
 
-def _steps(key: Key, like: Array) -> Array:
+def _steps(key: Key, like: ArrayT) -> ArrayT:
     """Return the angle of each pair for one position, on the device of `like`."""
     name = _kept_for_compiler(key, like)
     return getattr(_kept, name) if name else primitives(like).asarray(_table(key)[0], like)

@@ -20,6 +20,7 @@ from uuid import uuid4
 from anydevice._arrays.move import to_device, to_numpy
 from anydevice._compile.versions import FallbackFunction, compilers_for
 from anydevice._core import checks
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.files import expanded
@@ -30,7 +31,7 @@ from anydevice._libraries.registry import is_torch_module, part
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
-from anydevice._nn.layer import Array, Layer, Parameters, Run, Wrapper, autodiff_of, state_places
+from anydevice._nn.layer import Layer, Parameters, Run, Wrapper, autodiff_of, state_places
 from anydevice._nn.layers import Chain, TiedEmbedding
 from anydevice._nn.model import Model, bound
 from anydevice._nn.recompute import Recomputed

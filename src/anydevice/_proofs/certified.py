@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from anydevice import _ops as ops
 from anydevice._core import checks
+from anydevice._core.array import Array
 from anydevice._core.checks import is_number
 from anydevice._core.record import replace
 from anydevice._nn import convolution, layers
-from anydevice._nn.layer import Array, Layer, Parameters, Run
+from anydevice._nn.layer import Layer, Parameters, Run
 from anydevice._nn.layers import ACTIVATIONS
 from anydevice._nn.losses import LayerLoss, cross_entropy, loss_of
 from anydevice._nn.recompute import Recomputed
@@ -66,7 +67,7 @@ class Certified(LayerLoss):
         """Return the progress of the ramp, from 0 to 1; 1 outside of a training."""
         if not run.training or not self.ramp:
             return 1.0
-        step = run.step
+        step: Any = run.step
         if not _is_array(step):
             return min(1.0, step / self.ramp)
         return ops.minimum(ops.multiply(ops.astype(step, "float32"), 1 / self.ramp), 1.0)

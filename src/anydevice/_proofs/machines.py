@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.locks import ForkSafeLock
 from anydevice._libraries import registry
 from anydevice._machine.choose.scope import device as choose_device
@@ -22,11 +23,9 @@ from anydevice._machine.engines import registry as engines
 from anydevice.errors import UnsupportedError
 
 
-class DeviceArray(Protocol):
+class DeviceArray(Array, Protocol):
     """An array of any engine with the operators of Python."""
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
     def __add__(self, other: Any, /) -> Any: ...
     def __radd__(self, other: Any, /) -> Any: ...
     def __sub__(self, other: Any, /) -> Any: ...

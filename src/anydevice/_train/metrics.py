@@ -18,9 +18,9 @@ import numpy as np
 from anydevice import _ops as ops
 from anydevice._arrays.move import to_numpy
 from anydevice._core import checks
+from anydevice._core.array import Array
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.record import Record, replace
-from anydevice._nn.layer import Array
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
 

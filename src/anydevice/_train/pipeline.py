@@ -13,6 +13,7 @@ from typing import Any
 from anydevice import _ops as ops
 from anydevice._arrays.memory.stats import memory_stats
 from anydevice._arrays.move import to_device
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
 from anydevice._core.protocols import StepState
@@ -26,7 +27,6 @@ from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery.discover import devices as devices_of_backend
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
-from anydevice._nn.layer import Array
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import BuiltIn, global_norm
 from anydevice._parallel.mesh import Mesh, devices_of
@@ -396,10 +396,10 @@ class PipelineStepper(FunctionStepper):
     def skipped_steps(self) -> int:
         return 0
 
-    def _failed_steps(self) -> Array:
+    def _failed_steps(self) -> Array | int:
         return self._steps_failed
 
-    def _failed_weights(self) -> Array:
+    def _failed_weights(self) -> Array | float:
         return float(self.failed)
 
     def _steps_taken(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from anydevice import _ops as ops
+from anydevice._core.array import Array
 from anydevice._core.device import not_driven
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine, consuming
@@ -28,7 +29,7 @@ from anydevice._core.protocols import Stepper, StepState
 from anydevice._core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
 from anydevice._libraries.precision import LossScale, ScaleState
 from anydevice._machine.engines import registry
-from anydevice._nn.layer import Array, Run, state_leaves
+from anydevice._nn.layer import Run, state_leaves
 from anydevice._nn.optimizers import BuiltIn
 from anydevice._nn.random_choice import folded_seed
 from anydevice._ops.dispatch import primitives
@@ -100,7 +101,7 @@ class FunctionStepper(Stepper):
         self._total, self._added = state.total, state.added
         self._like = leaves(self._trained)[0]
         self._xp = primitives(self._like)
-        self._seed = self._number(folded_seed(seed), np.int32)
+        self._seed: Array | int = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
         self.compiler = self._make_compiler()
         if config.policy.needs_loss_scale and self._scale is None:
@@ -166,11 +167,11 @@ class FunctionStepper(Stepper):
         return self.started - self._steps_taken()
 
     @abstractmethod
-    def _failed_steps(self) -> Array:
+    def _failed_steps(self) -> Array | int:
         """Return how many steps were started since the first failed one."""
 
     @abstractmethod
-    def _failed_weights(self) -> Array:
+    def _failed_weights(self) -> Array | float:
         """1.0 where a parameter is infinite or NaN, else 0.0."""
 
     @abstractmethod
@@ -186,7 +187,7 @@ class FunctionStepper(Stepper):
         uses = outputs * sum(math.prod(each.shape) for each in leaves(self._trained))
         return self.engine.serial_scope if uses <= _SERIAL else nullcontext
 
-    def _count(self, value: Array) -> int:
+    def _count(self, value: Array | float) -> int:
         return int(self.engine.to_host(value))
 
     def _number(self, value: float, kind: Any) -> Array:
@@ -198,8 +199,8 @@ class FunctionStepper(Stepper):
         trained: Tree,
         held: Tree,
         batch: Any,
-        seed: Array,
-        number: Array,
+        seed: Array | int,
+        number: Array | int,
         scale: Array | None,
         rows: tuple[int, int, int] | None = None,
     ) -> tuple[Array, list[Array]]:
@@ -254,7 +255,7 @@ class FunctionStepper(Stepper):
             skip = nonfinite(norm) if skip is None else skip
         return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
 
-    def _total_of(self, tree: Tree) -> Array:
+    def _total_of(self, tree: Tree) -> Any:
         """Get a float32 that is finite where all numbers of a tree are, those of all processes."""
         return self._strategy.over_shards(total(tree))
 
@@ -322,10 +323,10 @@ class SplitStepper(FunctionStepper):
             self._scale = self._scaling.after(self._scale, goes)
         self._since = self._xp.add(self._since, self._failed)
 
-    def _failed_steps(self) -> Array:
+    def _failed_steps(self) -> Array | int:
         return self._since
 
-    def _failed_weights(self) -> Array:
+    def _failed_weights(self) -> Array | float:
         return nonfinite(self._total_of(self._trained))
 
     def _steps_taken(self) -> int:
@@ -485,10 +486,10 @@ class FusedStepper(FunctionStepper):
 
         self._strategy.check_batch(batch, loss)
 
-    def _failed_steps(self) -> Array:
+    def _failed_steps(self) -> Array | int:
         return self._counts["since"]
 
-    def _failed_weights(self) -> Array:
+    def _failed_weights(self) -> Array | float:
         return self._check_weights(self._trained)
 
     def _steps_taken(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from anydevice import _ops as ops
 from anydevice._compile.versions import FallbackFunction, compilers_for
 from anydevice._core import checks
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
@@ -20,7 +21,7 @@ from anydevice._libraries.layers import ModuleLayer
 from anydevice._libraries.native import cast_weights
 from anydevice._libraries.precision import Policy, cast_parameters
 from anydevice._machine.settings.files import compiled_folder
-from anydevice._nn.layer import Array, Layer, Run
+from anydevice._nn.layer import Layer, Run
 from anydevice._nn.losses import LayerLoss, Loss, computes_in_float32
 from anydevice._nn.model import Model
 from anydevice._nn.optimizers import Optimizer

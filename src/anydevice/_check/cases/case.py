@@ -17,7 +17,7 @@ from anydevice._check.budgets import Budget, exact
 from anydevice._core.dtypes import DTYPES, DType
 from anydevice._core.record import NOTHING, Record
 
-Array = Any
+Array = np.ndarray[Any, Any]
 
 SMALLEST_NORMAL = {
     "float16": 2.0**-14,

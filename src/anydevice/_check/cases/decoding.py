@@ -18,7 +18,7 @@ from anydevice._core.rope_scaling import frequencies
 from anydevice._ops.dispatch import own_version
 from anydevice.errors import UnsupportedError
 
-Array = Any
+Array = np.ndarray[Any, Any]
 
 ROUNDINGS = 6.0
 """How many roundings to 16 bits of the largest part of a sum its result may be off by."""
@@ -338,7 +338,7 @@ def _draw_reference(
     logits: Array, numbers: Array, seeds: Array, place: Array, greedy: bool, top_p: bool,
     min_p: bool, constants: tuple[Any, ...],
 ) -> Array:  # fmt: skip
-    finite = np.isfinite(logits).all(1)
+    finite: Any = np.isfinite(logits).all(1)
     logits = np.where(finite[:, None], logits, 0.0)
     if greedy:
         return np.where(finite, np.argmax(logits, 1), -1)

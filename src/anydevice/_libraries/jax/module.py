@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import is_
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import tree_util as trees
 
 from anydevice._arrays.move import device_of, is_array, to_device
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.loaded import is_of
 from anydevice._libraries.base import (
     After,
     Arguments,
-    Array,
     Change,
     ModelAdapter,
     cpu_placer,
@@ -30,6 +30,9 @@ from anydevice._libraries.base import (
 from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anydevice._core.array import HostArray
 
 _MOST_WRAPPERS = 8
 """Functions inside of one another that are searched for a module."""
@@ -111,7 +114,7 @@ class JaxAdapter(ModelAdapter):
     def scope(self) -> AbstractContextManager[Any]:
         return float64_scope() if self._reference else super().scope()
 
-    def reference_input(self, x: Array) -> Array:
+    def reference_input(self, x: HostArray) -> Array:
         return cpu_placer("jax")(x)
 
     def input_names(self) -> frozenset[str]:

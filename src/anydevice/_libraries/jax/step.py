@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from anydevice._core.array import Array
 from anydevice._core.trees import Tree
 from anydevice._libraries.jax.module import EquinoxAdapter, equinox, mapped_module
 from anydevice._libraries.layers import (
@@ -17,7 +18,7 @@ from anydevice._libraries.layers import (
     loss_and_output,
     takes_model,
 )
-from anydevice._nn.layer import Array, Run
+from anydevice._nn.layer import Run
 
 
 class EquinoxLayer(ModuleLayer):

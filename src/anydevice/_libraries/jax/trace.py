@@ -39,7 +39,7 @@ def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) ->
 def batch_call(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[..., Any]:
     """Return the module as a compiled function of a batch of one example."""
     call = partial(adapter.call, adapter.arguments)
-    return jax.jit(_call_one(adapter, shape, call))  # type: ignore[no-any-return]
+    return jax.jit(_call_one(adapter, shape, call))
 
 
 def _call_one(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from anydevice._arrays.move import device_of, to_device
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.trees import leaves, mapped, refilled
 from anydevice._libraries.base import (
     After,
     Arguments,
-    Array,
     Change,
     ModelAdapter,
     cpu_placer,
@@ -28,6 +28,9 @@ from anydevice._libraries.base import (
 from anydevice._libraries.changes import ChangeDetector, Snapshot, Watched
 from anydevice._libraries.native import paths_of
 from anydevice._libraries.precision import cast, cast_parameters
+
+if TYPE_CHECKING:
+    from anydevice._core.array import HostArray
 
 _changing = ForkSafeLock(reentrant=True, leaves="the weights of a model")
 """Held while a module has other weights than its own."""
@@ -101,7 +104,7 @@ class MlxAdapter(ModelAdapter):
     def scope(self) -> AbstractContextManager[Any]:
         return float64_scope() if self._reference else super().scope()
 
-    def reference_input(self, x: Array) -> Array:
+    def reference_input(self, x: HostArray) -> Array:
         return cpu_placer("mlx")(x)
 
     def input_names(self) -> frozenset[str]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from mlx.utils import tree_flatten, tree_unflatten
 
+from anydevice._core.array import Array
 from anydevice._core.trees import Tree
 from anydevice._libraries.base import in_mode
 from anydevice._libraries.layers import LibraryOptimizer, ModuleLayer
-from anydevice._nn.layer import Array, Run
+from anydevice._nn.layer import Run
 
 
 class MlxLayer(ModuleLayer):

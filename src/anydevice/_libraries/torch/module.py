@@ -10,7 +10,7 @@ from copy import deepcopy
 from functools import cache, partial
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -18,11 +18,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from anydevice._arrays.move import device_of, to_device
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._libraries.base import (
     After,
     Arguments,
-    Array,
     Change,
     ModelAdapter,
     State,
@@ -34,6 +34,9 @@ from anydevice._libraries.base import (
 from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, has_coarse_products
 from anydevice._machine.engines import registry
+
+if TYPE_CHECKING:
+    from anydevice._core.array import HostArray
 
 _FORWARD = attrgetter("forward")
 _FOLLOWS = (
@@ -106,7 +109,7 @@ class TorchAdapter(ModelAdapter):
                     hooks.callback(part.register_forward_hook(hook).remove)
             return self.module(*inputs, **named)
 
-    def weights(self) -> Mapping[str, Array]:
+    def weights(self) -> Mapping[str, torch.Tensor]:
         return {
             **{name: x.detach() for name, x in self.module.named_parameters()},
             **dict(self.module.named_buffers()),
@@ -180,10 +183,10 @@ class TorchAdapter(ModelAdapter):
             stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype)))
         return stack
 
-    def reference_input(self, x: Array) -> Array:
+    def reference_input(self, x: HostArray) -> Array:
         return torch.from_numpy(x.copy())  # a part may write to it
 
-    def read(self, x: object) -> Array | None:
+    def read(self, x: object) -> HostArray | None:
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
             return super().read(x)
         return None if registry.load("torch").is_traced(x) else _wide_array(x)
@@ -217,7 +220,7 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     Its first argument is the weights, the others are arrays.
     """
 
-    def run(arguments: Arguments, *arrays: Array) -> Any:
+    def run(arguments: Arguments, *arrays: torch.Tensor) -> Any:
         for x in arrays:
             if x.requires_grad:
                 return function(arguments, *arrays)
@@ -249,7 +252,7 @@ def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -
     return after(name, result)
 
 
-def _wide_array(x: torch.Tensor) -> Array:
+def _wide_array(x: torch.Tensor) -> HostArray:
     """Read a tensor as a NumPy array; floating numbers as float64, which holds them all."""
     x = x.detach().resolve_conj().resolve_neg()
     return x.to("cpu", torch.float64 if x.is_floating_point() else x.dtype, copy=True).numpy()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from anydevice._arrays.move import to_device
+from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, consuming
 from anydevice._core.protocols import MeshLike, ModuleStrategy, StepCompiler, Stepper, StepState
@@ -28,7 +29,7 @@ from anydevice._libraries.torch.mesh import Group, cut_as, fully_sharded, joined
 from anydevice._libraries.torch.pipeline import move_tensor
 from anydevice._libraries.updates import device_masks, update_by_device
 from anydevice._machine.engines import registry
-from anydevice._nn.layer import Array, Run
+from anydevice._nn.layer import Run
 from anydevice._nn.optimizers import Optimizer
 from anydevice.errors import ConfigurationError
 
@@ -42,7 +43,7 @@ class TorchLayer(ModuleLayer):
     has_stepper = True
 
     @property
-    def parameters(self) -> dict[str, Array]:
+    def parameters(self) -> dict[str, torch.Tensor]:
         module = self.given
         own = {name: x.detach() for name, x in module.named_parameters()}
         return {**own, **dict(module.named_buffers())}
@@ -54,11 +55,11 @@ class TorchLayer(ModuleLayer):
         return (*frozen, *dict(module.named_buffers()))
 
     @contextmanager
-    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+    def bound(self, parameters: Mapping[str, torch.Tensor], run: Run) -> Iterator[Any]:
         with in_mode(self.given, training=run.training):
             yield self.given
 
-    def finished(self, parameters: Mapping[str, Array]) -> Any:
+    def finished(self, parameters: Mapping[str, torch.Tensor]) -> Any:
         now = self.parameters
         with torch.no_grad():
             for name, x in parameters.items():
@@ -66,7 +67,7 @@ class TorchLayer(ModuleLayer):
                     now[name].copy_(x)
         return self.given
 
-    def load(self, parameters: Mapping[str, Array]) -> None:
+    def load(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Give the module that is trained other parameters."""
         self.finished(parameters)
 
