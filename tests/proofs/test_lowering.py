@@ -152,63 +152,51 @@ def summed(x: Any, parameters: Any, generator: Any) -> Any:
     return total
 
 
-def _no_bias(function: Any) -> Any:
-    return lambda self, cells, weight, bias, *rest, **named: function(
-        self, cells, weight, None, *rest, **named
-    )
+def _no_bias(
+    f: Any, self: Any, cells: Any, weight: Any, bias: Any, *rest: Any, **named: Any
+) -> Any:
+    return f(self, cells, weight, None, *rest, **named)
 
 
-PLANTED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+PLANTED: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "a bias is forgotten": ("dense", "dense", _no_bias),
     "a bias of a convolution is forgotten": ("conv2d", "convolution", _no_bias),
     "leaky is relu": (
         "leaky relu",
         "leaky_relu",
-        lambda f: lambda self, cells, slope: self.function(cells, "relu"),
+        lambda f, self, cells, slope: self.function(cells, "relu"),
     ),
-    "the mean is a sum": (
-        "average pooling",
-        "mean",
-        lambda f: lambda self, cells: self.total(cells),
-    ),
-    "the largest is the first": (
-        "max pooling",
-        "largest",
-        lambda f: lambda self, cells: cells[..., 0],
-    ),
-    "a norm does nothing": (
-        "batch norm",
-        "normalize",
-        lambda f: lambda self, cells, *rest: cells,
-    ),
-    "a layer norm does nothing": (
-        "layer norm",
-        "layer_norm",
-        lambda f: lambda self, cells, *rest: cells,
-    ),
+    "the mean is a sum": ("average pooling", "mean", lambda f, self, cells: self.total(cells)),
+    "the largest is the first": ("max pooling", "largest", lambda f, self, cells: cells[..., 0]),
+    "a norm does nothing": ("batch norm", "normalize", lambda f, self, cells, *rest: cells),
+    "a layer norm does nothing": ("layer norm", "layer_norm", lambda f, self, cells, *rest: cells),
     "a sum takes one part": (
         "residual",
         "combine",
-        lambda f: lambda self, parts, *rest, **named: f(self, parts[:1], *rest, **named),
+        lambda f, self, parts, *rest, **named: f(self, parts[:1], *rest, **named),
     ),
-    "a softmax is linear": ("softmax", "softmax", lambda f: lambda self, cells: cells),
-    "nobody looks ahead": (
+    "a softmax is linear": ("softmax", "softmax", lambda f, self, cells: cells),
+    "no token looks ahead": (
         "attention",
         "attention",
-        lambda f: lambda self, q, k, v, scale, causal: f(self, q, k, v, scale, True),
+        lambda f, self, q, k, v, scale, causal: f(self, q, k, v, scale, True),
     ),
     "a product is a sum": (
         "rms norm",
         "product",
-        lambda f: lambda self, a, b: self.combine([(1.0, a), (1.0, b)]),
+        lambda f, self, a, b: self.combine([(1.0, a), (1.0, b)]),
     ),
 }
+"""The model that shows each fault, the method, and its replacement, which takes it first."""
 
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_in_the_lowering_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, method, changed = PLANTED[fault]
-    monkeypatch.setattr(Builder, method, changed(getattr(Builder, method)))
+    name, method, replacement = PLANTED[fault]
+    original = getattr(Builder, method)
+    monkeypatch.setattr(
+        Builder, method, lambda *given, **named: replacement(original, *given, **named)
+    )
     assert largest_difference(built(name)) > 1e-4
 
 

@@ -101,31 +101,20 @@ def _forgotten_bias(self: SoundNetwork, network: Network, arithmetic: str) -> No
     self.nodes = (first, *(node._replace(bias=0 * node.bias) for node in others))
 
 
+SPOILED: dict[str, Callable[[smooth.LinePair], smooth.LinePair]] = {
+    "the upper line is too low": lambda its: its._replace(ceiling=its.ceiling * 0.5),
+    "the upper line is too flat": lambda its: its._replace(above=its.above * 0.9),
+    "the lower line is too steep": lambda its: its._replace(
+        below=np.minimum(its.below * 2 + 0.1, 2)
+    ),
+    "lines change places": lambda its: its._replace(below=its.above, above=its.below),
+    "an offset is forgotten": lambda its: its._replace(ceiling=0 * its.ceiling),
+}
 PLANTED: dict[str, tuple[str, Any]] = {
     "no room for rounding": ("__init__", _without_rounding),
     "a bias is forgotten": ("__init__", _forgotten_bias),
     "the box is too small": ("back", _scaled_radius),
-    "the upper line is too low": (
-        "lines",
-        _spoiled(lambda its: its._replace(ceiling=its.ceiling * 0.5)),
-    ),
-    "the upper line is too flat": (
-        "lines",
-        _spoiled(lambda its: its._replace(above=its.above * 0.9)),
-    ),
-    "the lower line is too steep": (
-        "lines",
-        _spoiled(lambda its: its._replace(below=np.minimum(its.below * 2 + 0.1, 2))),
-    ),
-    "lines change places": (
-        "lines",
-        _spoiled(lambda its: its._replace(below=its.above, above=its.below)),
-    ),
-    "an offset is forgotten": (
-        "lines",
-        _spoiled(lambda its: its._replace(ceiling=0 * its.ceiling)),
-    ),
-}
+} | {fault: ("lines", _spoiled(change)) for fault, change in SPOILED.items()}
 
 
 @pytest.mark.parametrize("fault", PLANTED)
@@ -255,27 +244,30 @@ def test_a_run_that_may_overflow_is_not_proved() -> None:
     assert not lower(larger, question, leaf_tree([[1]]), "float32")[0] > 0
 
 
-def test_a_function_that_may_overflow_is_not_proved() -> None:
-    """exp(89) is a number of float64, and infinite in float32."""
-    network = Network(1, (Node((0,), (np.ones((1, 1)),), np.zeros(1), "exp", 0),))
-    question = query([89], [89.5], [[-1]], [1e40])
-    assert lower(network, question, leaf_tree([[1]]))[0] > 0
-    assert not lower(network, question, leaf_tree([[1]]), "float32")[0] > 0
+def one_node(weight: float, inputs: int = 1, function: str = "", roundings: int = 1) -> Network:
+    row = np.full((1, inputs), weight)
+    return Network(inputs, (Node((0,), (row,), np.zeros(1), function, roundings),))
 
 
-def test_an_input_that_float32_does_not_hold_is_not_proved() -> None:
-    network = Network(1, (Node((0,), (np.full((1, 1), 2.0**-100),), np.zeros(1), "", 1),))
-    question = query([1e39], [1e39], [[-1]], [1e30])
-    assert lower(network, question, leaf_tree([[1]]))[0] > 0
-    assert not lower(network, question, leaf_tree([[1]]), "float32")[0] > 0
+TRUE_IN_REALS = {
+    "exp(89), a number of float64, is infinite in float32": (
+        one_node(1.0, 1, "exp", 0),
+        query([89], [89.5], [[-1]], [1e40]),
+    ),
+    "float32 does not hold the input": (one_node(2.0**-100), query([1e39], [1e39], [[-1]], [1e30])),
+} | {
+    f"{inputs} times {x} * {weight} is 0 if one is flushed to zero": (
+        one_node(weight, inputs),
+        query([x] * inputs, [x] * inputs, [[1]], [-0.001]),
+    )
+    for x, weight in ((2.0**-130, 2.0**125), (2.0**125, 2.0**-130))
+    for inputs in (1, module.FORWARD + 1)
+}
 
 
-@pytest.mark.parametrize(("x", "weight"), [(2.0**-130, 2.0**125), (2.0**125, 2.0**-130)])
-@pytest.mark.parametrize("inputs", [1, module.FORWARD + 1])
-def test_inputs_and_weights_may_be_flushed_to_zero(x: float, weight: float, inputs: int) -> None:
-    """If both are flushed, the output is 0 and not x * weight."""
-    network = Network(inputs, (Node((0,), (np.full((1, inputs), weight),), np.zeros(1), "", 1),))
-    question = query([x] * inputs, [x] * inputs, [[1]], [-0.001])
+@pytest.mark.parametrize("name", TRUE_IN_REALS)
+def test_what_is_true_in_reals_alone_is_not_proved_of_float32(name: str) -> None:
+    network, question = TRUE_IN_REALS[name]
     assert lower(network, question, leaf_tree([[1]]))[0] > 0
     assert not lower(network, question, leaf_tree([[1]]), "float32")[0] > 0
 

@@ -79,16 +79,16 @@ def numbers(like: Any, *shape: int) -> Any:
     return torch.arange(np.prod(shape)).reshape(shape).to(like) - 3.5
 
 
-CHAIN = (nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+chain = nn.Sequential
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
-    "dense": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (1, 5)),
+    "dense": (lambda: chain(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (1, 5)),
     "without biases": (
-        lambda: nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
+        lambda: chain(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
         (1, 5),
     ),
-    "dense over rows": (lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU()), (1, 3, 5)),
+    "dense over rows": (lambda: chain(nn.Linear(5, 4), nn.ReLU()), (1, 3, 5)),
     "convolution": (
-        lambda: nn.Sequential(
+        lambda: chain(
             nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), groups=2),
             nn.ReLU(),
             nn.Conv2d(4, 3, 2, dilation=2, bias=False),
@@ -98,43 +98,40 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
         (1, 2, 8, 7),
     ),
     "convolution of a line": (
-        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
+        lambda: chain(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
         (1, 2, 9),
     ),
-    "average pooling": (
-        lambda: nn.Sequential(nn.AvgPool2d(3, 2, padding=1), nn.Flatten()),
-        (1, 2, 7, 6),
-    ),
+    "average pooling": (lambda: chain(nn.AvgPool2d(3, 2, padding=1), nn.Flatten()), (1, 2, 7, 6)),
     "average pooling that skips the padding": (
         lambda: nn.AvgPool2d(3, 2, padding=1, count_include_pad=False),
         (1, 2, 7, 6),
     ),
     "mean of channels": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        lambda: chain(nn.Conv2d(2, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         (1, 2, 4, 5),
     ),
     "max pooling": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(3, 2, padding=1), nn.Flatten()),
+        lambda: chain(nn.Conv2d(2, 3, 2), nn.MaxPool2d(3, 2, padding=1), nn.Flatten()),
         (1, 2, 8, 7),
     ),
     "batch norm": (
-        lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()),
+        lambda: chain(nn.ReLU(), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()),
         (1, 2, 3, 4),
     ),
     "batch norm of features": (
-        lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()),
+        lambda: chain(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()),
         (1, 5),
     ),
-    "leaky relu": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.2)), (1, 5)),
-    "learned slopes": (lambda: nn.Sequential(nn.Linear(5, 8), nn.PReLU(8)), (1, 5)),
-    "clip": (lambda: nn.Sequential(nn.Linear(5, 8), nn.Hardtanh(-0.3, 0.4)), (1, 5)),
+    "leaky relu": (lambda: chain(nn.Linear(5, 8), nn.LeakyReLU(0.2)), (1, 5)),
+    "learned slopes": (lambda: chain(nn.Linear(5, 8), nn.PReLU(8)), (1, 5)),
+    "clip": (lambda: chain(nn.Linear(5, 8), nn.Hardtanh(-0.3, 0.4)), (1, 5)),
     "clip from below": (lambda: Of(nn.Linear(5, 8), lambda x: x.clamp(min=0.1)), (1, 5)),
-    "relu6": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU6()), (1, 5)),
+    "relu6": (lambda: chain(nn.Linear(5, 8), nn.ReLU6()), (1, 5)),
     "abs": (lambda: Of(nn.Linear(5, 8), torch.abs), (1, 5)),
     "maximum": (lambda: Of(nn.Linear(5, 8), lambda x: torch.maximum(x[:, :4], x[:, 4:])), (1, 5)),
     "minimum": (lambda: Of(nn.Linear(5, 8), lambda x: torch.minimum(x[:, :4], x[:, 4:])), (1, 5)),
     "residual": (
-        lambda: nn.Sequential(nn.Linear(5, 6), Of(nn.Linear(6, 6), same), nn.Linear(6, 2)),
+        lambda: chain(nn.Linear(5, 6), Of(nn.Linear(6, 6), same), nn.Linear(6, 2)),
         (1, 5),
     ),
     "skip": (lambda: Of(nn.Linear(5, 6), lambda x: torch.relu(x) + x - 0.5 * x), (1, 5)),
@@ -155,13 +152,13 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "affine": (lambda: Of(nn.Linear(5, 6), lambda x: (x * 3.0 - 0.7) / 1.7), (1, 5)),
     "normalised input": (lambda: Of(nn.Identity(), lambda x: (x - 0.13) / 0.31), (1, 1, 4, 4)),
     "one minus": (lambda: Of(nn.Linear(5, 6), lambda x: 1.0 - x), (1, 5)),
-    "dropout": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.ReLU()), (1, 5)),
+    "dropout": (lambda: chain(nn.Linear(5, 6), nn.Dropout(0.5), nn.ReLU()), (1, 5)),
     "mean": (lambda: Of(nn.Linear(5, 6), lambda x: x.mean(1)), (1, 3, 5)),
-    "padding": (lambda: nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(1, 2, 3)), (1, 1, 3, 3)),
-    "sigmoid": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Sigmoid(), nn.Linear(6, 2)), (1, 5)),
-    "tanh": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh()), (1, 5)),
-    "gelu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 2)), (1, 5)),
-    "silu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 2)), (1, 5)),
+    "padding": (lambda: chain(nn.ZeroPad2d(1), nn.Conv2d(1, 2, 3)), (1, 1, 3, 3)),
+    "sigmoid": (lambda: chain(nn.Linear(5, 6), nn.Sigmoid(), nn.Linear(6, 2)), (1, 5)),
+    "tanh": (lambda: chain(nn.Linear(5, 6), nn.Tanh()), (1, 5)),
+    "gelu": (lambda: chain(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 2)), (1, 5)),
+    "silu": (lambda: chain(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 2)), (1, 5)),
     "product": (lambda: Of(nn.Linear(5, 6), lambda x: x[:, :3] * x[:, 3:]), (1, 5)),
     "square": (lambda: Of(nn.Linear(5, 6), lambda x: x**2), (1, 5)),
     "quotient": (lambda: Of(nn.Linear(5, 6), lambda x: x[:, :3] / (x[:, 3:] ** 2 + 1)), (1, 5)),
@@ -209,7 +206,7 @@ def test_other_versions_of_the_operators(opset: int) -> None:
 
 
 def test_a_layer_its_bias_and_its_relu_are_one_node() -> None:
-    network, _ = read_onnx(exported(nn.Sequential(*CHAIN), (1, 5)))
+    network, _ = read_onnx(exported(MODELS["dense"][0](), (1, 5)))
     assert [(node.inputs, node.function, node.roundings) for node in network.nodes] == [
         ((0,), "relu", 6),
         ((1,), "", 9),
@@ -242,14 +239,11 @@ def test_other_functions_of_erf_are_not_taken_for_gelu() -> None:
             read_onnx(exported(Of(nn.Linear(5, 6), function), (1, 5)))
 
 
-def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, or together: a chain of convolutions, although each is small enough."""
     monkeypatch.setattr("anydevice._proofs.checking.operators.LARGEST", 1000)
     with pytest.raises(NotSupportedError, match="too large to be built"):
         read_onnx(exported(nn.Conv2d(1, 2, 3), (1, 1, 8, 8)))
-
-
-def test_matrices_too_large_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of convolutions is refused, although each is small enough."""
     chain = exported(nn.Sequential(*(nn.Conv1d(1, 1, 3, padding=1) for _ in range(5))), (1, 1, 50))
     monkeypatch.setattr("anydevice._proofs.checking.operators.LARGEST", 5 * 50 * 50 * 8)
     assert len(read_onnx(chain)[0].nodes) == 5
@@ -278,17 +272,21 @@ def test_errors_of_files_name_them(tmp_path: Any) -> None:
         read_model(file)
 
 
+def executions(name: str) -> tuple[Network, Any, Any]:
+    """Return the network of a model, random inputs, and its outputs for them in float32."""
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    network, _ = read_onnx(exported(model, shape))
+    x = np.random.default_rng(0).normal(0, 1, (200, *shape)).astype(np.float32)
+    with torch.no_grad():
+        return network, x, np.array([model(torch.tensor(row)).numpy().reshape(-1) for row in x])
+
+
 def test_every_operator_that_rounds_says_so() -> None:
     """So that bounds of executions in float32 have room for it: gamma of the node's magnitude."""
-    random = np.random.default_rng(0)
     for name in ("affine", "square", "product", "average pooling", "mean", "leaky relu", "skip"):
-        make, shape = MODELS[name]
-        torch.manual_seed(0)
-        model = make().eval()
-        network, _ = read_onnx(exported(model, shape))
-        x = random.normal(0, 1, (200, *shape)).astype(np.float32)
-        with torch.no_grad():
-            run = np.array([model(torch.tensor(each)).numpy().reshape(-1) for each in x])
+        network, x, run = executions(name)
         real = np.array([evaluated(network, each) for each in x])
         room = np.array([_room(network, each) for each in x])
         assert (np.abs(run - real) <= room).all(), name
@@ -297,13 +295,7 @@ def test_every_operator_that_rounds_says_so() -> None:
 
 @pytest.mark.parametrize("name", ["quotient", "share of the sum", "number over a tensor"])
 def test_bounds_of_quotients_contain_every_execution(name: str) -> None:
-    make, shape = MODELS[name]
-    torch.manual_seed(0)
-    model = make().eval()
-    network, _ = read_onnx(exported(model, shape))
-    x = np.random.default_rng(0).normal(0, 1, (200, *shape)).astype(np.float32)
-    with torch.no_grad():
-        run = np.array([model(torch.tensor(each)).numpy().reshape(-1) for each in x])
+    network, x, run = executions(name)
     points = x.reshape(len(x), -1).astype(float)
     found = SoundNetwork(network, "float32").bounds(points, points)
     low, high = (each[len(network.nodes)] for each in (found.low, found.high))

@@ -23,21 +23,32 @@ def queries(text: str) -> tuple[Query, ...]:
     return read_vnnlib(DECLARED + BOX + text)[2]
 
 
-def test_decimals_are_the_rationals_they_name() -> None:
-    (found,) = queries("(assert (<= Y_0 0.1))")
+MEANINGS = {
+    "": (((0, 0, 0),), (0,), (0,), (False,)),
+    "(assert (<= Y_0 0.1))": (((1, 0, 0),), (Fraction(-1, 10),), (0,), (False,)),
+    "(assert (or (and (<= Y_0 Y_1) (> Y_2 3)) (>= Y_1 (* 2 Y_0))))": (
+        ((1, -1, 0), (0, 0, -1), (2, -1, 0)),
+        (0, 3, 0),
+        (0, 0, 1),
+        (False, True, False),
+    ),
+    "(assert (<= (+ Y_0 (- Y_1) 1) (- 2 (* 3 Y_2))))\n(assert (== Y_0 1))": (
+        ((1, -1, 3), (1, 0, 0), (-1, 0, 0)),
+        (-1, -1, 1),
+        (0, 0, 0),
+        (False,) * 3,
+    ),
+}
+"""Coefficients, constants, groups and kinds: disjunctions are groups, and conjunctions rows."""
+
+
+@pytest.mark.parametrize("text", MEANINGS)
+def test_formulas_are_rows_of_the_rationals_that_they_name(text: str) -> None:
+    """A box without outputs is bad everywhere."""
+    (found,) = queries(text)
     assert found.low == (Fraction(-1), Fraction(0))
     assert found.high == (Fraction(1, 10), Fraction(1, 2))
-    assert found.coefficients == ((1, 0, 0),)
-    assert found.constants == (Fraction(-1, 10),)
-    assert found.strict == (False,)
-
-
-def test_disjunctions_are_groups_and_conjunctions_rows() -> None:
-    (found,) = queries("(assert (or (and (<= Y_0 Y_1) (> Y_2 3)) (>= Y_1 (* 2 Y_0))))")
-    assert found.group == (0, 0, 1)
-    assert found.coefficients == ((1, -1, 0), (0, 0, -1), (2, -1, 0))
-    assert found.constants == (0, 3, 0)
-    assert found.strict == (False, True, False)
+    assert (found.coefficients, found.constants, found.group, found.strict) == MEANINGS[text]
 
 
 def test_boxes_of_their_own_are_queries_of_their_own() -> None:
@@ -46,18 +57,6 @@ def test_boxes_of_their_own_are_queries_of_their_own() -> None:
     first, second = queries(text)
     assert (first.high[0], first.group, first.low[0]) == (Fraction(-1, 2), (0, 1), -1)
     assert (second.low[0], second.group) == (Fraction(-1, 2), (0,))
-
-
-def test_rows_for_all_cases_and_arithmetic() -> None:
-    (found,) = queries("(assert (<= (+ Y_0 (- Y_1) 1) (- 2 (* 3 Y_2))))\n(assert (== Y_0 1))")
-    assert found.coefficients == ((1, -1, 3), (1, 0, 0), (-1, 0, 0))
-    assert found.constants == (-1, -1, 1)
-    assert found.group == (0, 0, 0)
-
-
-def test_a_box_without_outputs_is_bad_everywhere() -> None:
-    (found,) = queries("")
-    assert (found.coefficients, found.constants) == (((0, 0, 0),), (0,))
 
 
 def test_both_versions_mean_the_same() -> None:
