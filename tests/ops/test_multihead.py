@@ -204,32 +204,23 @@ def test_values_without_numbers_give_none() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "q, k and v must have four axes": ({"q": np.ones((2, 3, 4))}, r"q is \(2, 3, 4\)"),
-    "k and v must have the same shape": ({"v": np.ones((2, 2, 6, 4))}, r"v is \(2, 2, 6, 4\)"),
     "except for the last axis": (
         {"q": np.ones((2, 4, 3, 0)), "k": np.ones((2, 2, 5, 0))},
         r"v is \(2, 2, 5, 4\)",
     ),
-    "above 0": ({"soft_cap": 0.0}, "soft_cap must be a finite number .* not 0.0"),
     "finite number above": ({"soft_cap": math.inf}, "not inf"),
-    "soft_cap must be": ({"soft_cap": np.ones(())}, "not a numpy.ndarray"),
-    "sinks must be (heads,)": ({"sinks": np.ones(2)}, r"sinks is \(2,\)"),
-    "sinks is float32": ({"sinks": np.ones(4, np.float32)}, "arrays must have the same dtype"),
     "q and k must have the same batch and size": (
         {"q": np.ones((1, 4, 3, 4))},
         r"q is \(1, 4, 3, 4\)",
     ),
     "multiple": ({"q": np.ones((2, 5, 3, 4))}, r"k is \(2, 2, 5, 4\)"),
     "lengths must be": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),
-    "integers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
-    "window": ({"window": 3}, "with causal=True"),
-    "1 or more": ({"window": 0, "causal": True}, "not 0"),
     "with two axes must be (batch, keys) = (2, 5), not (3, 5)": (
         {"mask": np.ones((3, 5), bool)},
         r"\(queries, keys\) as mask\[None, None\]$",
     ),
     "must broadcast to": ({"mask": np.ones((2, 3, 3, 5), bool)}, r"\(2, 4, 3, 5\)"),
     "batch, heads, queries, keys": ({"mask": np.ones((1, 2, 4, 3, 5), bool)}, r"\(1, 2, 4, 3, 5\)"),
-    "booleans": ({"mask": np.ones((2, 5))}, "array of float64"),
     "same dtype": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
     "floating-point numbers": ({"q": np.ones((2, 4, 3, 4), int)}, "array of int64"),
 }

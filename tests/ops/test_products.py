@@ -140,18 +140,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "channels": (lambda: ops.conv2d(IMAGE, np.ones((6, 2, 3, 3))), r"weight is \(6, 2, 3, 3\)"),
     "axes": (lambda: ops.conv2d(IMAGE[0], FILTERS), r"x is \(3, 4, 5\)"),
     "filters": (lambda: ops.conv2d(IMAGE, FILTERS, np.ones(3)), r"bias must be \(filters,\)"),
-    "large": (lambda: ops.conv2d(IMAGE, np.ones((1, 3, 5, 5))), "not larger than x"),
-    "stride": (
-        lambda: ops.conv2d(IMAGE, FILTERS, stride=0),
-        "stride must be an integer of 1 or more",
-    ),
-    "padding": (lambda: ops.conv2d(IMAGE, FILTERS, padding=(1, -1)), r"not \(1, -1\)"),
     "three": (lambda: ops.max_pool2d(IMAGE, (1, 2, 3)), "size must be an integer"),  # type: ignore[arg-type]
-    "window": (
-        lambda: ops.max_pool2d(IMAGE, 5),
-        r"windows of \(5, 5\) must not be larger",
-    ),
-    "image": (lambda: ops.avg_pool2d(IMAGE[0], 2), r"x is \(3, 4, 5\)"),
     "whole": (lambda: ops.avg_pool2d(IMAGE.astype(int), 2), "floating-point numbers"),
 }
 

@@ -253,8 +253,6 @@ def test_freezing_keeps_what_matters() -> None:
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [
-        ({"rope_type": "su"}, "there is no rope_type 'su'; the kinds are default, .* longrope$"),
-        ({"rope_type": "longrope"}, "needs 'original_max_position_embeddings'"),
         (LONGROPE, "'short_factor', a list of a number for each of 2 pairs, not 16 numbers"),
         ({**LONGROPE, "long_factor": [1.0] * 2, "short_factor": None}, "not None"),
         ({**LONGROPE, "long_factor": [1.0, 0.0], "short_factor": [1.0, 1.0]}, "numbers above 0"),
@@ -263,7 +261,6 @@ def test_freezing_keeps_what_matters() -> None:
             "must be a number, not",
         ),
         ({"rope_type": "dynamic", "factor": 2.0}, "needs 'original_max_position_embeddings'"),
-        ({"type": "linear"}, "rope_type 'linear' needs 'factor'"),
         ({"rope_type": "llama3", "factor": 8.0}, "needs 'low_freq_factor'"),
         ({"rope_type": "default", "rope_theta": 5e5}, r"give theta=500000\.0"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -275,38 +272,18 @@ def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
-    ("x", "positions", "said"),
+    ("x", "positions", "options", "said"),
     [
-        (np.ones((1, 1, 1, 3)), np.arange(1), r"even size, but x is \(1, 1, 1, 3\)"),
-        (np.ones((1, 1, 4)), np.arange(1), r"but x is \(1, 1, 4\)"),
-        (np.ones((1, 1, 2, 4)), np.arange(3), r"positions is \(3,\)"),
-        (np.ones((2, 1, 2, 4)), np.zeros((1, 2), int), r"positions is \(1, 2\)"),
-        (np.ones((1, 1, 2, 4)), np.arange(2.0), "integers in positions"),
-        (np.ones((1, 1, 2, 4), int), np.arange(2), "floating-point numbers"),
+        (np.ones((1, 1, 4)), np.arange(1), {}, r"but x is \(1, 1, 4\)"),
+        (np.ones((2, 1, 2, 4)), np.zeros((1, 2), int), {}, r"positions is \(1, 2\)"),
+        (np.ones((1, 1, 2, 4), int), np.arange(2), {}, "floating-point numbers"),
+        (np.ones((1, 1, 1, 4)), np.arange(1), {"length": 1.5}, "not 1.5"),
+        (np.ones((1, 1, 1, 2)), np.arange(1), {"scaling": DYNAMIC}, "a size of 4 or more, not 2"),
     ],
 )
-def test_what_does_not_fit_is_named(x: Array, positions: Array, said: str) -> None:
+def test_what_does_not_fit_is_named(x: Array, positions: Array, options: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        ops.rope(x, positions)
-
-
-@pytest.mark.parametrize(
-    ("length", "said"),
-    [
-        (-1, "length must be an integer of 0 or more, .* not -1"),
-        (1.5, "not 1.5"),
-        (np.array([1, 2]), r"length must be \(batch,\), but x is \(1, 1, 1, 4\), length is \(2,\)"),
-        (np.array([1.0]), "integers in length"),
-    ],
-)
-def test_a_length_that_makes_no_sense_is_refused(length: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        ops.rope(np.ones((1, 1, 1, 4)), np.arange(1), length=length)
-
-
-def test_a_small_head_cannot_be_scaled_dynamically() -> None:
-    with pytest.raises(ConfigurationError, match="needs a size of 4 or more, not 2"):
-        ops.rope(np.ones((1, 1, 1, 2)), np.arange(1), scaling=DYNAMIC)
+        ops.rope(x, positions, **options)
 
 
 def two_rotations(x: Any, positions: Any) -> Any:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
+from anydevice._core.device import Device
+from anydevice._core.engine import Engine
+from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
 
 
@@ -18,6 +23,24 @@ def pytest_runtest_call() -> Iterator[None]:
         if error.code == "driver_defect":
             pytest.skip(str(error))
         raise
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = registry.load("opencl")
+    if not engine.devices():
+        pytest.skip("no OpenCL driver is installed here")
+    return engine
+
+
+@pytest.fixture
+def put(engine: Engine) -> Callable[[Any], Any]:
+    return lambda x: engine.place(np.asarray(x), Device("opencl"))
+
+
+@pytest.fixture
+def get(engine: Engine) -> Callable[[Any], Any]:
+    return engine.to_host
 
 
 @pytest.fixture
@@ -44,10 +67,15 @@ def assume() -> Iterator[Callable[..., None]]:
     change()
 
 
-@pytest.fixture(
-    params=[{}, {"work_group": 1}, {"work_group": 16, "is_cpu": False}, {"is_cpu": False}],
-    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
-)
+ROUTES: dict[str, dict[str, object]] = {
+    "cpu": {},
+    "groups of 1": {"work_group": 1},
+    "groups of 16": {"work_group": 16, "is_cpu": False},
+    "gpu": {"is_cpu": False},
+}
+
+
+@pytest.fixture(params=ROUTES)
 def assumed(request: pytest.FixtureRequest, assume: Callable[..., None]) -> None:
     """Run the test on each kind of device."""
-    assume(**request.param)
+    assume(**ROUTES[request.param])

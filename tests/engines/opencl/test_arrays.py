@@ -8,20 +8,11 @@ import pytest
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
-from anydevice._machine.engines import registry
 from anydevice.errors import UnsupportedError
 from tests.comparing import COPIED, EXACT, assert_same_values
 
 cl = pytest.importorskip("pyopencl")
 HERE = Device("opencl")
-
-
-@pytest.fixture
-def engine() -> Engine:
-    engine = registry.load("opencl")
-    if not engine.devices():
-        pytest.skip("no OpenCL driver is installed here")
-    return engine
 
 
 def test_native_is_a_pyopencl_device(engine: Engine) -> None:

@@ -11,9 +11,7 @@ from scipy import special
 
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
-from anydevice._core.engine import Engine
 from anydevice._engines import trust
-from anydevice._machine.engines import registry
 
 pytest.importorskip("pyopencl")
 
@@ -27,24 +25,6 @@ xp = PRIMITIVES
 ERRORS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5, "float64": 1e-12}
 Put = Callable[[Any], Any]
 Assume = Callable[..., None]
-
-
-@pytest.fixture
-def engine() -> Engine:
-    engine = registry.load("opencl")
-    if not engine.devices():
-        pytest.skip("no OpenCL driver is installed here")
-    return engine
-
-
-@pytest.fixture
-def put(engine: Engine) -> Put:
-    return lambda x: engine.place(np.asarray(x), HERE)
-
-
-@pytest.fixture
-def get(engine: Engine) -> Callable[[Any], Any]:
-    return engine.to_host
 
 
 @pytest.fixture(autouse=True)
@@ -79,15 +59,21 @@ def layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
+    ("assumed", "shape", "dtype"),
     [
-        ((3, 5), "float32"),
-        ((2, 2, 96), "float32"),
-        ((2, 5000), "bfloat16"),
-        ((1, 1), "float32"),
-        ((40, 64), "float16"),
-        ((2, 33), "float64"),
+        ("cpu", (3, 5), "float32"),
+        ("cpu", (2, 2, 96), "float32"),
+        ("cpu", (1, 1), "float32"),
+        ("cpu", (2, 33), "float64"),
+        ("cpu", (40, 64), "float16"),
+        ("cpu", (2, 5000), "bfloat16"),
+        ("gpu", (2, 2, 96), "float32"),
+        ("gpu", (2, 5000), "bfloat16"),
+        ("groups of 1", (3, 5), "float32"),
+        ("groups of 16", (2, 2, 96), "float32"),
+        ("groups of 16", (40, 64), "float16"),
     ],
+    indirect=["assumed"],
 )
 def test_rows(put: Put, get: Any, assumed: None, shape: Any, dtype: str) -> None:
     x = numbers(shape, dtype)
@@ -222,16 +208,14 @@ CASES: dict[str, Any] = {
     "mask": ((2, 2, 20, 32), (2, 2, 33), {"mask": (2, 33)}),
     "full mask": ((2, 2, 3, 8), (2, 2, 33), {"mask": (2, 1, 3, 33), "scale": 0.3}),
 }
-IN_SMALL_GROUPS = ("plain", "odd", "decode", "prefill")
-"""With groups of 1 and 16 work items, a case for each kernel."""
 
 
 @pytest.mark.parametrize(
     ("assumed", "case"),
-    [({}, case) for case in CASES]
-    + [({"is_cpu": False}, case) for case in CASES]
-    + [({"work_group": 1}, case) for case in IN_SMALL_GROUPS]
-    + [({"work_group": 16, "is_cpu": False}, case) for case in IN_SMALL_GROUPS],
+    [("cpu", case) for case in CASES]
+    + [("gpu", case) for case in CASES]
+    + [("groups of 1", case) for case in ("plain", "decode")]
+    + [("groups of 16", case) for case in ("odd", "decode", "prefill")],
     indirect=["assumed"],
 )
 def test_attention(put: Put, get: Any, assumed: None, case: str) -> None:

@@ -16,7 +16,6 @@ from anydevice import ops
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine
-from anydevice._machine.engines import registry
 from tests.comparing import COPIED, assert_same_values
 
 FLOAT32 = as_dtype("float32")
@@ -30,124 +29,116 @@ def in_use(engine: Engine, device: Device) -> int:
 
 
 @pytest.fixture
-def opencl() -> Engine:
-    engine = registry.load("opencl")
-    if not engine.devices():
-        pytest.skip("no OpenCL driver is installed here")
-    return engine
-
-
-@pytest.fixture
-def here(opencl: Engine) -> Device:
+def here(engine: Engine) -> Device:
     gc.collect()  # arrays of earlier tests that are garbage would be freed while these count
-    device = opencl.devices()[0]
-    opencl.memory.release(device)
+    device = engine.devices()[0]
+    engine.memory.release(device)
     return device
 
 
-def test_everything_on_opencl_is_counted(opencl: Engine, here: Device) -> None:
-    before = in_use(opencl, here)
-    made: list[Any] = [opencl.place(np.ones((512, 512), np.float32), here)]
+def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
+    before = in_use(engine, here)
+    made: list[Any] = [engine.place(np.ones((512, 512), np.float32), here)]
     for grow in (
-        lambda x: opencl.empty((512, 512), FLOAT32, here),
+        lambda x: engine.empty((512, 512), FLOAT32, here),
         lambda x: x.copy(),
         lambda x: ops.add(x, x),
-        lambda x: opencl.matmul(x, x),
-        lambda x: opencl.separate(x[None])[0],
-        lambda x: opencl.ops.asarray(np.ones((512, 512), np.float32), x),
+        lambda x: engine.matmul(x, x),
+        lambda x: engine.separate(x[None])[0],
+        lambda x: engine.ops.asarray(np.ones((512, 512), np.float32), x),
     ):
         made.append(grow(made[0]))
-        opencl.synchronize(here)
-        assert in_use(opencl, here) >= before + len(made) * MIB
+        engine.synchronize(here)
+        assert in_use(engine, here) >= before + len(made) * MIB
     made.clear()
-    opencl.synchronize(here)
-    assert in_use(opencl, here) == before
+    engine.synchronize(here)
+    assert in_use(engine, here) == before
 
 
 def test_a_small_table_is_made_without_waiting_and_not_counted(
-    opencl: Engine, here: Device
+    engine: Engine, here: Device
 ) -> None:
-    x = opencl.place(np.ones(4, np.float32), here)
-    before = in_use(opencl, here)
-    small = opencl.ops.asarray(np.arange(4, dtype=np.float32), x)
-    assert_same_values(opencl.to_host(small), np.arange(4), because=COPIED)
-    assert in_use(opencl, here) == before
+    x = engine.place(np.ones(4, np.float32), here)
+    before = in_use(engine, here)
+    small = engine.ops.asarray(np.arange(4, dtype=np.float32), x)
+    assert_same_values(engine.to_host(small), np.arange(4), because=COPIED)
+    assert in_use(engine, here) == before
 
 
-def test_little_is_lost_to_rounding(opencl: Engine, here: Device) -> None:
-    use = opencl.memory.use(here)
+def test_little_is_lost_to_rounding(engine: Engine, here: Device) -> None:
+    use = engine.memory.use(here)
     assert use is not None
-    held = [opencl.empty((size,), as_dtype("uint8"), here) for size in (MIB, 3 * MIB, 100_000)]
-    after = opencl.memory.use(here)
+    held = [engine.empty((size,), as_dtype("uint8"), here) for size in (MIB, 3 * MIB, 100_000)]
+    after = engine.memory.use(here)
     assert after is not None
     taken = after.reserved - use.reserved
     assert 4 * MIB + 100_000 <= taken <= 1.01 * (4 * MIB + 100_000)
     del held
 
 
-def test_a_driver_that_has_no_room_is_recognised(opencl: Engine, here: Device) -> None:
+def test_a_driver_that_has_no_room_is_recognised(engine: Engine, here: Device) -> None:
     import pyopencl as cl
 
-    most = opencl.native(here).max_mem_alloc_size
+    most = engine.native(here).max_mem_alloc_size
     with pytest.raises(cl.LogicError, match="INVALID_BUFFER_SIZE") as caught:
-        opencl.empty((2 * most,), as_dtype("uint8"), here)
-    assert opencl.memory.ran_out(caught.value)
-    assert opencl.memory.asked(caught.value) is None
-    assert not opencl.memory.ran_out(cl.LogicError("no record of what went wrong"))
+        engine.empty((2 * most,), as_dtype("uint8"), here)
+    assert engine.memory.ran_out(caught.value)
+    assert engine.memory.asked(caught.value) is None
+    assert not engine.memory.ran_out(cl.LogicError("no record of what went wrong"))
 
 
-def test_a_limit_of_opencl_says_what_was_asked(opencl: Engine, here: Device) -> None:
-    opencl.memory.set_limit(here, in_use(opencl, here) + MIB)
+def test_a_limit_of_opencl_says_what_was_asked(engine: Engine, here: Device) -> None:
+    engine.memory.set_limit(here, in_use(engine, here) + MIB)
     try:
         with pytest.raises(Exception, match="would exceed the limit of") as caught:
-            opencl.empty((3, MIB), as_dtype("uint8"), here)
-        assert opencl.memory.asked(caught.value) == 3 * MIB
+            engine.empty((3, MIB), as_dtype("uint8"), here)
+        assert engine.memory.asked(caught.value) == 3 * MIB
     finally:
-        opencl.memory.set_limit(here, None)
+        engine.memory.set_limit(here, None)
 
 
-def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(opencl: Engine, here: Device) -> None:
+def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(engine: Engine, here: Device) -> None:
     import pyopencl as cl
 
-    first = [opencl.empty((MIB,), as_dtype("uint8"), here) for _ in range(4)]
-    use = opencl.memory.use(here)
+    first = [engine.empty((MIB,), as_dtype("uint8"), here) for _ in range(4)]
+    use = engine.memory.use(here)
     assert use is not None
-    opencl.memory.set_limit(here, use.reserved)
+    engine.memory.set_limit(here, use.reserved)
     try:
         del first[:2]
-        again = opencl.empty((MIB,), as_dtype("uint8"), here)
-        after = opencl.memory.use(here)
+        again = engine.empty((MIB,), as_dtype("uint8"), here)
+        after = engine.memory.use(here)
         assert after is not None
         assert after.reserved == use.reserved  # the other one is still kept
         # Of what is kept nothing fits: it makes room, and the limit holds.
-        larger = opencl.empty((3, MIB // 4), as_dtype("uint8"), here)
-        after = opencl.memory.use(here)
+        larger = engine.empty((3, MIB // 4), as_dtype("uint8"), here)
+        after = engine.memory.use(here)
         assert after is not None
         assert after.in_use <= after.reserved <= use.reserved
         with pytest.raises(cl.MemoryError, match="would exceed the limit of") as caught:
-            opencl.empty((MIB,), as_dtype("uint8"), here)
+            engine.empty((MIB,), as_dtype("uint8"), here)
         assert str(use.reserved) in str(caught.value)
         del again, larger
     finally:
-        opencl.memory.set_limit(here, None)
+        engine.memory.set_limit(here, None)
 
 
-def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(opencl: Engine, here: Device) -> None:
+def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(engine: Engine, here: Device) -> None:
     import pyopencl as cl
 
     from anydevice._engines.opencl.buffers import pool
 
-    other = pool(cl.Context([opencl.native(here)]))
+    other = pool(cl.Context([engine.native(here)]))
     held = other.allocate(4 * MIB)
-    opencl.memory.set_limit(here, in_use(opencl, here) + 2 * MIB)
+    engine.memory.set_limit(here, in_use(engine, here) + 2 * MIB)
     try:
         with pytest.raises(cl.MemoryError, match="would exceed the limit of"):
-            opencl.empty((4 * MIB,), as_dtype("uint8"), here)
+            engine.empty((4 * MIB,), as_dtype("uint8"), here)
         del held  # what another pool keeps is given back for it
-        assert opencl.empty((4 * MIB,), as_dtype("uint8"), here).nbytes == 4 * MIB
+        assert engine.empty((4 * MIB,), as_dtype("uint8"), here).nbytes == 4 * MIB
         assert other.held == 0
     finally:
-        opencl.memory.set_limit(here, None)
+        engine.memory.set_limit(here, None)
 
 
 FIRST_USE = """
@@ -179,7 +170,7 @@ print(len({x.context.int_ptr for x in placed}), len(buffers._pools))
 """
 
 
-def test_threads_that_use_a_device_first_share_its_context(opencl: Engine) -> None:
+def test_threads_that_use_a_device_first_share_its_context(engine: Engine) -> None:
     for _ in range(3):
         ended = subprocess.run(
             [sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=400
@@ -188,7 +179,7 @@ def test_threads_that_use_a_device_first_share_its_context(opencl: Engine) -> No
 
 
 def test_a_context_that_is_slow_to_make_is_made_once(
-    opencl: Engine, here: Device, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pyopencl as cl
 
@@ -199,8 +190,8 @@ def test_a_context_that_is_slow_to_make_is_made_once(
         return make(*arguments)
 
     monkeypatch.setattr(buffers, "Pool", slowly)
-    context = cl.Context([opencl.native(here)])
+    context = cl.Context([engine.native(here)])
     with ThreadPoolExecutor(4) as threads:
         pools = list(threads.map(buffers.pool, [context] * 4))
     assert len(set(map(id, pools))) == 1
-    assert sum(each is pools[0] for each in buffers.pools_of(opencl.native(here))) == 1
+    assert sum(each is pools[0] for each in buffers.pools_of(engine.native(here))) == 1
