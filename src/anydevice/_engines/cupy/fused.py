@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import cupy
@@ -60,18 +61,13 @@ def _prod(x: ndarray, axes: tuple[int, ...], keepdims: bool) -> ndarray:
         return cupy.prod(x, axes, x.dtype, keepdims=keepdims)
 
 
-def _any(x: ndarray, axes: tuple[int, ...], keepdims: bool) -> ndarray:
+def _truths(
+    function: Callable[..., ndarray], x: ndarray, axes: tuple[int, ...], keepdims: bool
+) -> ndarray:
     if x.dtype != np.bool_ or not axes:
         return NotImplemented
     with x.device:
-        return cupy.any(x, axes, keepdims=keepdims)
-
-
-def _all(x: ndarray, axes: tuple[int, ...], keepdims: bool) -> ndarray:
-    if x.dtype != np.bool_ or not axes:
-        return NotImplemented
-    with x.device:
-        return cupy.all(x, axes, keepdims=keepdims)
+        return function(x, axes, keepdims=keepdims)
 
 
 def _round(x: ndarray) -> ndarray:
@@ -82,8 +78,8 @@ def _round(x: ndarray) -> ndarray:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
-    "all": _all,
-    "any": _any,
+    "all": partial(_truths, cupy.all),
+    "any": partial(_truths, cupy.any),
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,
     "flip": lambda x, axes: cupy.flip(x, axes) if axes else x,

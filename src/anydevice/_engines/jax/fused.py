@@ -57,19 +57,19 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     return _product(x, weight, x.dtype)  # added up in float32; gradients' products stay 16-bit ones
 
 
-@compiled()
-def _silu(x: Array) -> Array:
-    return jax.nn.silu(wide(x)).astype(x.dtype)
+def _compute_wide(function: Function, *static: int) -> Function:
+    """Compile a function of an array, computed in 32 bits or more and rounded once."""
+    return compiled(*static)(lambda x, *others: function(wide(x), *others).astype(x.dtype))
 
 
-@compiled(1)
-def _leaky_relu(x: Array, slope: float) -> Array:
-    return jax.nn.leaky_relu(wide(x), slope).astype(x.dtype)
+def _of_floats(function: Function) -> Function:
+    """Return the function, which leaves arrays of other dtypes to the definition."""
 
+    def run(x: Array, *others: Any) -> Any:
+        is_float = known_dtype(x.dtype).kind == "float"
+        return function(x, *others) if is_float else NotImplemented
 
-@compiled(1)
-def _gelu(x: Array, approximate: bool) -> Array:
-    return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
+    return run
 
 
 @compiled()
@@ -77,52 +77,7 @@ def _swiglu(gate: Array, up: Array) -> Array:
     return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
 
 
-@compiled(1)
-def _softmax(x: Array, axis: int) -> Array:
-    return jax.nn.softmax(wide(x), axis).astype(x.dtype)
-
-
-@compiled(1)
-def _log_softmax(x: Array, axis: int) -> Array:
-    return jax.nn.log_softmax(wide(x), axis).astype(x.dtype)
-
-
-def _mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return (
-        _mean_of_floats(x, axis, keepdims)
-        if known_dtype(x.dtype).kind == "float"
-        else NotImplemented
-    )
-
-
-@compiled(1, 2)
-def _mean_of_floats(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return jnp.mean(x, axis, keepdims=keepdims)
-
-
-def _var(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
-    if known_dtype(x.dtype).kind != "float":
-        return NotImplemented
-    return _spread(x, axis, keepdims, correction)
-
-
-def _std(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
-    if known_dtype(x.dtype).kind != "float":
-        return NotImplemented
-    return _root_of_spread(x, axis, keepdims, correction)
-
-
-@compiled(1, 2, 3)
-def _spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
-    return _squared_spread(wide(x), axis, keepdims, correction).astype(x.dtype)
-
-
-@compiled(1, 2, 3)
-def _root_of_spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
-    return jnp.sqrt(_squared_spread(wide(x), axis, keepdims, correction)).astype(x.dtype)
-
-
-def _squared_spread(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+def _variance(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     total = jnp.sum(jnp.square(x - jnp.mean(x, axis, keepdims=True)), axis, keepdims=keepdims)
     return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
 
@@ -158,18 +113,13 @@ def _prod(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
 
 
-@compiled(1)
-def _cumulative_sum(x: Array, axis: int) -> Array:
-    return jnp.cumsum(x, axis, dtype=wide(x).dtype).astype(x.dtype)
-
-
 def _logsumexp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return _log_of_sum(x, axis, keepdims) if x.size else NotImplemented
 
 
-@compiled(1, 2)
-def _log_of_sum(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return jax.nn.logsumexp(wide(x), axis, keepdims=keepdims).astype(x.dtype)
+_log_of_sum = _compute_wide(
+    lambda x, axis, keepdims: jax.nn.logsumexp(x, axis, keepdims=keepdims), 1, 2
+)
 
 
 @compiled(1)
@@ -546,21 +496,15 @@ def _scan(x: Array, states: Array, step: Function, last: bool) -> Any:
     return states[0] if last else jnp.swapaxes(outputs, 0, 1)
 
 
+@_of_floats
 def _max_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return NotImplemented
     return largest_of_windows(x, size, size if stride is None else stride)
 
 
-def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return NotImplemented
-    return _mean_of(x, size, size if stride is None else stride)
-
-
+@_of_floats
 @compiled(1, 2)
-def _mean_of(x: Array, size: Pair, stride: Pair) -> Array:
-    window, step = (1, 1, *size), (1, 1, *stride)
+def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
+    window, step = (1, 1, *size), (1, 1, *(size if stride is None else stride))
     total = jax.lax.reduce_window(wide(x), 0.0, jax.lax.add, window, step, "VALID")
     return (total / (size[0] * size[1])).astype(x.dtype)
 
@@ -702,14 +646,16 @@ FUSED: Mapping[str, Function] = {
     "linear": _linear,
     "any op": lambda op, numbers: compiled(*numbers)(op),
     "relu": compiled()(jax.nn.relu),
-    "silu": _silu,
-    "gelu": _gelu,
+    "silu": _compute_wide(jax.nn.silu),
+    "gelu": _compute_wide(jax.nn.gelu, 1),
     "swiglu": _swiglu,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "mean": _mean,
-    "var": _var,
-    "std": _std,
+    "softmax": _compute_wide(jax.nn.softmax, 1),
+    "log_softmax": _compute_wide(jax.nn.log_softmax, 1),
+    "mean": _of_floats(
+        compiled(1, 2)(lambda x, axis, keepdims: jnp.mean(x, axis, keepdims=keepdims))
+    ),
+    "var": _of_floats(_compute_wide(_variance, 1, 2, 3)),
+    "std": _of_floats(_compute_wide(lambda *given: jnp.sqrt(_variance(*given)), 1, 2, 3)),
     "sort": _sort,
     "argsort": _argsort,
     "argmin": _argmin,
@@ -717,14 +663,14 @@ FUSED: Mapping[str, Function] = {
     "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
     "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
     "logsumexp": _logsumexp,
-    "cumulative_sum": _cumulative_sum,
+    "cumulative_sum": _compute_wide(jnp.cumsum, 1),
     "clip": compiled()(lambda x, low, high: jnp.clip(x, low, high)),
     "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
     "round": jnp.round,
     "pad": _pad,
     "stack": lambda arrays, axis: _stack(list(arrays), axis),
     "flip": compiled(1)(jnp.flip),
-    "leaky_relu": _leaky_relu,
+    "leaky_relu": _compute_wide(jax.nn.leaky_relu, 1),
     "argmax": compiled(1)(PRIMITIVES.argmax),
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,

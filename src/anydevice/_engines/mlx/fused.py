@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -261,12 +262,10 @@ def _prod(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     return mx.prod(wide, axis=axes, keepdims=keepdims).astype(x.dtype)
 
 
-def _any(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
-    return mx.any(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
-
-
-def _all(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
-    return mx.all(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
+def _truths(
+    function: Callable[..., mx.array], x: mx.array, axes: tuple[int, ...], keepdims: bool
+) -> mx.array:
+    return function(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
 
 
 def _pad(x: mx.array, widths: Sequence[tuple[int, int]], value: float) -> mx.array:
@@ -284,8 +283,8 @@ def _half_on_gpu(kind: Any) -> bool:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
-    "all": _all,
-    "any": _any,
+    "all": partial(_truths, mx.all),
+    "any": partial(_truths, mx.any),
     "argsort": _argsort,
     "attention": _attention,
     "cumulative_sum": _cumulative_sum,

@@ -7,6 +7,7 @@ cache, and every step waits for memory; these stay within it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,6 @@ from anydevice._engines.host import known_dtype
 Array = np.ndarray[Any, Any]
 
 _FULL = (np.dtype(np.float32), np.dtype(np.float64))
-# The functions behind `np.prod`, `np.any` and `np.all`, called directly.
-_MULTIPLIED: Callable[..., Any] = np.multiply.reduce
-_SOME: Callable[..., Any] = np.logical_or.reduce
-_EVERY: Callable[..., Any] = np.logical_and.reduce
 _MAX_SCORES = 1 << 26
 _BLOCK = 1 << 16
 """Elements of a block: a few arrays of this size fit the cache of one core."""
@@ -55,10 +52,6 @@ def _rmsnorm(x: Array, weight: Array, eps: float) -> Any:
             np.divide(source, scale, out=block)
             block *= factor
     return result.reshape(x.shape)
-
-
-def _silu(x: Array) -> Any:
-    return _swiglu(x, None)
 
 
 def _swiglu(gate: Array, up: Array | None) -> Any:
@@ -164,7 +157,7 @@ def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
     if _is_narrow(x):
         return NotImplemented
     with np.errstate(all="ignore"):
-        return np.asarray(_MULTIPLIED(x, axes, x.dtype, keepdims=keepdims))
+        return np.asarray(np.multiply.reduce(x, axes, x.dtype, keepdims=keepdims))
 
 
 def _cumulative_sum(x: Array, axis: int) -> Any:
@@ -175,16 +168,8 @@ def _cumulative_sum(x: Array, axis: int) -> Any:
         return np.add.accumulate(x, axis, wide).astype(x.dtype, copy=False)
 
 
-def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
-    return np.asarray(_SOME(x, axes, bool, keepdims=keepdims))
-
-
-def _all(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
-    return np.asarray(_EVERY(x, axes, bool, keepdims=keepdims))
-
-
-def _round(x: Array) -> Any:
-    return np.asarray(np.rint(x)) if x.dtype in _FULL else NotImplemented
+def _truths(function: np.ufunc, x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return np.asarray(function.reduce(x, axes, bool, keepdims=keepdims))
 
 
 def _is_narrow(x: Array) -> bool:
@@ -206,8 +191,8 @@ def _by_rows(x: Array) -> tuple[Array, Array, int]:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
-    "all": _all,
-    "any": _any,
+    "all": partial(_truths, np.logical_and),
+    "any": partial(_truths, np.logical_or),
     "attention": _attention,
     "argmin": _argmin,
     "argsort": _argsort,
@@ -219,8 +204,8 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "isfinite": lambda x: np.asarray(np.isfinite(x)),
     "prod": _prod,
     "rmsnorm": _rmsnorm,
-    "round": _round,
-    "silu": _silu,
+    "round": lambda x: np.asarray(np.rint(x)) if x.dtype in _FULL else NotImplemented,
+    "silu": lambda x: _swiglu(x, None),
     "softmax": _softmax,
     "sort": _sort,
     "swiglu": _swiglu,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -96,31 +96,17 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return (F.silu(gate.float()) * up).to(gate.dtype)
 
 
-def _softmax(x: Tensor, axis: int) -> Tensor:
+def _softmax(function: Function, x: Tensor, axis: int) -> Tensor:
     if x.dtype in _WIDE or x.is_cuda:
-        return torch.softmax(x, axis)
+        return function(x, axis)
     # On the CPU, PyTorch would round numbers of 16 bits on the way.
-    return torch.softmax(x, axis, dtype=torch.float32).to(x.dtype)
-
-
-def _log_softmax(x: Tensor, axis: int) -> Tensor:
-    if x.dtype in _WIDE or x.is_cuda:
-        return torch.log_softmax(x, axis)
-    return torch.log_softmax(x, axis, dtype=torch.float32).to(x.dtype)
+    return function(x, axis, dtype=torch.float32).to(x.dtype)
 
 
 def _mean(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     if not x.dtype.is_floating_point or axis == ():  # to PyTorch, no axes are all of them
         return NotImplemented
     return torch.mean(x, axis[0] if len(axis) == 1 else axis, keepdims)
-
-
-def _var(x: Tensor, axis: tuple[int, ...], keepdims: bool, correction: float) -> Tensor:
-    return _spread(torch.var, x, axis, keepdims, correction)
-
-
-def _std(x: Tensor, axis: tuple[int, ...], keepdims: bool, correction: float) -> Tensor:
-    return _spread(torch.std, x, axis, keepdims, correction)
 
 
 def _spread(
@@ -164,12 +150,8 @@ def _cumulative_sum(x: Tensor, axis: int) -> Tensor:
     return torch.cumsum(x, axis, dtype=torch.float32 if kind.is_floating_point else kind).to(kind)
 
 
-def _any(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
-    return torch.any(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
-
-
-def _all(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
-    return torch.all(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
+def _truths(function: Function, x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+    return function(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
 
 
 def _logsumexp(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -660,17 +642,17 @@ _OWN: dict[str, Function] = {
     "silu": F.silu,
     "gelu": _gelu,
     "swiglu": _swiglu,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
+    "softmax": partial(_softmax, torch.softmax),
+    "log_softmax": partial(_softmax, torch.log_softmax),
     "mean": _mean,
-    "var": _var,
-    "std": _std,
+    "var": partial(_spread, torch.var),
+    "std": partial(_spread, torch.std),
     "sort": _sort,
     "argsort": _argsort,
     "argmin": _argmin,
     "prod": _prod,
-    "any": _any,
-    "all": _all,
+    "any": partial(_truths, torch.any),
+    "all": partial(_truths, torch.all),
     "logsumexp": _logsumexp,
     "cumulative_sum": _cumulative_sum,
     "clip": _clip,
