@@ -103,11 +103,6 @@ def _argsort(x: Array, axis: int, descending: bool) -> Array:
     return (x.shape[axis] - 1 - places if descending else places).astype(jnp.int32)
 
 
-@compiled(1)
-def _argmin(x: Array, axis: int) -> Array:
-    return jax.lax.argmin(x, axis, jnp.int32)
-
-
 @compiled(1, 2)
 def _prod(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
@@ -126,11 +121,6 @@ _log_of_sum = _compute_wide(
 def _pad(x: Array, widths: Sequence[tuple[int, int]], value: Any) -> Array:
     sides = [(before, after, 0) for before, after in widths]
     return jax.lax.pad(x, jnp.asarray(value).astype(x.dtype), sides)
-
-
-@compiled(1)
-def _stack(arrays: Array, axis: int) -> Array:
-    return jnp.stack(arrays, axis)
 
 
 @compiled(2)
@@ -451,11 +441,6 @@ def _cross_entropy(logits: Array, targets: Array) -> Array:
     return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
 
 
-@compiled()
-def _mean_squared_error(x: Array, y: Array) -> Array:
-    return jnp.mean(jnp.square(wide(x) - wide(y)))
-
-
 @compiled(3, 4, 5)
 def _conv_transpose2d(
     x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
@@ -658,7 +643,7 @@ FUSED: Mapping[str, Function] = {
     "std": _of_floats(_compute_wide(lambda *given: jnp.sqrt(_variance(*given)), 1, 2, 3)),
     "sort": _sort,
     "argsort": _argsort,
-    "argmin": _argmin,
+    "argmin": compiled(1)(lambda x, axis: jax.lax.argmin(x, axis, jnp.int32)),
     "prod": _prod,
     "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
     "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
@@ -668,7 +653,7 @@ FUSED: Mapping[str, Function] = {
     "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
     "round": jnp.round,
     "pad": _pad,
-    "stack": lambda arrays, axis: _stack(list(arrays), axis),
+    "stack": _of_lists(compiled(1)(jnp.stack), 1),
     "flip": compiled(1)(jnp.flip),
     "leaky_relu": _compute_wide(jax.nn.leaky_relu, 1),
     "argmax": compiled(1)(PRIMITIVES.argmax),
@@ -679,7 +664,7 @@ FUSED: Mapping[str, Function] = {
     "experts": _experts,
     "embedding": compiled()(lambda weight, ids: PRIMITIVES.take(weight, ids, 0)),
     "cross_entropy": _cross_entropy,
-    "mean_squared_error": _mean_squared_error,
+    "mean_squared_error": compiled()(lambda x, y: jnp.mean(jnp.square(wide(x) - wide(y)))),
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
     "scan": _scan,

@@ -27,7 +27,7 @@ from anydevice._core.rope_scaling import depends_on_length, freeze, frequencies,
 from anydevice._engines.torch.captured import captured_step
 from anydevice._engines.torch.decoder_layer import decoder_layer
 from anydevice._engines.torch.experts import experts
-from anydevice._engines.torch.primitives import PRIMITIVES, is_eager_on_cpu
+from anydevice._engines.torch.primitives import PRIMITIVES, is_eager_on_cpu, sortable
 
 Arrays = Sequence[Any]
 Function = Callable[..., Any]
@@ -119,22 +119,13 @@ def _spread(
     return function(x, axis, correction=correction, keepdim=keepdims)
 
 
-def _sortable(x: Tensor) -> Tensor:
-    """Return the array as one that PyTorch can put in order."""
-    return x.to(torch.uint8) if x.dtype == torch.bool else x
-
-
 def _sort(x: Tensor, axis: int, descending: bool) -> Tensor:
-    return torch.sort(_sortable(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
+    return torch.sort(sortable(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
 
 
 def _argsort(x: Tensor, axis: int, descending: bool) -> Tensor:
-    result = torch.sort(_sortable(x), dim=axis, descending=descending, stable=True)
+    result = torch.sort(sortable(x), dim=axis, descending=descending, stable=True)
     return result[1].to(torch.int32)
-
-
-def _argmin(x: Tensor, axis: int) -> Tensor:
-    return torch.argmin(_sortable(x), axis).to(torch.int32)
 
 
 def _prod(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
@@ -584,10 +575,6 @@ def _initial_states(x: Tensor, *weights: Tensor) -> tuple[list[Tensor], list[Ten
 _ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? own_bias"
 
 
-def _contiguous_sequence(*arguments: Any) -> Tensor:
-    return _sequence(*arguments).contiguous()
-
-
 def _sequence_gradients(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tensor]:
     """Return the gradients by the arrays that there are."""
 
@@ -596,20 +583,6 @@ def _sequence_gradients(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tenso
 
     _, gradients = torch.func.vjp(outputs, *[each for each in arrays if each is not None])
     return [each.contiguous() for each in gradients(slope)]
-
-
-def _sequence_shape(
-    kind: str,
-    x: Tensor,
-    weight: Tensor,
-    recurrent: Tensor,
-    *biases: Tensor | None,
-) -> Any:
-    return x.new_empty(*x.shape[:2], recurrent.shape[1])
-
-
-def _gradient_shapes(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in arrays if each is not None]
 
 
 def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, output: Tensor) -> None:
@@ -624,15 +597,19 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Any:
 
 
 _whole_sequence: Any = torch.library.custom_op(
-    "anydevice::sequence", _contiguous_sequence,
+    "anydevice::sequence", lambda *arguments: _sequence(*arguments).contiguous(),
     mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor",
 )  # fmt: skip
 _whole_gradients: Any = torch.library.custom_op(
     "anydevice::sequence_gradients", _sequence_gradients,
     mutates_args=(), schema=f"(Tensor slope, {_ARGUMENTS}) -> Tensor[]",
 )  # fmt: skip
-_whole_sequence.register_fake(_sequence_shape)
-_whole_gradients.register_fake(_gradient_shapes)
+_whole_sequence.register_fake(
+    lambda kind, x, weight, recurrent, *biases: x.new_empty(*x.shape[:2], recurrent.shape[1])
+)
+_whole_gradients.register_fake(
+    lambda slope, kind, *arrays: [x.new_empty(x.shape) for x in arrays if x is not None]
+)
 _whole_sequence.register_autograd(_backward, setup_context=_keep_inputs)
 
 
@@ -649,7 +626,7 @@ _OWN: dict[str, Function] = {
     "std": partial(_spread, torch.std),
     "sort": _sort,
     "argsort": _argsort,
-    "argmin": _argmin,
+    "argmin": lambda x, axis: torch.argmin(sortable(x), axis).to(torch.int32),
     "prod": _prod,
     "any": partial(_truths, torch.any),
     "all": partial(_truths, torch.all),

@@ -146,10 +146,10 @@ class TorchPrimitives:
         return x if axis == () else torch.amin(x, axis, keepdim=keepdims)
 
     def argmax(self, x: Tensor, axis: int) -> Tensor:
-        return torch.argmax(_sortable(x), axis).to(torch.int32)
+        return torch.argmax(sortable(x), axis).to(torch.int32)
 
     def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        largest, places = torch.topk(_sortable(x), k)
+        largest, places = torch.topk(sortable(x), k)
         return largest.to(x.dtype), places.to(torch.int32)
 
     # Products and places
@@ -223,7 +223,7 @@ def _number(value: Any, beside: Tensor) -> Any:
     return bool(value) if beside.dtype == torch.bool else int(value)
 
 
-def _sortable(x: Tensor) -> Tensor:
+def sortable(x: Tensor) -> Tensor:
     """Return the array as one that PyTorch can put in order."""
     return x.to(torch.uint8) if x.dtype == torch.bool else x
 
