@@ -20,8 +20,7 @@ from anydevice._engines import trust
 from anydevice.errors import UnsupportedError
 from tests.comparing import assert_same_integers
 
-from .homes import home, homes
-
+ONE_DEVICE = True  # see conftest.py
 PAGE = Path(__file__).parents[2] / "docs" / "computing.md"
 
 ADDED = [
@@ -80,9 +79,9 @@ class Home:
         return self.engine.to_host(x)
 
 
-@pytest.fixture(params=homes(), scope="module")
-def at(request: pytest.FixtureRequest) -> Home:
-    return Home(*home(request))
+@pytest.fixture
+def at(engine: Engine, device: Device) -> Home:
+    return Home(engine, device)
 
 
 @pytest.mark.parametrize("op", ADDED)
@@ -92,7 +91,7 @@ def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
     with trust.trial([]):
         for dtype in ("float32", row.dtypes[-1]):
             cases = [case for case in row.cases_for(dtype) if case.dtypes != LARGE]
-            for case in (*cases[:2], *cases[-2:]) if dtype == "float32" else cases[:1]:
+            for case in (cases[0], *cases[-2:]) if dtype == "float32" else cases[:1]:
                 try:
                     found = trials.run(trials.prepare(row, case, dtype), at.engine, at.device)
                 except UnsupportedError:

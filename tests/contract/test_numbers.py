@@ -16,8 +16,8 @@ from anydevice._core.engine import Absent, Engine
 from anydevice.errors import ConfigurationError
 
 from .combinations import each
-from .homes import home, homes
 
+ONE_DEVICE = True  # see conftest.py
 TWO: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -36,22 +36,12 @@ FRACTIONS = (2.0, np.float64(2), np.float32(2), np.float16(2), ml_dtypes.bfloat1
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
 
 
-@pytest.fixture(params=homes(), scope="module")
-def at(request: pytest.FixtureRequest) -> tuple[Engine, Device]:
-    return home(request)
+DTYPES = [("float32", (3,)), ("int32", ()), ("float32", ()), ("bfloat16", (3,))]
+EVERY = ("add", "power", "less")
+"""The ops beside which every number stands; libraries compile for each dtype and shape."""
 
 
-@pytest.fixture
-def engine(at: tuple[Engine, Device]) -> Engine:
-    return at[0]
-
-
-@pytest.fixture
-def device(at: tuple[Engine, Device]) -> Device:
-    return at[1]
-
-
-@each(("dtype", "shape"), [("float32", (3,)), ("float32", ()), ("bfloat16", (3,)), ("int32", ())])
+@each(("dtype", "shape"), lambda name: DTYPES if name in EVERY else DTYPES[:2])
 @pytest.mark.parametrize("name", TWO)
 def test_a_number_may_stand_on_either_side(
     engine: Engine, device: Device, name: str, dtype: str, shape: tuple[int, ...]
@@ -61,7 +51,7 @@ def test_a_number_may_stand_on_either_side(
     host = np.resize(np.array([1, 2, 3]), shape).astype(TYPES[dtype])
     x, wide, op = engine.place(host, device), host.astype(np.float64), getattr(ops, name)
     every = WHOLE if dtype == "int32" else (*WHOLE, *FRACTIONS)
-    for number in every if name in ("add", "power", "less") else every[::4]:
+    for number in every if name in EVERY else every[::4]:
         for got, want in (
             (op(x, number), TWO[name](wide, float(number))),
             (op(number, x), TWO[name](float(number), wide)),

@@ -18,35 +18,28 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 from tests.comparing import assert_close
 
 from .combinations import each
-from .homes import home, homes
 
+ONE_DEVICE = True  # see conftest.py
 Put = Callable[[Any], Any]
 
 
-@pytest.fixture(params=homes(), scope="module")
-def at(request: pytest.FixtureRequest) -> tuple[Engine, Device]:
-    return home(request)
-
-
 @pytest.fixture
-def put(at: tuple[Engine, Device]) -> Put:
-    engine, device = at
-
-    def place(x: Any) -> Any:
+def put(engine: Engine, device: Device) -> Put:
+    def placed(x: Any) -> Any:
         if isinstance(x, list):
-            return [place(each) for each in x]
+            return [placed(each) for each in x]
         return engine.place(x, device) if isinstance(x, np.ndarray) else x
 
-    return place
+    return placed
 
 
 @pytest.fixture(params=["library", "ours"])
-def kernels(request: pytest.FixtureRequest, at: tuple[Engine, Device]) -> Iterator[None]:
+def kernels(request: pytest.FixtureRequest, device: Device) -> Iterator[None]:
     """With and without the kernels of our own, where the engine has any."""
     if request.param == "library":
         yield
         return
-    with trust.trial([("attention", "float32", str(at[1]))]):
+    with trust.trial([("attention", "float32", str(device))]):
         yield
 
 
@@ -63,54 +56,50 @@ FAR = [
 ]
 
 
-def attended(at: tuple[Engine, Device], *arrays: Any, **options: Any) -> Any:
-    engine, device = at
+def attended(at: Any, *arrays: Any, **options: Any) -> Any:
+    engine = at.engine
     # MLX decides by the operation where it works; the others by where their arrays are.
-    with engine.default_scope(device) if engine.shares_memory else nullcontext():
+    with engine.default_scope(at.device) if engine.shares_memory else nullcontext():
         return engine.to_host(ops.attention(*arrays, **options))
 
 
 @pytest.mark.usefixtures("kernels")
 @each(options=[{}, {"causal": True}, {"causal": True, "window": 2}], lengths=FAR)
 def test_lengths_out_of_range_are_none_or_all(
-    at: tuple[Engine, Device], put: Put, lengths: list[int], options: dict[str, Any]
+    place: Any, put: Put, lengths: list[int], options: dict[str, Any]
 ) -> None:
     clamped = np.clip(lengths, 0, 5)
     try:
         there = put(np.array(lengths, np.int64))
     except UnsupportedError:  # without 64 bits the largest that there is
         there = put(np.clip(lengths, -(2**31), 2**31 - 1).astype(np.int32))
-    got = attended(at, *map(put, (Q, K, V)), lengths=there, **options)
+    got = attended(place, *map(put, (Q, K, V)), lengths=there, **options)
     want = reference.call("attention", Q, K, V, lengths=clamped, **options)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.usefixtures("kernels")
 @each(kind=[np.int8, np.uint8, np.int16])
-def test_short_lengths_with_more_keys_than_they_can_count(
-    at: tuple[Engine, Device], put: Put, kind: Any
-) -> None:
+def test_short_lengths_with_more_keys_than_they_can_count(place: Any, put: Put, kind: Any) -> None:
     q, k = numbers(1, 1, 2, 4), numbers(1, 1, 70_000, 4)
-    got = attended(at, put(q), put(k), put(k), lengths=put(np.array([3], kind)), causal=True)
+    got = attended(place, put(q), put(k), put(k), lengths=put(np.array([3], kind)), causal=True)
     want = reference.call("attention", q, k[:, :, :3], k[:, :, :3], causal=True)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.usefixtures("kernels")
 @each(window=[5, 2**31, 2**40, 2**70])
-def test_a_window_wider_than_the_keys_is_as_none(
-    at: tuple[Engine, Device], put: Put, window: int
-) -> None:
+def test_a_window_wider_than_the_keys_is_as_none(place: Any, put: Put, window: int) -> None:
     there = [put(x) for x in (Q, K, V)]
     lengths = put(np.array([5, 4], np.int32))
     for more in ({}, {"lengths": lengths}):
-        got = attended(at, *there, causal=True, window=window, **more)
-        assert_close(got, attended(at, *there, causal=True, **more), terms=32)
+        got = attended(place, *there, causal=True, window=window, **more)
+        assert_close(got, attended(place, *there, causal=True, **more), terms=32)
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_scale_of_zero_weighs_all_keys_alike(at: tuple[Engine, Device], put: Put) -> None:
-    got = attended(at, put(Q), put(K), put(V), scale=0)
+def test_a_scale_of_zero_weighs_all_keys_alike(place: Any, put: Put) -> None:
+    got = attended(place, put(Q), put(K), put(V), scale=0)
     want = np.repeat(V.mean(2, keepdims=True), 2, 1)
     np.testing.assert_allclose(got, np.broadcast_to(want, Q.shape), rtol=1e-5, atol=1e-6)
 

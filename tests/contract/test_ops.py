@@ -20,8 +20,8 @@ from anydevice._core.primitives import Autodiff
 from anydevice.errors import UnsupportedError
 
 from .combinations import each
-from .homes import home, homes
 
+ONE_DEVICE = True  # see conftest.py
 TOLERANCE = {"float32": 2e-5, "float64": 2e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 """The float64 figure is that of rotary angles, which are float32 everywhere."""
 
@@ -204,9 +204,8 @@ class Home:
         return self.engine.compiler.compile(function)
 
 
-@pytest.fixture(params=homes(), scope="module")
-def at(request: pytest.FixtureRequest) -> Home:
-    engine, device = home(request)
+@pytest.fixture
+def at(engine: Engine, device: Device) -> Home:
     return Home(engine, device, engine.fused)
 
 

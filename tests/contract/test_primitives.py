@@ -18,8 +18,8 @@ from anydevice.errors import UnsupportedError
 from tests.comparing import EXACT, assert_same_values
 
 from .combinations import each
-from .homes import home, homes
 
+ONE_DEVICE = True  # see conftest.py
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 NUMBERS = (*FLOATS, "int32")
 ALL = (*NUMBERS, "bool")
@@ -63,9 +63,8 @@ class Home:
             assert_same_values(found, expected, because=EXACT)
 
 
-@pytest.fixture(params=homes(), scope="module")
-def at(request: pytest.FixtureRequest) -> Home:
-    engine, device = home(request)
+@pytest.fixture
+def at(engine: Engine, device: Device) -> Home:
     return Home(engine, device, engine.ops)
 
 
@@ -178,12 +177,10 @@ UNARY: dict[str, tuple[Callable[..., Any], Any, tuple[str, ...]]] = {
 }
 
 
-SHAPES = {"float32": [(), (7, 33), (3, 0, 2)]}
-"""One type in every shape, the others in one: libraries compile for each type and shape."""
-
-
 def types_and_shapes(name: str) -> list[tuple[str, tuple[int, ...]]]:
-    return [(dtype, s) for dtype in UNARY[name][2] for s in SHAPES.get(dtype, [(7, 33)])]
+    """One op in every shape, the others in one: libraries compile for each type and shape."""
+    shapes = [(), (3, 0, 2)] if name == "exp" else []
+    return [(dtype, (7, 33)) for dtype in UNARY[name][2]] + [("float32", s) for s in shapes]
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -196,7 +193,7 @@ def test_one_array(at: Home, name: str, dtype: str, shape: tuple[int, ...]) -> N
     at.is_like(getattr(at.xp, name)(at.put(host, dtype)), reference(host), result)
 
 
-@pytest.mark.parametrize("name", [name for name in UNARY if name != "logical_not"])
+@pytest.mark.parametrize("name", ["abs", "exp", "erf", "isnan"])
 def test_one_array_that_does_not_lie_in_order(at: Home, name: str) -> None:
     reference, domain, _ = UNARY[name]
     host = numbers(6, 5)
@@ -244,8 +241,10 @@ BROADCAST = [
 
 
 def types_and_pairs(name: str) -> list[tuple[Any, ...]]:
-    types = BINARY[name][1]
-    return [(x, *y) for x in types for y in (BROADCAST if x == "float32" else BROADCAST[1:2])]
+    """Every shape for one op that computes and one that compares."""
+    pairs = BROADCAST if name in ("add", "less") else []
+    every = [(dtype, *BROADCAST[1]) for dtype in BINARY[name][1]]
+    return every + [("float32", *pair) for pair in pairs if pair != BROADCAST[1]]
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -257,7 +256,7 @@ def test_two_arrays(at: Home, name: str, dtype: str, left: Any, right: Any) -> N
     at.is_like(found, BINARY[name][0](a, b), result)
 
 
-@each(dtype=NUMBERS)
+@each("dtype", lambda name: NUMBERS if name in ("add", "less") else ("float32", "int32"))
 @pytest.mark.parametrize("name", [name for name in BINARY if not name.startswith("logical")])
 def test_an_array_and_a_number(at: Home, name: str, dtype: str) -> None:
     if name == "divide" and dtype == "int32":
@@ -333,8 +332,9 @@ AXES: list[Any] = [0, 1, -1, (0, 1), (0, -1), (0, 1, 2), ()]
 
 @each(
     ("dtype", "axis", "keepdims"),
-    [("float32", axis, keepdims) for axis in AXES for keepdims in (False, True)]
-    + [(dtype, axis, False) for dtype in NUMBERS[1:] for axis in (1, (0, -1))],
+    [("float32", axis, False) for axis in AXES]
+    + [("float32", axis, True) for axis in (1, (0, -1), ())]
+    + [(dtype, (0, -1), False) for dtype in NUMBERS[1:]],
 )
 def test_sums_and_extremes(at: Home, dtype: str, axis: Any, keepdims: bool) -> None:
     host = numbers(3, 4, 5, dtype=dtype)
@@ -379,7 +379,7 @@ def test_extremes_of_truths(at: Home) -> None:
     at.is_like(at.xp.min(x, 0), [False, False], "bool")
 
 
-@each(dtype=ALL, axis=[0, 1, -1])
+@each(("dtype", "axis"), [*((dtype, 1) for dtype in ALL), ("float32", 0), ("float32", -1)])
 def test_argmax(at: Home, dtype: str, axis: int) -> None:
     host = np.round(numbers(40, 30)).astype(DTYPES[dtype].numpy())
     host = host.astype(np.float64) if dtype in FLOATS else host
@@ -392,7 +392,7 @@ def test_argmax_takes_what_is_no_number_for_the_largest(at: Home, dtype: str) ->
     at.is_like(at.xp.argmax(x, 1), [1, 1, 0], "int32")
 
 
-@each(dtype=NUMBERS, k=[1, 3, 10])
+@each(("dtype", "k"), [*((dtype, 3) for dtype in NUMBERS), ("float32", 1), ("float32", 10)])
 def test_top_k(at: Home, dtype: str, k: int) -> None:
     host = np.random.default_rng(0).permuted(np.arange(40).reshape(4, 10), axis=1) - 20
     largest, places = at.xp.top_k(at.put(host, dtype), k)
@@ -430,7 +430,11 @@ PRODUCTS = [
 ]
 
 
-@each(("left", "right"), PRODUCTS, dtype=FLOATS)
+@each(
+    ("dtype", "left", "right"),
+    [("float32", *pair) for pair in PRODUCTS]
+    + [(dtype, *pair) for dtype in FLOATS[1:] for pair in (PRODUCTS[3], PRODUCTS[6])],
+)
 def test_matmul(at: Home, dtype: str, left: Any, right: Any) -> None:
     a, b = numbers(*left, dtype=dtype), numbers(*right, dtype=dtype, seed=1)
     found = at.xp.matmul(at.put(a, dtype), at.put(b, dtype))
@@ -468,7 +472,11 @@ def gathered(host: Any, indices: Any, axis: int) -> Any:
     return np.where(inside, found, nothing).astype(host.dtype)
 
 
-@each(dtype=ALL, axis=[0, 1, -1], shape=[(), (4,), (2, 3), (0,)])
+@each(
+    ("dtype", "axis", "shape"),
+    [("float32", axis, shape) for axis in (0, 1, -1) for shape in [(), (4,), (2, 3), (0,)]]
+    + [(dtype, 1, (2, 3)) for dtype in ALL[1:]],
+)
 def test_take(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
     host = numbers(3, 5, 2, dtype=dtype)
     indices = np.random.default_rng(0).integers(0, host.shape[axis], shape)
@@ -532,17 +540,21 @@ def written(host: Any, new: Any, positions: Any) -> Any:
     return result
 
 
+POSITIONS: list[list[list[int]]] = [
+    [[5, 6, 7], [-1, 0, 100]],
+    [[2], [5]],
+    [[6], [-1]],
+    [[0, 1, 2], [3, 4, 5]],
+    [[-1, -1, 1], [6, 7, 8]],
+    [[2**31 - 1, 1, 0], [-(2**31), 5, 2]],
+    [[], []],
+]
+
+
 @each(
-    dtype=ALL,
-    positions=[
-        [[2], [5]],
-        [[6], [-1]],
-        [[0, 1, 2], [3, 4, 5]],
-        [[5, 6, 7], [-1, 0, 100]],
-        [[-1, -1, 1], [6, 7, 8]],
-        [[2**31 - 1, 1, 0], [-(2**31), 5, 2]],
-        [[], []],
-    ],
+    ("dtype", "positions"),
+    [("float32", positions) for positions in POSITIONS]
+    + [(dtype, positions) for dtype in ALL[1:] for positions in POSITIONS[:2]],
 )
 def test_write(at: Home, dtype: str, positions: list[list[int]]) -> None:
     host = numbers(2, 3, 6, 4, dtype=dtype)

@@ -18,8 +18,8 @@ from anydevice.errors import ConfigurationError
 from tests.comparing import EXACT, assert_same_integers, assert_same_values
 
 from .combinations import each
-from .homes import home, homes
 
+ONE_DEVICE = True  # see conftest.py
 Array = np.ndarray[Any, Any]
 
 FLOATS: Array = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
@@ -44,9 +44,9 @@ class Home:
             call(*(self(host) for host in hosts))
 
 
-@pytest.fixture(params=homes())
-def here(request: pytest.FixtureRequest) -> Home:
-    return Home(*home(request))
+@pytest.fixture
+def here(engine: Engine, device: Device) -> Home:
+    return Home(engine, device)
 
 
 # Arrays of two libraries. Those whose dtypes compare equal would mix without a word.

@@ -18,8 +18,7 @@ from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Engine
 from anydevice.errors import OutOfMemoryError
 
-from .homes import home, homes
-
+ONE_DEVICE = True  # see conftest.py
 Where = tuple[Engine, Device]
 Short = tuple[Device, int]
 
@@ -28,9 +27,9 @@ IN_A_ROW = 100
 SLACK = 32 * 2**20  # bytes that the process may have grown by: less than one array of a failed try
 
 
-@pytest.fixture(params=homes())
-def where(request: pytest.FixtureRequest) -> Where:
-    return home(request)
+@pytest.fixture
+def where(engine: Engine, device: Device) -> Where:
+    return engine, device
 
 
 @pytest.fixture
