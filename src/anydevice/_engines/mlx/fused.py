@@ -102,10 +102,9 @@ def _visible_keys(
     lengths: mx.array | None,
 ) -> Any:
     """Return the keys that each query may attend to, broadcast to the scores."""
-    key, valid, parts = mx.arange(keys), keys, []
-    if lengths is not None:
-        valid = mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)[:, None, None, None]
-        parts.append(key < valid)
+    key = mx.arange(keys)
+    valid = keys if lengths is None else _within(lengths, keys)[:, None, None, None]
+    parts = [] if lengths is None else [key < valid]
     if causal:
         last = mx.arange(queries)[:, None] + (valid - queries)
         parts.append(key <= last)
@@ -125,6 +124,10 @@ def _zero_hidden_keys(k: mx.array, v: mx.array, visible: mx.array) -> tuple[mx.a
     split = (1, 1) if shape[1] == 1 else (k.shape[1], shape[1] // k.shape[1])
     some = mx.any(visible.reshape(shape[0], *split, *shape[2:]), axis=(2, 3))[..., None]
     return mx.where(some, k, 0), mx.where(some, v, 0)
+
+
+def _within(lengths: mx.array, keys: int) -> mx.array:
+    return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
 
 
 # Experts: matrices are multiplied with where they are, for each choice. Many choices are sorted by

@@ -18,6 +18,8 @@ from anydevice._engines.host import known_dtype
 Array = np.ndarray[Any, Any]
 
 _FULL = (np.dtype(np.float32), np.dtype(np.float64))
+_MULTIPLIED: Callable[..., Any] = np.multiply.reduce
+"""The function behind `np.prod`, called directly."""
 _MAX_SCORES = 1 << 26
 _BLOCK = 1 << 16
 """Elements of a block: a few arrays of this size fit the cache of one core."""
@@ -157,7 +159,7 @@ def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
     if _is_narrow(x):
         return NotImplemented
     with np.errstate(all="ignore"):
-        return np.asarray(np.multiply.reduce(x, axes, x.dtype, keepdims=keepdims))
+        return np.asarray(_MULTIPLIED(x, axes, x.dtype, keepdims=keepdims))
 
 
 def _cumulative_sum(x: Array, axis: int) -> Any:
