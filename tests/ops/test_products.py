@@ -16,26 +16,6 @@ from tests.comparing import COPIED, assert_same_values
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((5, 1, 2, 3), (6, 3, 4)), ((1, 1), (1, 1))],
-    ids=str,
-)
-def test_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    left, right = RNG.normal(size=a), RNG.normal(size=b)
-    expected = np.einsum("...mk,...kn->...mn", left, right)
-    np.testing.assert_allclose(ops.matmul(left, right), expected, rtol=1e-12)
-    flipped = ops.permute(right, (*range(len(b) - 2), -1, -2))
-    np.testing.assert_allclose(ops.matmul(left, np.swapaxes(flipped, -1, -2)), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("a", "b"), [((0, 3), (3, 4)), ((2, 0), (0, 4)), ((0, 2, 3), (3, 1))])
-def test_matmul_of_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    result = ops.matmul(np.ones(a), np.ones(b))
-    assert result.shape == (*a[:-1], b[-1])
-    assert not result.any()
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_products_of_narrow_numbers_are_rounded_once(dtype: Any) -> None:
     x, weight = RNG.normal(size=(4, 300)).astype(dtype), RNG.normal(size=(5, 300)).astype(dtype)

@@ -9,7 +9,7 @@ import pytest
 from anydevice._core.device import Device
 from anydevice._core.engine import Engine
 from anydevice.errors import UnsupportedError
-from tests.comparing import COPIED, EXACT, assert_same_values
+from tests.comparing import COPIED, assert_same_values
 
 cl = pytest.importorskip("pyopencl")
 HERE = Device("opencl")
@@ -30,32 +30,6 @@ def test_an_array_made_elsewhere_is_read(engine: Engine) -> None:
     without_queue = x.with_queue(None)
     assert engine.devices_of(without_queue) == (HERE,)
     assert_same_values(engine.to_host(x), [0, 1, 2], because=COPIED)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_products_of_views(engine: Engine, dtype: str) -> None:
-    host = np.arange(24, dtype=dtype).reshape(4, 6)
-    placed = engine.place(host, HERE)
-    assert_same_values(
-        engine.to_host(engine.matmul(placed, placed.T)), host @ host.T, because=EXACT
-    )
-    rest = engine.matmul(placed[1:], placed.T)
-    assert_same_values(engine.to_host(rest), host[1:] @ host.T, because=EXACT)
-
-
-@pytest.mark.parametrize("shapes", [((0, 3), (3, 2)), ((2, 0), (0, 3))])
-def test_a_product_without_terms_is_zero(
-    engine: Engine, shapes: tuple[tuple[int, int], ...]
-) -> None:
-    a, b = (engine.place(np.ones(shape, np.float32), HERE) for shape in shapes)
-    product = engine.to_host(engine.matmul(a, b))
-    assert_same_values(product, np.zeros((shapes[0][0], shapes[1][1])), because=EXACT)
-
-
-def test_shapes_that_do_not_fit_are_refused(engine: Engine) -> None:
-    a = engine.place(np.ones((2, 3), np.float32), HERE)
-    with pytest.raises(ValueError, match=r"\(2, 3\) cannot be multiplied by a matrix \(2, 3\)"):
-        engine.matmul(a, a)
 
 
 @pytest.mark.parametrize(("one", "two"), [("int32", "int32"), ("float32", "float64")])

@@ -232,24 +232,14 @@ def _one_token(options: Any, *arrays: Array) -> Array:
 
 
 def _all_keys(
-    options: Any,
-    q: Array,
-    k: Array,
-    v: Array,
-    lengths: Array | None,
-    sinks: Array | None,
+    options: Any, q: Array, k: Array, v: Array, lengths: Array | None, sinks: Array | None
 ) -> Array:
     return _attend(q, k, v, None, lengths, sinks, options[1] is not None, *options)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_block(
-    options: Any,
-    q: Array,
-    k: Array,
-    v: Array,
-    lengths: Array | None,
-    sinks: Array | None,
+    options: Any, q: Array, k: Array, v: Array, lengths: Array | None, sinks: Array | None
 ) -> Array:
     """Attention to the valid keys of a cache, some at a time: it takes as long as the text is."""
     scale, window, soft_cap = options

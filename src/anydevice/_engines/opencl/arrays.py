@@ -48,12 +48,7 @@ class OpenclEngine(BaseEngine):
         return Storage(x.base_data.int_ptr, x.base_data.size, x.offset, x.strides, x.shape)
 
     def view(
-        self,
-        x: Array,
-        dtype: DType,
-        offset: int,
-        strides: tuple[int, ...],
-        shape: tuple[int, ...],
+        self, x: Array, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
     ) -> Array:
         queue, number = _queue_of(x), dtype.numpy()
         return Array(queue, shape, number, "C", x.allocator, x.base_data, offset, strides)

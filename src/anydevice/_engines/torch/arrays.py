@@ -122,12 +122,7 @@ class TorchEngine(BaseEngine):
         return pointer
 
     def view(
-        self,
-        x: Tensor,
-        dtype: DType,
-        offset: int,
-        strides: tuple[int, ...],
-        shape: tuple[int, ...],
+        self, x: Tensor, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
     ) -> Tensor:
         steps = tuple(step // dtype.itemsize for step in strides)
         made = torch.empty(0, dtype=NATIVE[dtype], device=x.device)

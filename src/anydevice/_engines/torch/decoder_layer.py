@@ -98,13 +98,7 @@ def _normed_product(matrix: Tensor, x: Tensor, weight: Tensor, eps: float) -> Te
     return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
 
 
-def _serves(
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    qkv: Tensor,
-    config: LayerConfig,
-) -> bool:
+def _serves(x: Tensor, keys: Tensor, values: Tensor, qkv: Tensor, config: LayerConfig) -> bool:
     return (
         type(x) is Tensor
         and x.is_cpu
@@ -155,12 +149,7 @@ def _tables(
 
 
 def _write_cache(
-    keys: Tensor,
-    values: Tensor,
-    k: Tensor,
-    v: Tensor,
-    at: tuple[int, ...],
-    ring: bool,
+    keys: Tensor, values: Tensor, k: Tensor, v: Tensor, at: tuple[int, ...], ring: bool
 ) -> tuple[int, Tensor | None]:
     """Return how many slots hold what any row sees, and for unequal rows, which; k and v are in
     place.

@@ -211,12 +211,7 @@ def _mean_squared_error(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
+    x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
     weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
     return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, _FOR_GPUS)
@@ -253,12 +248,7 @@ def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddin
 
 
 def _conv_transpose2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    more: Pair,
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, more: Pair
 ) -> Tensor:
     if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented  # as for `conv2d`

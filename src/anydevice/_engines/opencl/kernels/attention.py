@@ -117,11 +117,7 @@ def _mask_strides(mask: Array, shape: Ints) -> Ints:
 
 
 def _start(
-    variant: Variant,
-    out: Array,
-    keys: int,
-    arguments: list[Any],
-    reads: list[Array],
+    variant: Variant, out: Array, keys: int, arguments: list[Any], reads: list[Array]
 ) -> None:
     """Start the kernel that suits the device and the number of queries."""
     context, (batch, heads, queries, size) = out.context, out.shape

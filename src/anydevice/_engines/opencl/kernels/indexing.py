@@ -48,12 +48,7 @@ def take_along_axis(x: Array, indices: Array, axis: int) -> Array:
 
 
 def _gather(
-    x: Array,
-    indices: Array,
-    axis: int,
-    shape: Ints,
-    from_x: Ints,
-    from_indices: Ints,
+    x: Array, indices: Array, axis: int, shape: Ints, from_x: Ints, from_indices: Ints
 ) -> Array:
     dtype = dtype_of(x)
     bits = bits_of(dtype)

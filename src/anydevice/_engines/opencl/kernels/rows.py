@@ -38,10 +38,7 @@ def layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
 
 
 def _rows(
-    name: str,
-    x: Array,
-    factors: list[Array] | None = None,
-    eps: float | None = None,
+    name: str, x: Array, factors: list[Array] | None = None, eps: float | None = None
 ) -> Array:
     factors = factors or []
     given = [each for each in factors if each is not None]

@@ -116,11 +116,7 @@ def _prefers_cudnn(device: torch.device) -> bool:
 
 
 def _add_product(
-    stream: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    factor: float,
+    stream: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, factor: float
 ) -> None:
     """Add to the residual stream, rounding once where there is no bias."""
     if bias is None:
