@@ -70,7 +70,7 @@ SIZE = "if (size) *size = (size_t)1 << 40; return 0;"
 ALL_ONES = "if (size) *size = 8; if (out) memset(out, 255, 8); return 0;"
 ZEROS = "if (size) *size = 8; if (out) memset(out, 0, 8); return 0;"
 NOTHING = "if (size) *size = 0; return 0;"
-FLOOD = 'for (;;) write(2, "out of my mind, and on and on\\n", 30);'
+FLOOD = "static char noise[65536]; for (;;) write(2, noise, sizeof noise);"
 
 
 def driver(platforms: str = "", devices: str = NO_DEVICE, info: str = "return -30;") -> str:
@@ -118,8 +118,9 @@ def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     how: str,
     step: str,
 ) -> None:
-    scan, took = look_beside_pocl(source, 3.0)
-    assert took <= 23
+    limit = 3.0 if "timed out" in how else 30.0
+    scan, took = look_beside_pocl(source, limit)
+    assert took <= limit + 60
     assert scan.present
     assert scan.stage == "driver"
     assert how in text_of(scan)

@@ -8,6 +8,7 @@ import types
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy
 import pytest
 
 from anydevice._machine.engines import registry
@@ -100,9 +101,12 @@ def test_a_package_is_found_without_being_imported(site) -> None:
     assert "torch" not in sys.modules
 
 
-def test_a_folder_without_code_is_no_package(site) -> None:
-    (site.folder / "torch" / "lib").mkdir(parents=True)
+def test_what_is_no_package(site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site.folder / "torch" / "lib").mkdir(parents=True)  # a folder without code
     assert package_folder("torch") is None
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # without a spec
+    assert package_folder("torch") is None
+    assert package_folder("sys") is None
 
 
 def test_a_namespace_folder_with_a_compiled_module_is_one(site) -> None:
@@ -113,19 +117,7 @@ def test_a_namespace_folder_with_a_compiled_module_is_one(site) -> None:
     assert package_folder("mlx") == folder
 
 
-def test_a_module_without_a_spec_is_no_package(site, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_by_hand = types.ModuleType("torch")
-    monkeypatch.setitem(sys.modules, "torch", made_by_hand)
-    assert package_folder("torch") is None
-
-
-def test_a_built_in_module_has_no_folder() -> None:
-    assert package_folder("sys") is None
-
-
 def test_a_loaded_package_is_where_it_was_loaded_from() -> None:
-    import numpy
-
     assert package_folder("numpy") == Path(numpy.__file__).parent
 
 
@@ -232,11 +224,6 @@ def install_jax(site, *more: str, jaxlib: str | None = "0.10.2") -> registry.Bui
     return registry.installed("jax")
 
 
-def test_jax_for_the_cpu(site) -> None:
-    build = install_jax(site)
-    assert (build.name, build.runtimes, build.faults) == ("jax 0.10.2", {}, {})
-
-
 def test_jax_without_jaxlib(site) -> None:
     assert str(install_jax(site, jaxlib=None).broken) == "jax 0.10.2 is installed without jaxlib"
 
@@ -244,6 +231,7 @@ def test_jax_without_jaxlib(site) -> None:
 @pytest.mark.parametrize(
     ("plugins", "runtimes"),
     [
+        ((), {}),
         (("jax-cuda12-plugin 0.10.2", "jax-cuda12-pjrt 0.10.2"), {"cuda": "12"}),
         (("jax-cuda13-plugin 0.10.2", "jax-cuda13-pjrt 0.10.2"), {"cuda": "13"}),
         (("jax-rocm7-plugin 0.10.0.post1", "jax-rocm7-pjrt 0.10.0"), {"rocm": "7"}),
@@ -253,9 +241,9 @@ def test_jax_without_jaxlib(site) -> None:
     ],
     ids=lambda value: str(value),
 )
-def test_jax_with_a_plugin(site, plugins: tuple[str, ...], runtimes: dict[str, str]) -> None:
+def test_jax_and_its_plugins(site, plugins: tuple[str, ...], runtimes: dict[str, str]) -> None:
     build = install_jax(site, *plugins)
-    assert (build.runtimes, build.faults) == (runtimes, {})
+    assert (build.name, build.runtimes, build.faults) == ("jax 0.10.2", runtimes, {})
 
 
 def test_of_two_cuda_plugins_the_newer_one_counts(site) -> None:

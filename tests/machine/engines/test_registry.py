@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import anydevice
@@ -58,11 +59,6 @@ def test_engines_come_in_the_backends_order() -> None:
     assert registry.engines_for("gaudi") == ()
 
 
-def test_an_unknown_engine_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ConfigurationError, match="no engine 'keras'; the engines are numpy, torch"):
-        registry.row_of("keras")
-
-
 def test_nothing_is_imported_by_looking() -> None:
     program = (
         "import sys\n"
@@ -74,14 +70,10 @@ def test_nothing_is_imported_by_looking() -> None:
     assert output_of("-c", program) == "[] ()\n"
 
 
-def test_what_is_imported_is_loaded() -> None:
-    import numpy  # noqa: F401
-
+def test_an_engine_of_an_imported_library() -> None:
     assert registry.loaded("numpy")
     assert "numpy" in registry.loaded_engines()
-
-
-def test_an_engine_is_loaded_once() -> None:
+    assert registry.version_of("numpy") == numpy.__version__
     engine = registry.load("numpy")
     assert engine.name == "numpy"
     assert registry.load("numpy") is engine
@@ -97,12 +89,6 @@ def test_a_library_that_would_start_when_asked_is_not_among_the_started() -> Non
         "print(first, [engine.name for engine in registry.started_engines()])"
     )
     assert output_of("-c", code) == "['numpy'] ['numpy', 'jax']\n"
-
-
-def test_the_version_of_a_library() -> None:
-    import numpy
-
-    assert registry.version_of("numpy") == numpy.__version__
 
 
 def test_loading_what_is_not_installed_says_what_to_install(site) -> None:
@@ -140,11 +126,6 @@ def test_another_package_adds_an_engine(site) -> None:
     assert not registry.loaded("tiny")
     site.package("tiny", "3.1")
     assert registry.row_of("tiny").label == "Tiny"
-
-
-def test_an_added_engine_drives_what_its_row_says(site) -> None:
-    add(site, "tiny_row_b", "tiny = tiny_row_b:ROW")
-    site.package("tiny", "3.1")
     build = registry.installed("tiny")
     assert (build.name, build.runtimes) == ("tiny 3.1", {"cpu": "", "gaudi": ""})
 
@@ -225,6 +206,8 @@ def test_a_library_by_another_name(name: str, meant: str) -> None:
 
 
 def test_a_library_without_an_engine_and_a_backend_are_told_apart() -> None:
+    with pytest.raises(ConfigurationError, match="no engine 'keras'; the engines are numpy, torch"):
+        registry.row_of("keras")
     with pytest.raises(
         ConfigurationError, match=r"no engine 'tensorflow'; the engines are numpy, "
     ):

@@ -167,30 +167,26 @@ def test_the_driver_is_asked_wherever_it_may_be_installed() -> None:
     assert not driver_needed(NOTHING)
 
 
-def test_a_card_that_the_variable_leaves_out_is_noted() -> None:
+@pytest.mark.parametrize(
+    ("variables", "note"),
+    [
+        ({}, "CUDA shows 1 of the 2 cards that NVML knows"),
+        ({VISIBLE: "0"}, 'CUDA_VISIBLE_DEVICES="0" shows 1 of 2 devices'),
+        (
+            {VISIBLE: "GPU-1b2c,7"},
+            'CUDA_VISIBLE_DEVICES="GPU-1b2c,7" shows 1 of 2 devices'
+            ' ("7" is not a UUID like the first entry)',
+        ),
+        # The driver reads it in its own way, so no reason of ours is given.
+        ({VISIBLE: "nonsense"}, 'CUDA_VISIBLE_DEVICES="nonsense" shows 1 of 2 devices'),
+    ],
+)
+def test_a_card_that_the_driver_leaves_out_is_noted(variables: dict[str, str], note: str) -> None:
     fewer = answer("two_models", "driver")
     fewer["devices"] = fewer["devices"][:1]
-    chosen = seen(nvml("two_models"), Outcome("answered", fewer), **{VISIBLE: "0"})
-    assert names(chosen) == ["NVIDIA GeForce RTX 4090"]
-    assert chosen.notes == ('CUDA_VISIBLE_DEVICES="0" shows 1 of 2 devices',)
-
-
-def test_an_entry_of_the_variable_that_the_driver_refused_is_noted() -> None:
-    fewer = answer("two_models", "driver")
-    fewer["devices"] = fewer["devices"][:1]
-    chosen = seen(nvml("two_models"), Outcome("answered", fewer), **{VISIBLE: "GPU-1b2c,7"})
-    assert names(chosen) == ["NVIDIA GeForce RTX 4090"]
-    assert chosen.notes == (
-        'CUDA_VISIBLE_DEVICES="GPU-1b2c,7" shows 1 of 2 devices'
-        ' ("7" is not a UUID like the first entry)',
-    )
-
-
-def test_a_driver_that_reads_the_variable_in_its_own_way_is_given_no_reason_of_ours() -> None:
-    fewer = answer("two_models", "driver")
-    fewer["devices"] = fewer["devices"][:1]
-    chosen = seen(nvml("two_models"), Outcome("answered", fewer), **{VISIBLE: "nonsense"})
-    assert chosen.notes == ('CUDA_VISIBLE_DEVICES="nonsense" shows 1 of 2 devices',)
+    scan = seen(nvml("two_models"), Outcome("answered", fewer), **variables)
+    assert names(scan) == ["NVIDIA GeForce RTX 4090"]
+    assert scan.notes == (note,)
 
 
 @pytest.mark.parametrize(
@@ -600,10 +596,3 @@ def test_a_driver_that_knows_more_than_nvml() -> None:
     scan = seen(Outcome("answered", content), driver("two_models"))
     assert names(scan) == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080"]
     assert [device.facts.details["source"] for device in scan.devices] == ["driver", "nvml"]
-
-
-def test_a_driver_that_shows_fewer_cards_than_nvml_is_noted() -> None:
-    fewer = answer("two_models", "driver")
-    fewer["devices"] = fewer["devices"][:1]
-    scan = seen(nvml("two_models"), Outcome("answered", fewer))
-    assert scan.notes == ("CUDA shows 1 of the 2 cards that NVML knows",)

@@ -126,25 +126,22 @@ def test_each_mark_of_a_virtual_machine_is_enough(mark: str) -> None:
     assert only(see(mac)).facts.name == "Apple Paravirtual device"
 
 
-@pytest.mark.parametrize("version", ["12.2.1", "11.7"])
-def test_an_old_macos_serves_nobody(version: str) -> None:
-    device = only(see(Mac("m1").with_version(version)))
-    assert text_of(device) == f"macOS {version} is too old: torch needs 12.3 and mlx 13.5"
-    assert fix_of(device) is not None
-
-
-@pytest.mark.parametrize("version", ["12.3", "13.4.1"])
-def test_a_macos_between_serves_torch_alone(version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "refused", "noted"),
+    [
+        *(("12.2.1", True, False), ("11.7", True, False)),
+        *(("12.3", False, True), ("13.4.1", False, True)),
+        *(("13.5", False, False), ("26.0", False, False), ("nonsense", False, False)),
+    ],
+)
+def test_an_old_macos_serves_nobody_or_torch_alone(
+    version: str, refused: bool, noted: bool
+) -> None:
     seen = see(Mac("m1").with_version(version))
-    assert text_of(only(seen)) is None
-    assert seen.notes == (f"mlx needs macOS 13.5 or newer; on {version} only torch serves",)
-
-
-@pytest.mark.parametrize("version", ["13.5", "26.0", "nonsense"])
-def test_a_newer_or_unknown_macos_is_not_refused(version: str) -> None:
-    seen = see(Mac("m1").with_version(version))
-    assert text_of(only(seen)) is None
-    assert seen.notes == ()
+    text = f"macOS {version} is too old: torch needs 12.3 and mlx 13.5" if refused else None
+    note = f"mlx needs macOS 13.5 or newer; on {version} only torch serves"
+    assert (text_of(only(seen)), seen.notes) == (text, (note,) if noted else ())
+    assert bool(fix_of(only(seen))) is refused
 
 
 def test_an_intel_mac_with_a_card() -> None:
@@ -190,11 +187,8 @@ def test_sysctl_missing_or_garbled_on_apple_silicon(printed: str | None) -> None
     assert device.facts.name == "Apple Silicon GPU"
     assert (device.facts.total_memory, device.facts.usable_memory) == (None, None)
     assert device.facts.details["usable_memory_is"] == "unknown"
-
-
-def test_a_silent_sysctl_is_noted() -> None:
-    seen = see(Mac(), machine="arm64")
-    assert seen.notes == ("sysctl did not answer: memory and version of macOS are unknown",)
+    silent = see(Mac(), machine="arm64").notes
+    assert silent == ("sysctl did not answer: memory and version of macOS are unknown",)
 
 
 def test_garbled_figures_are_unknown() -> None:
@@ -223,11 +217,9 @@ def test_free_memory_is_read_anew_and_capped() -> None:
     assert metal.free_memory(0, facts, run=Mac()) is None
     card = see(Mac("macbook_pro_16")).devices[0].facts
     assert metal.free_memory(0, card, run=Mac("m2_pro")) is None
-
-
-def test_free_memory_without_a_known_limit() -> None:
-    facts = Facts(name="Apple Silicon GPU", memory_kind="unified")
-    assert metal.free_memory(0, facts, run=Mac("m1")) == (18228 + 148651 + 2472 + 7595) * 16384
+    unlimited = Facts(name="Apple Silicon GPU", memory_kind="unified")
+    free = (18228 + 148651 + 2472 + 7595) * 16384
+    assert metal.free_memory(0, unlimited, run=Mac("m1")) == free
 
 
 # ---------------------------------------------------------------- running the tools
