@@ -40,20 +40,13 @@ def test_a_traced_array_lives_nowhere_and_cannot_be_read() -> None:
     assert seen == [(True, (), True, None)]
 
 
-def test_a_sharded_array_lives_on_all_its_devices() -> None:
-    cpus = jax.devices("cpu")
-    mesh = jax.sharding.Mesh(np.array(cpus), ("x",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    x = jax.device_put(np.zeros(len(cpus) * 2, np.float32), sharding)
-    assert engine.devices_of(x) == tuple(Device("cpu", index) for index in range(len(cpus)))
-
-
-def test_a_sharded_array_is_read_whole_and_has_no_one_address() -> None:
+def test_a_sharded_array_lives_on_all_its_devices_and_is_read_whole() -> None:
     cpus = jax.devices("cpu")
     mesh = jax.sharding.Mesh(np.array(cpus), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     numbers = np.arange(len(cpus) * 2, dtype=np.float32)
     x = jax.device_put(numbers, sharding)
+    assert engine.devices_of(x) == tuple(Device("cpu", index) for index in range(len(cpus)))
     assert_same_values(engine.to_host(x), numbers, because=COPIED)
     assert len(cpus) == 1 or engine.address(x) is None
 
