@@ -40,17 +40,15 @@ def test_a_claim_is_checked_for_the_weights_that_it_was_proved_of() -> None:
     changed = model.with_parameters(mapped(lambda x: x * np.float32(1.0001), model.parameters))
     with pytest.raises(VerificationError, match="another network"):
         claim.check(changed)
-    wider = proofs.Claim(SHARE, proofs.box(-2.0, 2.0), "float32", claim.certificates)
-    with pytest.raises(VerificationError, match="other queries"):
-        wider.check(model)
-    narrower = proofs.Claim(proofs.within(0.1, 0.9), UNIT, "float32", claim.certificates)
-    with pytest.raises(VerificationError, match="other queries"):
-        narrower.check(model)
-    exact = proved(model, precision="real")
-    with pytest.raises(VerificationError, match="real arithmetic"):
-        proofs.Claim(SHARE, UNIT, "float32", exact.certificates).check(model)
-    with pytest.raises(VerificationError):
-        proofs.Claim(SHARE, UNIT, "float32", (claim.certificates[0][:-4],)).check(model)
+    exact = proved(model, precision="real").certificates
+    for share, region, certificates, message in (
+        (SHARE, proofs.box(-2.0, 2.0), claim.certificates, "other queries"),
+        (proofs.within(0.1, 0.9), UNIT, claim.certificates, "other queries"),
+        (SHARE, UNIT, exact, "real arithmetic"),
+        (SHARE, UNIT, (claim.certificates[0][:-4],), "does not hold"),
+    ):
+        with pytest.raises(VerificationError, match=message):
+            proofs.Claim(share, region, "float32", certificates).check(model)
     with pytest.raises(ConfigurationError, match="no certificate"):
         proofs.claim(SHARE, UNIT).check(model)
 

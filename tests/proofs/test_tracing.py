@@ -275,27 +275,24 @@ def test_what_torch_models_do_elsewhere_is_refused() -> None:
             y.relu_()
             return z.reshape(1, 4) + y
 
-    with pytest.raises(UnsupportedError, match=r"Branching"):
-        lower(Branching(), (4,))
-    with pytest.raises(VerificationError, match="other outputs than the model"):
-        lower(Outside(), (4,))
-    with pytest.raises(UnsupportedError, match="in place"):
-        lower(Aliased(), (4,))
-    with pytest.raises(UnsupportedError, match=r"1 Softplus"):
-        lower(nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,))
-    with pytest.raises(ConfigurationError, match="training mode"):
-        lower(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (4,))
-    with pytest.raises(ConfigurationError, match="shape of its examples"):
-        lower(nn.Linear(4, 4))
     broken = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with torch.no_grad():
         broken[1].weight[0, 0] = float("nan")
-    with pytest.raises(ConfigurationError, match=r"1\.weight"):
-        lower(broken, (4,))
-    with pytest.raises(UnsupportedError, match=r"0\.weight is bfloat16.*not covered"):
-        lower(nn.Sequential(nn.Linear(4, 4)).bfloat16(), (4,))
-    with pytest.raises(UnsupportedError, match="a plain function"):
-        lower(lambda x: x, (4,))
+    half = nn.Sequential(nn.Linear(4, 4)).bfloat16()
+    for error, message, model in (
+        (UnsupportedError, r"Branching", Branching()),
+        (VerificationError, "other outputs than the model", Outside()),
+        (UnsupportedError, "in place", Aliased()),
+        (UnsupportedError, r"1 Softplus", nn.Sequential(nn.Linear(4, 4), nn.Softplus())),
+        (ConfigurationError, "training mode", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
+        (ConfigurationError, r"1\.weight", broken),
+        (UnsupportedError, r"0\.weight is bfloat16.*not covered", half),
+        (UnsupportedError, "a plain function", lambda x: x),
+    ):
+        with pytest.raises(error, match=message):
+            lower(model, (4,))
+    with pytest.raises(ConfigurationError, match="shape of its examples"):
+        lower(nn.Linear(4, 4))
 
 
 def _by_view(torch: Any, x: Any) -> Any:

@@ -132,10 +132,9 @@ class Builder:
         number = int(self._node_of(cells.reshape(-1)[:1])[0]) if cells.size else 0
         start, size = self._starts[max(number, 0)], self._size(max(number, 0))
         columns = cells.reshape(-1) - start
-        if number < 1 or not np.array_equal(np.sort(columns), np.arange(size)):
-            return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
-        node = self._nodes[number - 1]
-        if node.function or node.bias.any() or not node.roundings:
+        node = self._nodes[number - 1] if number > 0 else None
+        is_whole = np.array_equal(np.sort(columns), np.arange(size))
+        if node is None or not is_whole or node.function or node.bias.any() or not node.roundings:
             return self.affine(cells, 1.0, shift, roundings=roundings, inexact=inexact)
         self._refuse_nonfinite(shift)
         bias = np.zeros(size)

@@ -252,15 +252,9 @@ class Neurons:
         """
         neuron = parts.neuron
         count = len(neuron)
-        inputs = self.fast.inputs
-        first = np.array(
-            [
-                branches[problem].split(int(node), inputs + int(n))
-                for problem, node, n in zip(
-                    parts.problem, parts.node, self.kept[neuron], strict=True
-                )
-            ]
-        )
+        steps_of = self.fast.inputs + self.kept[neuron]
+        cases = zip(parts.problem, parts.node, steps_of, strict=True)
+        first = np.array([branches[p].split(int(node), int(step)) for p, node, step in cases])
         twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
         sign = twice.sign.copy()
         on, off = np.arange(count), np.arange(count) + count

@@ -173,7 +173,7 @@ class Property(Record):
     @property
     def about_order(self) -> bool:
         """Whether it compares outputs with each other alone, so that a softmax changes nothing."""
-        return False
+        return isinstance(self, SameClass | Less)
 
 
 class SameClass(Property):
@@ -188,10 +188,6 @@ class SameClass(Property):
         others = [output for output in range(outputs) if output != self.label]
         return [[Inequality({self.label: 1, other: -1}, Fraction(0))] for other in others]
 
-    @property
-    def about_order(self) -> bool:
-        return True
-
 
 class Less(Property):
     """An output is less than another one; see `less`."""
@@ -203,10 +199,6 @@ class Less(Property):
         for output in (self.smaller, self.larger):
             _check_output(output, outputs, "less")
         return [[Inequality({self.larger: 1, self.smaller: -1}, Fraction(0))]]
-
-    @property
-    def about_order(self) -> bool:
-        return True
 
 
 class Within(Property):

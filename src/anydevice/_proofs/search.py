@@ -311,9 +311,8 @@ class Search:
         self._in_hand = 0  # open boxes of the batch that is being decided
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
         self._under_way: Neurons | LemmaSearch | None = None
-        self._halves_inputs = (
-            False  # although there are many: few of them vary, and no ReLU is split
-        )
+        # Whether many inputs are halved, too: few of them vary, and no ReLU is split.
+        self._halves_inputs = False
         self.point: Floats | None = None
         self.begin = limits.clock()
 

@@ -245,9 +245,8 @@ class NetworkTrace(Trace):
             return None
         kind, origin = self._origin(a)
         below, sums = self._origin(SymbolicTensor(np.broadcast_to(b.cells, a.shape)))
-        if kind != "shifted exp" or below != "sum of exp":
-            return None
-        if not np.array_equal(origin[:, 1], sums[:, 0]):
+        matches = kind == "shifted exp" and below == "sum of exp"
+        if not matches or not np.array_equal(origin[:, 1], sums[:, 0]):
             return None
         shares, lengths = np.zeros(a.cells.size, np.int64), np.zeros(a.cells.size)
         for row in np.unique(sums[:, 0]).astype(np.int64).tolist():
@@ -337,9 +336,8 @@ class NetworkTrace(Trace):
         shape = np.broadcast_shapes(a.shape, b.shape)
         kind, origin = self._origin(a)
         below, sums = self._origin(SymbolicTensor(np.broadcast_to(b.cells, shape)))
-        if kind != "shifted" or below != "log of sum":
-            return None
-        if not np.array_equal(origin[:, 1], sums[:, 0]):
+        matches = kind == "shifted" and below == "log of sum"
+        if not matches or not np.array_equal(origin[:, 1], sums[:, 0]):
             return None
         cells = origin[:, 0].reshape(shape)
         return self._only_inside("log_softmax", cells, len(self._rows[int(sums[0, 0])]))
