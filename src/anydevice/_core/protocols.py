@@ -160,15 +160,15 @@ class StepState(Record):
     is what a stepper keeps beside that.
     """
 
-    parameters: Tree
-    optimizer: Tree
+    parameters: Any
+    optimizer: Any
     batches: int = 0
     started: int = 0
     steps: int = 0
     scale: dict[str, Array] | None = None
     total: Tree = None
     added: float = 0.0
-    own: Tree = None
+    own: Any = None
 
 
 class StepCompiler(Protocol):

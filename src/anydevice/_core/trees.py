@@ -8,13 +8,15 @@ since libraries return them sorted or not. Trees of users, which may hold any ob
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from anydevice._core.array import Array
 from anydevice.errors import ConfigurationError
 
-Tree = Any
+Tree: TypeAlias = "Array | Mapping[str, Tree] | Sequence[Tree] | None"
+"""Arrays in dicts, lists and tuples, in any depth."""
 
 TreeT = TypeVar("TreeT")
 """The type of a tree: a function that returns it keeps its containers."""
@@ -139,7 +141,7 @@ def partition(tree: TreeT, chosen: Sequence[bool]) -> tuple[TreeT, TreeT]:
     return refilled(tree, mine), refilled(tree, others)
 
 
-def combined(tree: Tree, other: Tree) -> Tree:
+def combined(tree: Any, other: Any) -> Any:
     """Join the two trees that `partition` returned.
 
     >>> combined({"b": 1, "a": [2, None]}, {"b": None, "a": [None, 3]})
@@ -166,7 +168,7 @@ def _gather(tree: object, gathered: list[Any]) -> None:
         gathered.append(tree)
 
 
-def _rebuild(tree: Tree, values: Iterator[Any]) -> Tree:
+def _rebuild(tree: Any, values: Iterator[object]) -> Any:
     if isinstance(tree, dict):
         new = {key: _rebuild(tree[key], values) for key in sorted(tree)}
         ordered = {key: new[key] for key in tree}

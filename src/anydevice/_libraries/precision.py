@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 from anydevice import _ops as ops
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, as_dtype
 from anydevice._core.record import Record
-from anydevice._core.trees import leaves, mapped
+from anydevice._core.trees import Tree, TreeT, leaves, mapped
 from anydevice._libraries.registry import part
 from anydevice._machine.engines import registry
 from anydevice._machine.hardware.cuda.facts import capability_numbers
@@ -18,7 +17,6 @@ from anydevice._machine.settings import config as settings
 from anydevice._ops.dispatch import primitives
 from anydevice.errors import ConfigurationError
 
-Tree = Any
 ScaleState = dict[str, Array]
 
 PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
@@ -57,7 +55,7 @@ class Policy(Record):
         """Whether gradients could underflow: they are float16, which has few exponents."""
         return self.compute == "float16"
 
-    def for_computing(self, tree: Tree) -> Tree:
+    def for_computing(self, tree: TreeT) -> TreeT:
         """Parameters or inputs in the dtype of computing; integers stay as they are."""
         return cast_parameters(tree, self.compute)
 
@@ -133,7 +131,7 @@ def cast(x: Array, dtype: str) -> Array:
     return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
 
 
-def cast_parameters(tree: Tree, dtype: str) -> Tree:
+def cast_parameters(tree: TreeT, dtype: str) -> TreeT:
     """Return every floating array of a tree in this dtype; all others stay as they are.
 
     >>> import numpy

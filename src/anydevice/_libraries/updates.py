@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anydevice._core.device import Device
@@ -26,17 +26,17 @@ def device_masks(tree: Tree) -> list[list[bool]]:
 def update_by_device(
     update: Callable[..., Any],
     masks: Sequence[Sequence[bool]],
-    trees: tuple[Tree, Tree, Tree],
+    trees: tuple[Tree, Tree, Mapping[str, Tree]],
     step: int,
     rate: float,
-) -> tuple[Tree, Tree]:
+) -> tuple[Any, Any]:
     """Update parameters and the optimizer's state, given gradients, one device after another.
 
     `trees` are the parameters, the gradients and the state.
     """
     parameters, gradients, state = trees
     if len(masks) == 1:
-        new: tuple[Tree, Tree] = update(parameters, gradients, state, step, rate)
+        new: tuple[Any, Any] = update(parameters, gradients, state, step, rate)
         return new
     found: list[Any] = [None, None]
     for mask in masks:

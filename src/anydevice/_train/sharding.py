@@ -14,7 +14,7 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.protocols import Function, StepState
 from anydevice._core.record import replace
-from anydevice._core.trees import Tree, leaves, mapped, refilled
+from anydevice._core.trees import Tree, TreeT, leaves, mapped, refilled
 from anydevice._formats.packed import Packed
 from anydevice._libraries.layers import ModuleLayer
 from anydevice._libraries.precision import Policy
@@ -85,10 +85,10 @@ class ShardStrategy(ProcessStrategy):
         pairs = zip(leaves(tree), self._layouts[name], strict=True)
         return None if tree is None else refilled(tree, [at.joined(x) for x, at in pairs])
 
-    def readable(self, tree: Tree) -> Tree:
+    def readable(self, tree: TreeT) -> TreeT:
         return mapped(self._torch.whole, tree)
 
-    def whole(self, tree: Tree) -> Tree:
+    def whole(self, tree: TreeT) -> TreeT:
         return mapped(self._torch.whole, tree)
 
     def saved(self, tree: Tree) -> Tree:
@@ -101,7 +101,7 @@ class ShardStrategy(ProcessStrategy):
             whole = self._torch.whole(x)
             return to_numpy(whole) if leads else None
 
-        there = mapped(host, dict(tree) if isinstance(tree, Packed) else tree)
+        there: Any = mapped(host, dict(tree) if isinstance(tree, Packed) else tree)
         if isinstance(tree, Packed):
             there = Packed(there)
             there.text = tree.text

@@ -26,7 +26,16 @@ from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine, consuming
 from anydevice._core.primitives import Autodiff
 from anydevice._core.protocols import Stepper, StepState
-from anydevice._core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
+from anydevice._core.trees import (
+    Tree,
+    TreeT,
+    combined,
+    leaf_names,
+    leaves,
+    mapped,
+    partition,
+    refilled,
+)
 from anydevice._libraries.precision import LossScale, ScaleState
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import Run, state_leaves
@@ -357,9 +366,9 @@ class HostStepper(SplitStepper):
         super()._start(steps)
         self._steps_failed = 0
         self._is_failing = False
-        self._arrays = leaves(self._trained)
+        self._arrays: Any = leaves(self._trained)
         optimizer = self.config.optimizer
-        self._lists = (
+        self._lists: Any = (
             {name: leaves(tree) for name, tree in self._optimizer_state.items()}
             if isinstance(optimizer, BuiltIn) and optimizer.is_uniform
             else None
@@ -391,6 +400,7 @@ class HostStepper(SplitStepper):
                     self._trained, gradients, self._optimizer_state, self.started, rate
                 )
                 return
+            arrays: Any
             arrays, self._lists = update(
                 self._arrays, leaves(gradients), self._lists, self.started, rate
             )
@@ -511,7 +521,7 @@ class FusedStepper(FunctionStepper):
     def _whole_step(
         self,
         trained: Tree,
-        state: Tree,
+        state: Any,
         counts: dict[str, Array],
         scale: Any,
         held: Tree,
@@ -554,7 +564,7 @@ class FusedStepper(FunctionStepper):
     def _update(
         self,
         trained: Tree,
-        state: Tree,
+        state: Any,
         counts: dict[str, Array],
         scale: Any,
         total: Tree,
@@ -602,7 +612,7 @@ def _add_trees(total: Tree, new: Tree) -> Tree:
     return refilled(total, list(map(ops.add, leaves(total), leaves(new))))
 
 
-def _select(goes: Array, new: Tree, old: Tree) -> Tree:
+def _select(goes: Array, new: TreeT, old: TreeT) -> TreeT:
     """Return the new tree where a condition holds, else the old one."""
     pairs = zip(leaves(new), leaves(old), strict=True)
     return refilled(new, [ops.where(goes, after, before) for after, before in pairs])

@@ -16,7 +16,7 @@ from anydevice._core.engine import Absent, Engine
 from anydevice._core.protocols import Function
 from anydevice._core.record import Record
 from anydevice._core.text import warn
-from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._core.trees import Tree, TreeT, leaves, mapped
 from anydevice._libraries.layers import ModuleLayer
 from anydevice._libraries.native import cast_weights
 from anydevice._libraries.precision import Policy, cast_parameters
@@ -64,7 +64,7 @@ class StepConfig(Record):
         """Return the loss of one batch in float32, as a function that compilers can trace."""
         return self.value_and_output(parameters, batch, run)[0]
 
-    def value_and_output(self, parameters: Tree, batch: Any, run: Run) -> tuple[Array, Any]:
+    def value_and_output(self, parameters: Any, batch: Any, run: Run) -> tuple[Array, Any]:
         """Return the loss of one batch, and the output that it was computed from."""
         policy = self.policy
         if policy.casts_parameters:
@@ -163,7 +163,7 @@ def checked_clip(clip: Any) -> float | None:
     return checks.number("clip", clip, above=0, note="it is the largest norm of the gradients")
 
 
-def copied(parameters: Tree) -> Tree:
+def copied(parameters: TreeT) -> TreeT:
     """Return a copy of all arrays on their device."""
     return mapped(_copy, parameters)
 

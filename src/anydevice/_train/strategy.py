@@ -21,7 +21,7 @@ from anydevice._core.engine import Absent
 from anydevice._core.protocols import Function, StepState
 from anydevice._core.record import replace
 from anydevice._core.text import format_size, warn
-from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._core.trees import Tree, TreeT, leaves, mapped
 from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part
 from anydevice._nn.layer import state_places
@@ -115,15 +115,15 @@ class Strategy:
         """Arrays as others see them, of what a step has: a tree of its state with this name."""
         return tree
 
-    def numbers(self, tree: Tree) -> Tree:
+    def numbers(self, tree: TreeT) -> TreeT:
         """Single numbers where steps take them."""
         return tree
 
-    def whole(self, tree: Tree) -> Tree:
+    def whole(self, tree: TreeT) -> TreeT:
         """Return a tree of parameters on one device, in one piece each."""
         return tree
 
-    def readable(self, tree: Tree) -> Tree:
+    def readable(self, tree: TreeT) -> TreeT:
         """Return a tree whose numbers this process can read; all processes take part."""
         return tree
 
@@ -307,13 +307,13 @@ class MeshStrategy(Strategy):
         scale = None if state.scale is None else self.numbers(state.scale)
         return replace(state, parameters=parameters, optimizer=optimizer, total=total, scale=scale)
 
-    def numbers(self, tree: Tree) -> Tree:
+    def numbers(self, tree: TreeT) -> TreeT:
         return mapped(lambda x: self._jax.replicated(x, self._mesh), tree)
 
-    def whole(self, tree: Tree) -> Tree:
+    def whole(self, tree: TreeT) -> TreeT:
         return gather(tree)
 
-    def readable(self, tree: Tree) -> Tree:
+    def readable(self, tree: TreeT) -> TreeT:
         return tree if self._group is None else gather(tree)
 
     def saved(self, tree: Tree) -> Tree:

@@ -404,7 +404,7 @@ class Training:
         """Batches whose gradients wait for those of others."""
         return self._waiting
 
-    def model_with(self, parameters: Tree) -> Any:
+    def model_with(self, parameters: Any) -> Any:
         """Return the model with these parameters."""
         layer, parameters = self.config.layer, self.strategy.whole(parameters)
         if isinstance(layer, ModuleLayer):

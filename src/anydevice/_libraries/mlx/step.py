@@ -65,7 +65,7 @@ class MlxOptimizer(LibraryOptimizer):
 
     def update(
         self,
-        parameters: Tree,
+        parameters: Any,
         gradients: Tree,
         state: Any,
         step: int | Array,
