@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anydevice import ops
+from anydevice import _ops as ops
 from anydevice._check.verify import verify
 
 from .mutants import KERNEL_MUTANTS, MUTANTS, KernelMutant, Mutant

@@ -288,14 +288,6 @@ PROMPT_LAYER = Row(
 )
 
 
-def _logits_reference(x: Array, norm: Array, head: Array, eps: float) -> Array:
-    return _rms(x, norm, eps) @ head.T
-
-
-def _logits_budget(want: Any, coarse: float, *arguments: Any) -> Any:
-    return ROUNDINGS * max(coarse, 64.0) * np.sqrt(np.square(want).mean(-1, keepdims=True))
-
-
 def _logits_call(rows: int, width: int, words: int) -> Callable[[Draw], Call]:
     def make(draw: Draw) -> Call:
         head = draw.normal(words, width, spread=width**-0.5)
@@ -313,9 +305,11 @@ FINAL_LOGITS = Row(
         Case("thirty rows", _logits_call(30, 512, 500)),
     ),
     ("float16", "bfloat16"),
-    budget=_logits_budget,
+    budget=lambda want, coarse, *arguments: (
+        ROUNDINGS * max(coarse, 64.0) * np.sqrt(np.square(want).mean(-1, keepdims=True))
+    ),
     function=_own("final_logits"),
-    reference=_logits_reference,
+    reference=lambda x, norm, head, eps: _rms(x, norm, eps) @ head.T,
 )
 
 

@@ -77,10 +77,6 @@ def _up_to_eighty(draw: Draw) -> Call:
     return call(draw.uniform(-80, 80, 7, 129))
 
 
-def _of_all_digits(draw: Draw) -> Call:
-    return call(draw.digits(7, 129))
-
-
 def _around_integers(draw: Draw) -> Call:
     return call(draw.listed([-2.5, -2.0, -0.5, -0.25, -0.0, 0.0, 0.25, 0.5, 2.0, 2.5, 1023.5]))
 
@@ -112,7 +108,7 @@ def _unary(
     cases += [Case("nan, infinities and limits", special, FLOATS), _FLUSHED]
     cases.append(Case("of all magnitudes", spread, FLOATS))
     if dtypes == NUMBERS:
-        cases.append(Case("all digits", _of_all_digits, INTEGERS))
+        cases.append(Case("all digits", lambda draw: call(draw.digits(7, 129)), INTEGERS))
     cases.append(Case("elements that lie apart", make(9, 17), odd, strided=True))
     cases.append(Case("many that lie apart", make(517, 1031), LARGE, strided=True))
     return Row(
@@ -208,10 +204,6 @@ def _binary(
     )
 
 
-def _special_quotients(draw: Draw) -> Call:
-    return _cross(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0, -0.0]))
-
-
 def _quotients_of_like(draw: Draw) -> Call:
     """Numbers of all magnitudes by others of about the same: no quotient is too large or small."""
     a = draw.large(7, 129)
@@ -221,10 +213,6 @@ def _quotients_of_like(draw: Draw) -> Call:
 def _integer_powers(draw: Draw) -> Call:
     bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0, np.inf, -np.inf, np.nan])
     return _cross(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
-
-
-def _powers(draw: Draw) -> Call:
-    return call(draw.uniform(0.01, 30, 7, 129), draw.uniform(-3, 3, 7, 129))
 
 
 def _short_integers(draw: Draw) -> Call:
@@ -415,7 +403,9 @@ ELEMENTWISE: tuple[Row, ...] = (
         budgets.relative(6),
         dtypes=FLOATS,
         kinds=("normal", "positive"),
-        special=_special_quotients,
+        special=lambda draw: _cross(
+            draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0, -0.0])
+        ),
         spread=_quotients_of_like,
         denormal=False,
     ),
@@ -425,7 +415,7 @@ ELEMENTWISE: tuple[Row, ...] = (
         dtypes=FLOATS,
         kinds=("positive", "normal"),
         special=_integer_powers,
-        spread=_powers,
+        spread=lambda draw: call(draw.uniform(0.01, 30, 7, 129), draw.uniform(-3, 3, 7, 129)),
         denormal=False,
     ),
     _comparison_row("maximum"),
