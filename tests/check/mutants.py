@@ -106,6 +106,18 @@ def repeated_at(at: Any, first: Any, ndim: int | None = None) -> Op:
     return result(change)
 
 
+def kept_at(at: Any) -> Op:
+    """A part of the result is that of the first argument."""
+
+    def wrong(right: Op, x: Array, *given: Any, **how: Any) -> Array:
+        kept = x[at].copy()  # NumPy may write into the argument itself
+        result = np.array(right(x, *given, **how))
+        result[at] = kept
+        return result
+
+    return wrong
+
+
 def argument(at: int, change: Callable[[Any], Any]) -> Op:
     """An argument is changed by a function."""
     return lambda right, *given, **how: right(
@@ -168,11 +180,14 @@ def wrong_from_a_million(right: Op, *given: Any) -> Any:
     return result * np.float32(1.001) if np.size(result) > 1_000_000 else result
 
 
-mutant("minimum", "of broadcast rows, those above 1,000 are the first", short=True)(
-    lambda right, a, b: repeated_at(np.s_[1000:], np.s_[:1], 2 if np.ndim(b) == 1 else 0)(
-        right, a, b
-    )
-)
+@mutant("minimum", "of broadcast rows, those above 1,000 are the first", short=True)
+def broadcast_too_little(right: Op, a: Any, b: Any) -> Any:
+    result = np.array(right(a, b))
+    if np.ndim(b) == 1 and np.ndim(a) == 2:
+        result[1000:] = result[:1]
+    return result
+
+
 mutant("add", "of five axes the last but one is not repeated")(
     repeated_at(np.s_[..., 1:, :], np.s_[..., :1, :], 5)
 )
@@ -297,17 +312,19 @@ mutant("logical_not logical_and", "wrong beyond 8,192 conditions", "bool")(ends_
 # Along axes
 
 
-@mutant("sum", "of 100,000 numbers and more is 0.3 % too large", short=True)
-@mutant("mean", "of 100,000 numbers and more is 0.3 % too large")
-def too_large(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
-    result = right(x, axis, keepdims)
-    return result * np.float32(1.003) if x.size > 100_000 * max(1, np.size(result)) else result
+def grown(by: float, count: int) -> Op:
+    """Sums of more than `count` numbers are too large."""
+
+    def wrong(right: Op, x: Array, *how: Any, **named: Any) -> Any:
+        result = right(x, *how, **named)
+        return result * np.float32(by) if x.size > count * max(1, np.size(result)) else result
+
+    return wrong
 
 
-@mutant("sum", "of a million numbers is 0.05 % too large")
-def slightly_too_large(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
-    result = right(x, axis, keepdims)
-    return result * np.float32(1.0005) if x.size > 900_000 * max(1, np.size(result)) else result
+mutant("sum", "of 100,000 numbers and more is 0.3 % too large", short=True)(grown(1.003, 100_000))
+mutant("mean", "of 100,000 numbers and more is 0.3 % too large")(grown(1.003, 100_000))
+mutant("sum", "of a million numbers is 0.05 % too large")(grown(1.0005, 900_000))
 
 
 @mutant("sum mean", "in 16 bits", "float16")
@@ -571,11 +588,14 @@ mutant("layernorm", "the usual eps is 1e-6")(
 )
 
 
+def scaled_by(x: Array, weight: Any, bias: Any) -> Array:
+    return x * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
 @mutant("layernorm", "eps is added to the deviation")
 def eps_outside(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     normed = (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps)
-    scaled = normed if weight is None else normed * weight
-    return (scaled if bias is None else scaled + bias).astype(x.dtype)
+    return scaled_by(normed, weight, bias).astype(x.dtype)
 
 
 @mutant("layernorm", "divides by one less")
@@ -584,18 +604,14 @@ def by_one_less(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) 
     if width < 2:
         return right(x, weight, bias, eps)
     factor = math.sqrt((width - 1) / width)
-    scaled = (np.float32(factor) if weight is None else weight * np.float32(factor)) + 0 * x[:1]
-    plain = right(x, None, None, eps)
-    return (plain * scaled + (0 if bias is None else bias)).astype(x.dtype)
+    return scaled_by(right(x, None, None, eps) * np.float32(factor), weight, bias).astype(x.dtype)
 
 
 @mutant("layernorm", "the variance as the mean of squares less the square of the mean")
 def cancelled_variance(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     mean = x.mean(-1, keepdims=True)
     spread = np.sqrt(np.maximum((x * x).mean(-1, keepdims=True) - mean * mean, 0) + eps)
-    normed = (x - mean) / spread
-    scaled = normed if weight is None else normed * weight
-    return (scaled if bias is None else scaled + bias).astype(x.dtype)
+    return scaled_by((x - mean) / spread, weight, bias).astype(x.dtype)
 
 
 mutant("rmsnorm layernorm", "rows above 65,535 are zero")(zero_at(np.s_[65_535:]))
@@ -650,6 +666,12 @@ def error_without_the_last(right: Op, x: Array, y: Array) -> Any:
 # Products
 
 
+def changed_bias(change: Callable[[Array], Array]) -> Op:
+    return lambda right, x, weight, bias=None: right(
+        x, weight, bias if bias is None else change(bias)
+    )
+
+
 @mutant("matmul linear", "NaN times zero is zero")
 def skips_zeros(right: Op, a: Array, b: Array, bias: Any = None) -> Any:
     clean = (np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
@@ -686,21 +708,11 @@ def short_operands(right: Op, a: Array, b: Array) -> Any:
     return right(*kept)
 
 
-@mutant("linear", "outputs above 32,768 have no bias", short=True)
-def missing_bias(right: Op, x: Array, weight: Array, bias: Any = None) -> Any:
-    if bias is None:
-        return right(x, weight, None)
-    shorter = np.array(bias)
-    shorter[32_768:] = 0
-    return right(x, weight, shorter)
-
-
-mutant("linear", "tokens above 255 are zero")(zero_at(np.s_[255:], 2))
-mutant("linear", "a bias of NaN is left out")(
-    lambda right, x, weight, bias=None: right(
-        x, weight, None if bias is None else np.nan_to_num(bias)
-    )
+mutant("linear", "outputs above 32,768 have no bias", short=True)(
+    changed_bias(lambda bias: changed(bias, slice(32_768, None)))
 )
+mutant("linear", "tokens above 255 are zero")(zero_at(np.s_[255:], 2))
+mutant("linear", "a bias of NaN is left out")(changed_bias(np.nan_to_num))
 
 
 @mutant("conv2d", "padding on the second axis is that of the first")
@@ -744,18 +756,8 @@ def rounded_positions(right: Op, x: Array, positions: Array, **how: Any) -> Any:
     return right(x, kept.view(np.float32).astype(np.int32), **how)
 
 
-@mutant("rope", "heads above 32 are not turned")
-def few_heads_turned(right: Op, x: Array, positions: Array, **how: Any) -> Any:
-    result = np.array(right(x, positions, **how))
-    result[:, 32:] = x[:, 32:]
-    return result
-
-
-@mutant("rope", "tokens above 1,024 are not turned")
-def few_tokens_turned(right: Op, x: Array, positions: Array, **how: Any) -> Any:
-    result = np.array(right(x, positions, **how))
-    result[:, :, 1024:] = x[:, :, 1024:]
-    return result
+mutant("rope", "heads above 32 are not turned")(kept_at(np.s_[:, 32:]))
+mutant("rope", "tokens above 1,024 are not turned")(kept_at(np.s_[:, :, 1024:]))
 
 
 @mutant("rope", "scaling is left out beyond position 8,192")
@@ -1086,16 +1088,7 @@ mutant("cache_write", "what is out of range goes to the last place")(
         cache, new, np.clip(positions, 0, cache.shape[2] - 1)
     )
 )
-
-
-@mutant("cache_write", "heads above 32 are not written")
-def few_heads_written(right: Op, cache: Array, new: Array, positions: Array) -> Any:
-    before = cache[:, 32:].copy()  # NumPy writes into the cache itself
-    result = np.array(right(cache, new, positions))
-    result[:, 32:] = before
-    return result
-
-
+mutant("cache_write", "heads above 32 are not written")(kept_at(np.s_[:, 32:]))
 mutant("reshape permute concat broadcast_to part", "what is beyond 65,536 elements is zero")(
     ends_at(65_536)
 )

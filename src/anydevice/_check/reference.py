@@ -164,10 +164,6 @@ def _slice_axis(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Ar
     return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
 
 
-def _split(x: Array, sections: Any, axis: int = 0) -> list[Array]:
-    return list(np.split(x, sections, axis))
-
-
 def _pad(x: Array, widths: Any, value: float = 0) -> Array:
     sides = [(widths, widths)] * x.ndim if isinstance(widths, int) else widths
     shape = [before + size + after for size, (before, after) in zip(x.shape, sides, strict=True)]
@@ -650,7 +646,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "concat": lambda arrays, axis=0: np.concatenate(arrays, axis),
     "slice_axis": _slice_axis,
     "stack": lambda arrays, axis=0: np.stack(arrays, axis),
-    "split": _split,
+    "split": lambda x, sections, axis=0: list(np.split(x, sections, axis)),
     "pad": _pad,
     "diff": lambda x, axis=-1, n=1: np.diff(x, n, axis),
     "one_hot": _one_hot,

@@ -124,7 +124,7 @@ class Program:
         self.function: Function = _of_arrays(function, signature, dtype)
         carries_none = engine.name == "torch" and not gradients
         self._finished: Callable[[Function], Function] = (
-            part("torch", "module").without_gradients if carries_none else _as_is
+            part("torch", "module").without_gradients if carries_none else lambda function: function
         )
         self.as_written = self._finished(self.function)
 
@@ -157,10 +157,6 @@ class Program:
         self._first = number
         if failed:
             self.fell_back.append(f"{'; '.join(failed)}; {name} instead")
-
-
-def _as_is(function: Function) -> Function:
-    return function
 
 
 def _of_arrays(function: Function, signature: CallSignature, dtype: str) -> Function:

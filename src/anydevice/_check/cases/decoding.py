@@ -28,16 +28,12 @@ def _own(name: str) -> Callable[..., Any]:
     """The engine's own version, which raises `UnsupportedError` where it has none for arguments."""
 
     def run(*arguments: Any) -> Any:
-        result = own_version(arguments[0], name, _nothing)(*arguments)
+        result = own_version(arguments[0], name, lambda *arguments: NotImplemented)(*arguments)
         if result is NotImplemented:
             raise UnsupportedError(f"there is no kernel for this {name}; use ops for each step")
         return result
 
     return run
-
-
-def _nothing(*arguments: Any) -> Any:
-    return NotImplemented
 
 
 def _layer_reference(
