@@ -1089,7 +1089,7 @@ mutant("cache_write", "what is out of range goes to the last place")(
     )
 )
 mutant("cache_write", "heads above 32 are not written")(kept_at(np.s_[:, 32:]))
-mutant("reshape permute concat broadcast_to part", "what is beyond 65,536 elements is zero")(
+mutant("reshape permute concat broadcast_to slice_axis", "what is beyond 65,536 elements is zero")(
     ends_at(65_536)
 )
 mutant("reshape take concat", "integers go through float32", "int32")(result(round_trip))
