@@ -21,12 +21,13 @@ from torch.nn import functional
 
 import anydevice
 from anydevice import nn
+from anydevice._core.protocols import StepState
 from anydevice._core.record import Record, replace
 from anydevice._core.trees import leaves
 from anydevice._libraries.precision import policy_of
 from anydevice._machine.engines import registry
+from anydevice._train.step_config import StepConfig
 from anydevice._train.stepper import stepper_for
-from anydevice._train.steps import StepConfig, StepState
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

@@ -29,7 +29,7 @@ import numpy as np
 
 import anydevice
 from anydevice import nn
-from anydevice._train.steps import default_optimize
+from anydevice._train.step_config import default_optimize
 
 Row = tuple[str, str, bool]
 Epoch = Callable[[], float]

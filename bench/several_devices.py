@@ -94,7 +94,7 @@ def apart(a: list[float], b: list[float]) -> float:
 
 
 def on_eight() -> Iterator[Line]:
-    from anydevice._parallel.jax_mesh import bytes_a_device
+    from anydevice._libraries.jax.mesh import bytes_a_device
 
     alone = losses(trained(small(), device=one()))
     both = parallel.Mesh("cpu", replicate=2, shard=4)

@@ -19,9 +19,10 @@ import numpy as np
 
 import anydevice
 from anydevice import nn
+from anydevice._core.protocols import StepState
 from anydevice._libraries.precision import policy_of
+from anydevice._train.step_config import StepConfig
 from anydevice._train.stepper import stepper_for
-from anydevice._train.steps import StepConfig, StepState
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

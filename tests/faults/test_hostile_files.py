@@ -32,7 +32,7 @@ from anydevice._machine.settings.files import measurements_file, user_file, verd
 from anydevice._machine.settings.preferences import forget_files
 from anydevice._ops import trusted_kernels
 from anydevice._train.checkpoint import read_checkpoint, settings_of
-from anydevice._train.steps import StepConfig
+from anydevice._train.step_config import StepConfig
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from tests.faults.damage import at_random, by_meaning
 from tests.programs import output_of

@@ -433,7 +433,7 @@ def test_a_training_is_resumed_as_it_was_compiled(
     path = tmp_path / "run.safetensors"
     whole = trained(engine, optimize="none")
     trained(engine, optimize="none", save=path, epochs=2)
-    monkeypatch.setattr("anydevice._train.steps._WORTH_COMPILING", 0)
+    monkeypatch.setattr("anydevice._train.step_config._WORTH_COMPILING", 0)
     resumed = trained(engine, optimize=None, resume=path)
     assert same(whole.model, resumed.model)
     assert resumed.report is not None

@@ -111,17 +111,11 @@ def test_the_next_call_follows_and_the_verdict_ends(module: Any, name: str, prec
     assert is_followed(compiled, module)
 
 
+@pytest.mark.usefixtures("eager_backend")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["AdamW, fused", *NEW_CODE])
-def test_compiled_code_follows_too(
-    module: Any, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_follows_too(module: Any, name: str, precision: str) -> None:
     """Left to itself, code that PyTorch compiled does not look at hooks."""
-    torch.compiler.reset()
-    plain = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda f, **o: plain(f, **{**o, "backend": "eager", "options": None})
-    )
     compiled = anydevice.compile(module, "cpu", precision=precision)
     compiled(X)
     FOLLOWED[name](module)

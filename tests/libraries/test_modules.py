@@ -85,9 +85,7 @@ def equinox_module(inner: Any = None) -> Any:
 
 
 def mlx_module() -> Any:
-    pytest.importorskip("mlx.core")
-    import mlx.nn as layers
-
+    layers = pytest.importorskip("mlx.nn")
     return layers.Sequential(
         layers.Linear(16, 8), layers.ReLU(), layers.LayerNorm(8), layers.Linear(8, 4)
     )
@@ -105,6 +103,13 @@ MODULES = {
 def brought(request: pytest.FixtureRequest) -> tuple[str, str, Any, int]:
     engine, make, parts = MODULES[request.param]
     return request.param, engine, make(), parts
+
+
+def verified(module: Any, example: Any = X, **options: Any) -> Any:
+    """What a verification checked."""
+    checked = anydevice.compile(module, "cpu", verify=example, **options).report.checked
+    assert checked is not None
+    return checked
 
 
 def plainly(module: Any, engine: str) -> Any:
@@ -135,51 +140,35 @@ def test_a_module_is_verified_in_every_precision(
     assert_same_bits(plainly(module, engine), want, because="the module itself stays as it was")
 
 
-@pytest.mark.parametrize("kind", ["flax.nnx.Module", "equinox.Module"])
-def test_modules_of_jax_are_compiled(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["flax.nnx.Module", "equinox.Module", "mlx.nn.Module"])
+def test_modules_of_jax_and_mlx_are_compiled(kind: str) -> None:
     engine, make, _ = MODULES[kind]
     module = make()
+    want = plainly(module, engine)
     compiled = anydevice.compile(module, "cpu", precision="mixed")
     compiled(X)
-    assert compiled.report.made[0].how == "compiled as a whole"
     exact = anydevice.compile(module, anydevice.device("cpu", engine="numpy"))
-    assert exact.device.engine == "jax", "a module stays in its library"
-    np.testing.assert_allclose(np.asarray(exact(X)), plainly(module, engine), rtol=1e-5, atol=1e-6)
+    assert exact.device.engine == engine, "a module stays in its library"
+    np.testing.assert_allclose(anydevice.to_numpy(exact(X)), want, rtol=1e-5, atol=1e-6)
+    for each in (compiled, exact):
+        assert each.report.made[0].how == "compiled as a whole"
 
 
-def test_modules_of_mlx_are_compiled() -> None:
-    module = mlx_module()
-    want = plainly(module, "mlx")
-    compiled = anydevice.compile(module, "cpu")
-    np.testing.assert_allclose(anydevice.to_numpy(compiled(X)), want, rtol=1e-5, atol=1e-6)
-    assert compiled.report.made[0].how == "compiled as a whole"
-
-
-def test_modules_of_pytorch_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("eager_backend")
+def test_modules_of_pytorch_are_compiled() -> None:
     module = torch_module()
-    torch = pytest.importorskip("torch")
-    torch.compiler.reset()
-    plain = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda f, **o: plain(f, **{**o, "backend": "eager", "mode": None})
-    )
     for precision in ("float32", "mixed"):
         compiled = anydevice.compile(module, "cpu", precision=precision, verify=X)
         assert compiled.report.made[0].how == "compiled as a whole"
 
 
+@pytest.mark.usefixtures("eager_backend")
 @pytest.mark.parametrize("optimize", ["none", "default"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
 def test_results_of_pytorch_carry_gradients_where_asked(
-    optimize: str, precision: str, monkeypatch: pytest.MonkeyPatch
+    torch: Any, optimize: str, precision: str
 ) -> None:
     module = torch_module()
-    torch = pytest.importorskip("torch")
-    torch.compiler.reset()
-    plain = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda f, **o: plain(f, **{**o, "backend": "eager", "options": None})
-    )
     options = {"optimize": optimize, "precision": precision}
     compiled = anydevice.compile(module, "cpu", **options)
     for x in (X, torch.from_numpy(X), X):
@@ -198,8 +187,7 @@ def test_results_of_pytorch_carry_gradients_where_asked(
         assert module[2].weight.grad is not None, "gradients pass, as through any module"
 
 
-def test_a_function_over_a_module_carries_no_gradients_either() -> None:
-    torch = pytest.importorskip("torch")
+def test_a_function_over_a_module_carries_no_gradients_either(torch: Any) -> None:
     module, here = torch_module(), anydevice.device("cpu", engine="torch")
     compiled = anydevice.compile(lambda x: {"y": module(x)}, here, optimize="none")
     assert not compiled(X)["y"].requires_grad
@@ -217,9 +205,7 @@ def test_weights_are_shared_where_nothing_changes() -> None:
     assert "float16 instead of float32" in half.report.notes[0]
 
 
-def test_a_batch_for_a_module_of_one_example_is_told_as_such() -> None:
-    jax = pytest.importorskip("jax")
-    eqx = pytest.importorskip("equinox")
+def test_a_batch_for_a_module_of_one_example_is_told_as_such(jax: Any, eqx: Any) -> None:
     perceptron = eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))
     picture = eqx.nn.Conv2d(3, 2, 3, key=jax.random.key(0))
     for module, x in ((perceptron, X), (picture, np.ones((2, 3, 8, 8), np.float32))):
@@ -235,9 +221,7 @@ def test_a_batch_for_a_module_of_one_example_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("how", ["vmap", "vmap twice", "jit", "filter_vmap"])
-def test_the_weights_of_a_mapped_module_are_seen(how: str) -> None:
-    jax = pytest.importorskip("jax")
-    eqx = pytest.importorskip("equinox")
+def test_the_weights_of_a_mapped_module_are_seen(jax: Any, eqx: Any, how: str) -> None:
     module = eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))
     mapped = {
         "vmap": lambda: jax.vmap(module, axis_name="examples"),
@@ -259,9 +243,7 @@ def test_the_weights_of_a_mapped_module_are_seen(how: str) -> None:
     assert str(half(x).dtype) == "bfloat16"
 
 
-def test_a_wrong_weight_of_a_mapped_module_is_found() -> None:
-    jax = pytest.importorskip("jax")
-    eqx = pytest.importorskip("equinox")
+def test_a_wrong_weight_of_a_mapped_module_is_found(jax: Any, eqx: Any) -> None:
     compiled = anydevice.compile(
         jax.vmap(eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))), "cpu", optimize="none"
     )
@@ -279,8 +261,7 @@ def test_a_function_claims_no_weights() -> None:
     assert "weights" not in str(report)
 
 
-def test_training_mode_is_said_and_not_verified() -> None:
-    torch = pytest.importorskip("torch")
+def test_training_mode_is_said_and_not_verified(torch: Any) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Dropout(0.5))
     compiled = anydevice.compile(module, "cpu", optimize="none")
     assert "in training mode" in compiled.report.notes[0]
@@ -290,9 +271,8 @@ def test_training_mode_is_said_and_not_verified() -> None:
         anydevice.compile(nnx_module(dropout=True), "cpu", verify=X)
 
 
-def test_chance_without_a_layer_of_its_own_is_not_verified() -> None:
+def test_chance_without_a_layer_of_its_own_is_not_verified(torch: Any) -> None:
     """The numbers here are three times too large, and the chance of dropout must not hide it."""
-    torch = pytest.importorskip("torch")
 
     class Wrong(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -306,9 +286,7 @@ def test_chance_without_a_layer_of_its_own_is_not_verified() -> None:
 
 
 def test_chance_in_mlx_is_noted_not_verified_and_new_in_every_call() -> None:
-    core = pytest.importorskip("mlx.core")
-    import mlx.nn as layers
-
+    core, layers = pytest.importorskip("mlx.core"), pytest.importorskip("mlx.nn")
     module = layers.Sequential(layers.Linear(16, 64), layers.Dropout(0.5))
     compiled = anydevice.compile(module, "cpu")
     x = core.array(X)
@@ -332,9 +310,8 @@ def test_training_mode_in_jax_is_noted() -> None:
     module = eqx.nn.Sequential([eqx.nn.Lambda(abs), eqx.nn.Dropout(0.5)])
     compiled = anydevice.compile(module, "cpu", optimize="none")
     assert "inference_mode" in compiled.report.notes[0]
-    with pytest.raises(
-        ConfigurationError, match=r"layers\[1\] is in training mode.*inference_mode"
-    ):
+    words = r"layers\[1\] is in training mode.*inference_mode"
+    with pytest.raises(ConfigurationError, match=words):
         compiled.verify(X)
     calm = anydevice.compile(eqx.nn.inference_mode(module), "cpu", optimize="none", verify=X)
     assert calm.report.notes == ()
@@ -397,9 +374,7 @@ def test_later_changes_of_parts_are_seen(engine: str) -> None:
         nnx = pytest.importorskip("flax.nnx")
         module.last = nnx.Linear(32, 7, rngs=nnx.Rngs(1))
     else:
-        import mlx.nn as layers
-
-        module.layers[3] = layers.Linear(8, 7)
+        module.layers[3] = pytest.importorskip("mlx.nn").Linear(8, 7)
     assert tuple(compiled(X).shape) == (5, 7)
     assert len(compiled.report.made) == 1
     assert {len(x) for x in compiled.parameters.values() if np.ndim(x) == 1} >= {7}
@@ -430,6 +405,14 @@ def linear_that_counts_its_calls() -> Any:
             return super().forward(x)
 
     return Counting().eval()
+
+
+def test_what_a_module_writes_is_no_wrong_weight_where_its_output_stays() -> None:
+    """A copy in another precision counts by itself; the module that was given does not."""
+    narrow = {"optimize": "none", "precision": "bfloat16"}
+    compiled = anydevice.compile(linear_that_counts_its_calls(), "cpu", **narrow)
+    compiled(X)
+    assert compiled.verify(X).checked is not None
 
 
 def test_verified_weights_may_be_changed_and_verified_again() -> None:
@@ -486,38 +469,24 @@ def test_a_module_that_changes_itself_is_told_from_a_wrong_compiler(
     assert compiled.report.checked is None
 
 
-def test_what_a_module_writes_is_no_wrong_weight_where_its_output_stays() -> None:
-    """A copy in another precision counts by itself; the module that was given does not."""
-    compiled = anydevice.compile(
-        linear_that_counts_its_calls(), "cpu", optimize="none", precision="bfloat16"
-    )
-    compiled(X)
-    assert compiled.verify(X).checked is not None
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.:DeprecationWarning")
 @pytest.mark.parametrize("made", ["script", "trace"])
-def test_torchscript_is_verified_as_a_whole(made: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_torchscript_is_verified_as_a_whole(torch: Any, made: str) -> None:
     layers = torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
     module = torch.nn.Sequential(*layers).eval()
     x = torch.from_numpy(X)
     scripted = torch.jit.script(module) if made == "script" else torch.jit.trace(module, x)
     for precision in ("float32", "float16"):
-        report = anydevice.compile(
-            scripted, "cpu", optimize="none", precision=precision, verify=X
-        ).report
-        assert report.checked is not None
-        assert (report.checked.parts, report.checked.weights) == (0, 7)
-        assert report.checked.reference == "float64 on the CPU"
+        checked = verified(scripted, optimize="none", precision=precision)
+        assert (checked.parts, checked.weights) == (0, 7)
+        assert checked.reference == "float64 on the CPU"
     assert_close(detached(scripted(x)), detached(module(x)), terms=2 * X.shape[1])
     if made == "script":
         with pytest.raises(ConfigurationError, match="1 is in training mode"):
             anydevice.compile(torch.jit.script(module.train()), "cpu", verify=X)
 
 
-def test_a_copy_follows_the_mode_and_takes_what_inference_mode_made() -> None:
-    torch = pytest.importorskip("torch")
+def test_a_copy_follows_the_mode_and_takes_what_inference_mode_made(torch: Any) -> None:
     with torch.inference_mode():
         module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Dropout(0.5)).eval()
     compiled = anydevice.compile(module, "cpu", optimize="none", precision="float16")
@@ -526,8 +495,7 @@ def test_a_copy_follows_the_mode_and_takes_what_inference_mode_made() -> None:
     assert (compiled(X) != compiled(X)).any()
 
 
-def test_a_wrong_part_of_a_pytorch_module_is_named() -> None:
-    torch = pytest.importorskip("torch")
+def test_a_wrong_part_of_a_pytorch_module_is_named(torch: Any) -> None:
 
     class Wrong(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -566,8 +534,7 @@ def _put(arguments: Any, place: int, value: Any) -> None:
         arguments["layers"][3]["bias"] = value
 
 
-def test_several_inputs_by_name() -> None:
-    torch = pytest.importorskip("torch")
+def test_several_inputs_by_name(torch: Any) -> None:
 
     class Masked(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -594,17 +561,16 @@ def test_linen_is_told_what_to_do() -> None:
         anydevice.compile(linen.Dense(3), "cpu")
 
 
-def test_keys_of_random_numbers_are_no_weights() -> None:
+def test_keys_of_random_numbers_are_no_weights_and_changes_are_not_kept() -> None:
     module = nnx_module()
+    assert "are not kept" in anydevice.compile(module, "cpu").report.notes[0]
     names = list(adapter_of(module).weights())
     assert not any("key" in name for name in names)
     assert any("kernel" in name for name in names)
 
 
-def test_parts_that_are_only_traced_are_left_out() -> None:
+def test_parts_that_are_only_traced_are_left_out(jax: Any, eqx: Any) -> None:
     """Inside `vmap` there are no numbers to compare; the output is compared all the same."""
-    jax = pytest.importorskip("jax")
-    eqx = pytest.importorskip("equinox")
 
     class Batched(eqx.Module):  # type: ignore[misc]
         inner: Any
@@ -614,8 +580,7 @@ def test_parts_that_are_only_traced_are_left_out() -> None:
 
     module = Batched(eqx.nn.Linear(16, 4, key=jax.random.key(0)))
     assert isinstance(adapter_of(module), EquinoxAdapter)
-    checked = anydevice.compile(module, "cpu", verify=X).report.checked
-    assert checked is not None
+    checked = verified(module)
     assert (checked.parts, checked.weights) == (0, 2)
 
 
@@ -630,8 +595,7 @@ def test_a_module_goes_where_it_is_sent() -> None:
         assert anydevice.compile(module, free, optimize="none").report.notes == ()
 
 
-def test_without_a_device_a_module_goes_where_things_go() -> None:
-    jax = pytest.importorskip("jax")
+def test_without_a_device_a_module_goes_where_things_go(jax: Any) -> None:
     with anydevice.use_device("cpu"), jax.default_device(jax.devices("cpu")[0]):
         compiled = anydevice.compile(torch_module(), optimize="none", verify=X)
         assert (str(compiled.device), compiled.device.engine) == ("cpu", "torch")
@@ -639,8 +603,7 @@ def test_without_a_device_a_module_goes_where_things_go() -> None:
             assert str(anydevice.compile(make(), optimize="none").device) == "cpu"
 
 
-def test_counts_among_the_weights_stay_counts() -> None:
-    torch = pytest.importorskip("torch")
+def test_counts_among_the_weights_stay_counts(torch: Any) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4)).eval()
     compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
     assert compiled.parameters["1.num_batches_tracked"].dtype == torch.int64
@@ -648,27 +611,19 @@ def test_counts_among_the_weights_stay_counts() -> None:
 
 
 def test_a_class_that_inherits_its_call_gets_it_back() -> None:
-    pytest.importorskip("mlx.core")
-    import mlx.nn as layers
+    layers = pytest.importorskip("mlx.nn")
 
     class Mine(layers.Linear):  # type: ignore[misc]
         pass
 
     module = layers.Sequential(Mine(16, 4))
     before = layers.Linear.__call__
-    checked = anydevice.compile(module, "cpu", optimize="none", verify=X).report.checked
-    assert checked is not None
-    assert checked.parts == 1
+    assert verified(module, optimize="none").parts == 1
     assert "__call__" not in vars(Mine)
     assert layers.Linear.__call__ is before
 
 
-def test_what_a_flax_module_does_not_keep_is_said() -> None:
-    assert "are not kept" in anydevice.compile(nnx_module(), "cpu").report.notes[0]
-
-
-def test_weights_without_axes_are_verified() -> None:
-    torch = pytest.importorskip("torch")
+def test_weights_without_axes_are_verified(torch: Any) -> None:
 
     class Scaled(torch.nn.Linear):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -678,14 +633,10 @@ def test_weights_without_axes_are_verified() -> None:
         def forward(self, x: Any) -> Any:
             return super().forward(x) * self.scale.exp()
 
-    report = anydevice.compile(Scaled().eval(), "cpu", optimize="none", verify=X).report
-    assert report.checked is not None
-    assert report.checked.weights == 3
+    assert verified(Scaled().eval(), optimize="none").weights == 3
 
 
 def test_an_example_by_name_is_verified(brought: tuple[str, str, Any, int]) -> None:
     _, engine, module, parts = brought
     example = {"input" if engine == "torch" else "x": X}
-    checked = anydevice.compile(module, "cpu", optimize="none", verify=example).report.checked
-    assert checked is not None
-    assert checked.parts == parts
+    assert verified(module, example, optimize="none").parts == parts

@@ -23,14 +23,12 @@ from anydevice._libraries.precision import (
 from anydevice._machine.engines import registry
 from anydevice._train.stepper import _select
 from anydevice.errors import ConfigurationError
+from tests.nn.conftest import ALL, device_of_engine
 
-ENGINES = ("numpy", "torch", "jax", "mlx")
 
-
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=ALL)
 def cpu(request: pytest.FixtureRequest) -> Device:
-    pytest.importorskip({"mlx": "mlx.core"}.get(request.param, request.param))
-    return anydevice.device("cpu", engine=request.param)
+    return device_of_engine(request.param)
 
 
 def card(capability: str | None, engine: str = "torch") -> Device:
@@ -56,7 +54,9 @@ def test_mixed_keeps_weights_in_32_bits(cpu: Device) -> None:
     assert str(policy) == "mixed: parameters float32, computed in bfloat16, results float32"
 
 
-def test_the_setting_is_the_default(cpu: Device) -> None:
+def test_the_setting_is_the_default_and_other_names_are_refused(cpu: Device) -> None:
+    with pytest.raises(ConfigurationError, match="float32, float16, bfloat16, mixed, not 'int8'"):
+        policy_of("int8", cpu)
     assert default_precision() == policy_of(None, cpu).name == "float32"
     anydevice.configure(mixed_precision=True)
     assert default_precision() == policy_of(None, cpu).name == "mixed"
@@ -83,11 +83,6 @@ def test_mixed_is_float16_where_bfloat16_is_imitated() -> None:
 )
 def test_which_cards_have_bfloat16(device: Device, has: bool) -> None:
     assert has_bfloat16(device) is has
-
-
-def test_a_precision_that_there_is_not_is_refused(cpu: Device) -> None:
-    with pytest.raises(ConfigurationError, match="float32, float16, bfloat16, mixed, not 'int8'"):
-        policy_of("int8", cpu)
 
 
 def test_only_floating_numbers_are_cast(cpu: Device) -> None:

@@ -24,10 +24,21 @@ from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedErro
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
 
 
-def run(program: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    (folder / "program.py").write_text(program)
+LAUNCH = ("-m", "anydevice", "launch")
+
+
+def run(
+    program: str,
+    folder: Path,
+    *words: str,
+    by: tuple[str, ...] = (),
+    script: str = "train.py",
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with Python, or `by` a module of it, and the words after its name."""
+    (folder / script).write_text(program)
     return subprocess.run(
-        [sys.executable, "program.py"],
+        [sys.executable, *by, script, *words],
         env={**os.environ, **variables},
         cwd=folder,
         capture_output=True,
@@ -35,6 +46,10 @@ def run(program: str, folder: Path, **variables: str) -> subprocess.CompletedPro
         timeout=120,
         check=False,
     )
+
+
+def launch(program: str, folder: Path, count: int, *words: str) -> Any:
+    return run(program, folder, *words, by=(*LAUNCH, "-n", str(count)))
 
 
 FORKED = """
@@ -231,7 +246,7 @@ def test_processes_that_abort_are_not_taken_for_the_one_that_failed(tmp_path: Pa
     assert "process 0 of 3 failed:" in done.stderr
     assert done.stderr.strip().endswith("ValueError: the reason")
     (tmp_path / "failing").unlink()
-    done = launch_script(tmp_path, "-n", "3", "program.py")
+    done = launch(ABORTING, tmp_path, 3)
     assert done.returncode == 1
     assert "process 0 of 3 failed first (exit code 1)" in done.stderr
     assert done.stderr.strip().endswith("ValueError: the reason")
@@ -306,35 +321,21 @@ time.sleep(60)
 """
 
 
-def launch_script(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "anydevice", "launch", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_the_command_shows_the_failing_process_last_and_ends_the_others(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(FAILING)
-    done = launch_script(tmp_path, "-n", "3", "train.py", "--rate", "1")
+    done = launch(FAILING, tmp_path, 3, "--rate", "1")
     assert done.returncode == 1
     assert done.stderr.strip().endswith("RuntimeError: not today, ['--rate', '1']")
     assert "process 2 of 3 failed first (exit code 1)" in done.stderr
 
 
 def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)"
-    )
-    done = launch_script(tmp_path, "-n", "2", "train.py")
+    program = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)"
+    done = launch(program, tmp_path, 2)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 2"]
-    assert launch_script(tmp_path, "-n", "0", "train.py").returncode == 2
+    assert launch(program, tmp_path, 0).returncode == 2
     for name, what in (("nothing.py", "is no file"), (".", "is a folder")):
-        done = launch_script(tmp_path, "-n", "2", name)
+        done = run(program, tmp_path, by=(*LAUNCH, name))
         assert done.returncode == 2
         assert f"argument script: {name} {what}; give a Python file" in done.stderr
 
@@ -356,31 +357,23 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     """Its own modules, arguments and classes; its traceback has no lines of the launcher."""
     folder = tmp_path / "scripts"
     folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT)
     (folder / "beside.py").write_text("def fails():\n    raise OSError('here')\n")
-    done = launch_script(tmp_path, "scripts/train.py", "--rate", "1")
+    done = run(SCRIPT, tmp_path, "--rate", "1", by=LAUNCH, script="scripts/train.py")
     assert done.returncode == 1
     shown = done.stderr.split("failed first (exit code 1):\n")[1].splitlines()
     assert shown[0] == "Traceback (most recent call last):"
     assert shown[1] == '  File "scripts/train.py", line 10, in <module>'
     assert shown[-1] == "OSError: here"
-    (folder / "train.py").write_text("x = = 1\n")
-    done = launch_script(tmp_path, "scripts/train.py")
+    done = launch("x = = 1\n", tmp_path, 1)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("SyntaxError: invalid syntax")
     assert "anydevice/_parallel" not in done.stderr
 
 
 def test_an_error_is_shown_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise OSError('here')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "anydevice._parallel", "train.py"],
-        env={**os.environ, "ANYDEVICE_FAILED": str(tmp_path / "gone" / "0")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    gone = str(tmp_path / "gone" / "0")
+    by = ("-m", "anydevice._parallel")
+    done = run("raise OSError('here')\n", tmp_path, by=by, ANYDEVICE_FAILED=gone)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "OSError: here"
 
@@ -399,8 +392,7 @@ time.sleep(60)
 
 @linux
 def test_what_processes_started_ends_with_them(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PARENT)
-    done = launch_script(tmp_path, "-n", "2", "train.py")
+    done = launch(PARENT, tmp_path, 2)
     assert done.returncode == 5, done.stderr
     assert done.stderr.endswith("(exit code 5); it ended without a word\n")
     for rank in range(2):  # the parent of one is gone
@@ -424,9 +416,7 @@ if __name__ == "__main__":
 
 
 @linux
-@pytest.mark.parametrize(
-    "start", [("-m", "anydevice", "launch", "-n", "2"), ()], ids=["script", "function"]
-)
+@pytest.mark.parametrize("start", [(*LAUNCH, "-n", "2"), ()], ids=["script", "function"])
 def test_processes_end_where_their_launcher_is_killed(
     tmp_path: Path, start: tuple[str, ...]
 ) -> None:
@@ -445,10 +435,8 @@ def test_processes_end_where_their_launcher_is_killed(
 def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     """As with `| head`: processes that wait for a reader would wait for ever."""
     (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
-    command = [sys.executable, "-m", "anydevice", "launch", "train.py"]
-    started = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command, pipe = [sys.executable, *LAUNCH, "train.py"], subprocess.PIPE
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
     assert started.stdout is not None
     assert started.stdout.readline() == "a line of the log\n"
     started.stdout.close()
@@ -464,11 +452,9 @@ def test_it_ends_where_nobody_reads_what_is_printed(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_it_ends_where_the_disk_is_full(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("while True:\n    print('a line of the log')\n")
-    command = [sys.executable, "-m", "anydevice", "launch", "train.py"]
+    command, pipe = [sys.executable, *LAUNCH, "train.py"], subprocess.PIPE
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
-        )
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=pipe, timeout=60)
     assert done.returncode == 1
     assert done.stderr.endswith(b"OSError: [Errno 28] No space left on device\n")
 
@@ -513,8 +499,8 @@ def test_a_process_that_leaves_in_the_middle_ends_all_with_its_code(
     engine: str, how: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(engine)
-    (tmp_path / "train.py").write_text(LEAVING.replace("HOW", how))
-    done = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    program = LEAVING.replace("HOW", how)
+    done = run(program, tmp_path, by=(*LAUNCH, "-n", "2", "--engine", engine))
     assert done.returncode == 3, done.stderr[-2000:]
     assert "process 1 of 2 failed first (exit code 3)" in done.stderr
 
@@ -535,8 +521,7 @@ if mesh.rank == 0:
 @pytest.mark.parametrize("engine", ["torch", "jax"])
 def test_a_process_may_end_much_later_than_the_others(engine: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
-    (tmp_path / "train.py").write_text(LATE)
-    done = launch_script(tmp_path, "-n", "2", "--engine", engine, "train.py")
+    done = run(LATE, tmp_path, by=(*LAUNCH, "-n", "2", "--engine", engine))
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().endswith("done")
 
@@ -557,13 +542,10 @@ except KeyboardInterrupt:
 def test_who_stops_the_command_stops_all_processes(tmp_path: Path, number: int) -> None:
     """Ctrl-C goes on to them, and nothing is started again; a request to end ends them first."""
     (tmp_path / "train.py").write_text(WAITING)
-    command = [sys.executable, "-m", "anydevice", "launch", "-n", "2", "--restarts", "2"]
+    command = [sys.executable, *LAUNCH, "-n", "2", "--restarts", "2"]
     process = subprocess.Popen([*command, "train.py"], cwd=tmp_path, stderr=subprocess.PIPE)
     names = [tmp_path / f"pid{rank}" for rank in range(2)]
-    until = time.monotonic() + 60
-    while not all(name.exists() and name.read_text() for name in names):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: all(name.exists() and name.read_text() for name in names))
     process.send_signal(number)
     told = process.communicate(timeout=30)[1].decode()
     assert process.returncode == (3 if number == signal.SIGINT else 128 + number), told

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import anydevice
+from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
 from anydevice._core.engine import Engine
 from anydevice._engines.cuda_driver import CudaDriver
@@ -28,6 +29,11 @@ def _parts(count: int, size: int = 1000) -> list[list[Any]]:
     drawn = np.random.default_rng(0)
     shapes = ((size, 3), (7,))
     return [[drawn.normal(size=s).astype("float32") for s in shapes] for _ in range(count)]
+
+
+def _torch() -> tuple[Device, Engine]:
+    pytest.importorskip("torch")
+    return anydevice.device("cpu", engine="torch"), registry.load("torch")
 
 
 def _stored(path: Path, parts: list[list[Any]]) -> list[list[offload.KeptArray]]:
@@ -77,8 +83,7 @@ class _Watched(offload.KeptArray):
 
 
 def test_the_next_part_is_brought_while_a_part_computes() -> None:
-    pytest.importorskip("torch")
-    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    device, engine = _torch()
     log: list[str] = []
     arrays = [np.full(10, n, "float32") for n in range(4)]
     kept = [
@@ -332,8 +337,7 @@ def test_memory_of_a_card_without_a_driver_of_ours_is_not_written(
 
 
 def test_two_parts_are_on_the_device_at_once(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    device, engine = _torch()
     kept = _stored(tmp_path / "parts.safetensors", _parts(6, size=50_000))
     fetcher = Fetcher(kept, device, engine)
     memories = set()
@@ -352,8 +356,7 @@ def test_two_parts_are_on_the_device_at_once(tmp_path: Path) -> None:
 def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
     change: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
-    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    device, engine = _torch()
     path, parts = tmp_path / "parts.safetensors", _parts(3)
     fetcher = Fetcher(_stored(path, parts), device, engine)
     whole = path.read_bytes()
@@ -372,7 +375,7 @@ def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
 
 def test_weights_that_do_not_tell_their_changes_are_refused() -> None:
     torch = pytest.importorskip("torch")
-    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    device, engine = _torch()
     with torch.inference_mode():
         made = [[kept_in_memory(torch.ones(4), engine)] for _ in range(3)]
         across = torch.ones(4, 3).T
@@ -399,8 +402,7 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 
 
 def test_a_fetcher_that_nobody_has_ends_its_thread() -> None:
-    pytest.importorskip("torch")
-    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    device, engine = _torch()
     kept = [[kept_in_memory(x, registry.load("numpy")) for x in part] for part in _parts(3)]
     fetcher = Fetcher(kept, device, engine)
     _computed(fetcher, 0)

@@ -30,20 +30,12 @@ from tests.comparing import assert_close
 from tests.eight_devices import on_eight_devices
 
 CARDS = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-MODEL = (
-    nn.Dense(16, 64),
-    "gelu",
-    nn.Dense(64, 64),
-    "gelu",
-    nn.Dropout(0.1),
-    nn.Dense(64, 64),
-    "gelu",
-    nn.Dense(64, 4),
-)
 
 
 def _model(engine: str = "torch") -> nn.Model:
-    return nn.build(*MODEL, device=anydevice.device("cpu", engine=engine), seed=1)
+    inside = nn.Dense(64, 64), "gelu", nn.Dropout(0.1), nn.Dense(64, 64), "gelu"
+    device = anydevice.device("cpu", engine=engine)
+    return nn.build(nn.Dense(16, 64), "gelu", *inside, nn.Dense(64, 4), device=device, seed=1)
 
 
 @pytest.fixture(autouse=True)
@@ -198,9 +190,8 @@ print("all the same")
     assert "all the same" in said
 
 
-@pytest.mark.parametrize("engine", ["torch"])
-def test_trainings_on_four_devices_have_the_losses_of_one(engine: str, tmp_path: Path) -> None:
-    pytest.importorskip(engine)
+def test_trainings_on_four_devices_have_the_losses_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     x, y = _data()
     data, adam = nn.Batches(x, y, size=16), nn.AdamW(1e-2)  # 50 rows: the last batch has 2
     options: dict[str, Any] = {"epochs": 3, "clip": 0.5, "seed": 3, "progress": False}
@@ -218,15 +209,8 @@ def test_trainings_on_four_devices_have_the_losses_of_one(engine: str, tmp_path:
         assert trained.report.spread == "4 devices, pipeline: as asked"
         places = {str(anydevice.device_of(each)) for each in leaves(trained.model.parameters)}
         assert places == set(CARDS)
-        same(
-            nn.train(
-                parallel.pipeline(_model(), CARDS, microbatches=3),
-                data,
-                adam,
-                "cross_entropy",
-                **options,
-            )
-        )
+        divided_batches = parallel.pipeline(_model(), CARDS, microbatches=3)
+        same(nn.train(divided_batches, data, adam, "cross_entropy", **options))
         held = parallel.pipeline(_model(), ["cuda:0", "cpu"])
         trained = nn.train(held, data, adam, "cross_entropy", **options)
         same(trained)
@@ -275,47 +259,40 @@ def test_auto_takes_a_pipeline_where_the_model_does_not_fit_a_device() -> None:
 def test_wrong_input_says_what_is_wrong(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     model, (x, y) = _model(), _data()
-    with pytest.raises(ConfigurationError, match=r"no layer '\[9\]'; its layers are \[0\]"):
-        parallel.pipeline(model, {"[9]": "cpu"})
-    with pytest.raises(ConfigurationError, match=r"no place for the layer '\[2\]'"):
-        parallel.pipeline(model, {"[0]": "cpu"})
-    with pytest.raises(ConfigurationError, match="5 places are too many for 4 layers"):
-        parallel.pipeline(model, ["disk"] * 5)
-    with pytest.raises(ConfigurationError, match="name at least one"):
-        parallel.pipeline(model, [])
+    plan = anydevice.plan_inference(
+        layers=3, hidden=64, intermediate=64, heads=4, vocabulary=10, context=8
+    )
+    wrong: tuple[tuple[Any, dict[str, Any], str], ...] = (
+        ({"[9]": "cpu"}, {}, r"no layer '\[9\]'; its layers are \[0\]"),
+        ({"[0]": "cpu"}, {}, r"no place for the layer '\[2\]'"),
+        (["disk"] * 5, {}, "5 places are too many for 4 layers"),
+        ([], {}, "name at least one"),
+        (["disk"], {"folder": tmp_path / "none"}, "there is no folder"),
+        (3, {}, "a list, a plan or a dict of layers and places"),
+        (["cpu", "disk"], {"folder": 3}, "folder is a path, not 3"),
+        (["cpu"], {"microbatches": 0}, "microbatches must be an integer"),
+        (plan, {}, "another model: it has 3 layers, and this model 4"),
+        (replace(plan, fits=False), {}, "does not fit"),
+    )
+    for places, options, words in wrong:
+        with pytest.raises(ConfigurationError, match=words):
+            parallel.pipeline(model, places, **options)
     with pytest.raises(DeviceNotFoundError):
         parallel.pipeline(model, ["cpu", "cuda:7"])
-    with pytest.raises(ConfigurationError, match="there is no folder"):
-        parallel.pipeline(model, ["disk"], folder=tmp_path / "none")
-    with pytest.raises(ConfigurationError, match="a list, a plan or a dict of layers and places"):
-        parallel.pipeline(model, 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="folder is a path, not 3"):
-        parallel.pipeline(model, ["cpu", "disk"], folder=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="a backend or a list of devices, not 3"):
         parallel.Mesh(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="launch calls a function in each process"):
         parallel.launch(None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="microbatches must be an integer"):
-        parallel.pipeline(model, ["cpu"], microbatches=0)
     with pytest.raises(ConfigurationError, match="a module of PyTorch, not of"):
         parallel.pipeline(abs, ["cpu"])
-    plan = anydevice.plan_inference(
-        layers=3, hidden=64, intermediate=64, heads=4, vocabulary=10, context=8
-    )
-    with pytest.raises(
-        ConfigurationError, match="another model: it has 3 layers, and this model 4"
-    ):
-        parallel.pipeline(model, plan)
-    with pytest.raises(ConfigurationError, match="does not fit"):
-        parallel.pipeline(model, replace(plan, fits=False))
     held = parallel.pipeline(model, ["cpu", "disk"], folder=tmp_path)
-    data = nn.Batches(x, y, size=16)
+    training = nn.Batches(x, y, size=16), nn.AdamW(1e-2), "cross_entropy"
     with pytest.raises(UnsupportedError, match="layers on disk cannot be trained"):
-        nn.train(held, data, nn.AdamW(1e-2), "cross_entropy", epochs=1)
+        nn.train(held, *training, epochs=1)
     with pytest.raises(ConfigurationError, match="leave out device=, devices= and strategy="):
-        nn.train(held, data, nn.AdamW(1e-2), "cross_entropy", epochs=1, device="cpu")
+        nn.train(held, *training, epochs=1, device="cpu")
     with pytest.raises(ConfigurationError, match='strategy="pipeline" is for several'):
-        nn.train(model, data, nn.AdamW(1e-2), "cross_entropy", epochs=1, strategy="pipeline")
+        nn.train(model, *training, epochs=1, strategy="pipeline")
     assert_close(held(x), model(x), terms=4 * 64)
     kept = held.parameters[-1]["weight"]._anydevice_kept
     if Path("/proc/self/fd").is_dir():

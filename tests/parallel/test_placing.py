@@ -19,12 +19,9 @@ def test_rows_that_do_not_divide_evenly_are_more_in_the_first_parts() -> None:
     data = {"x": np.arange(100.0).reshape(50, 2), "y": np.arange(50)}
     parts = parallel.split_batch(data, ["cpu"] * 4)
     assert [len(part["y"]) for part in parts] == [13, 13, 12, 12]
+    assert [len(part) for part in parallel.split_batch(np.ones(2), ["cpu"] * 3)] == [1, 1, 0]
     whole = np.concatenate([anydevice.to_numpy(part["x"]) for part in parts])
     assert_same_bits(whole, data["x"], because="the rows were divided and joined")
-
-
-def test_with_fewer_rows_than_devices_the_last_ones_get_none() -> None:
-    assert [len(part) for part in parallel.split_batch(np.ones(2), ["cpu"] * 3)] == [1, 1, 0]
 
 
 def test_arrays_with_unequal_rows_are_no_batch() -> None:
@@ -44,7 +41,8 @@ def test_a_replicated_module_of_torch_leaves_the_given_one_alone() -> None:
     assert_same_bits(other.weight, model.weight, because="it is a copy")
 
 
-def test_a_mesh_of_one_is_any_engine() -> None:
+def test_a_mesh_of_one_is_a_value_of_any_engine() -> None:
+    assert parallel.Mesh("cpu:0") == parallel.Mesh(["cpu:0"], replicate=1)
     mesh = parallel.Mesh([anydevice.device("cpu", engine="numpy")])
     assert (mesh.size, mesh.rank, mesh.replicate, mesh.shard) == (1, 0, 1, 1)
     tree = {"a": np.arange(6.0)}
@@ -122,7 +120,3 @@ print("held")
 def test_eight_devices_of_jax_hold_an_eighth_each() -> None:
     pytest.importorskip("jax")
     assert on_eight_devices(SHARDED).strip() == "held"
-
-
-def test_a_mesh_is_a_value() -> None:
-    assert parallel.Mesh("cpu:0") == parallel.Mesh(["cpu:0"], replicate=1)

@@ -16,6 +16,17 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
+def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
 @pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TWO.items():
@@ -61,14 +72,7 @@ def test_jax_that_has_computed_cannot_join_others() -> None:
         "import jax; jax.numpy.ones(2).block_until_ready()\n"
         "from anydevice import parallel; parallel.initialize('cpu', engine='jax')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **TWO},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run(program, **TWO)
     assert done.returncode == 1
     assert "ConfigurationError: JAX has already started its devices" in done.stderr
 
@@ -107,12 +111,5 @@ def test_one_process_of_jax_has_all_its_devices_where_jax_is_asked_for() -> None
         "print(sizes(), sizes(engine='jax'))"
     )
     flags = "--xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, "XLA_FLAGS": flags, "ANYDEVICE_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run(program, XLA_FLAGS=flags, ANYDEVICE_DEVICE="cpu")
     assert done.stdout.strip() == "[1, 1, 1] [4, 1, 4]", done.stderr[-2000:]

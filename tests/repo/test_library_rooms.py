@@ -96,11 +96,11 @@ def test_only_settings_of_libraries_are_read_from_loaded_modules() -> None:
     ],
 )
 def test_a_planted_violation_is_caught(planted: str, tmp_path: Path) -> None:
-    for path in ("_train/steps.py", "_libraries/base.py", "_libraries/torch/step.py"):
+    for path in ("_train/step_config.py", "_libraries/base.py", "_libraries/torch/step.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"import sys\n{planted}\n", encoding="utf-8")
     line = 2 + planted.count("\n")
-    assert outside(tmp_path) == [f"_libraries/base.py:{line}", f"_train/steps.py:{line}"]
+    assert outside(tmp_path) == [f"_libraries/base.py:{line}", f"_train/step_config.py:{line}"]
 
 
 def test_asking_whether_a_library_is_loaded_is_no_import() -> None:

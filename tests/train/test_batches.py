@@ -17,25 +17,12 @@ from anydevice._train.batches import as_numbers
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
 from tests.comparing import rounding
 
-ENGINES = ("torch", "jax", "mlx")
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
 BATCHES = [(X[:6], Y[:6]), (X[6:], Y[6:])]
 LAYER = nn.Chain(nn.Dense(2, 4), "relu", nn.Dense(4, 2))
 TERMS = 2 * 3 * (2 + 4 + 2 + 6)
 """Two steps, there and back through its sums and that of six losses."""
-
-
-@pytest.fixture(params=ENGINES)
-def here(request: pytest.FixtureRequest) -> Device:
-    pytest.importorskip({"mlx": "mlx.core"}.get(request.param, request.param))
-    return anydevice.device("cpu", engine=request.param)
-
-
-@pytest.fixture(scope="module")
-def jax() -> Device:
-    pytest.importorskip("jax")
-    return anydevice.device("cpu", engine="jax")
 
 
 def trained(
@@ -290,9 +277,8 @@ def test_a_validation_that_the_model_makes_infinite_goes_on(jax: Device) -> None
 
 
 def test_a_batch_that_holds_nan_advises_no_smaller_rate(jax: Device) -> None:
-    with pytest.raises(
-        VerificationError, match=r"holds NaN values in y; .* look at the data"
-    ) as raised:
+    words = r"holds NaN values in y; .* look at the data"
+    with pytest.raises(VerificationError, match=words) as raised:
         trained(jax, [(X, X * np.nan)], "mean_squared_error")
     assert "rate" not in str(raised.value)
 

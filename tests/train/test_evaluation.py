@@ -14,7 +14,7 @@ from anydevice import nn, ops
 from anydevice._core.device import Device
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_bits
-from tests.nn.conftest import ALL, device_of_engine
+from tests.nn.conftest import device_of_engine
 
 Array = np.ndarray[Any, Any]
 DRAWN = np.random.default_rng(5)
@@ -24,18 +24,9 @@ CPU = "cpu"
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 
 
-@pytest.fixture(params=ALL)
-def cpu(request: pytest.FixtureRequest) -> Device:
-    return device_of_engine(request.param)
-
-
 def model_on(device: Device | str) -> nn.Model:
     layers = nn.Dense(4, 8), nn.BatchNorm(8), "relu", nn.Dropout(0.9), nn.Dense(8, 3), "softmax"
     return nn.build(*layers, device=device)
-
-
-def expected_of(model: nn.Model) -> Array:
-    return np.asarray(anydevice.to_numpy(model(anydevice.to_device(X, "cpu"))))
 
 
 def cross_entropy(shares: Array) -> float:
@@ -168,8 +159,7 @@ def test_batches_may_be_lists_of_numbers() -> None:
     assert nn.evaluate(model, batches, "cross_entropy").examples == 3
 
 
-def test_a_hugging_face_model_has_its_own_loss() -> None:
-    torch = pytest.importorskip("torch")
+def test_a_hugging_face_model_has_its_own_loss(torch: Any) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

@@ -19,24 +19,17 @@ from anydevice._core.trees import leaves
 from anydevice._libraries.precision import policy_of
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import without_gradient
+from anydevice._train.step_config import StepConfig, total
 from anydevice._train.stepper import stepper_for
-from anydevice._train.steps import StepConfig, total
 from anydevice._train.strategy import Strategy
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
-ENGINES = ("torch", "jax", "mlx")
 LAYER = nn.Chain(nn.Dense(2, 3), nn.Dense(3, 1))
 X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
 Y = np.ones((8, 1), np.float32)
-
-
-@pytest.fixture(params=ENGINES)
-def here(request: pytest.FixtureRequest) -> Device:
-    pytest.importorskip({"mlx": "mlx.core"}.get(request.param, request.param))
-    return anydevice.device("cpu", engine=request.param)
 
 
 def trained(
@@ -176,9 +169,8 @@ def test_what_a_recomputed_block_gives_is_watched(here: Device) -> None:
     layer = nn.Chain(
         nn.Dense(2, 3), nn.Chain(nn.Dense(3, 3), Bad(), nn.Dense(3, 3)), nn.Dense(3, 1)
     )
-    with pytest.raises(
-        VerificationError, match=r"step 1: the output of Chain\[1\]\[1\] Bad is infinite"
-    ):
+    words = r"step 1: the output of Chain\[1\]\[1\] Bad is infinite"
+    with pytest.raises(VerificationError, match=words):
         trained(here, nn.recompute(layer))
 
 
@@ -282,9 +274,8 @@ def test_what_no_compiler_looks_through_is_trained_as_it_is_written(here: Device
 
 
 def test_a_mistake_is_our_sentence_though_the_step_is_compiled(here: Device) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"output is \(8, 1\), .* use target\.reshape\(8, 1\)"
-    ):
+    words = r"output is \(8, 1\), .* use target\.reshape\(8, 1\)"
+    with pytest.raises(ConfigurationError, match=words):
         trained(here, data=[(X, Y[:, 0])], optimize="default")
 
 

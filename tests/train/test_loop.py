@@ -22,16 +22,9 @@ from anydevice._train import stepper as stepping
 from anydevice._train import training
 from anydevice._train.progress import TrainingProgress
 
-ENGINES = ("torch", "jax", "mlx")
 X = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
 BATCHES = [(X[at : at + 4], Y[at : at + 4]) for at in range(0, 24, 4)]
-
-
-@pytest.fixture(params=ENGINES)
-def here(request: pytest.FixtureRequest) -> Device:
-    pytest.importorskip({"mlx": "mlx.core"}.get(request.param, request.param))
-    return anydevice.device("cpu", engine=request.param)
 
 
 class Interrupted(nn.Layer):
@@ -148,7 +141,7 @@ def test_a_compiler_that_ctrl_c_ends_is_no_reason_for_a_warning(
         return run
 
     ways = Compilers((("compiled as a whole", compiler),), "compiled")
-    monkeypatch.setattr("anydevice._train.steps.compilers_for", lambda engine, optimize: ways)
+    monkeypatch.setattr("anydevice._train.step_config.compilers_for", lambda engine, optimize: ways)
     run = trained(here, optimize="default")
     assert (run.stopped, asked) == ("Ctrl-C", [1])
     said = capfd.readouterr().err

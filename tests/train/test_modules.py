@@ -442,11 +442,6 @@ def test_a_loop_of_your_own_does_not_end_in_silence(loader: Any) -> None:
     assert found.value.source == "loader"
 
 
-def test_a_loader_without_batches_is_an_error(quick: Any) -> None:
-    with pytest.raises(ConfigurationError, match="data gave no batches in epoch 1"):
-        train(quick, data=[])
-
-
 # What PyTorch has
 
 
@@ -462,11 +457,6 @@ def test_parts_in_inference_mode_stay_in_it(quick: Any) -> None:
     assert moved
     assert model.training
     assert not norm.training
-
-
-@pytest.fixture
-def torch() -> Any:
-    return pytest.importorskip("torch")
 
 
 def test_a_scheduler_of_pytorch_steps_after_each_step(torch: Any) -> None:

@@ -37,7 +37,8 @@ def held(make, own=None):
     training.step((X[:50], Y[:50]))
     state = training.stepper.state
     own = [x for x in leaves([state.parameters, state.optimizer, state.own]) if x.ndim]
-    return count, torch_mesh.bytes_here(own) * mesh.size / (3 * 4 * count)
+    here = sum(torch_mesh.part_of(x).nbytes for x in own)
+    return count, here * mesh.size / (3 * 4 * count)
 
 def all_held():
     return [held(*each) for each in ((ours,), (users,), (users, nn.AdamW(1e-3)))]

@@ -27,15 +27,16 @@ from anydevice._train import training
 from anydevice._train.batches import checked_data, placed_batches
 from anydevice._train.history import Epoch
 from anydevice._train.progress import TrainingProgress
-from anydevice._train.steps import default_optimize
+from anydevice._train.step_config import default_optimize
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from tests.comparing import assert_close, assert_same_bits, assert_same_integers, rounding
+from tests.nn.conftest import TRAINING
+from tests.nn.conftest import device_of_engine as cpu
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 Array = np.ndarray[Any, Any]
-ENGINES = ("torch", "jax", "mlx")
 LAYER = nn.Chain(nn.Dense(8, 16), "relu", nn.Dropout(0.1), nn.Dense(16, 3))
 
 
@@ -45,16 +46,6 @@ def allowed(steps: int, size: int = 8) -> float:
     Each goes there and back through sums of 8, of 16, of 3 and of the batch.
     """
     return rounding(np.float32, steps * 3 * (8 + 16 + 3 + size))
-
-
-def cpu(engine: str) -> Device:
-    pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
-    return anydevice.device("cpu", engine=engine)
-
-
-@pytest.fixture(params=ENGINES)
-def trainable(request: pytest.FixtureRequest) -> Device:
-    return cpu(request.param)
 
 
 def examples(count: int = 48) -> tuple[Array, Array]:
@@ -97,7 +88,7 @@ def same(a: nn.Model, b: nn.Model) -> bool:
 
 def test_losses_of_one_seed_are_the_same_on_every_engine() -> None:
     options: dict[str, Any] = {"epochs": 4, "clip": 1.0, "seed": 5, "validation": data(16)}
-    runs = [trained(cpu(engine), **options) for engine in ENGINES]
+    runs = [trained(cpu(engine), **options) for engine in TRAINING]
     for run in runs:
         assert run.history.losses == pytest.approx(runs[0].history.losses, abs=allowed(24))
         assert run.history.validations == pytest.approx(
@@ -110,8 +101,8 @@ def test_losses_of_one_seed_are_the_same_on_every_engine() -> None:
 
 # PyTorch's compiler is Python too, and slower where lines are counted.
 @pytest.mark.no_cover
-def test_compiled_steps_are_those_that_are_not(trainable: Device) -> None:
-    compiled, plain = (trained(trainable, optimize=how) for how in ("default", "none"))
+def test_compiled_steps_are_those_that_are_not(here: Device) -> None:
+    compiled, plain = (trained(here, optimize=how) for how in ("default", "none"))
     assert compiled.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
 
 
@@ -119,60 +110,60 @@ def test_compiled_steps_are_those_that_are_not(trainable: Device) -> None:
     "optimizer", [nn.SGD(0.1), nn.SGD(0.1, momentum=0.9), nn.Adam(), nn.Lion(1e-3)], ids=str
 )
 def test_every_optimizer_moves_alike_on_every_engine(optimizer: nn.Optimizer) -> None:
-    runs = [trained(cpu(engine), optimizer=optimizer) for engine in ENGINES]
+    runs = [trained(cpu(engine), optimizer=optimizer) for engine in TRAINING]
     for run in runs[1:]:
         assert run.history.losses == pytest.approx(runs[0].history.losses, abs=allowed(12))
 
 
-def test_the_same_seed_gives_the_same_training_and_the_model_stays(trainable: Device) -> None:
-    model = nn.Model(LAYER, device=trainable)
+def test_the_same_seed_gives_the_same_training_and_the_model_stays(here: Device) -> None:
+    model = nn.Model(LAYER, device=here)
     before = numbers(model)
-    runs = [trained(trainable, model=model, seed=seed) for seed in (1, 1, 2)]
+    runs = [trained(here, model=model, seed=seed) for seed in (1, 1, 2)]
     assert same(runs[0].model, runs[1].model)
     assert runs[0].history.losses == runs[1].history.losses
     assert not same(runs[0].model, runs[2].model)
     for now, old in zip(numbers(model), before, strict=True):
         assert_same_bits(now, old, because="the given model is not trained")
     assert runs[0].model.layer == model.layer
-    assert anydevice.device_of(runs[0].model) == trainable
-    model(anydevice.to_device(examples()[0], trainable))
+    assert anydevice.device_of(runs[0].model) == here
+    model(anydevice.to_device(examples()[0], here))
 
 
-def test_accumulated_gradients_are_those_of_larger_batches(trainable: Device) -> None:
+def test_accumulated_gradients_are_those_of_larger_batches(here: Device) -> None:
     layer = nn.Chain(nn.Dense(8, 16), "relu", nn.Dense(16, 3))
     model = nn.Model(layer, device="cpu")
     x, y = examples(40)
     small = nn.Batches(x, y, 4, shuffle=False)
     large = nn.Batches(x, y, 16, shuffle=False)
     options: dict[str, Any] = {"model": model, "optimizer": nn.SGD(0.1)}
-    by_parts = trained(trainable, data=small, accumulate=4, **options)
-    whole = trained(trainable, data=large, **options)
+    by_parts = trained(here, data=small, accumulate=4, **options)
+    whole = trained(here, data=large, **options)
     for a, b in zip(numbers(by_parts.model), numbers(whole.model), strict=True):
         np.testing.assert_allclose(a, b, atol=allowed(6, 16))
     assert by_parts.history[-1].steps == whole.history[-1].steps == 6
 
 
 @pytest.mark.parametrize("precision", ["mixed", "bfloat16"])
-def test_other_precisions(trainable: Device, precision: str) -> None:
-    run = trained(trainable, precision=precision, epochs=6)
-    exact = trained(trainable, epochs=6)
+def test_other_precisions(here: Device, precision: str) -> None:
+    run = trained(here, precision=precision, epochs=6)
+    exact = trained(here, epochs=6)
     assert run.history.losses == pytest.approx(exact.history.losses, rel=0.03)
     kinds = {str(x.dtype).rpartition(".")[2] for x in leaves(run.model.parameters)}
     assert kinds == {"float32" if precision == "mixed" else "bfloat16"}
 
 
 def test_a_scaled_loss_leaves_out_steps_that_overflow(
-    trainable: Device, monkeypatch: pytest.MonkeyPatch
+    here: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first scale is too large for float16: some steps go by, then training goes on."""
     monkeypatch.setattr("anydevice._libraries.precision.has_bfloat16", lambda device: False)
-    run = trained(trainable, precision="mixed", epochs=6)
-    exact = trained(trainable, epochs=6)
+    run = trained(here, precision="mixed", epochs=6)
+    exact = trained(here, epochs=6)
     assert run.history[-1].loss < exact.history[0].loss - 0.1
     assert run.history[-1].loss == pytest.approx(exact.history[-1].loss, abs=0.15)
 
 
-def test_schedules_give_the_rate_of_each_step(trainable: Device) -> None:
+def test_schedules_give_the_rate_of_each_step(here: Device) -> None:
     seen: list[float] = []
 
     class Rates(nn.Callback):
@@ -180,15 +171,14 @@ def test_schedules_give_the_rate_of_each_step(trainable: Device) -> None:
             seen.append(event.rate)
 
     schedule = nn.WarmUp(4, then=nn.CosineRate(0.1, 8))
-    run = trained(trainable, schedule=schedule, callbacks=[Rates()])
+    run = trained(here, schedule=schedule, callbacks=[Rates()])
     assert seen == [schedule(step) for step in range(1, 13)]
     assert run.history[-1].rate == schedule(12)
-    own = trained(trainable, optimizer=nn.AdamW(schedule))
+    own = trained(here, optimizer=nn.AdamW(schedule))
     assert same(run.model, own.model)
 
 
-def test_torch_updates_in_place_only_where_it_may_and_is_not_told_to_skip() -> None:
-    torch = pytest.importorskip("torch")
+def test_torch_updates_in_place_only_where_it_may_and_is_not_told_to_skip(torch: Any) -> None:
     for optimizer in (nn.AdamW(0.1), nn.SGD(0.1, momentum=0.9)):
         parameters = {"a": torch.ones(3), "b": torch.ones(2, 2)}
         gradients = {name: torch.ones_like(x) for name, x in parameters.items()}
@@ -206,18 +196,18 @@ def test_torch_updates_in_place_only_where_it_may_and_is_not_told_to_skip() -> N
             assert_close(parameters[name], plain[name], terms=16)
 
 
-def test_recomputed_models_train_alike(trainable: Device) -> None:
+def test_recomputed_models_train_alike(here: Device) -> None:
     model = nn.Model(LAYER, device="cpu")
-    run = trained(trainable, model=nn.recompute(model))
-    plain = trained(trainable, model=model)
+    run = trained(here, model=nn.recompute(model))
+    plain = trained(here, model=model)
     assert run.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
 
 
-def test_the_setting_mixed_precision_is_the_default(trainable: Device) -> None:
-    plain, mixed = trained(trainable), trained(trainable, precision="mixed")
+def test_the_setting_mixed_precision_is_the_default(here: Device) -> None:
+    plain, mixed = trained(here), trained(here, precision="mixed")
     anydevice.configure(mixed_precision=True)
     try:
-        by_setting, asked = trained(trainable), trained(trainable, precision="float32")
+        by_setting, asked = trained(here), trained(here, precision="float32")
     finally:
         anydevice.configure(mixed_precision=None)
     assert by_setting.history.losses == mixed.history.losses != plain.history.losses
@@ -368,7 +358,7 @@ def test_patience_ends_a_training_and_gives_the_best_model() -> None:
     assert not same(run.model, models[-1])
 
 
-def test_callbacks_see_the_training_and_may_stop_it(trainable: Device) -> None:
+def test_callbacks_see_the_training_and_may_stop_it(here: Device) -> None:
     class Watches(nn.Callback):
         def __init__(self) -> None:
             self.losses: list[float] = []
@@ -387,14 +377,14 @@ def test_callbacks_see_the_training_and_may_stop_it(trainable: Device) -> None:
             self.epochs.append(event.epoch)
 
     watches = Watches()
-    run = trained(trainable, callbacks=[watches])
+    run = trained(here, callbacks=[watches])
     assert run.stopped == "a callback"
     assert len(watches.losses) == 9
     assert np.mean(watches.losses[:6]) == pytest.approx(run.history[0].loss)
     assert watches.epochs == [1]
     assert len(run.history) == 1
     with pytest.raises(ConfigurationError, match=r"a callback is a nn\.Callback"):
-        trained(trainable, callbacks=["text"])
+        trained(here, callbacks=["text"])
 
 
 def test_ctrl_c_ends_after_the_step_and_saves(
@@ -491,16 +481,9 @@ def test_a_log_gets_every_epoch() -> None:
         callbacks=[nn.Log(log), nn.Log(writer), nn.Log(every, every=3)],
     )
     history = run.history
+    names = "loss", "validation", "rate", "seconds", "epoch"
     expected = [
-        {
-            "loss": each.loss,
-            "validation": each.validation,
-            "rate": each.rate,
-            "seconds": each.seconds,
-            "epoch": each.epoch,
-            "step": each.steps,
-        }
-        for each in history
+        {**{name: getattr(each, name) for name in names}, "step": each.steps} for each in history
     ]
     assert log.rows == expected
     assert [row for row in every.rows if "loss" in row] == expected
@@ -532,16 +515,14 @@ def test_a_summary_writer_of_tensorboard_reads_back_what_was_sent(tmp_path: Path
     np.testing.assert_allclose([value for _, value in read], run.history.losses, rtol=1e-6)
 
 
-@pytest.mark.parametrize("target", ["run.log", logging.getLogger(), print])
-def test_a_log_that_takes_no_numbers_is_refused(target: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"add_scalar\(name, value, step\).*nor log\(dict"):
-        nn.Log(target)
-
-
-@pytest.mark.parametrize("every", [0, True, 2.5])
-def test_a_log_after_no_number_of_steps_is_refused(every: Any) -> None:
-    with pytest.raises(ConfigurationError, match="every="):
-        nn.Log(Recorder(), every=every)
+def test_a_log_that_takes_no_numbers_or_after_no_number_of_steps_is_refused() -> None:
+    words = r"add_scalar\(name, value, step\).*nor log\(dict"
+    for target in ("run.log", logging.getLogger(), print):
+        with pytest.raises(ConfigurationError, match=words):
+            nn.Log(target)
+    for every in (0, True, 2.5):
+        with pytest.raises(ConfigurationError, match="every must be an integer of 1"):
+            nn.Log(Recorder(), every=every)  # type: ignore[arg-type]
 
 
 def test_progress_tells_the_loss_the_rate_the_speed_and_the_time_left(
@@ -578,35 +559,30 @@ def with_outlier(at: int) -> list[tuple[Array, Array]]:
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_what_is_no_number_stops_with_the_step_and_the_layer(
-    trainable: Device, clip: float | None, accumulate: int
+    here: Device, clip: float | None, accumulate: int
 ) -> None:
     layer = nn.Chain(nn.Dense(8, 8), "tanh", nn.Dense(8, 8), nn.Chain("relu", Broken(1e2)))
     layer = nn.Chain(layer, nn.Dense(8, 3))
     model = nn.Model(layer, device="cpu")
     model.parameters[0][2]["weight"] *= 1e4
-    with pytest.raises(
-        VerificationError, match=r"step 1: the output of Chain\[0\]\[3\]\[1\] Broken"
-    ) as raised:
-        trained(trainable, model=model, clip=clip, accumulate=accumulate)
+    words = r"step 1: the output of Chain\[0\]\[3\]\[1\] Broken"
+    with pytest.raises(VerificationError, match=words) as raised:
+        trained(here, model=model, clip=clip, accumulate=accumulate)
     assert raised.value.where == "Chain[0][3][1] Broken"
 
 
-def test_the_step_is_the_one_that_failed(trainable: Device) -> None:
+def test_the_step_is_the_one_that_failed_and_a_batch_that_holds_nan_is_named(here: Device) -> None:
     model = nn.Model(nn.Chain(Broken(1e3), nn.Dense(8, 3)), (8,), device="cpu")
-    with pytest.raises(
-        VerificationError, match=r"at step 5: the output of Chain\[0\] Broken is infinite"
-    ):
-        trained(trainable, model=model, data=with_outlier(4))
-
-
-def test_a_batch_that_holds_nan_is_named(trainable: Device) -> None:
+    words = r"at step 5: the output of Chain\[0\] Broken is infinite"
+    with pytest.raises(VerificationError, match=words):
+        trained(here, model=model, data=with_outlier(4))
     batches = with_outlier(2)
     batches[2][0][1, 1] = np.nan
     with pytest.raises(VerificationError, match="step 3: the batch itself holds NaN"):
-        trained(trainable, data=batches)
+        trained(here, data=batches)
 
 
-def test_a_gradient_that_is_no_number_is_named(trainable: Device) -> None:
+def test_a_gradient_that_is_no_number_is_named(here: Device) -> None:
     """The root of 0 is finite, and its slope is not."""
 
     class Root(nn.Layer):
@@ -617,15 +593,15 @@ def test_a_gradient_that_is_no_number_is_named(trainable: Device) -> None:
     zeros = [(np.zeros((4, 8), np.float32), np.zeros(4, np.int32))] * 3
     for clip in (1.0, None):
         with pytest.raises(VerificationError, match=r"step 1: the gradient of Chain\[0\]"):
-            trained(trainable, model=model, data=zeros, clip=clip)
+            trained(here, model=model, data=zeros, clip=clip)
 
 
-def test_a_loss_that_is_no_number_by_itself(trainable: Device) -> None:
+def test_a_loss_that_is_no_number_by_itself(here: Device) -> None:
     def loss(output: Any, target: Any) -> Any:
         return ops.log(ops.mean(ops.multiply(output, 0.0)))
 
     with pytest.raises(VerificationError, match=r"the loss is infinite, and the output of Chain"):
-        trained(trainable, loss=loss)
+        trained(here, loss=loss)
 
 
 def test_float16_that_no_scale_mends_stops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -692,7 +668,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loss_that_is_not_one_number_is_refused(trainable: Device, accumulate: int) -> None:
+def test_a_loss_that_is_not_one_number_is_refused(here: Device, accumulate: int) -> None:
     def rows(output: Any, target: Any) -> Any:
         return ops.mean(output, axis=1)
 
@@ -705,7 +681,7 @@ def test_a_loss_that_is_not_one_number_is_refused(trainable: Device, accumulate:
         (lambda output, target: 5.0, "returned a float"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            trained(trainable, loss=loss, accumulate=accumulate, optimize="none")
+            trained(here, loss=loss, accumulate=accumulate, optimize="none")
 
 
 def test_other_errors_of_the_first_step_stay_as_they_are() -> None:
@@ -724,16 +700,12 @@ def outside(target: int) -> list[tuple[Array, Array]]:
     return batches
 
 
-def test_a_target_that_is_no_class_is_named(trainable: Device) -> None:
-    words = "step 3: a target is 3, and the model gives 3 classes, which are 0 to 2"
-    with pytest.raises(VerificationError, match=words):
-        trained(trainable, data=outside(3))
-
-
-def test_targets_below_the_classes_and_other_spellings_of_the_loss() -> None:
-    for loss in (ops.cross_entropy, functools.partial(ops.cross_entropy)):
-        with pytest.raises(VerificationError, match="step 3: a target is -2"):
-            trained(cpu("torch"), data=outside(-2), loss=loss)
+def test_a_target_that_is_no_class_is_named(here: Device) -> None:
+    words = "and the model gives 3 classes, which are 0 to 2"
+    same = ops.cross_entropy, functools.partial(ops.cross_entropy)
+    for target, loss in ((3, nn.cross_entropy), *((-2, each) for each in same)):
+        with pytest.raises(VerificationError, match=f"step 3: a target is {target}, {words}"):
+            trained(here, data=outside(target), loss=loss)
 
 
 # Data
@@ -791,8 +763,7 @@ def test_functions_are_called_with_seed_and_epoch() -> None:
     assert checked_data(max, 2) is max, "what C functions take is not always said"
 
 
-def test_batches_of_other_libraries_are_converted() -> None:
-    torch = pytest.importorskip("torch")
+def test_batches_of_other_libraries_are_converted(torch: Any) -> None:
     x, y = examples()
     pairs = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
     loader = torch.utils.data.DataLoader(pairs, batch_size=8)
@@ -802,8 +773,7 @@ def test_batches_of_other_libraries_are_converted() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["global numbers", "a generator"])
-def test_a_loader_that_shuffles_goes_on_in_its_order(own: bool, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_a_loader_that_shuffles_goes_on_in_its_order(torch: Any, own: bool, tmp_path: Path) -> None:
     x, y = examples()
 
     def loader(seed: int) -> Any:

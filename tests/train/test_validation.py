@@ -14,18 +14,12 @@ from anydevice import nn
 from anydevice._core.device import Device
 from anydevice._core.trees import leaf_names, leaves
 from anydevice.errors import ConfigurationError
-from tests.nn.conftest import TRAINING, device_of_engine
 
 DRAWN = np.random.default_rng(1)
 X = DRAWN.normal(size=(90, 4)).astype(np.float32)
 IDS = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0.5)
 DATA = nn.Batches(X, IDS, size=32)
 HELD = nn.Batches(X[:50], IDS[:50], size=32, shuffle=False)
-
-
-@pytest.fixture(params=TRAINING)
-def trainable(request: pytest.FixtureRequest) -> Device:
-    return device_of_engine(request.param)
 
 
 def model_on(device: Device | str = "cpu") -> nn.Model:
@@ -43,12 +37,12 @@ def compiling(device: Device) -> str:
     return "default" if device.engine == "jax" else "none"
 
 
-def test_metrics_are_in_the_history(trainable: Device) -> None:
+def test_metrics_are_in_the_history(here: Device) -> None:
     def count(output: Any, target: Any) -> int:
         return int(output.shape[0])
 
     asked = ["accuracy", "macro_f1", count]
-    options = {"device": trainable, "optimize": compiling(trainable)}
+    options = {"device": here, "optimize": compiling(here)}
     trained = train(model_on(), validation=HELD, metrics=asked, **options)
     expected = nn.evaluate(trained.model, HELD, "cross_entropy", asked)
     last = trained.history[-1]
@@ -59,7 +53,7 @@ def test_metrics_are_in_the_history(trainable: Device) -> None:
     assert head[:6] == ["epoch", "loss", "validation", "accuracy", "macro_f1", "count"]
 
 
-def test_metrics_get_the_output_of_the_model_itself(trainable: Device) -> None:
+def test_metrics_get_the_output_of_the_model_itself(here: Device) -> None:
     model = nn.build(nn.Dense(4, 1), "sigmoid", device="cpu")
     yes = (IDS > 0).astype(np.float32)[:, None]
     data = nn.Batches(X, yes, size=45, shuffle=False)
@@ -68,7 +62,7 @@ def test_metrics_get_the_output_of_the_model_itself(trainable: Device) -> None:
         warnings.simplefilter("ignore")  # of the sigmoid, once
         trained = nn.train(
             model, data, nn.SGD(0.1), "binary_cross_entropy", epochs=1, validation=data,
-            metrics=asked, device=trainable, optimize="none", progress=False,
+            metrics=asked, device=here, optimize="none", progress=False,
         )  # fmt: skip
     shares = nn.predict(trained.model, X)
     found = trained.history.metrics
@@ -116,15 +110,15 @@ def test_what_cannot_be_validated_is_refused(options: dict[str, Any], said: str)
         train(model_on(), **options)
 
 
-def test_what_is_frozen_is_not_trained(trainable: Device) -> None:
-    optimize = compiling(trainable)
+def test_what_is_frozen_is_not_trained(here: Device) -> None:
+    optimize = compiling(here)
     model = model_on().freeze("[0].weight", "[1]")
-    trained = train(model, device=trainable, optimize=optimize, clip=1.0, accumulate=2).model
+    trained = train(model, device=here, optimize=optimize, clip=1.0, accumulate=2).model
     assert trained.frozen == model.frozen
     before, after = leaves(model.parameters), leaves(anydevice.to_numpy(trained.parameters))
     for name, old, new in zip(leaf_names(model.parameters), before, after, strict=True):
         assert bool((old != new).any()) == (name not in model.frozen), name
-    moved = train(model.unfreeze(), device=trainable, optimize=optimize).model
+    moved = train(model.unfreeze(), device=here, optimize=optimize).model
     pairs = zip(before, leaves(anydevice.to_numpy(moved.parameters)), strict=True)
     assert all((old != new).any() for old, new in pairs)
 
@@ -143,11 +137,11 @@ def test_another_freezing_is_another_training(tmp_path: Path) -> None:
     assert len(train(model_on().freeze("[0]"), save=path, resume=True).history) == 2
 
 
-def test_groups_of_parameters_are_trained_as_told(trainable: Device) -> None:
+def test_groups_of_parameters_are_trained_as_told(here: Device) -> None:
     model = model_on().freeze("[3].bias")
     optimizer = nn.SGD(0.1, groups={"[0]": {"rate": 0.0}, "*.bias": {"rate": 0.05}})
     trained = nn.train(
-        model, DATA, optimizer, "cross_entropy", epochs=1, device=trainable, progress=False
+        model, DATA, optimizer, "cross_entropy", epochs=1, device=here, progress=False
     ).model
     before, after = leaves(model.parameters), leaves(anydevice.to_numpy(trained.parameters))
     same = [

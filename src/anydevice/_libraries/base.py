@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from anydevice._arrays.copy import download
-from anydevice._arrays.move import is_array
+from anydevice._arrays.move import device_of, is_array
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
@@ -72,10 +72,7 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
-        """Return the model with weights of this dtype on a device.
-
-        Those already there are shared.
-        """
+        """Return the model with weights of this dtype on a device; those there stay shared."""
 
     @abstractmethod
     def reference(self, change: Change, engine: str) -> ModelAdapter:
@@ -162,6 +159,30 @@ class ModelAdapter(ABC):
         Floating numbers may come as float64.
         """
         return host_array(x) if is_array(x) else None
+
+
+class ArraysAdapter(ModelAdapter):
+    """A module that is called with other arrays in place of its own.
+
+    A reference computes with them in float64 on the CPU.
+    """
+
+    library: str
+    module: Any
+    is_reference: bool
+
+    @property
+    def device(self) -> Device | None:
+        return device_of(self.arguments)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return float64_scope(self.library) if self.is_reference else super().scope()
+
+    def reference_input(self, x: HostArray) -> Array:
+        return cpu_placer(self.library)(x)
+
+    def input_names(self) -> frozenset[str]:
+        return parameter_names(self.module)
 
 
 def training_mode_error(path: str, instead: str = "model.eval()") -> ConfigurationError:

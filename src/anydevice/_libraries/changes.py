@@ -83,10 +83,7 @@ class ChangeDetector:
         return bool(last.equals) and any(objects[x] is not last.objects[x] for x in last.equals)
 
     def snapshot(self) -> Snapshot:
-        """Return the module as it is now. The watched parts are looked up again.
-
-        They may be new.
-        """
+        """Return the module as it is now; the watched parts are looked up again."""
         watched = self._watched()
         objects, values = watched.read()
         equals = [place for place, x in enumerate(objects) if _may_equal_another(x)]

@@ -187,9 +187,14 @@ def target_of(batch: Any) -> Any:
     return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
 
 
+def loss_in(output: Any) -> Array | None:
+    """Return the loss that a model put into its output, as those of Hugging Face do, if any."""
+    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+
+
 def own_loss(output: Any) -> Array:
-    """Return the loss that a model put into its output, as those of Hugging Face do."""
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    """Return the loss in an output; raises `ConfigurationError` without one."""
+    found = loss_in(output)
     if found is None:
         raise ConfigurationError(
             f"the output of the model ({type_text(output)}) holds no loss: put labels into the "

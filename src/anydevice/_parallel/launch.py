@@ -51,10 +51,7 @@ class _Ended(Record):
 
 
 def launch(
-    function: Callable[..., Any],
-    *arguments: Any,
-    processes: int = 4,
-    engine: str | None = None,
+    function: Callable[..., Any], *arguments: Any, processes: int = 4, engine: str | None = None
 ) -> list[Any]:
     """Call a function in several processes of this machine, and return what each returned.
 
@@ -74,7 +71,13 @@ def launch(
         )
     why = unsafe_to_fork()
     if why is not None:
-        _check_sendable(function, arguments, why)
+        _pickle(
+            (function, arguments),
+            f"processes cannot be forked here, since {why}, and what they are to call cannot be "
+            "sent to new ones",
+            "give a function that a module or the script defines, and arguments that can be "
+            "pickled, or call launch before anything computes",
+        )
         print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
     context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
     running: dict[int, tuple[Any, Connection]] = {}
@@ -100,16 +103,11 @@ def launch(
                 process.join()
 
 
-def _check_sendable(function: Callable[..., Any], arguments: tuple[Any, ...], why: str) -> None:
+def _pickle(value: Any, problem: str, instead: str) -> Any:
     try:
-        ForkingPickler.dumps((function, arguments))
+        return ForkingPickler.dumps(value)
     except Exception as error:
-        raise ConfigurationError(
-            f"processes cannot be forked here, since {why}, and what they are to call cannot be "
-            f"sent to new ones ({error}); give a function that a module or the script defines, and "
-            "arguments that can be pickled, or call launch before anything computes",
-            source="function",
-        ) from error
+        raise ConfigurationError(f"{problem} ({error}); {instead}", source="function") from error
 
 
 def unsafe_to_fork() -> str | None:
@@ -152,7 +150,11 @@ def _call(
         for library, module in (("torch", "torch.distributed"), ("jax", "jax")):
             if is_loaded(module):
                 part(library, "mesh").leave()
-        message = _pickle_result(ended)
+        message = _pickle(
+            ended,
+            f"what the function returned, a {type(ended.result).__name__}, cannot be pickled",
+            "return numbers, arrays or texts, and save the rest to a file",
+        )
     except BaseException:
         ended = _Ended(rank, time.monotonic(), failure=traceback.format_exc())
         message = ForkingPickler.dumps(ended)
@@ -161,17 +163,6 @@ def _call(
     results.close()
     if ended.failure is not None:
         os._exit(1)
-
-
-def _pickle_result(ended: _Ended) -> Any:
-    try:
-        return ForkingPickler.dumps(ended)
-    except Exception as error:
-        raise ConfigurationError(
-            f"what the function returned, a {type(ended.result).__name__}, cannot be pickled "
-            f"({error}); return numbers, arrays or texts, and save the rest to a file",
-            source="function",
-        ) from error
 
 
 def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:

@@ -281,9 +281,7 @@ def _state(part: Sequence[KeptArray]) -> list[Any]:
 
 
 def _version_of(holder: Any) -> int | None:
-    """Return the number that PyTorch counts up where it writes into a tensor; other arrays have
-    none.
-    """
+    """Return the counter of writes into a tensor of PyTorch; other arrays have none."""
     try:
         version: int | None = getattr(holder, "_version", None)
     except RuntimeError as error:

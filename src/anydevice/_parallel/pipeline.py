@@ -428,9 +428,7 @@ class Staged(Wrapper):
         return x
 
     def _compute_stage(self, stage: Stage, own: list[Parameters], x: Array, run: Run) -> Array:
-        """Return the output of a stage, by one compiled function where that may take gradients
-        inside.
-        """
+        """Return the output of a stage, compiled as a whole where gradients can be taken inside."""
         autodiff = autodiff_of(x)
         if run.watch is not None or autodiff is None or not autodiff.compiles or not self.compiles:
             return _apply_steps(stage.steps, own, x, _run_on(stage.place.device, run))
@@ -552,20 +550,17 @@ def _place_parameters(
     for step in steps:
         for at in leaves(step.parameters_in(numbered)):
             where[at] = of_step[step.keys]
-    stored = {names[at]: to_numpy(arrays[at]) for at, place in where.items() if _is_on_disk(place)}
+    on_file = {at for at, place in where.items() if place.held == DISK}
+    stored = {names[at]: to_numpy(arrays[at]) for at in sorted(on_file)}
     files = {} if folder is None else memory_maps(on_disk(folder, stored))
     host = Device("cpu", engine=engine)
     placed = [
         files[name]
-        if _is_on_disk(where[at])
+        if at in on_file
         else to_device(x, host if where[at].held else where[at].device, convert=True)
         for at, (name, x) in enumerate(zip(names, arrays, strict=True))
     ]
     return refilled(parameters, placed)
-
-
-def _is_on_disk(place: Place) -> bool:
-    return place.held == "disk"
 
 
 def memory_maps(kept: Mapping[str, KeptArray]) -> dict[str, Any]:
@@ -635,9 +630,7 @@ def _compile_stage(stage: Stage, run: Run) -> Callable[..., Any]:
 
 
 def _brought_again(stage: Stage, own: Sequence[Parameters], x: Array, run: Run) -> Array:
-    """Return the output of a stage in training: each layer is brought, and once more for its
-    gradient.
-    """
+    """Return the output of a stage in training: a layer is brought again for its gradient."""
     device, autodiff = stage.place.device, autodiff_of(x)
     run = _run_on(device, run)
     engine = registry.load(str(device.engine))

@@ -84,7 +84,13 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     JAX holds such arrays; over processes, PyTorch does too, as a `DTensor`. Raises
     `UnsupportedError` for other engines and more than one device.
     """
-    return _place_tree(tree, mesh, _sharder(mesh))
+    leaves, rebuild = flatten(tree, is_array)
+    place, device = _sharder(mesh), mesh.devices[0]
+    # Leaf by leaf: one device never holds more than one whole array. One that is spread already
+    # goes on from there, without being gathered.
+    return rebuild(
+        [place(x if _is_spread(x) else to_device(x, device, convert=True)) for x in leaves.values]
+    )
 
 
 def gather(tree: Any) -> Any:
@@ -98,32 +104,16 @@ def gather(tree: Any) -> Any:
     return rebuild([_gather_array(x) for x in leaves.values])
 
 
-def _place_tree(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
-    """Return the tree on a mesh, leaf by leaf: one device never holds more than one whole array."""
-    leaves, rebuild = flatten(tree, is_array)
-    device = mesh.devices[0]
-    # An array that is spread already goes on from there, without being gathered.
-    spread = [_is_spread(x) for x in leaves.values]
-    pairs = zip(leaves.values, spread, strict=True)
-    return rebuild(
-        [place(x if is_spread else to_device(x, device, convert=True)) for x, is_spread in pairs]
-    )
-
-
 def _sharder(mesh: Mesh) -> Callable[[Any], Any]:
     if mesh.size == 1:
         return lambda x: x
     if mesh.engine not in ("jax", "torch"):
-        raise _no_processes(mesh)
+        raise Absent(
+            f"{mesh.engine} does not shard over {mesh.size} processes",
+            instead="take devices of PyTorch or JAX",
+            code="no_collectives",
+        ).error()
     return partial(part(mesh.engine, "mesh").sharded, mesh=mesh)
-
-
-def _no_processes(mesh: Mesh) -> Exception:
-    return Absent(
-        f"{mesh.engine} does not shard over {mesh.size} processes",
-        instead="take devices of PyTorch or JAX",
-        code="no_collectives",
-    ).error()
 
 
 def _is_spread(x: Any) -> bool:
@@ -146,9 +136,7 @@ def _gather_array(x: Any) -> Any:
 
 
 def _each_of(devices: Devices) -> tuple[Any, ...]:
-    """Return the devices of a list, each by any engine; computing on them together is not asked
-    for.
-    """
+    """Return the devices of a list, each by any engine: they need not compute together."""
     if isinstance(devices, str):
         return devices_of(devices)
     names = [devices] if not isinstance(devices, list | tuple) else list(devices)

@@ -48,7 +48,10 @@ def initialize(device: Device | str | None = None, *, engine: str | None = None)
     Raises `ConfigurationError` if variables contradict each other, or do not say where the first
     process is, and `UnsupportedError` for an engine whose processes cannot compute together.
     """
-    chosen, existing = one_device(device, engine=engine), _existing_group()
+    chosen = one_device(device, engine=engine)
+    existing: Processes | None = None
+    if is_loaded("torch.distributed"):
+        existing = part("torch", "mesh").existing()
     is_there = existing is not None or _is_jax_joined()
     found = None if is_there else launched(os.environ)
     if not is_there and (found is None or found.size == 1):
@@ -219,11 +222,3 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     if digits is None:
         raise ConfigurationError(f"{name} must be an integer, not {text!r}", source=name)
     return int(digits[0])
-
-
-def _existing_group() -> Processes | None:
-    """Return the group of `torch.distributed` that this process is in already, if any."""
-    if not is_loaded("torch.distributed"):
-        return None
-    group: Processes | None = part("torch", "mesh").existing()
-    return group

@@ -147,7 +147,8 @@ class Batches:
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
     """Return the data; raises `ConfigurationError` if it does not give batches in every epoch."""
-    if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
+    several = isinstance(data, tuple | list) and data and all(hasattr(x, "shape") for x in data)
+    if hasattr(data, "shape") or several:
         what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
         raise ConfigurationError(
             f"{name} is {what}, and must be batches, each a pair (x, y); "
@@ -322,10 +323,6 @@ def batch_name(name: str, epoch: int, number: int) -> str:
 def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
     makes = isinstance(data, Batches) or (callable(data) and not hasattr(data, "__iter__"))
     return iter(data(seed, epoch) if makes else data)
-
-
-def _are_arrays(data: Any) -> bool:
-    return bool(data) and all(hasattr(each, "shape") for each in data)
 
 
 def mark_batch(error: Failure) -> Failure:

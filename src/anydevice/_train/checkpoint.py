@@ -34,7 +34,7 @@ from anydevice._nn.optimizers import Optimizer
 from anydevice._nn.recompute import Recomputed
 from anydevice._train.batches import INPUT_ERRORS, Batches, module_batch, sizes_of
 from anydevice._train.history import History
-from anydevice._train.steps import StepConfig
+from anydevice._train.step_config import StepConfig
 from anydevice.errors import ConfigurationError, TransferError
 
 _KIND = "training"
@@ -128,7 +128,8 @@ def content_of(data: Any) -> str | None:
             return None  # the training itself refuses it, and says why
     else:
         return None
-    step = -(-sum(_bytes_of(array) for array in arrays) // _MOST_HASHED) or 1
+    sizes = [4 * math.prod(int(size) for size in array.shape) for array in arrays]
+    step = -(-sum(sizes) // _MOST_HASHED) or 1
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         rows = to_numpy(array[::step] if step > 1 and len(array.shape) else array)
@@ -139,10 +140,6 @@ def content_of(data: Any) -> str | None:
         digest.update(repr(tuple(array.shape)).encode())
         digest.update(same.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def _bytes_of(array: Any) -> int:
-    return 4 * math.prod(int(size) for size in array.shape)
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from anydevice._train.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice._train.steps import StepConfig, copied
+from anydevice._train.step_config import StepConfig, copied
 from anydevice._train.strategy import (
     CHECKED,
     Strategy,
@@ -146,7 +146,7 @@ class ProcessStrategy(Strategy):
         with self._part(rows, share) as weight, drops:
             if weight:
                 return loss(batch) * weight
-            with self._group.without_gradients():  # random numbers go on as in the others
+            with part("torch", "module").no_gradients():  # random numbers go on as in the others
                 loss(batch)
         return None
 
@@ -240,7 +240,7 @@ class ProcessStrategy(Strategy):
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
             raise other_batches()
-        with self._group.without_gradients():
+        with part("torch", "module").no_gradients():
             self._expected = whole()
 
     def _is_other(self, expected: Any, value: Any) -> bool:

@@ -28,6 +28,7 @@ from anydevice._libraries.detect import adapter_of, compile_device
 from anydevice._libraries.layers import (
     logits_of,
     loss_and_output,
+    loss_in,
     loss_of_output,
     own_loss,
     takes_model,
@@ -247,26 +248,18 @@ class _Runner:
             return value, logits_of(self.output(batch)) if wants_output else None
         output = self.output(batch)
         if loss is None:
-            value = own_loss(output) if batch.named and not wants_output else _loss_in(output)
+            value = own_loss(output) if batch.named and not wants_output else loss_in(output)
             self.has_loss = self.has_loss or value is not None
             return value, logits_of(output)
         if not computes_in_float32(loss):
-            output = _widen_loss(output)
+            arrays = [x for x in leaves(output) if hasattr(x, "shape")]
+            if any(primitives(x).dtype(x).name in _NARROW for x in arrays):
+                output = cast_parameters(output, "float32")
         target = batch.named if batch.named and batch.target is None else batch.target
         value = loss_of_output(loss, output, target)
         if self._activation is not None:
             output = ACTIVATIONS[self._activation](output)
         return value, logits_of(output)
-
-
-def _loss_in(output: Any) -> Any:
-    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-
-
-def _widen_loss(output: Any) -> Any:
-    arrays = [x for x in leaves(output) if hasattr(x, "shape")]
-    narrow = any(primitives(x).dtype(x).name in _NARROW for x in arrays)
-    return cast_parameters(output, "float32") if narrow else output
 
 
 def _target_of(batch: _Batch, metric: Metric) -> Any:
@@ -304,16 +297,11 @@ def _ready(
         target = compile_device(adapter, device, compiled=False)
         if optimize is None:
             optimize = "default" if target.engine in ("jax", "mlx") else "none"
-        made = compiled_model(
-            still, target, optimize=optimize, precision=precision or _dtype_of(adapter)
-        )
+        if not precision:  # that of 16-bit weights
+            names = {primitives(x).dtype(x).name for x in adapter.weights().values()}
+            precision = next((name for name in _NARROW if name in names), None)
+        made = compiled_model(still, target, optimize=optimize, precision=precision)
         yield _Runner(made, loss, activation, still)
-
-
-def _dtype_of(adapter: Any) -> str | None:
-    """Return the dtype of 16-bit weights; `None` for others."""
-    names = {primitives(x).dtype(x).name for x in adapter.weights().values()}
-    return next((name for name in _NARROW if name in names), None)
 
 
 @contextmanager

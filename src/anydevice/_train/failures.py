@@ -26,7 +26,7 @@ from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer, MisfitError, Run
 from anydevice._nn.losses import cross_entropy
 from anydevice._train.batches import INPUT_ERRORS, mark_batch, prefix_error
-from anydevice._train.steps import StepConfig, copied
+from anydevice._train.step_config import StepConfig, copied
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
 
 _ADVICE = "try a smaller rate, clip=1.0, or look at the data"

@@ -89,12 +89,11 @@ class History(Sequence[Epoch]):
     @property
     def metrics(self) -> dict[str, list[float]]:
         """Each metric of the validation, by name: a number for each epoch that has it."""
-        found = self._by_metric().items()
-        return {name: [each for each in numbers if each is not None] for name, numbers in found}
-
-    def _by_metric(self) -> dict[str, list[float | None]]:
-        names = dict.fromkeys(name for each in self for name in each.metrics or ())
-        return {name: [(each.metrics or {}).get(name) for each in self] for name in names}
+        found: dict[str, list[float]] = {}
+        for epoch in self:
+            for name, number in (epoch.metrics or {}).items():
+                found.setdefault(name, []).append(number)
+        return found
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the epochs as plain data, ready for JSON."""

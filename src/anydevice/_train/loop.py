@@ -32,7 +32,7 @@ from anydevice._train.failures import check_shape, explain_error, wrong_batch
 from anydevice._train.history import Epoch, History
 from anydevice._train.metrics import Metric
 from anydevice._train.progress import TrainingProgress
-from anydevice._train.steps import copied
+from anydevice._train.step_config import copied
 from anydevice._train.training import Training
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -130,8 +130,10 @@ class TrainLoop:
                 if _is_interruption(error, interrupts):
                     self._stop = "Ctrl-C"
                     break
-                if training.steps and isinstance(error, ConfigurationError):
-                    self._keep_good(error)
+                wrong_rate = isinstance(error, ConfigurationError) and error.source == "schedule"
+                if training.steps and wrong_rate:  # the steps before it are good
+                    self._read()
+                    self._save()
                 training.raise_for(error, batch)
             if not training.waiting and self._after_step(epoch, interrupts):
                 break
@@ -140,12 +142,6 @@ class TrainLoop:
             training.undo()
         elif training.finish():
             self._after_step(epoch, interrupts)
-
-    def _keep_good(self, error: ConfigurationError) -> None:
-        """Save the steps before one whose rate is wrong: they are good."""
-        if error.source == "schedule":
-            self._read()
-            self._save()
 
     def _until_interrupted(
         self, batches: Iterator[Any], interrupts: Interrupts

@@ -53,15 +53,18 @@ class Metric(Record):
     def add(self, state: Any, output: Array, target: Array) -> Any:
         """Return the state with one more batch; it may stay on the device."""
         new = self._of_batch(output, target)
-        return (
-            new
-            if state is None
-            else [_sum(one, other) for one, other in zip(state, new, strict=True)]
-        )
+        if state is None:
+            return new
+        pairs = zip(state, new, strict=True)
+        return [
+            one + other if isinstance(one, int) else ops.add(one, other) for one, other in pairs
+        ]
 
     def result(self, state: Any) -> float:
         """Return the number; NaN if nothing was added."""
-        return math.nan if state is None else self._number(*map(_on_host, state))
+        if state is None:
+            return math.nan
+        return self._number(*[x if isinstance(x, int) else to_numpy(x) for x in state])
 
     def _of_batch(self, output: Array, target: Array) -> list[Any]:
         """Return the parts of the state for one batch, which are added up."""
@@ -285,7 +288,9 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
             "top_3), or a function of (output, target) that returns a number",
             source="metrics",
         )
-    return _Own(_name_of(spec), spec)
+    inner = spec.func if isinstance(spec, partial) else spec
+    name = str(getattr(inner, "__name__", type(inner).__name__))
+    return _Own("metric" if name == "<lambda>" else name, spec)
 
 
 def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
@@ -334,12 +339,6 @@ def _top(k: Any) -> _TopK:
     return _TopK(f"top_{k}", k)
 
 
-def _name_of(function: Any) -> str:
-    inner = function.func if isinstance(function, partial) else function
-    name = str(getattr(inner, "__name__", type(inner).__name__))
-    return "metric" if name == "<lambda>" else name
-
-
 def _of_one(metric: Metric, output: Array, target: Array) -> float:
     return metric.result(metric.add(metric.start(), output, target))
 
@@ -372,9 +371,7 @@ def _or_none(found: Array, sure: Array) -> Array:
 
 
 def _squeeze(output: Array, target: Array) -> Array:
-    """Return the output without a last axis of 1 that the target does not have, or the other way
-    round.
-    """
+    """Return the output in the shape of the target, where one of the two has a last axis of 1."""
     shape, wanted = tuple(output.shape), tuple(target.shape)
     if shape == (*wanted, 1) or (*shape, 1) == wanted:
         return ops.reshape(output, wanted)
@@ -414,14 +411,6 @@ def _column(x: Array) -> Array:
 def _is_each(found: Array, ids: Array) -> Array:
     """Whether each id is each of `ids`, along a last axis."""
     return ops.equal(_column(found), ids)
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return one + other if isinstance(one, int) else ops.add(one, other)
-
-
-def _on_host(value: Any) -> Any:
-    return value if isinstance(value, int) else to_numpy(value)
 
 
 def _area(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float:

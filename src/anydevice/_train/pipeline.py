@@ -40,8 +40,8 @@ from anydevice._train.randomness import (
     set_device_state,
     set_host_state,
 )
+from anydevice._train.step_config import CompiledSteps, StepConfig, total
 from anydevice._train.stepper import FunctionStepper
-from anydevice._train.steps import CompiledSteps, StepConfig, total
 from anydevice._train.strategy import (
     HELD,
     ROUNDING,
@@ -171,8 +171,7 @@ class PipelineStrategy(Strategy):
         )
 
     def parameters(self, tree: Tree) -> Tree:
-        pairs = zip(leaves(tree), self._homes, strict=True)
-        return refilled(tree, [_to_home(x, home) for x, home in pairs])
+        return _all_to_homes(tree, self._homes)
 
     def state(self, state: StepState, trained: Sequence[bool] | None = None) -> StepState:
         homes = self._homes
@@ -252,16 +251,12 @@ class PipelineStrategy(Strategy):
         return owner.move(found, owner.devices_of(like)[0])
 
 
-def _to_home(x: Any, home: Device) -> Any:
-    engine = registry.load(str(home.engine))
-    if owner_of(x) is engine:
-        return engine.move(x, home)
-    return engine.place(x, home)
-
-
 def _all_to_homes(tree: Tree, homes: Sequence[Device]) -> Tree:
-    pairs = zip(leaves(tree), homes, strict=True)
-    return refilled(tree, [_to_home(x, home) for x, home in pairs])
+    there = []
+    for x, home in zip(leaves(tree), homes, strict=True):
+        engine = registry.load(str(home.engine))
+        there.append(engine.move(x, home) if owner_of(x) is engine else engine.place(x, home))
+    return refilled(tree, there)
 
 
 def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], float, Any]]:
@@ -339,14 +334,7 @@ class PipelineStepper(FunctionStepper):
             self._is_failing = True
         if not self._is_failing:
             self._keep_state(state)
-        if weight != 1.0:
-            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
-        if self._total is not None:
-            pairs = zip(leaves(self._total), leaves(gradients), strict=True)
-            gradients = refilled(gradients, [ops.add(*pair) for pair in pairs])
-        self._total = gradients
-        self._added += weight
-        self.batches += 1
+        self._add_up(gradients, weight)
         return value
 
     def move(self, rate: float) -> None:
@@ -395,12 +383,6 @@ class PipelineStepper(FunctionStepper):
     @property
     def skipped_steps(self) -> int:
         return 0
-
-    def _failed_steps(self) -> Array | int:
-        return self._steps_failed
-
-    def _failed_weights(self) -> Array | float:
-        return float(self.failed)
 
     def _steps_taken(self) -> int:
         return self.started

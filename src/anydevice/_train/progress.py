@@ -76,7 +76,8 @@ class TrainingProgress:
         self._doing = "compiling"
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
         if self._prints and self._slow is None:
-            self._slow = Timer(_SLOW, _say_slow, [engine])
+            text = f"{engine} is compiling the training step, which may take a minute; "
+            self._slow = Timer(_SLOW, _say, [f"{text}optimize='none' starts at once"])
             self._slow.daemon = True
             self._slow.start()
 
@@ -148,13 +149,6 @@ class TrainingProgress:
 def _say(line: str) -> None:
     with suppress(OSError, ValueError):  # the stream may be closed by now
         print(line, file=sys.stderr, flush=True)
-
-
-def _say_slow(engine: str) -> None:
-    _say(
-        f"{engine} is compiling the training step, which may take a minute; optimize='none' "
-        "starts at once"
-    )
 
 
 def _line(epoch: Epoch, epochs: int) -> str:

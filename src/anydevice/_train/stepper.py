@@ -42,7 +42,7 @@ from anydevice._nn.layer import Run, state_leaves
 from anydevice._nn.optimizers import BuiltIn
 from anydevice._nn.random_choice import folded_seed
 from anydevice._ops.dispatch import primitives
-from anydevice._train.steps import CompiledSteps, StepConfig, nonfinite, total
+from anydevice._train.step_config import CompiledSteps, StepConfig, nonfinite, total
 from anydevice._train.strategy import Strategy
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
@@ -116,6 +116,7 @@ class FunctionStepper(Stepper):
         if config.policy.needs_loss_scale and self._scale is None:
             self._scale = strategy.numbers(self._scaling.start(self._like))
         self._evaluate: dict[bool, Callable[..., Any]] = {}
+        self._plus: Callable[[Tree, Tree], Tree] = _add_trees
         self._start(state.steps)
 
     def _make_compiler(self) -> CompiledSteps:
@@ -175,13 +176,13 @@ class FunctionStepper(Stepper):
     def skipped_steps(self) -> int:
         return self.started - self._steps_taken()
 
-    @abstractmethod
     def _failed_steps(self) -> Array | int:
         """Return how many steps were started since the first failed one."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _failed_weights(self) -> Array | float:
         """1.0 where a parameter is infinite or NaN, else 0.0."""
+        raise NotImplementedError
 
     @abstractmethod
     def _steps_taken(self) -> int:
@@ -250,6 +251,14 @@ class FunctionStepper(Stepper):
         last = ops.multiply(nonfinite(value), _at_minimum(scale))
         return ops.maximum(_as_float(ops.isnan(value)), last)
 
+    def _add_up(self, gradients: Tree, weight: float) -> None:
+        """Add the gradients of a batch to those that wait."""
+        if weight != 1.0:
+            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
+        self._total = gradients if self._total is None else self._plus(self._total, gradients)
+        self._added += weight
+        self.batches += 1
+
     def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
         """Return the gradients of the update, and 1.0 where it must not use them, else 0.0."""
         skip = None
@@ -296,13 +305,6 @@ class SplitStepper(FunctionStepper):
             self._keep_state(_select(good, state, self._state(self._held)))
         self._add_up(gradients, weight)
         return value
-
-    def _add_up(self, gradients: Tree, weight: float) -> None:
-        if weight != 1.0:
-            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
-        self._total = gradients if self._total is None else self._plus(self._total, gradients)
-        self._added += weight
-        self.batches += 1
 
     def move(self, rate: float) -> None:
         gradients, skip = self._made_ready(1.0 / self._added)
@@ -619,9 +621,7 @@ def _select(goes: Array, new: TreeT, old: TreeT) -> TreeT:
 
 
 def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
-    """Return the new tree, or the old one where `stays` is 1; the same arrays were written in
-    place.
-    """
+    """Return the new tree, or the old one where `stays` is 1, unless it was written in place."""
     if all(map(is_, leaves(new), leaves(old))):
         return new
     return _select(ops.less(stays, 1.0), new, old)

@@ -30,7 +30,7 @@ from anydevice._parallel.mesh import Mesh, devices_of
 from anydevice._parallel.placing import gather
 from anydevice._train.batches import batch_name, mark_batch, placer, rows_of
 from anydevice._train.randomness import host_state, set_host_state
-from anydevice._train.steps import StepConfig
+from anydevice._train.step_config import StepConfig
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -415,9 +415,7 @@ def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]
 
 
 def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Strategy:
-    """Return how a training of these parameters lies on a mesh; raises `UnsupportedError` if it
-    cannot.
-    """
+    """Return how a training lies on a mesh; raises `UnsupportedError` if it cannot."""
     if mesh is None:
         return Strategy(device)
     if mesh.group is not None and device.engine != mesh.engine:

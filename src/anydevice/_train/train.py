@@ -14,7 +14,6 @@ from anydevice._compile.compile import Compiled
 from anydevice._core import checks, hooks
 from anydevice._core.device import Device
 from anydevice._core.files import check_writable, is_there, remove_leftovers
-from anydevice._core.protocols import Stepper
 from anydevice._core.record import Record, replace
 from anydevice._core.table import Table
 from anydevice._core.text import format_size
@@ -33,7 +32,7 @@ from anydevice._train.loop import Interrupts, TrainLoop, TrainOptions
 from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice._train.pipeline import pipeline_reason
 from anydevice._train.progress import TrainingProgress
-from anydevice._train.steps import default_optimize
+from anydevice._train.step_config import default_optimize
 from anydevice._train.strategy import mesh_of
 from anydevice._train.training import PathLike, Training, TrainingOptions
 from anydevice.errors import ConfigurationError
@@ -87,17 +86,16 @@ class Trained(Record):
         return "\n\n".join(map(str, parts)) + ended
 
     def _repr_html_(self) -> str:
-        return self.history._repr_html_() + hooks.render(Table(self._facts()), "html")
+        rows = [] if self.report is None else self.report._rows()
+        if self.report is not None and self.report.peak is not None:
+            rows.append(("peak memory", f"{format_size(self.report.peak)}, of the process"))
+        if self.stopped is not None:
+            rows.append(("stopped", self.stopped))
+        return self.history._repr_html_() + hooks.render(Table(rows), "html")
 
     def plot(self, path: PathLike) -> None:
         """Draw the losses into an `.svg` picture, as `history.plot` does."""
         self.history.plot(path)
-
-    def _facts(self) -> list[tuple[str, str]]:
-        rows = [] if self.report is None else self.report._rows()
-        if self.report is not None and self.report.peak is not None:
-            rows.append(("peak memory", f"{format_size(self.report.peak)}, of the process"))
-        return [*rows, *([] if self.stopped is None else [("stopped", self.stopped)])]
 
 
 def train(
@@ -196,7 +194,9 @@ def train(
     why = pipeline_reason(model, device, devices, strategy)
     device, mesh = (device, None) if why else mesh_of(device, devices, strategy)
     if isinstance(model, Compiled):
-        model, device, precision, optimize = _options_of(model, device, precision, optimize)
+        device = model.device if device is None else device
+        precision, optimize = precision or model.policy.name, optimize or model.optimize
+        model = model.model
     if isinstance(validation, float | int):
         data, validation = _split(data, validation, seed or 0)
     if isinstance(model, Layer):
@@ -255,7 +255,13 @@ def train(
             interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
             stepper = training.stepper
             loop = TrainLoop(options, training, begun, best, shown)
-            interrupts.acknowledge = lambda: _acknowledge(loop, stepper, shown)
+
+            def acknowledge() -> None:
+                stepper.compiler.quiet = True  # a terminal interrupts compilers too
+                when = "once compiled" if loop.is_compiling else "after this step"
+                shown.ends(f"stopping {when}; Ctrl-C again: now")
+
+            interrupts.acknowledge = acknowledge
             stopped = loop.run(interrupts)
         if stopped == "Ctrl-C":
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
@@ -277,13 +283,6 @@ def train(
         return Trained(training.model_with(final), loop.state.history, stopped, report)
 
 
-def _acknowledge(loop: TrainLoop, stepper: Stepper, shown: TrainingProgress) -> None:
-    """Show at once that Ctrl-C was seen, and when the training will end."""
-    stepper.compiler.quiet = True  # a terminal interrupts compilers too, which needs no warning
-    when = "once compiled" if loop.is_compiling else "after this step"
-    shown.ends(f"stopping {when}; Ctrl-C again: now")
-
-
 def _print_nothing_left(source: Path, done: int, epochs: int) -> None:
     more = "" if done == epochs else f", more than epochs={epochs}"
     print(
@@ -300,14 +299,6 @@ def _print_all_left_out(steps: int, policy: Policy) -> None:
         'precision="bfloat16" or "float32"',
         file=sys.stderr,
     )
-
-
-def _options_of(
-    compiled: Compiled, device: Any, precision: str | None, optimize: str | None
-) -> tuple[Any, Any, str, str]:
-    """Return the model of a compiled one, and its options as defaults."""
-    device = compiled.device if device is None else device
-    return compiled.model, device, precision or compiled.policy.name, optimize or compiled.optimize
 
 
 @contextmanager

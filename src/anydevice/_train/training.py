@@ -70,13 +70,8 @@ from anydevice._train.randomness import (
     set_device_state,
     set_host_state,
 )
+from anydevice._train.step_config import CompiledSteps, StepConfig, copied
 from anydevice._train.stepper import stepper_for
-from anydevice._train.steps import (
-    CompiledSteps,
-    StepConfig,
-    checked_clip,
-    copied,
-)
 from anydevice._train.strategy import mesh_of, strategy_for
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
@@ -97,6 +92,7 @@ _MOST_BATCHES = 512
 _ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
 """Fields of a step's state that may lie on several devices."""
 
+_CLIP = "it is the largest norm of the gradients"
 _warned: set[str] = set()
 
 
@@ -127,10 +123,11 @@ class TrainingOptions(Record):
                 f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {self.optimize!r}",
                 source="optimize",
             )
+        clip = self.clip
         return replace(
             self,
             accumulate=checks.integer("accumulate", self.accumulate, 1),
-            clip=checked_clip(self.clip),
+            clip=None if clip is None else checks.number("clip", clip, above=0, note=_CLIP),
             seed=None if self.seed is None else checks.integer("seed", self.seed, 0),
         )
 
@@ -231,8 +228,9 @@ class Training:
             self.fused_activation = fused_activation(loss) if changed else None
             trained, frozen = trained_leaves(model), frozen_layers(model)
             remark = remark_on(inner, loss)
-            if remark is not None:
-                _warn_once(remark)
+            if remark is not None and remark not in _warned:
+                _warned.add(remark)
+                warn(remark)
             parameters = model.parameters
         else:
             layer = layer_of(model)
@@ -354,10 +352,7 @@ class Training:
 
         A `nn.Model` is a copy, which later steps do not change.
         """
-        layer = self.config.layer
-        in_place = (
-            isinstance(layer, ModuleLayer) and layer.has_stepper and layer.given is self._given
-        )
+        in_place = self._has_stepper and getattr(self.config.layer, "given", None) is self._given
         return self._given if in_place else self.model_with(copied(self.parameters))
 
     @property
@@ -445,10 +440,13 @@ class Training:
         shape = _shapes(batch)
         is_new = shape not in self._scopes
         if is_new:
-            self._begin(batch)
+            check_shape(self.config, batch, batch_name("data", self.epoch, self.position + 1))
+            if stepper.compiler.compiles and self.on_compile is not None:
+                self.on_compile(True)
             self._scopes[shape] = stepper.scope_of(batch)
         if not self._waiting:
-            self.rate = self._next_rate()
+            rates = self._rate_at
+            self.rate = stepper.rate if rates is None else rate_of(rates, stepper.started + 1)
         with self._scopes[shape]():
             if accumulate == 1:
                 value = stepper.step(batch, self.rate)
@@ -590,11 +588,8 @@ class Training:
                 f"{path} does not fit this model, optimizer and schedule "
                 f"({shortened(str(error), 200)}); use those that it was saved with, or another path"
             ) from error
-        self.epoch, self.position, self.rate = (
-            found.loop.epoch,
-            found.loop.position,
-            found.loop.rate,
-        )
+        loop = found.loop
+        self.epoch, self.position, self.rate = loop.epoch, loop.position, loop.rate
         self._waiting = self.position % self.config.accumulate if found.step.added else 0
         self._first_rows = found.rows
         self._random, self._unread, self._kept_bytes = found.random, [], 0
@@ -606,17 +601,6 @@ class Training:
         self.finish()
         self.epoch += 1
         self.position = 0
-
-    def _begin(self, batch: Any) -> None:
-        """Check the first batch of a shape, and show that its step takes longer."""
-        check_shape(self.config, batch, batch_name("data", self.epoch, self.position + 1))
-        if self.stepper.compiler.compiles and self.on_compile is not None:
-            self.on_compile(True)
-
-    def _next_rate(self) -> float:
-        if self._rate_at is None:
-            return self.stepper.rate
-        return rate_of(self._rate_at, self.stepper.started + 1)
 
     def _failure(self, batches: list[TrainedBatch]) -> Exception:
         stepper = self.stepper
@@ -724,9 +708,3 @@ def _shapes(batch: Any) -> Any:
     if type(batch) is dict:
         return tuple([getattr(each, "shape", None) for each in batch.values()])
     return getattr(batch, "shape", None)
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        warn(text)

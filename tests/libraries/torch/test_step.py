@@ -39,48 +39,28 @@ def sgd(model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), 0.1)
 
 
-def other_model(model: Any) -> tuple[Any, Any]:
-    return sgd(copy.deepcopy(model)), None
-
-
-def other_optimizer(model: Any) -> tuple[Any, Any]:
-    return sgd(model), torch.optim.lr_scheduler.StepLR(sgd(model), 1)
-
-
-def with_closure(model: Any) -> tuple[Any, Any]:
-    return torch.optim.LBFGS(model.parameters()), None
-
-
-def frozen(model: Any) -> tuple[Any, Any]:
-    return sgd(model.requires_grad_(False)), None
-
-
-def of_float64(model: Any) -> tuple[Any, Any]:
-    return sgd(model.double()), None
-
-
-def of_float16(model: Any) -> tuple[Any, Any]:
-    return sgd(model.half()), None
-
-
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("optimizer_of", "said"),
     [
-        (other_model, "SGD has none of the parameters of Sequential"),
-        (other_optimizer, "StepLR changes the rate of another optimizer"),
-        (with_closure, "LBFGS calls the model several times in a step"),
-        (frozen, r"no parameters to train; model\.requires_grad_\(\)"),
-        (of_float64, r"are float64, .*; call model\.float\(\)"),
-        (of_float16, r"underflow in PyTorch; take model\.float\(\)"),
+        (lambda model: sgd(copy.deepcopy(model)), "SGD has none of the parameters of Sequential"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS calls the model several"),
+        (lambda model: sgd(model.requires_grad_(False)), r"to train; model\.requires_grad_\(\)"),
+        (lambda model: sgd(model.double()), r"are float64, .*; call model\.float\(\)"),
+        (lambda model: sgd(model.half()), r"underflow in PyTorch; take model\.float\(\)"),
     ],
+    ids=["other model", "closure", "frozen", "float64", "float16"],
 )
-def test_what_would_not_train_is_refused(
-    parts: Callable[[Any], tuple[Any, Any]], said: str
-) -> None:
+def test_what_would_not_train_is_refused(optimizer_of: Callable[[Any], Any], said: str) -> None:
     model = net()
-    optimizer, schedule = parts(model)
     with pytest.raises(ConfigurationError, match=said):
-        nn.Training(model, optimizer, [(X, Y)], LOSS, device="cpu", schedule=schedule)
+        nn.Training(model, optimizer_of(model), [(X, Y)], LOSS, device="cpu")
+
+
+def test_a_schedule_of_another_optimizer_is_refused() -> None:
+    model = net()
+    other = torch.optim.lr_scheduler.StepLR(sgd(model), 1)
+    with pytest.raises(ConfigurationError, match="StepLR changes the rate of another optimizer"):
+        nn.Training(model, sgd(model), [(X, Y)], LOSS, device="cpu", schedule=other)
 
 
 @pytest.mark.parametrize("batch", [None, (X, Y, Y), X])
@@ -100,9 +80,8 @@ def test_modules_of_mlx_that_are_frozen_and_optimizers_of_flax() -> None:
         nn.Training(frozen, nn.SGD(0.1), None, "cross_entropy", device="cpu")
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     held = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    with pytest.raises(
-        ConfigurationError, match=r"not nnx\.Optimizer; give what it holds, its tx$"
-    ):
+    words = r"not nnx\.Optimizer; give what it holds, its tx$"
+    with pytest.raises(ConfigurationError, match=words):
         nn.Training(model, held, None, "cross_entropy", device="cpu")
     training = nn.Training(model, held.tx, None, "cross_entropy", device="cpu", optimize="none")
     assert float(training.step((X, Y))) > 0

@@ -180,11 +180,7 @@ def _place(x: jax.Array, mesh: MeshLike, spec: PartitionSpec) -> Any:
 
 @lru_cache(maxsize=64)
 def _placed_as(place: NamedSharding) -> Any:
-    return jax.jit(_same, out_shardings=place)
-
-
-def _same(x: jax.Array) -> Any:
-    return x
+    return jax.jit(lambda x: x, out_shardings=place)
 
 
 def _native(mesh: MeshLike) -> Any:

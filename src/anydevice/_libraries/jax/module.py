@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import is_
 from types import CellType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import tree_util as trees
 
-from anydevice._arrays.move import device_of, is_array, to_device
+from anydevice._arrays.move import is_array, to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.loaded import is_of
 from anydevice._libraries.base import (
     After,
     Arguments,
+    ArraysAdapter,
     Change,
     ModelAdapter,
     cpu_placer,
     host_array,
-    parameter_names,
     recording,
     training_mode_error,
     training_mode_note,
@@ -31,14 +31,11 @@ from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from anydevice._core.array import HostArray
-
 _MOST_WRAPPERS = 8
 """Functions inside of one another that are searched for a module."""
 
 
-class JaxAdapter(ModelAdapter):
+class JaxAdapter(ArraysAdapter):
     """A module that is a tree of arrays and static values; the latter are part of the code."""
 
     library = "jax"
@@ -51,7 +48,7 @@ class JaxAdapter(ModelAdapter):
     ) -> None:
         self._given = model
         self.module = module = self._module_of(model)
-        self._reference = reference
+        self.is_reference = reference
         values, self._structure = self._flat(module)
         self._paths = self._all_paths(module)
         self._places = [place for place, value in enumerate(values) if _is_numbers(value)]
@@ -106,19 +103,6 @@ class JaxAdapter(ModelAdapter):
             place = cpu_placer("jax")
             arrays = [place(change(host_array(x))) for x in self.arguments]
         return type(self)(self._given, arrays, reference=True)
-
-    @property
-    def device(self) -> Device | None:
-        return device_of(self.arguments)
-
-    def scope(self) -> AbstractContextManager[Any]:
-        return float64_scope() if self._reference else super().scope()
-
-    def reference_input(self, x: HostArray) -> Array:
-        return cpu_placer("jax")(x)
-
-    def input_names(self) -> frozenset[str]:
-        return parameter_names(self.module)
 
     def has_coarse_products(self, device: Device) -> bool:
         return device.kind != "cpu"

@@ -124,9 +124,7 @@ class NnxLayer(ModuleLayer):
 
 
 def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
-    """Return the parameters of a module, and all else: each array with its path, and their
-    structure.
-    """
+    """Return the parameters of a module, and all else: arrays by path, and their structure."""
     from flax import nnx
 
     _, *states = nnx.split(module, nnx.Param, ...)

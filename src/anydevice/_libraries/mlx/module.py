@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 
-from anydevice._arrays.move import device_of, to_device
+from anydevice._arrays.move import to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
@@ -16,12 +16,12 @@ from anydevice._core.trees import leaves, mapped, refilled
 from anydevice._libraries.base import (
     After,
     Arguments,
+    ArraysAdapter,
     Change,
     ModelAdapter,
     cpu_placer,
     host_array,
     in_mode,
-    parameter_names,
     recording,
     training_mode_note,
 )
@@ -29,14 +29,11 @@ from anydevice._libraries.changes import ChangeDetector, Snapshot, Watched
 from anydevice._libraries.native import paths_of
 from anydevice._libraries.precision import cast, cast_parameters
 
-if TYPE_CHECKING:
-    from anydevice._core.array import HostArray
-
 _changing = ForkSafeLock(reentrant=True, leaves="the weights of a model")
 """Held while a module has other weights than its own."""
 
 
-class MlxAdapter(ModelAdapter):
+class MlxAdapter(ArraysAdapter):
     """A `mlx.nn.Module`. Each call puts weights into it, and its own back afterwards."""
 
     kind = "mlx.nn.Module"
@@ -52,7 +49,7 @@ class MlxAdapter(ModelAdapter):
             self._own = module.parameters()
             self._structure = _structure_of(module)
         self.arguments = self._own if arguments is None else arguments
-        self._reference = reference
+        self.is_reference = reference
         if any(part.training for part in module.modules()):
             self.notes = (training_mode_note(),)
 
@@ -96,19 +93,6 @@ class MlxAdapter(ModelAdapter):
         place = cpu_placer("mlx")
         changed = mapped(lambda x: place(change(host_array(x))), self.arguments)
         return MlxAdapter(self.module, changed, reference=True)
-
-    @property
-    def device(self) -> Device | None:
-        return device_of(leaves(self.arguments))
-
-    def scope(self) -> AbstractContextManager[Any]:
-        return float64_scope() if self._reference else super().scope()
-
-    def reference_input(self, x: HostArray) -> Array:
-        return cpu_placer("mlx")(x)
-
-    def input_names(self) -> frozenset[str]:
-        return parameter_names(self.module)
 
 
 class _LockedDetector(ChangeDetector):

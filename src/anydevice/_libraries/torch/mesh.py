@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Absent
 from anydevice._core.protocols import Launched, MeshLike, Processes
 from anydevice._core.record import Record
-from anydevice._core.trees import Tree, leaves, mapped
+from anydevice._core.trees import mapped
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
 
@@ -96,11 +96,6 @@ class Group(Processes):
         known, *sums = self.sum([known, *gradients])
         for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
             x.grad = gradient if is_known else None
-
-    def without_gradients(self) -> AbstractContextManager[None]:
-        """Return a block whose results carry no gradients."""
-        block: AbstractContextManager[None] = torch.no_grad()
-        return block
 
 
 def existing() -> Group | None:
@@ -216,10 +211,7 @@ class Layout(Record):
         )  # fmt: skip
 
     def gathered(self, part: torch.Tensor) -> Any:
-        """Return all numbers, of which this process has a part.
-
-        Gradients are sums over processes.
-        """
+        """Return all numbers, of which this process has a part; gradients are summed."""
         return self._whole(part, sums=True)
 
     def whole(self, part: torch.Tensor) -> Any:
@@ -301,9 +293,7 @@ def _pad_rows(rows: torch.Tensor, count: int) -> Any:
 
 
 def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
-    """Return how a tensor is cut: along its longest axis that divides evenly, else along its
-    longest.
-    """
+    """Return how a tensor is cut: along its longest axis, of those that divide evenly, if any."""
     shape = tuple(x.shape)
     axes = [axis for axis, size in enumerate(shape) if size]
     even = [axis for axis in axes if shape[axis] % mesh.shard == 0]
@@ -460,11 +450,6 @@ def summed(x: torch.Tensor, mesh: MeshLike) -> Any:
     total = x.detach().clone()
     distributed.all_reduce(total, group=grid_of(mesh).get_group(1))
     return total
-
-
-def bytes_here(tree: Tree) -> int:
-    """Return the bytes of the tensors of a tree in this process."""
-    return sum(part_of(x).nbytes for x in leaves(tree))
 
 
 def grid_of(mesh: MeshLike) -> Any:

@@ -82,9 +82,7 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def tied_units(units: Units) -> dict[str, str]:
-    """Return the units that share a parameter with an earlier one, by name, and the name of that
-    one.
-    """
+    """Return the names of units that share a parameter with an earlier one, and its name."""
     seen: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, (part, _) in units.items():

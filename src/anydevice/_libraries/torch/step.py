@@ -155,23 +155,17 @@ class TorchStepper(Stepper):
                 "gradients that wait for those of further batches are in several processes",
                 instead="save after a step, once per accumulate batches",
             ).error()
+        pairs = self._module.named_parameters() if self._added else ()
+        waiting = {name: x.grad for name, x in pairs if x.grad is not None}
         own = {
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "gradients": self._gradients() if self._added else None,
+            "gradients": waiting if self._added else None,
             "left_out": self._skipped,
         }
-        taken = self.started - self._skipped
-        return StepState(
-            self.parameters,
-            {},
-            self.batches,
-            self.started,
-            taken,
-            added=self._added,
-            own=packed(own),
-        )
+        counts = self.batches, self.started, self.started - self._skipped
+        return StepState(self.parameters, {}, *counts, added=self._added, own=packed(own))
 
     def _restore(self, state: StepState) -> None:
         own = unpacked(state.own)
@@ -188,10 +182,6 @@ class TorchStepper(Stepper):
                 by_name[name].grad = gradient.to(by_name[name].device, by_name[name].dtype)
         self._layer.load(state.parameters)
 
-    def _gradients(self) -> dict[str, torch.Tensor]:
-        pairs = self._module.named_parameters()
-        return {name: x.grad for name, x in pairs if x.grad is not None}
-
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         if not self._module.training:
             self._module.train()
@@ -207,18 +197,14 @@ class TorchStepper(Stepper):
         self._added += weight
         self.batches += 1
         value = self._strategy.module_total(value, self._failed)
-        self._see(value)
+        if not self._finite:  # where a look at the number would wait for the device
+            self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
+        elif not math.isfinite(value.item()):
+            self._failed = torch.ones_like(self._failed)
         if before and bool(self._failed):
             for x, kept in zip(self._statistics, before, strict=True):
                 x.copy_(kept)
         return value
-
-    def _see(self, value: torch.Tensor) -> None:
-        """Look whether a loss is finite: at once where that waits for nothing."""
-        if not self._finite:
-            self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
-        elif not math.isfinite(value.item()):
-            self._failed = torch.ones_like(self._failed)
 
     def move(self, rate: float) -> None:
         optimizer, scaler = self._optimizer, self._scaler

@@ -145,9 +145,7 @@ class StorageRule(TypeRule):
 
 
 def _gradient_of(tensor: Any) -> Any:
-    """Return the gradient of a tensor that stores one; reading that of an intermediate result
-    warns.
-    """
+    """Return the gradient that a tensor stores; an intermediate result would warn."""
     return tensor.grad if tensor.is_leaf else None
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from anydevice import _ops as ops
 from anydevice._compile.versions import FallbackFunction, compilers_for
-from anydevice._core import checks
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
@@ -72,18 +71,15 @@ class StepConfig(Record):
         if isinstance(self.layer, ModuleLayer):
             given = policy.for_computing(batch) if policy.is_narrow else batch
             value, output = self.layer.loss_and_output(self.loss, parameters, given, run)
-            return (ops.astype(value, "float32") if policy.is_narrow else value), output
-        x, y = batch
-        if isinstance(self.loss, LayerLoss):
-            given = policy.for_computing(x)
-            value, output = self.loss.of_layer(self.layer, parameters, given, y, run)
-            return (ops.astype(value, "float32") if policy.is_narrow else value), output
-        output = self.layer.apply(parameters, policy.for_computing(x), run)
-        if not policy.is_narrow:
-            return self.loss(output, y), output
-        if not computes_in_float32(self.loss):
-            output = cast_parameters(output, "float32")
-        return ops.astype(self.loss(output, y), "float32"), output
+        elif isinstance(self.loss, LayerLoss):
+            given = policy.for_computing(batch[0])
+            value, output = self.loss.of_layer(self.layer, parameters, given, batch[1], run)
+        else:
+            output = self.layer.apply(parameters, policy.for_computing(batch[0]), run)
+            if policy.is_narrow and not computes_in_float32(self.loss):
+                output = cast_parameters(output, "float32")
+            value = self.loss(output, batch[1])
+        return (ops.astype(value, "float32") if policy.is_narrow else value), output
 
 
 def _is_ours(layer: Layer) -> bool:
@@ -153,16 +149,6 @@ class CompiledSteps:
             )
 
 
-def checked_clip(clip: Any) -> float | None:
-    """Return the largest norm of gradients, if there is one.
-
-    Raises `ConfigurationError` for others.
-    """
-    if clip is None:
-        return None
-    return checks.number("clip", clip, above=0, note="it is the largest norm of the gradients")
-
-
 def copied(parameters: TreeT) -> TreeT:
     """Return a copy of all arrays on their device."""
     return mapped(_copy, parameters)
@@ -174,9 +160,7 @@ def _copy(x: Any) -> Any:
 
 
 def total(tree: Tree) -> Array:
-    """Return a float32 that is finite where all numbers of a tree are, short of absurdly large
-    ones.
-    """
+    """Return a float32 that is finite if all numbers of a tree are, and not absurdly large."""
     arrays = leaves(tree)
     found = own_version(arrays[0], "total_size", _total)(arrays)
     return _total(arrays) if found is NotImplemented else found
