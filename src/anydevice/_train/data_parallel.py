@@ -22,12 +22,7 @@ from anydevice._parallel.mesh import Mesh
 from anydevice._parallel.placing import row_ranges
 from anydevice._train import strategy as strategies
 from anydevice._train.batches import rows_of
-from anydevice._train.randomness import (
-    device_state,
-    host_state,
-    set_device_state,
-    set_host_state,
-)
+from anydevice._train.randomness import random_state, set_random_state
 from anydevice._train.step_config import StepConfig, copied
 from anydevice._train.strategy import (
     CHECKED,
@@ -70,9 +65,7 @@ class ProcessStrategy(Strategy):
         # its launcher, once the other one has failed for the batch that it lacks.
         self.late = 0 if device.kind == "cpu" else self.in_flight
         self.reads_within = True
-        host, own = group.of_first((host_state(), device_state(device)))
-        set_host_state(host)
-        set_device_state(device, own)
+        set_random_state(group.of_first(random_state(device)), device)
 
     @property
     def leads(self) -> bool:
@@ -130,14 +123,13 @@ class ProcessStrategy(Strategy):
     def module_loss(self, loss: Function, batch: Any) -> Any:
         self._check_first(batch, lambda: self._as_whole(loss, batch))
         own, rows, share = self._own(batch)
-        before = host_state(), device_state(self.device)
+        before = random_state(self.device)
         value = self._module_part(loss, own, rows, share)
         if self._joint is not None and not self._joint.is_on and self._expected is not None:
             share_of_loss = self._expected.new_zeros(()) if value is None else value.detach()
             if self._is_other(self._expected, self._group.sum([share_of_loss])[0]):
                 self._join(self._joint)
-                set_host_state(before[0])
-                set_device_state(self.device, before[1])
+                set_random_state(before, self.device)
                 value = self._module_part(loss, own, rows, share)
         return value
 
@@ -169,10 +161,9 @@ class ProcessStrategy(Strategy):
 
     def _as_whole(self, loss: Function, batch: Any) -> Any:
         """Return the loss of a whole batch, with the random numbers that its parts will have."""
-        before = host_state(), device_state(self.device)
+        before = random_state(self.device)
         value = loss(batch)
-        set_host_state(before[0])
-        set_device_state(self.device, before[1])
+        set_random_state(before, self.device)
         return value
 
     def module_total(self, value: Any, like: Any) -> Any:

@@ -34,12 +34,7 @@ from anydevice._parallel.pipeline import DISK, Staged, pipeline
 from anydevice._parallel.pipeline_modules import pipeline_of
 from anydevice._parallel.placing import row_ranges
 from anydevice._train.batches import rows_of
-from anydevice._train.randomness import (
-    device_state,
-    host_state,
-    set_device_state,
-    set_host_state,
-)
+from anydevice._train.randomness import random_state, set_random_state
 from anydevice._train.step_config import CompiledSteps, StepConfig, total
 from anydevice._train.stepper import FunctionStepper
 from anydevice._train.strategy import (
@@ -213,16 +208,14 @@ class PipelineStrategy(Strategy):
     def module_loss(self, loss: Callable[..., Any], batch: Any) -> Any:
         if self.microbatches == 1:
             return loss(batch)
-        before = host_state(), [device_state(each) for each in self.devices]
+        before = random_state(*self.devices)
         whole = None
         if self.compares():
             with part("torch", "module").no_gradients():
                 whole = float(loss(batch))
         value: Any = None
         for rows, share, microbatch in parts_of(batch, self.microbatches):
-            set_host_state(before[0])
-            for device, state in zip(self.devices, before[1], strict=True):
-                set_device_state(device, state)
+            set_random_state(before, *self.devices)
             with part("torch", "random").dropping_as_whole(rows):
                 own = loss(microbatch) * share
             value = own if value is None else value + own

@@ -44,6 +44,18 @@ def set_host_state(state: State, loader: object = None) -> None:
             part(library, "random").set_state(state, loader)
 
 
+def random_state(*devices: Device) -> tuple[State, list[str | None]]:
+    """Return the state of the host's generators, and of those of accelerators."""
+    return host_state(), [device_state(device) for device in devices]
+
+
+def set_random_state(state: tuple[State, list[str | None]], *devices: Device) -> None:
+    """Set the generators of the host and of these devices to a result of `random_state`."""
+    set_host_state(state[0])
+    for device, own in zip(devices, state[1], strict=True):
+        set_device_state(device, own)
+
+
 def seed_modules(library: str, seed: int) -> None:
     """Seed the random numbers that modules of a library draw, if they are global."""
     if library in _WITH_GLOBAL_NUMBERS:
