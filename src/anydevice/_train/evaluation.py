@@ -248,9 +248,9 @@ class _Runner:
             return value, logits_of(self.output(batch)) if wants_output else None
         output = self.output(batch)
         if loss is None:
-            value = own_loss(output) if batch.named and not wants_output else loss_in(output)
-            self.has_loss = self.has_loss or value is not None
-            return value, logits_of(output)
+            own = own_loss(output) if batch.named and not wants_output else loss_in(output)
+            self.has_loss = self.has_loss or own is not None
+            return own, logits_of(output)
         if not computes_in_float32(loss):
             arrays = [x for x in leaves(output) if hasattr(x, "shape")]
             if any(primitives(x).dtype(x).name in _NARROW for x in arrays):
