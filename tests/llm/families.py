@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 from pathlib import Path
@@ -123,7 +124,7 @@ def reference(name: str) -> Reference:
 
     quiet: Any = disable_progress_bar
     quiet()
-    family, options = CASES[name]
+    family, options = copy.deepcopy(CASES[name])  # transformers changes inner dicts
     torch.manual_seed(len(name))
     config = AutoConfig.for_model(family, **{**BASE, **options})
     make: Any = AutoModelForCausalLM.from_config

@@ -53,22 +53,9 @@ def write(
     names = gguf.get_tensor_name_map(kind, layers)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in numbers.items():
-        put = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        if isinstance(value, str):
-            writer.add_string(f"{architecture}.{key}", value)
-        else:
-            put(f"{architecture}.{key}", value)
+        writer_of(writer, value)(f"{architecture}.{key}", value)
     for key, value in (tokenizer or {}).items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
+        writer_of(writer, value)(key, value)
     for name, x in merged_experts(state).items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
@@ -81,11 +68,14 @@ def write(
         add(writer, theirs, x.astype(np.float32), packing if x.ndim > 1 else "F32")
     for name, x in (tables or {}).items():
         add(writer, name, x, "F32")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
+
+
+def writer_of(writer: Any, value: object) -> Any:
+    """The method that writes metadata of this type."""
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string"}
+    return getattr(writer, f"add_{kinds.get(type(value), 'array')}")
 
 
 def add(writer: Any, name: str, x: Any, packing: str) -> None:
@@ -94,3 +84,10 @@ def add(writer: Any, name: str, x: Any, packing: str) -> None:
         return
     kind = gguf.GGMLQuantizationType[packing]
     writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
+
+
+def finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

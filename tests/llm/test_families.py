@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import random
@@ -37,6 +38,7 @@ SPECIAL = ("gemma3", "gpt_oss", "deepseek_v3")
 """On the engines that take longer, the others are in `make soak`."""
 PROMPTS = np.array([16, 5, 11])
 """The tokens of each row that are read in pieces; the others follow one by one."""
+PIXTRAL = {"model_type": "pixtral"}
 PIECES = (7, 9)
 
 
@@ -196,19 +198,13 @@ def test_layer_after_layer_is_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_cache_takes_what_the_plan_counts(name: str) -> None:
+def test_cache_and_parameters_take_what_the_plan_counts(name: str) -> None:
     case = reference(name)
     shape = shape_of(case.config.raw, dtype="float32")
     for context in (4, 16, 64):
         cache = decoder.new_cache(case.description, 2, context, case.parameters["embedding"])
         held = [sum(x.nbytes for x in leaves(layer)) for layer in cache]
         assert held == list(shape.kv_bytes(context, batch=2))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_parameters_take_what_the_plan_counts(name: str) -> None:
-    case = reference(name)
-    shape = shape_of(case.config.raw, dtype="float32")
     ours = sum(x.size for x in leaves(case.parameters))
     routers = [layer.get("router", {}) for layer in case.parameters["layers"]]
     buffers = sum(router["choice_bias"].size for router in routers if "choice_bias" in router)
@@ -278,32 +274,27 @@ def test_a_published_config_is_read_as_transformers_reads_it(name: str) -> None:
     assert describe(as_config(published)) == describe(as_config(theirs.to_dict()))
 
 
-@pytest.mark.parametrize("family", ["Gemma3", "Mistral3"])
-def test_the_text_part_of_a_model_for_more(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "text", "vision"),
+    [
+        ("Gemma3", {"head_dim": 16, "sliding_window": 6}, {}),
+        ("Mistral3", CASES["ministral3"][1] | {"model_type": "ministral3"}, PIXTRAL),
+        ("Mistral3", {"model_type": "mistral", "head_dim": 8}, PIXTRAL),
+    ],
+)
+def test_the_text_part_of_a_model_for_more(
+    family: str, text: dict[str, Any], vision: dict[str, Any], tmp_path: Path
+) -> None:
     import torch
     import transformers
     from transformers.utils.logging import disable_progress_bar
 
     quiet: Any = disable_progress_bar
     quiet()
-    eyes: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "head_dim": 8,
-    }
-    eyes |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-    kinds = {"Gemma3": ({"head_dim": 16, "sliding_window": 6}, eyes)}
-    kinds["Mistral3"] = (
-        CASES["ministral3"][1] | {"model_type": "ministral3"},
-        {
-            **eyes,
-            "model_type": "pixtral",
-        },
-    )
-    text, vision = kinds[family]
+    eyes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    eyes |= {"head_dim": 8, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
     make = getattr(transformers, f"{family}Config")
-    config = make(text_config={**BASE, **text}, vision_config=vision)
+    config = make(text_config={**BASE, **copy.deepcopy(text)}, vision_config=eyes | vision)
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
     ids = torch.from_numpy(reference("mistral").ids).long()
     with torch.no_grad():
@@ -371,6 +362,11 @@ def one_rope(d: Description) -> Description:
     return of_layers(lambda kind: replace(kind, rope=rope))(d)
 
 
+def part_of_rope(d: Description) -> Description:
+    whole = d.latent.rotated if d.latent else d.head_size
+    return of_rope(lambda rope: replace(rope, size=whole))(d)
+
+
 def any_network(d: Description) -> bool:
     """Whether any layer has a network that is not an expert that tokens choose."""
     return any(kind.experts is None or kind.experts.shared for kind in d.layers)
@@ -410,6 +406,7 @@ REMOVALS: dict[str, Change] = {
     "the base of rope": of_rope(lambda rope: replace(rope, theta=10000.0)),
     "the scaling of rope": of_rope(lambda rope: replace(rope, scaling=())),
     "neighbours in rope": of_rope(lambda rope: replace(rope, interleaved=not rope.interleaved)),
+    "the part that rope turns": part_of_rope,
     "queries that grow": of_layers(lambda kind: replace(kind, position_scale=None)),
     "an expert less": of_experts(lambda e: replace(e, per_token=e.per_token - 1)),
     "the kind of routing": of_experts(
@@ -427,24 +424,10 @@ REMOVALS: dict[str, Change] = {
 }
 
 
-def part_of_rope(d: Description) -> Description:
-    whole = d.latent.rotated if d.latent else d.head_size
-    return of_rope(lambda rope: replace(rope, size=whole))(d)
-
-
-REMOVALS["the part that rope turns"] = part_of_rope
-
-
-def removals() -> Iterator[Any]:
-    for name in CASES:
-        for what, change in REMOVALS.items():
-            yield name, what, change
-
-
 def test_every_special_feature_is_needed() -> None:
     """Taken out of the description one by one, logits are others, or there is no answer."""
     needed, unnoticed = set(), []
-    for name, what, change in removals():
+    for name, (what, change) in itertools.product(CASES, REMOVALS.items()):
         case = reference(name)
         changed = change(case.description)
         if changed == case.description:
@@ -505,6 +488,8 @@ def test_families_that_cannot_be_run_are_named() -> None:
     ("options", "said"),
     [
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, r"\(gptq\)"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, r"\(fp8\)"),
         ({"model_type": "llama", "hidden_act": "no_such"}, "no_such"),
         ({"model_type": "llama", "rope_scaling": {"type": "no_such", "factor": 2.0}}, "no_such"),
         ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "Token"),
@@ -533,6 +518,7 @@ def test_options_that_cannot_be_run_are_named(options: dict[str, Any], said: str
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "experts"),
+        ({"model_type": "deepseek_v3", "qk_nope_head_dim": 10**400}, "qk_nope_head_dim"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling"),
         ({"model_type": "glm4", "partial_rotary_factor": float("inf")}, "partial_rotary_factor"),
     ],

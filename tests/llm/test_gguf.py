@@ -28,7 +28,7 @@ from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from tests.comparing import SAME_PROGRAM, assert_same_integers, assert_same_values
 
 gguf = pytest.importorskip("gguf")
-from tests.llm.gguf_files import add, write  # noqa: E402
+from tests.llm.gguf_files import add, finish, write, writer_of  # noqa: E402
 
 CPU = device("cpu", engine="numpy")
 
@@ -184,10 +184,7 @@ def test_tensors_are_read_from_any_block_on(
     blocks = np.random.default_rng(2).integers(0, 60, (12 * 1024 // elements, size), np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_tensor("x", blocks.reshape(12, -1), raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     theirs = gguf.quants.dequantize(blocks.reshape(12, -1), number)
     assert len(np.unique(theirs)) > 40
     tensor = read_gguf(tmp_path / "x.gguf").tensors["x"]
@@ -268,13 +265,9 @@ def test_what_does_not_map_exactly_is_refused_by_name(
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
     for key, value in {**NUMBERS, **numbers}.items():
-        put = writer.add_string if isinstance(value, str) else writer.add_uint32
-        put(f"{architecture}.{key}", value)
+        writer_of(writer, value)(f"{architecture}.{key}", value)
     add(writer, "token_embd.weight", np.zeros((97, 32), np.float32), "F32")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(UnsupportedError, match=rf"x\.gguf.*{said}"):
         read_config(tmp_path / "x.gguf")
 
@@ -283,10 +276,7 @@ def test_types_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     kind = gguf.GGMLQuantizationType.Q2_K
     writer.add_tensor("blk.0.x", np.zeros((2, 84), np.uint8), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(TransferError, match=r"x\.gguf: .*blk\.0\.x.* type Q2_K.*Q4_K") as caught:
         read_gguf(tmp_path / "x.gguf")
     assert caught.value.path == "blk.0.x"

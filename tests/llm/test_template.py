@@ -144,15 +144,6 @@ def test_real_templates_write_what_they_write_in_transformers(name: str) -> None
     assert len(files) >= 70
 
 
-def test_messages_are_refused_in_the_words_of_the_template() -> None:
-    template = ChatTemplate("{{ raise_exception('No system role, please') }}", "folder/x.jinja")
-    with pytest.raises(ConfigurationError) as caught:
-        template.render(HELLO)
-    assert str(caught.value) == (
-        "the chat template of folder/x.jinja refuses these messages: No system role, please"
-    )
-
-
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -160,10 +151,11 @@ def test_messages_are_refused_in_the_words_of_the_template() -> None:
         ("\n\n{% for %}", "is damaged: line 3: "),
         ("{{ x.y }}", "cannot write these messages: 'x' is undefined"),
         ("{{ 1 / 0 }}", "cannot write these messages: ZeroDivisionError: "),
+        ("{{ raise_exception('No role, please') }}", "refuses these messages: No role, please$"),
     ],
 )
-def test_a_broken_template_is_named(template: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match="the chat template of here " + words):
+def test_a_broken_or_refusing_template_is_named(template: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match="^the chat template of here " + words):
         ChatTemplate(template, "here").render(HELLO)
 
 

@@ -44,6 +44,7 @@ def gptq(method: str = "gptq", **values: Any) -> dict[str, Any]:
 def test_the_parts_add_up_and_have_names() -> None:
     estimate = estimate_inference(LLAMA, context=128, batch=2)
     parts = ("weights", "kv_cache", "activations", "logits", "overhead")
+    assert type(estimate) is MemoryEstimate
     assert estimate.total == sum(getattr(estimate, part) for part in parts)
     assert estimate.total_gib == estimate.total / 2**30
     overheads = estimate.overheads
@@ -128,11 +129,6 @@ def test_a_longer_context_or_a_larger_batch_takes_more() -> None:
     assert min(longer.activations, larger.activations) > small.activations
 
 
-def test_a_context_beyond_the_models_is_noted_and_no_error() -> None:
-    assert estimate_inference(LLAMA, context=512).assumed == ()
-    assert "beyond the model's longest, 512" in estimate_inference(LLAMA, context=513).assumed[-1]
-
-
 def test_a_config_is_a_file_a_folder_a_mapping_or_numbers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     by_mapping = estimate_inference(LLAMA, context=64)
@@ -153,19 +149,6 @@ def test_a_config_is_a_file_a_folder_a_mapping_or_numbers(tmp_path: Path) -> Non
     assert len(totals) == 1
     assert by_folder.shape is not None
     assert by_folder.shape.name == tmp_path.name
-
-
-def test_a_model_may_be_a_name_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "models--org--name" / "snapshots" / "a"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(LLAMA))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    estimate = estimate_inference("org/name", context=64)
-    assert estimate.total == estimate_inference(LLAMA, context=64).total
-    assert estimate.shape is not None
-    assert estimate.shape.name == "org/name"
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_new", "gelu_fast", "quick_gelu", "relu2"])
@@ -239,10 +222,16 @@ def test_experts_and_windows_by_numbers() -> None:
         ({"model_type": "phi", "partial_rotary_factor": float("inf")}, "rotary_factor must be"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 100000"),
         ({"hidden_size": 10**400}, "hidden_size must be at most 9223372036854775807"),
+        ({"model_type": "unheard_of"}, r"'unheard_of' is not one of the \d+ that"),
+        ({"model_type": None}, "it has no model_type"),
+        ({"architectures": ["LlavaLlamaForCausalLM"]}, "'LlavaLlamaForCausalLM' is not one of"),
+        ({"architectures": ["LlamaForSomething"]}, "class 'ForSomething' of llama is not in"),
+        ({"per_layer_config": {"0": {"hidden_size": 8}}}, "per_layer_config"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention = True"),
         ({"vocab_size": "9" * 6000}, "vocab_size must be an integer of 1 or more, not '9{39}…9+'$"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_a_config_that_cannot_be_counted_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         estimate_inference({**LLAMA, **changes}, context=64)
 
@@ -306,18 +295,16 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no such file or folder"):
         estimate_inference(tmp_path / "nothing", context=8)
     file = tmp_path / "config.json"
-    file.write_text("{not json")
-    with pytest.raises(ConfigurationError, match="is not JSON"):
-        estimate_inference(file, context=8)
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigurationError, match="is not JSON"):
-        estimate_inference(file, context=8)
-    file.write_text("[1, 2]")
-    with pytest.raises(ConfigurationError, match="holds a list"):
-        estimate_inference(tmp_path, context=8)
-    file.write_text('{"a": 1}')
-    with pytest.raises(ConfigurationError, match="cannot be counted: it has no model_type"):
-        estimate_inference(tmp_path, context=8)
+    for content, said in (
+        (b"{not json", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1, 2]", "holds a list"),
+        (b'{"a": 1}', "cannot be counted: it has no model_type"),
+    ):
+        file.write_bytes(content)
+        for path in (file, tmp_path):
+            with pytest.raises(ConfigurationError, match=said):
+                estimate_inference(path, context=8)
 
 
 def test_configs_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -344,30 +331,6 @@ def test_a_model_and_numbers_do_not_go_together() -> None:
     shape = shape_of(LLAMA)
     with pytest.raises(ConfigurationError, match="give the model itself"):
         estimate_inference(shape, context=8, dtype="float32")
-
-
-def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"'unheard_of' is not one of the \d+ that"):
-        estimate_inference({**LLAMA, "model_type": "unheard_of"}, context=64)
-    nameless = {key: value for key, value in LLAMA.items() if key != "model_type"}
-    with pytest.raises(ConfigurationError, match="it has no model_type"):
-        estimate_inference(nameless, context=8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"architectures": ["LlavaLlamaForCausalLM"]}, "'LlavaLlamaForCausalLM' is not one of"),
-        ({"architectures": ["LlamaForSomething"]}, "class 'ForSomething' of llama is not in"),
-        ({"per_layer_config": {"0": {"hidden_size": 8}}}, "per_layer_config"),
-        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention = True"),
-    ],
-)
-def test_what_changes_the_count_and_is_not_known_is_refused(
-    changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        estimate_inference({**LLAMA, **changes}, context=64)
 
 
 def test_a_model_for_pictures_is_counted_only_with_its_files(tmp_path: Path) -> None:
@@ -406,7 +369,9 @@ def test_fp8_is_float8_also_of_a_model_that_is_so_already() -> None:
         estimate_inference({**LLAMA, **gptq(bits=4)}, context=64, dtype="fp8")
 
 
-def test_a_context_that_is_not_given_is_the_usual_or_the_longest() -> None:
+def test_a_context_is_the_usual_or_the_longest_and_one_beyond_is_noted() -> None:
+    assert estimate_inference(LLAMA, context=512).assumed == ()
+    assert "beyond the model's longest, 512" in estimate_inference(LLAMA, context=513).assumed[-1]
     assert estimate_inference(LLAMA).context == 512
     assert estimate_inference({**LLAMA, "max_position_embeddings": 131072}).context == 4096
 
@@ -432,10 +397,6 @@ def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) 
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "405853388800 []"
-
-
-def test_the_public_record_is_the_one_that_is_returned() -> None:
-    assert type(estimate_inference(LLAMA, context=8)) is MemoryEstimate
 
 
 def test_a_prompt_that_is_read_in_pieces_takes_the_memory_of_one() -> None:

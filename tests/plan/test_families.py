@@ -106,6 +106,17 @@ def allocated(model: Any) -> int:
     return sum({id(each): each.nbytes for each in tensors}.values())
 
 
+def cache_bytes(config: Any) -> int:
+    """The bytes of a static cache of 8192 tokens for two sequences, in 16 bits."""
+    cache: Any = StaticCache(config=config, max_cache_len=8192)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, meta = config.num_key_value_heads, torch.device("meta")
+    cache.early_initialization(
+        batch_size=2, num_heads=heads, head_dim=size, dtype=torch.bfloat16, device=meta
+    )
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
 def cases() -> list[Any]:
     found = [
         pytest.param(family, changes, id=f"{family}-{name}")
@@ -161,17 +172,9 @@ def test_configs_that_do_not_list_their_layers(family: str) -> None:
 @pytest.mark.parametrize("family", ["mistral", "mixtral", "phi3", "starcoder2", "qwen3_moe"])
 def test_a_window_that_is_null_is_none(family: str) -> None:
     config = config_of(family, **SMALL, sliding_window=None)
-    cache: Any = StaticCache(config=config, max_cache_len=8192)
-    heads, size = config.num_key_value_heads, 64 // 4
-    size = getattr(config, "head_dim", None) or size
-    meta = torch.device("meta")
-    cache.early_initialization(
-        batch_size=BATCH, num_heads=heads, head_dim=size, dtype=torch.float16, device=meta
-    )
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     saved = {**as_saved(config), "sliding_window": None}
     estimate = estimate_inference(saved, context=8192, batch=BATCH, dtype="float16")
-    assert (estimate.kv_cache, estimate.exact) == (held, True)
+    assert (estimate.kv_cache, estimate.exact) == (cache_bytes(config), True)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
@@ -217,17 +220,7 @@ def test_models_of_full_size(family: str, tied: bool) -> None:
     estimate = estimate_inference(as_saved(config), context=8192, batch=2, dtype="bfloat16")
     assert estimate.weights == allocated(model)
     assert estimate.exact
-    cache: Any = StaticCache(config=model.config, max_cache_len=8192)
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache.early_initialization(
-        batch_size=2,
-        num_heads=config.num_key_value_heads,
-        head_dim=size,
-        dtype=torch.bfloat16,
-        device=torch.device("meta"),
-    )
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert estimate.kv_cache == held
+    assert estimate.kv_cache == cache_bytes(config)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "mixtral", "gpt2", "phi"])
@@ -266,38 +259,32 @@ DEEPSEEK_V2 |= {"num_experts_per_tok": 6, "first_k_dense_replace": 1}
 DEEPSEEK_LITE = {**DEEPSEEK_V2, "hidden_size": 2048, "intermediate_size": 10944}
 DEEPSEEK_LITE |= {"num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16}
 DEEPSEEK_LITE |= {"moe_intermediate_size": 1408, "n_routed_experts": 64, "q_lora_rank": None}
+GPT_OSS = {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}
+GPT_OSS |= {"hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64}
+GPT_OSS |= {"vocab_size": 201088}
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("values", "expected", "cached"),
     [
-        (DEEPSEEK_V3, 671_026_404_352),
-        (DEEPSEEK_V2, 235_741_434_880),
-        (DEEPSEEK_LITE, 15_706_484_224),
+        # One vector of 512 and one of 64 for each token and layer, whatever the heads.
+        (DEEPSEEK_V3, 671_026_404_352, 61 * (512 + 64) * 8192),
+        (DEEPSEEK_V2, 235_741_434_880, 60 * (512 + 64) * 8192),
+        (DEEPSEEK_LITE, 15_706_484_224, 27 * (512 + 64) * 8192),
+        # Every other layer keeps 128 tokens: 8 heads of 64 keys and 64 values each.
+        (GPT_OSS, 20_914_757_184, 12 * (8192 + 128) * 2 * 8 * 64),
     ],
-    ids=["V3", "V2", "V2-Lite"],
+    ids=["V3", "V2", "V2-Lite", "gpt-oss"],
 )
-def test_latent_attention_of_full_size(values: dict[str, Any], expected: int) -> None:
+def test_published_models_of_full_size(values: dict[str, Any], expected: int, cached: int) -> None:
     config = AutoConfig.for_model(**values)
     model = model_of(config, torch.bfloat16, "meta")
     for given in (values, as_saved(config)):
         estimate = estimate_inference(given, context=8192, batch=2, dtype="bfloat16")
         assert estimate.parameters == sum(each.numel() for each in model.parameters()) == expected
         assert estimate.weights == allocated(model)
-        # One vector of 512 and one of 64 for each token and layer, whatever the heads.
-        assert estimate.kv_cache == values["num_hidden_layers"] * (512 + 64) * 2 * 8192 * 2
+        assert estimate.kv_cache == cached * 2 * 2
         assert estimate.exact
-
-
-def test_gpt_oss_of_full_size() -> None:
-    values = {"num_hidden_layers": 24, "num_local_experts": 32}  # 20 billion, as published
-    config = config_of("gpt_oss", **values)
-    model = model_of(config, torch.bfloat16, "meta")
-    estimate = estimate_inference(as_saved(config), context=8192, dtype="bfloat16")
-    assert estimate.parameters == sum(x.numel() for x in model.parameters()) == 20_914_757_184
-    assert estimate.weights == allocated(model)
-    # Every other layer keeps 128 tokens: 8 heads of 64 keys and 64 values each.
-    assert estimate.kv_cache == 12 * (8192 + 128) * 2 * 8 * 64 * 2
 
 
 CLASSES = {

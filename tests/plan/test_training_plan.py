@@ -25,6 +25,9 @@ SMALL: dict[str, Any] = {"layers": 12, "hidden": 768, "intermediate": 2048, "hea
 }
 
 
+BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+
+
 @pytest.mark.parametrize("vocabulary", [128256, 32000])
 @pytest.mark.parametrize("helped", [False, True])
 def test_70b_does_not_fit_on_16_cards_of_80_gb(vocabulary: int, helped: bool) -> None:
@@ -148,6 +151,8 @@ def test_as_text_and_in_a_notebook() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"model": BERT}, "bert is not a decoder"),
+        ({"model": {"w": numpy.zeros((3, 4), numpy.float32)}}, "give its config or its dimensions"),
         ({"cluster": None}, "no cluster is given; write one, such as '16xH100-80GB'"),
         ({"cluster": "2xQ7"}, "'2xQ7-48GB'"),
         ({"tokens": 0}, "such as 2e12 or '2T'"),
@@ -164,19 +169,8 @@ def test_as_text_and_in_a_notebook() -> None:
 )
 def test_wrong_options_say_what_to_write(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        plan_training(LLAMA_8B, **{"cluster": "8xH100", **options})
+        plan_training(**{"model": LLAMA_8B, "cluster": "8xH100", **options})
     assert said in str(raised.value)
-
-
-def test_encoders_are_refused_by_name() -> None:
-    bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    with pytest.raises(ConfigurationError, match="bert is not a decoder"):
-        plan_training(bert, "8xH100")
-
-
-def test_arrays_without_layers_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="give its config or its dimensions"):
-        plan_training({"w": numpy.zeros((3, 4), numpy.float32)}, "8xH100")
 
 
 def test_compiled_layers_are_faster_and_smaller() -> None:

@@ -26,7 +26,15 @@ from anydevice._core.trees import leaf_names, leaves
 from anydevice._llm import decoder
 from anydevice._llm.chunks import ChunkSizes, Prompts, chunks, slots_for
 from anydevice._llm.description import Description, LayerDescription
-from anydevice._llm.sampling import NO_TOKEN, Filters, Sampling, choose, log_probability, row_seeds
+from anydevice._llm.sampling import (
+    NO_TOKEN,
+    Filters,
+    Sampling,
+    choose,
+    log_probability,
+    not_implemented,
+    row_seeds,
+)
 from anydevice._machine.engines import registry
 from anydevice._machine.settings.files import compiled_folder
 from anydevice._ops.dispatch import explain, own_version, primitives
@@ -361,8 +369,8 @@ class DecoderExecutor:
     def _fused_logits(self, x: Array) -> Any:
         """Return the product of the normalized x with the head by the engine's own function."""
         norm, head = self._norm["norm"], self._head.get("head")
-        own = own_version(x, "final_logits", _not_implemented)
-        if own is _not_implemented or self.description.norm != "rms":
+        own = own_version(x, "final_logits", not_implemented)
+        if own is not_implemented or self.description.norm != "rms":
             return NotImplemented
         if head is not None and "bias" in head:
             return NotImplemented
@@ -377,9 +385,9 @@ class DecoderExecutor:
 
 def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLayer:
     """Return the engine's function for a whole layer, with the layer's weights and configs."""
-    own = own_version(like, name, _not_implemented)
+    own = own_version(like, name, not_implemented)
     plain, ring = (layer_config(layer.description, layer.kind, ring) for ring in (False, True))
-    if own is _not_implemented or plain is None or ring is None:
+    if own is not_implemented or plain is None or ring is None:
         return FusedLayer(None, (), (plain, ring))
     names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
     weights = [layer.weights[name]["weight"] for name in names]
@@ -424,10 +432,6 @@ def layer_config(
         ring=ring,
         factor=description.residual_scale,
     )
-
-
-def _not_implemented(*arguments: object) -> Any:
-    return NotImplemented
 
 
 def _run_layer(

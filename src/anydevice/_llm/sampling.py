@@ -223,12 +223,13 @@ def _draw_fused(filters: Filters, logits: Array, numbers: Array, seeds: Array, p
     """Draw by the engine's own function; return `NotImplemented` if it has none for this."""
     if filters.penalty or filters.candidates:
         return NotImplemented
-    own = own_version(logits, "draw_token", _not_implemented)
+    own = own_version(logits, "draw_token", not_implemented)
     kind = filters.greedy, filters.top_p, filters.min_p
     return own(logits, numbers, seeds, place, *kind, _CONSTANTS)
 
 
-def _not_implemented(*arguments: object) -> Any:
+def not_implemented(*arguments: object) -> Any:
+    """Stand for a kernel that the engine does not have."""
     return NotImplemented
 
 

@@ -76,7 +76,9 @@ class BoundedTokenizer:
         """Return one if these steps of the tokenizer have a pattern that may be harmful."""
         given = (step["pattern"] for step in steps if isinstance(step.get("pattern"), dict))
         patterns = [each["Regex"] for each in given if "Regex" in each]
-        unknown = [pattern for pattern in patterns if _escape_line_ends(pattern) not in KNOWN]
+        # Most files write line ends as escapes.
+        escaped = ((each, each.replace("\r", r"\r").replace("\n", r"\n")) for each in patterns)
+        unknown = [pattern for pattern, spelling in escaped if spelling not in KNOWN]
         return cls(backend, unknown[0], source) if unknown else None
 
     def __init__(self, backend: tokenizers.Tokenizer, pattern: str, source: str) -> None:
@@ -122,11 +124,6 @@ class BoundedTokenizer:
             f"pattern is {shortened(self._pattern, 200)!r}",
             self._source,
         )
-
-
-def _escape_line_ends(pattern: str) -> str:
-    """Return a pattern with line ends as most files write them."""
-    return pattern.replace("\r", r"\r").replace("\n", r"\n")
 
 
 _keys, _turn = itertools.count(), ForkSafeLock()

@@ -119,17 +119,13 @@ def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment
     for name, tensor in named_tensors(file, names).items():
         arrange: Callable[[Any], Any] | None = None
         if description.norm == "rms1" and tensor.name.endswith("norm.weight"):
-            arrange = _subtract_one
+            arrange = partial(np.add, np.float32(-1))
         if permuted and (".attn_q." in tensor.name or ".attn_k." in tensor.name):
             arrange = partial(_order_halves, size=description.head_size)
         if ".ffn_gate_inp_shexp." in tensor.name and len(tensor.shape) == 1:
             tensor = tensor.as_matrix()
         stored[name] = Segment(tensor, arrange)
     return stored
-
-
-def _subtract_one(weights: Any) -> Any:
-    return weights - np.float32(1)
 
 
 def _order_halves(weights: Any, size: int) -> Any:
@@ -148,7 +144,10 @@ def load_stored(
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Load the parameters of a decoder from stored tensors, by the names of Llama's files."""
-    wanted = _dtype(dtype, stored)
+    embedding = stored.get("model.embed_tokens.weight")
+    wanted = runnable_dtype(dtype or "float32")
+    if dtype is None and embedding is not None:
+        wanted = embedding.tensor.dtype
     plan: dict[TreePath, Joined] = {}
     used: set[str] = set()
     for path, prefix, parameters in _groups(description):
@@ -415,7 +414,7 @@ def _experts(
         gated = name == "gate_up"
         if biased:  # matrices are transposed, and each row of a gate is beside its up
             transposed = (shape[0], shape[2], shape[1])
-            arrange = _transpose_interleaved if gated else np.transpose
+            arrange = (lambda matrix: _separate_rows(matrix.T)) if gated else np.transpose
             ways.append(Way(((stacked, transposed),), arrange))
         else:
             ways.append(Way(((stacked, shape),)))
@@ -431,10 +430,6 @@ def _experts(
         gate = [[(f"{prefix}.mlp.shared_expert_gate", 1)]]
         parameters += _product((*at, "shared_gate"), gate, hidden, False)
     return parameters
-
-
-def _transpose_interleaved(matrix: Any) -> Any:
-    return _separate_rows(matrix.T)
 
 
 def _separate_rows(rows: Any) -> Any:
@@ -553,13 +548,6 @@ def _refuse_left_over(
             "different models: download both again",
             tensor.name,
         )
-
-
-def _dtype(dtype: object, stored: Mapping[str, Segment]) -> DType:
-    embedding = stored.get("model.embed_tokens.weight")
-    if dtype is None and embedding is not None:
-        return embedding.tensor.dtype
-    return runnable_dtype(dtype or "float32")
 
 
 def runnable_dtype(spec: object) -> DType:

@@ -60,7 +60,11 @@ def find_batch_size(
         )
     least = integer("find_batch_size: minimum", minimum)
     size = integer("find_batch_size: start", start, least)
-    key = _key(fn, size, least)
+    chosen = why().device
+    place = None if chosen is None else (str(chosen), chosen.engine)
+    # A bound method is a new object at each access.
+    identity = (id(fn.__self__), id(fn.__func__)) if ismethod(fn) else (id(fn), 0)
+    key = (*identity, size, least, place, settings.current()[0].memory)
     if key in _found and not again:
         return _found[key]
     failed = False
@@ -100,17 +104,6 @@ def _finish(result: object) -> None:
         owner = owner_of(value)
         assert owner is not None
         owner.finish([value])
-
-
-def _key(fn: Callable[[int], object], start: int, minimum: int) -> _Key:
-    chosen = why().device
-    place = None if chosen is None else (str(chosen), chosen.engine)
-    return (*_identity(fn), start, minimum, place, settings.current()[0].memory)
-
-
-def _identity(fn: Any) -> tuple[int, int]:
-    """The identity of a function; a bound method is a new object at each access."""
-    return (id(fn.__self__), id(fn.__func__)) if ismethod(fn) else (id(fn), 0)
 
 
 def _remember(fn: Any, key: _Key, size: int) -> None:

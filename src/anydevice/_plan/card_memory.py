@@ -162,18 +162,13 @@ def _activations(shape: ModelShape, run: TrainingRun) -> int:
     A stage of a pipeline holds as many micro-batches as there are stages from it to the last one,
     which has the loss.
     """
-    layers = -(-shape.layers // run.pipeline)
-    kept = layers * _layer_bytes(shape, run)
+    elements = saved_elements(shape, run.recompute, run.compiled)
+    sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
+    layer_bytes = run.rows * (HALF * elements + sums) // run.tensor
+    kept = -(-shape.layers // run.pipeline) * layer_bytes
     working, loss = _working(shape, run), _loss(shape, run)
     first = run.pipeline * kept + working
     return max(first, kept + max(working, loss))
-
-
-def _layer_bytes(shape: ModelShape, run: TrainingRun) -> int:
-    """Return the bytes that one layer saves of a micro-batch."""
-    elements = saved_elements(shape, run.recompute, run.compiled)
-    sums = FLOAT32 * shape.heads if run.recompute != "full" else 0
-    return run.rows * (HALF * elements + sums) // run.tensor
 
 
 def saved_elements(shape: ModelShape, recompute: Recompute, compiled: bool = False) -> int:

@@ -200,7 +200,9 @@ class ModelConfig(Record):
     def count(self, key: str, default: int = 0, least: int = 0) -> int:
         """Return an integer by the config's own key, `default` if it is absent or null."""
         value = self.get(key)
-        return default if value is None else checks.integer(f"{self.source}: {key}", value, least)
+        if value is None:
+            return default
+        return checks.integer(f"{self.source}: {key}", value, least, LARGEST)
 
     def entries(self, key: str) -> tuple[Any, ...] | None:
         """Return a list by the config's own key, `None` if it is absent or null."""
@@ -375,7 +377,10 @@ no such model in the Hugging Face cache /nowhere; to get it: hf download org/no-
             "folder, or the name of a model in the Hugging Face cache, such as 'org/name'",
             model,
         )
-    cache = _cache(environment)
+    direct = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = environment.get("HF_HOME") or f"{caches}/huggingface"
+    cache = Path(os.path.expanduser(direct or f"{home}/hub"))
     for snapshot in _snapshots(cache / f"models--{model.replace('/', '--')}"):
         found = _model_in(snapshot)
         has_config = (snapshot / CONFIG_NAME).exists()
@@ -431,13 +436,6 @@ def _existing(model: str) -> Path | None:
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError):
         return None  # no file can be called this, or there is no such user
-
-
-def _cache(environment: Mapping[str, str]) -> Path:
-    direct = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
-    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    home = environment.get("HF_HOME") or f"{caches}/huggingface"
-    return Path(os.path.expanduser(direct or f"{home}/hub"))
 
 
 def _snapshots(repository: Path) -> Iterator[Path]:

@@ -169,7 +169,9 @@ def estimate_inference(
     if shape.hidden and shape.layers:
         piece = min(context, prefill or context) if not shape.towers else context
         peaks = list(_passes(shape, batch, context, width, piece))
-        last = _behind(shape, batch, piece) * width + logits
+        # What the head reads, and what it makes of it beside the logits.
+        beside = 2 if shape.outputs_of == "new token" else 3
+        last = beside * batch * piece * shape.hidden * width + logits
         activations = max(last, *[size for peak in peaks for size in peak.values()]) - logits
         # Scores lie in segments of their own, much larger than what else a layer makes: an
         # allocator that takes the smallest block that is large enough leaves these whole.
@@ -249,12 +251,6 @@ def _passes(
             beside = read * (tower.hidden + 2 * tower.heads * tower.head_size) * width
         found = moments(tower, ForwardPass(batch, tokens, max(tokens, context), width))
         yield {name: size + beside for name, size in found.items()}
-
-
-def _behind(shape: ModelShape, batch: int, context: int) -> int:
-    """The elements beside the numbers that the head gives: what it reads, and makes of it."""
-    each = 2 if shape.outputs_of == "new token" else 3
-    return each * batch * context * shape.hidden
 
 
 def moments(shape: LayerStack, work: ForwardPass) -> dict[str, int]:

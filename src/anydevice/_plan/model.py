@@ -89,7 +89,10 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
             f"give a model or its dimensions ({', '.join(sorted(numbers))}), not both"
         )
     if isinstance(model, ModelShape):
-        return _in_dtype(model, name)
+        if name in (None, model.dtype):
+            return model
+        counted = f"this shape's weights are counted in {model.dtype}"
+        raise ConfigurationError(f"{counted}; for {name}, give the model itself")
     if isinstance(model, ModelFiles):
         return _from_files(model, name)
     if isinstance(model, str | os.PathLike):
@@ -123,13 +126,6 @@ def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False
         raise ConfigurationError(
             f"{config.source} has a value that is not valid: {error}", config.source
         ) from error
-
-
-def _in_dtype(shape: ModelShape, dtype: str | None) -> ModelShape:
-    if dtype is None or dtype == shape.dtype:
-        return shape
-    counted = f"this shape's weights are counted in {shape.dtype}"
-    raise ConfigurationError(f"{counted}; for {dtype}, give the model itself")
 
 
 def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:

@@ -17,7 +17,6 @@ from anydevice._plan.estimates import MemoryEstimate, estimate_inference
 from anydevice._plan.families import ModelShape
 from anydevice._plan.model import shape_of
 from anydevice._plan.placement import (
-    AvailableMemory,
     DeviceGroup,
     DeviceNames,
     LayeredModel,
@@ -177,7 +176,12 @@ def plan_inference(
     request = _Request(
         shape, estimate, None if given else lambda: shape_of(model, dtype=_HALF, **numbers)
     )
-    available, notes = _available(devices)
+    if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
+        cluster = cluster_of(devices)
+        available = cluster.available()
+        notes: tuple[str, ...] = (f"planned for {cluster}, with all of its memory free",)
+    else:
+        available, notes = available_memory(devices)
     groups = tuple(device_groups(available))
     layered = LayeredModel.of(shape, estimate)
     assignment = assign(layered, groups)
@@ -221,15 +225,6 @@ def plan_loading(
     plan = plan_on(False)
     kinds = {placement.device.kind for placement in plan.placements}
     return plan_on(True) if kinds == {"cpu"} else plan
-
-
-def _available(
-    devices: DeviceNames | Cluster,
-) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
-    if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
-        cluster = cluster_of(devices)
-        return cluster.available(), (f"planned for {cluster}, with all of its memory free",)
-    return available_memory(devices)
 
 
 def _does_not_fit(

@@ -227,8 +227,12 @@ def moments(
     layer = _layer(shape, step)
     kept = saved - _norm(shape, step)
     casts = _casts(shape, step)
-    layer_casts = _matrices(shape) * 2 if step.mixed else 0
-    passing = max(_network_backward(shape, step), _attention_backward(shape, step))
+    # All parameters of a layer but its norms are cast for products.
+    matrices = max(shape.layer_weights) - shape.build.norms * shape.hidden
+    layer_casts = matrices * 2 if step.mixed else 0
+    # Gradients of scores where they lie in memory; the network is done by then.
+    attention = 2 * _scores(shape, step) - step.rows * _network(shape) * step.computed
+    passing = max(_network_backward(shape, step), attention)
     again = layer + layer_casts if step.checkpointing else 0
     head = shape.outputs * shape.hidden
     head_gradient = head * step.width
@@ -308,17 +312,6 @@ def _network_backward(shape: ModelShape, step: TrainingStep) -> int:
     inside = (2 if shape.build.gated else 1) * step.rows * inner * step.computed
     weights = shape.intermediate * shape.hidden * (step.width + (2 if step.mixed else 0))
     return inside + weights + step.rows * shape.hidden * step.width
-
-
-def _attention_backward(shape: ModelShape, step: TrainingStep) -> int:
-    """Gradients of scores where they lie in memory; the network is done by then."""
-    scores = _scores(shape, step)
-    return max(0, 2 * scores - step.rows * _network(shape) * step.computed)
-
-
-def _matrices(shape: ModelShape) -> int:
-    """The parameters of a layer that are cast for products: all but its norms."""
-    return max(shape.layer_weights) - shape.build.norms * shape.hidden
 
 
 def _casts(shape: ModelShape, step: TrainingStep) -> int:
