@@ -28,9 +28,8 @@ from typing import Any
 
 import anydevice
 from anydevice import llm
-from anydevice._llm.chunks import slots_for
 from anydevice._llm.description import describe
-from anydevice._llm.generate import runner_for
+from anydevice._llm.generate import runner_for, slots_for
 from anydevice._llm.sampling import sampling
 from anydevice._llm.weights import parameters_of, random_parameters
 from anydevice._plan.config import as_config

@@ -20,3 +20,12 @@ def data(name: str) -> Path:
 def stories() -> Path:
     """The folder of stories260K, a small trained language model of Llama's family."""
     return data("stories260K")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2, a real language model with a byte-level vocabulary."""
+    file = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not file.exists():
+        pytest.skip(f"there is no {file}; make chat fetches it")
+    return file

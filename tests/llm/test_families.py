@@ -17,7 +17,6 @@ import pytest
 from anydevice import device, ops
 from anydevice._core.record import replace
 from anydevice._core.trees import leaves, mapped, refilled
-from anydevice._llm import chunks as pieces
 from anydevice._llm import decoder
 from anydevice._llm import generate as generation
 from anydevice._llm.description import Description, LayerDescription, Rope, Routing, describe
@@ -314,7 +313,7 @@ def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
     name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation, "SCORED", 8)
-    monkeypatch.setattr(pieces, "CHUNK_SIZES", (8,))
+    monkeypatch.setattr(generation, "CHUNK_SIZES", (8,))
     run, case = runner(engine, name), reference(name)
     executor = generation.DecoderExecutor(
         run.description, run.parameters, device("cpu", engine=engine)

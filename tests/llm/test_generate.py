@@ -15,11 +15,9 @@ import anydevice
 from anydevice import llm, to_numpy
 from anydevice._core.device import Device
 from anydevice._core.record import replace
-from anydevice._llm import chunks as prompt_chunks
 from anydevice._llm import decoder
 from anydevice._llm import generate as generation
-from anydevice._llm.chunks import ChunkSizes, chunks
-from anydevice._llm.generate import CachedTokens, DecoderExecutor, run_steps
+from anydevice._llm.generate import CachedTokens, ChunkSizes, DecoderExecutor, chunks, run_steps
 from anydevice._llm.sampling import sampling
 from anydevice._machine.engines import registry
 from anydevice.errors import (
@@ -118,8 +116,8 @@ def test_a_prompt_is_read_in_pieces(
 ) -> None:
     prompts = [model.tokenizer.encode(OPENING * count) for count in (3, 1, 2)]
     expected = [reply.tokens for reply in model.generate(prompts, 8)]
-    monkeypatch.setattr(prompt_chunks, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
-    monkeypatch.setattr(prompt_chunks, "CHUNK_SIZES", (4, 16))
+    monkeypatch.setattr(generation, "PREFILL_CHUNK", {"cpu": 48, "other": 48})
+    monkeypatch.setattr(generation, "CHUNK_SIZES", (4, 16))
     assert [reply.tokens for reply in model.generate(prompts, 8)] == expected
 
 

@@ -430,15 +430,6 @@ def test_a_damaged_vocabulary(tmp_path: Path, change: dict[str, Any], said: str)
 
 # --- a real one -------------------------------------------------------------------------------
 
-SMOLLM2 = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    if not SMOLLM2.exists():
-        pytest.skip(f"there is no {SMOLLM2}; make fetches it from the package index")
-    return SMOLLM2
-
 
 @pytest.mark.soak
 def test_smollm2_gives_the_logits_of_transformers(smollm2: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import anydevice
 from anydevice import llm
 
-FILE = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PROMPTS: list[Any] = [
     "The capital of France is a city that",
@@ -29,14 +28,12 @@ SKY = [504, 6376, 314, 4461, 975, 282, 253, 980, 1217, 13739, 43464, 24484, 30, 
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Any:
+def theirs(smollm2: Path) -> Any:
     """The same weights in transformers."""
-    if not FILE.exists():
-        pytest.skip(f"there is no {FILE}; make chat fetches it")
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        FILE.parent, gguf_file=FILE.name, dtype=torch.float32
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
     )
     return model.eval()
 
@@ -59,17 +56,15 @@ def expected(model: Any, ids: list[int], count: int, ends: tuple[int, ...]) -> l
     return tokens[:-1] if tokens[-1] in ends else tokens
 
 
-def loaded(name: str, dtype: str = "float32") -> llm.LanguageModel:
+def loaded(file: Path, name: str, dtype: str = "float32") -> llm.LanguageModel:
     pytest.importorskip({"mlx": "mlx.core"}.get(name, name))
-    if not FILE.exists():
-        pytest.skip(f"there is no {FILE}; make chat fetches it")
-    return llm.load(FILE, anydevice.device("cpu", engine=name), dtype)
+    return llm.load(file, anydevice.device("cpu", engine=name), dtype)
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy"])
-def test_greedy_tokens_are_those_that_transformers_gave(name: str) -> None:
+def test_greedy_tokens_are_those_that_transformers_gave(smollm2: Path, name: str) -> None:
     """The long form asks transformers itself, which takes a minute to unpack the weights."""
-    reply = loaded(name).generate(PROMPTS[2], 16)
+    reply = loaded(smollm2, name).generate(PROMPTS[2], 16)
     assert list(reply.tokens) == SKY
     assert reply.text == "The sky is blue because of a process called Rayleigh scattering. " + (
         "This phenomenon occurs"
@@ -78,8 +73,10 @@ def test_greedy_tokens_are_those_that_transformers_gave(name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["torch", "jax", "mlx", "numpy"])
-def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(theirs: Any, name: str) -> None:
-    model = loaded(name)
+def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(
+    theirs: Any, smollm2: Path, name: str
+) -> None:
+    model = loaded(smollm2, name)
     encode, chat = model.tokenizer.encode, model.tokenizer.encode_chat
     together = model.generate(PROMPTS, 100)
     for prompt, batched in zip(PROMPTS, together, strict=True):
@@ -91,24 +88,30 @@ def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(theirs: Any,
 
 
 @pytest.mark.parametrize("tokens", [256, pytest.param(1500, marks=pytest.mark.soak)])
-def test_sixteen_bits_change_the_perplexity_by_less_than_half_a_percent(tokens: int) -> None:
-    full = loaded("torch")
+def test_sixteen_bits_change_the_perplexity_by_less_than_half_a_percent(
+    smollm2: Path, tokens: int
+) -> None:
+    full = loaded(smollm2, "torch")
     ids = full.tokenizer.encode(PAGE.read_text("utf-8"))[:tokens]
     exact = full.score(ids).perplexity
-    assert loaded("torch", "bfloat16").score(ids).perplexity == pytest.approx(exact, rel=0.005)
+    assert loaded(smollm2, "torch", "bfloat16").score(ids).perplexity == pytest.approx(
+        exact, rel=0.005
+    )
     assert 20 < exact < 200  # English prose with tables: far from a guess of 49,152 tokens
 
 
 @pytest.mark.soak
-def test_memory_is_what_was_planned() -> None:
+def test_memory_is_what_was_planned(smollm2: Path) -> None:
     """On NumPy, all of whose arrays are counted: within 3 %."""
     import tracemalloc
 
-    loaded("numpy").generate([5] * 40, 2)  # imports, tables and tokenizers are not the model's
+    loaded(smollm2, "numpy").generate(
+        [5] * 40, 2
+    )  # imports, tables and tokenizers are not the model's
     gc.collect()
     tracemalloc.start()
     try:
-        model = llm.load(FILE, anydevice.device("cpu", engine="numpy"), "float32", context=1024)
+        model = llm.load(smollm2, anydevice.device("cpu", engine="numpy"), "float32", context=1024)
         model.generate([5] * 1000, 8)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -426,15 +426,12 @@ def test_a_conversation_is_the_tokens_that_transformers_finds(tmp_path: Path) ->
 # --- a real byte-level vocabulary -------------------------------------------------------------
 
 
-@lru_cache
-def _smollm() -> Tokenizer:
+@pytest.fixture(scope="module")
+def smollm(smollm2: Path) -> Tokenizer:
     from anydevice._formats.gguf import read_gguf
 
-    file = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not file.exists():
-        pytest.skip(f"there is no {file}; make test fetches it")
     pytest.importorskip("gguf")
-    return Tokenizer.from_gguf(read_gguf(file))
+    return Tokenizer.from_gguf(read_gguf(smollm2))
 
 
 @settings(max_examples=150, deadline=None)
@@ -442,19 +439,19 @@ def _smollm() -> Tokenizer:
     ids=st.lists(st.integers(0, 49200) | st.integers(0, 300), max_size=30),
     stops=st.lists(st.text(st.sampled_from("ab e\n�"), min_size=1, max_size=3), max_size=2),
 )
-def test_tokens_of_smollm_at_random_are_streamed_exactly(ids: list[int], stops: list[str]) -> None:
-    tokenizer = _smollm()
-    stream = TextStream(tokenizer, stops)
-    assert (streamed(stream, ids), stream.stopped) == cut(tokenizer.decode(ids), stops)
+def test_tokens_of_smollm_at_random_are_streamed_exactly(
+    smollm: Tokenizer, ids: list[int], stops: list[str]
+) -> None:
+    stream = TextStream(smollm, stops)
+    assert (streamed(stream, ids), stream.stopped) == cut(smollm.decode(ids), stops)
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_text_of_smollm_comes_back_in_whole_characters(text: str) -> None:
-    tokenizer = _smollm()
-    stream = TextStream(tokenizer)
-    ids = tokenizer.encode(text)
+def test_a_text_of_smollm_comes_back_in_whole_characters(smollm: Tokenizer, text: str) -> None:
+    stream = TextStream(smollm)
+    ids = smollm.encode(text)
     pieces = [stream.push(token) for token in ids]
-    if tokenizer.decode(ids) == text:  # it has no tokens for some bytes
+    if smollm.decode(ids) == text:  # it has no tokens for some bytes
         assert "".join(pieces) == text  # nothing is left for `finish`
         assert "�" in text or "�" not in "".join(pieces)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import anydevice
@@ -18,18 +20,19 @@ from tests.plan.configs import LLAMA_8B
 GIB = 2**30
 
 
-def test_devices_that_are_not_there_or_not_devices() -> None:
-    with testing.fake_machine(cuda=1):
-        with pytest.raises(DeviceNotFoundError, match="cuda:7 is not usable"):
-            plan_inference(LLAMA_8B, ["cuda:0", "cuda:7"], context=1)
-        with pytest.raises(DeviceNotFoundError, match="metal:0 is not usable"):
-            plan_inference(LLAMA_8B, "metal", context=1)
-        with pytest.raises(DeviceNotFoundError, match="no tpu of this machine"):
-            plan_inference(LLAMA_8B, "tpu", context=1)
-        with pytest.raises(ConfigurationError, match="no device is named"):
-            plan_inference(LLAMA_8B, [], context=1)
-        with pytest.raises(ConfigurationError, match="is not a device"):
-            plan_inference(LLAMA_8B, [7], context=1)
+@pytest.mark.parametrize(
+    ("names", "error", "said"),
+    [
+        (["cuda:0", "cuda:7"], DeviceNotFoundError, "cuda:7 is not usable"),
+        ("metal", DeviceNotFoundError, "metal:0 is not usable"),
+        ("tpu", DeviceNotFoundError, "no tpu of this machine"),
+        ([], ConfigurationError, "no device is named"),
+        ([7], ConfigurationError, "is not a device"),
+    ],
+)
+def test_names_without_a_device(names: Any, error: type[Exception], said: str) -> None:
+    with testing.fake_machine(cuda=1), pytest.raises(error, match=said):
+        plan_inference(LLAMA_8B, names, context=1)
 
 
 def test_devices_by_kind_as_objects_and_only_once() -> None:

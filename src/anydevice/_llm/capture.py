@@ -16,12 +16,12 @@ from anydevice._check.verify import warm_up
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.text import warn
-from anydevice._llm.chunks import Prompts
 from anydevice._llm.generate import (
     KINDS_OF_SAMPLING,
     DecoderExecutor,
     OpsRunner,
     PendingStep,
+    Prompts,
     State,
     Step,
     Tokens,

@@ -16,10 +16,9 @@ from anydevice._core.record import NOTHING, Record
 from anydevice._core.text import format_count, format_size
 from anydevice._formats.gguf import read_gguf, sampling_values
 from anydevice._llm.capture import check_kernels
-from anydevice._llm.chunks import Prompts
 from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
-from anydevice._llm.generate import DecoderExecutor, Step, replies, score
+from anydevice._llm.generate import DecoderExecutor, Prompts, Step, replies, score
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
