@@ -74,12 +74,15 @@ class BoundedTokenizer:
         cls, backend: tokenizers.Tokenizer, steps: Sequence[dict[str, Any]], source: str
     ) -> BoundedTokenizer | None:
         """Return one if these steps of the tokenizer have a pattern that may be harmful."""
-        given = (step["pattern"] for step in steps if isinstance(step.get("pattern"), dict))
-        patterns = [each["Regex"] for each in given if "Regex" in each]
-        # Most files write line ends as escapes.
-        escaped = ((each, each.replace("\r", r"\r").replace("\n", r"\n")) for each in patterns)
-        unknown = [pattern for pattern, spelling in escaped if spelling not in KNOWN]
-        return cls(backend, unknown[0], source) if unknown else None
+        for step in steps:
+            given = step.get("pattern")
+            if not isinstance(given, dict) or "Regex" not in given:
+                continue
+            pattern = given["Regex"]
+            # Most files write line ends as escapes.
+            if pattern.replace("\r", r"\r").replace("\n", r"\n") not in KNOWN:
+                return cls(backend, pattern, source)
+        return None
 
     def __init__(self, backend: tokenizers.Tokenizer, pattern: str, source: str) -> None:
         self._backend, self._pattern, self._source = backend, pattern, source

@@ -38,7 +38,7 @@ class Matrix(Record):
     @property
     def elements(self) -> int:
         """All parameters, biases included."""
-        return self.matrix_elements + (self.count * self.rows if self.bias else 0)
+        return self.count * self.rows * (self.columns + self.bias)
 
     def stored(self, quantization: Quantization, width: int) -> int:
         """Their bytes in a quantized format; biases stay as they are."""
