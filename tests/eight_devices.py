@@ -18,7 +18,7 @@ def on_eight_devices(program: str, folder: Path | None = None) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

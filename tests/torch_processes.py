@@ -115,7 +115,7 @@ def printed(*words: str, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

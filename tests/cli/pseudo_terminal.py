@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ import termios
 import time
 from typing import IO
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 # In the child and not by `preexec_fn`, which forks this process with all of its threads.
 TAKE_THE_TERMINAL = """
@@ -22,6 +23,13 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+
+
+class TerminalStream(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Terminal:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from anydevice import testing
 from anydevice._core.backends import BACKENDS
 from anydevice._core.finding import BackendScan, Reason
 from anydevice._machine.engines.registry import BUILT_IN
 from anydevice.cli import backends
 from anydevice.cli.printing import Output
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -85,7 +85,7 @@ def test_as_json(anydevice: Anydevice) -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_it_fits_the_terminal(width: int) -> None:
     page = io.StringIO()
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         backends.run(Namespace(json=False), Output(page, colour=True, width=width))
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in page.getvalue().splitlines()]
     assert "\x1b[1mcuda" in page.getvalue()

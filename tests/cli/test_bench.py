@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from anydevice import testing
 from anydevice.cli import bench as command
+from tests.cli.pseudo_terminal import TerminalStream
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -184,24 +184,17 @@ def test_saving_one_engine_says_that_two_are_needed(anydevice: Anydevice) -> Non
 
 
 def test_several_devices(anydevice: Anydevice) -> None:
-    with testing.fake_machine(cuda=1, engines=("numpy",), keep_settings=True):
+    with machine_of(cuda=1, engines=("numpy",)):
         code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--device", "cpu,cuda")
     assert code == 0
     assert "to host" in out
     assert "cuda:0   speed-up over cpu with numpy" in out
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def test_progress_goes_through_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice.cli.main import main
 
-    terminal = Terminal()
+    terminal = TerminalStream()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "90")
     assert main(("bench", *SHORT, "--op", "argmax")) == 0

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from anydevice import device, llm, plan_inference, testing
+from anydevice import device, llm, plan_inference
 from anydevice.cli.chat import described
 from anydevice.cli.main import main
-from tests.cli.pseudo_terminal import PATIENCE, Terminal
+from tests.cli.pseudo_terminal import PATIENCE, Terminal, TerminalStream
 from tests.llm.conftest import data
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -260,7 +261,7 @@ def test_bad_input_ends_with_2(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = [str(stories) if word == "MODEL" else word for word in words]
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         code, out, err = anydevice("chat", *words)
         assert (code, out) == (2, "")
         assert message in err
@@ -282,7 +283,7 @@ def test_wrong_options_are_said_before_a_model_is_loaded(
 
 
 def test_a_model_that_does_not_fit_ends_with_1(anydevice: Anydevice, stories: Path) -> None:
-    with testing.fake_machine(cuda=1, memory="64KiB", engines=("numpy",), keep_settings=True):
+    with machine_of(cuda=1, memory="64KiB", engines=("numpy",)):
         code, _, err = anydevice("chat", str(stories), "--prompt", "x", "--device", "cuda")
     assert code == 1
     assert "does not fit" in err
@@ -291,11 +292,7 @@ def test_a_model_that_does_not_fit_ends_with_1(anydevice: Anydevice, stories: Pa
 def test_no_prompt_at_all(
     anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Keyboard(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Keyboard())
+    monkeypatch.setattr(sys, "stdin", TerminalStream())
     code, out, _ = anydevice("chat", str(stories), "--json")
     assert code == 2
     assert "--json is for one reply" in json.loads(out)["error"]
@@ -372,7 +369,7 @@ def test_ctrl_c_ends_a_script_while_a_library_is_at_work(talker: Path, more: lis
             while b"busy" not in process.stderr.readline():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(PATIENCE) == 130
         finally:
             process.kill()
         assert process.stdout.read() == b""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from anydevice import testing
-from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice.cli import config as command
 from anydevice.cli.printing import Output
+from tests.machines import BROKEN_CPU, machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -110,7 +110,7 @@ def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
 def test_steps_fit_a_narrow_terminal(project: Path) -> None:
     project.write_text('device = "tpu"\n')
     page = io.StringIO()
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         command.run(Namespace(json=False, why=True), Output(page, width=60))
     steps = page.getvalue().partition("Steps of the choice\n")[2].splitlines()[:3]
     assert steps == [
@@ -130,7 +130,7 @@ def test_an_engine_that_cannot_be_had_is_a_step(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])
     assert re.search(r"✗ ANYDEVICE_ENGINE +cupy +cpu: .*cupy", out)
@@ -139,10 +139,7 @@ def test_an_engine_that_cannot_be_had_is_a_step(
 
 
 def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
-    broken = BackendScan(
-        "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
-    )
-    with testing.fake_machine(keep_settings=True, scans=[broken]):
+    with machine_of(scans=[BROKEN_CPU]):
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])
     assert out.endswith("Chosen: nothing, because no device fits\n")
@@ -151,7 +148,7 @@ def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
 
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\ntime_limit = 2\n')
-    with testing.fake_machine(keep_settings=True, cuda=1):
+    with machine_of(cuda=1):
         data = json.loads(anydevice("config", "--json")[1])
         with_steps = json.loads(anydevice("config", "--why", "--json")[1])
     assert data["settings"]["time_limit"] == 2.0
@@ -198,7 +195,7 @@ def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
 
 def test_no_project_file(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "project_file", lambda: None)
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         _, out, _ = anydevice("config")
         data = json.loads(anydevice("config", "--json")[1])
     assert "  project file      none here or in a folder above\n" in out

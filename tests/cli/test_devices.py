@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from anydevice import testing
 from anydevice._core.device import Device
 from anydevice._core.finding import (
     BackendScan,
@@ -23,6 +22,7 @@ from anydevice._core.finding import (
 from anydevice._machine.discovery.discover import Report
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -104,9 +104,7 @@ def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> N
 def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
     memory = Facts("Q", total_memory=GIB)
     seen = (RawDevice(0, "gpu", Facts("Q")), RawDevice(1, "gpu", memory))
-    with testing.fake_machine(
-        keep_settings=True, scans=[BackendScan("quantum", True, seen, engines=("numpy",))]
-    ):
+    with machine_of(scans=[BackendScan("quantum", True, seen, engines=("numpy",))]):
         _, out, _ = anydevice("devices")
     assert "untested (from a probe)" in out
     assert "    memory              1.0 GiB dedicated\n" in out
@@ -116,7 +114,7 @@ def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
 
 @pytest.mark.needs("torch")
 def test_json_is_the_report(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, scans=SEEN_TWICE) as report:
+    with machine_of(scans=SEEN_TWICE) as report:
         code, out, err = anydevice("devices", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
@@ -127,7 +125,7 @@ def test_json_is_the_report(anydevice: Anydevice) -> None:
 
 def test_a_broken_settings_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
     project.write_text("[")
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         code, out, err = anydevice("devices")
         data = json.loads(anydevice("devices", "--json")[1])
     assert code == 2

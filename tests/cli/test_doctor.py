@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from anydevice import testing
 from anydevice._core.child.parent import Outcome
 from anydevice._core.device import Device
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason, Verdict
@@ -17,6 +16,7 @@ from anydevice._machine.discovery import doctor as examination
 from anydevice.cli import doctor
 from anydevice.cli.printing import Output
 from anydevice.errors import DeviceNotFoundError
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -86,9 +86,7 @@ def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
     card = BackendScan(
         "cuda", True, (RawDevice(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
     )
-    with testing.fake_machine(
-        keep_settings=True, scans=[card]
-    ):  # NumPy in the child knows no cuda:0
+    with machine_of(scans=[card]):  # NumPy in the child knows no cuda:0
         code, out, _ = anydevice("doctor", "gpu")
         assert code == 1
         assert out.startswith("✗ cuda:0   numpy")
@@ -110,7 +108,7 @@ def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
 
 @pytest.mark.needs("torch")
 def test_only_what_is_named_is_examined() -> None:
-    with testing.fake_machine(keep_settings=True, cuda=2, engines=["numpy", "torch"]) as report:
+    with machine_of(cuda=2, engines=["numpy", "torch"]) as report:
         everything = examination.prepare(report)
         one = examination.prepare(report, ["CUDA:1"], "torch")
         both = examination.prepare(report, ["gpu"], "numpy")
@@ -133,7 +131,7 @@ def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
-    with testing.fake_machine(keep_settings=True) as report:
+    with machine_of() as report:
         usual = examination.prepare(report, [], "jax")
         named = examination.prepare(report, ["cpu:2"], "jax")
     assert [str(device) for device, _ in usual.pairs] == ["cpu"]
@@ -160,7 +158,7 @@ def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message
 @pytest.mark.needs("torch")
 def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
     with (
-        testing.fake_machine(keep_settings=True, scans=[NO_LIBRARY]) as report,
+        machine_of(scans=[NO_LIBRARY]) as report,
         pytest.raises(
             DeviceNotFoundError, match=r"torch drives none of cuda:0: cuda:0: torch .*CPU"
         ),
@@ -192,7 +190,7 @@ def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
     page = io.StringIO()
     page.isatty = lambda: True  # type: ignore[method-assign]
     output = Output(page, colour=False, width=60)
-    with testing.fake_machine(keep_settings=True, scans=[NO_DRIVER]) as report:
+    with machine_of(scans=[NO_DRIVER]) as report:
         doctor._show(examination.prepare(report, [], "numpy"), 60, output)
     shown = page.getvalue()
     assert "0/1" in shown
@@ -234,7 +232,7 @@ def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anyd
     stopped = BackendScan(
         "cuda", present=True, stage="driver", reason=Reason("reading_failed", "cuInit returned 999")
     )
-    with testing.fake_machine(keep_settings=True, scans=[stopped]):
+    with machine_of(scans=[stopped]):
         code, out, _ = anydevice("doctor", "gpu")
         nothing, _, err = anydevice("doctor", "tpu")
     assert code == 1

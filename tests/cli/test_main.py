@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import anydevice as package
-from anydevice import testing
 from anydevice._report.diagnosis import CAUSES
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
 from anydevice.errors import OutOfMemoryError
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 COMMANDS = list(command_line.COMMANDS)
@@ -196,7 +196,7 @@ def test_an_output_that_cannot_be_written_is_said(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stdout", FullDisk())
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         for words in (["devices"], ["--version"], ["plan", "--help"]):
             assert command_line.main(words) == 2
             said = "anydevice: the output cannot be written: No space left on device\n"
@@ -253,7 +253,7 @@ def test_an_unknown_device_or_engine_is_said_with_its_option(
 
 
 def test_a_warning_is_one_line_and_said_once(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         project.write_text("colour = true\n")
         code, out, err = anydevice("config", "--json")
     assert code == 0

@@ -13,6 +13,7 @@ import pytest
 from anydevice._bench import ceilings
 from anydevice.cli.main import main
 from anydevice.cli.printing import Output, fitted
+from tests.cli.pseudo_terminal import TerminalStream
 
 COMMANDS = (
     "devices",
@@ -34,11 +35,6 @@ COMMANDS = (
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture(autouse=True)
 def short_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A path is one word, and that of a test's folder is wider than a narrow terminal."""
@@ -53,7 +49,7 @@ def short_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def shown(words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines of a command on a terminal, as they stay there."""
-    terminal = Terminal()
+    terminal = TerminalStream()
     with monkeypatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "stdout", terminal)

@@ -16,20 +16,14 @@ from rich.progress import Progress
 from anydevice._core.progress import ProgressBar
 from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output
+from tests.cli.pseudo_terminal import TerminalStream
 
 if sys.platform != "win32":
     import pty
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
-    terminal, pipe = Terminal(), io.StringIO()
+    terminal, pipe = TerminalStream(), io.StringIO()
     with progress_on(Output(terminal, width=80)) as bar:
         bar.tell(1, 4, "add on [cpu]")
     assert "1/4" in terminal.getvalue()
@@ -41,7 +35,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
 
 
 def test_lines_can_be_printed_while_the_bar_is_hidden() -> None:
-    terminal = Terminal()
+    terminal = TerminalStream()
     with progress_on(Output(terminal, width=80)) as bar:
         bar.tell(1, 4, "one")
         bar.hide()
@@ -53,7 +47,7 @@ def test_lines_can_be_printed_while_the_bar_is_hidden() -> None:
 
 
 def test_threads_that_tell_at_once_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+    terminal = TerminalStream()
     all_at_once = threading.Barrier(8)
     made = Progress.__init__
 
@@ -95,14 +89,14 @@ def test_a_bar_on_a_terminal_and_only_there() -> None:
 
 
 def test_nothing_is_shown_before_anything_is_told() -> None:
-    terminal = Terminal()
+    terminal = TerminalStream()
     with progress_on(Output(terminal, width=80)):
         pass
     assert terminal.getvalue() == ""
 
 
 def test_the_cursor_comes_back_after_an_interruption() -> None:
-    terminal = Terminal()
+    terminal = TerminalStream()
 
     def interrupted() -> None:
         with progress_on(Output(terminal, width=80)) as bar:
@@ -115,7 +109,7 @@ def test_the_cursor_comes_back_after_an_interruption() -> None:
 
 
 def test_bytes_are_shown_as_such() -> None:
-    terminal = Terminal()
+    terminal = TerminalStream()
     with ProgressBar(terminal, colour=False, in_bytes=True) as bar:
         bar.tell(1024, 2048, "loading")
         bar.tell(2048, 2048, "loading")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from anydevice import device, testing
-from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
+from anydevice import device
+from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._core.record import replace
 from anydevice._machine.choose.scope import why
 from anydevice.cli.overview import NEXT
 from anydevice.errors import AnyDeviceWarning
+from tests.machines import BROKEN_CPU, machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -64,7 +65,7 @@ def test_the_first_minute(anydevice: Anydevice) -> None:
 
 
 def test_as_json(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, cuda=1) as report:
+    with machine_of(cuda=1) as report:
         code, out, err = anydevice("--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == report.to_dict() | {
@@ -78,7 +79,7 @@ def test_a_broken_settings_file_hides_nothing(
     anydevice: Anydevice, project: Path, content: str
 ) -> None:
     project.write_text(f"# mine\n{content}\n")
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         code, out, err = anydevice()
         code_json, out_json, _ = anydevice("--json")
     assert (code, code_json) == (2, 2)
@@ -106,7 +107,7 @@ def test_what_was_asked_for_and_is_not_here(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 0
@@ -115,10 +116,7 @@ def test_what_was_asked_for_and_is_not_here(
 
 
 def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
-    broken = BackendScan(
-        "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
-    )
-    with testing.fake_machine(keep_settings=True, scans=[broken]):
+    with machine_of(scans=[BROKEN_CPU]):
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 1
@@ -148,7 +146,7 @@ def test_an_opencl_card_that_is_passed_over_is_said_alike_everywhere(anydevice: 
     card = BackendScan(
         "opencl", True, (RawDevice(0, "gpu", Facts("Arc A770")),), engines=("opencl",)
     )
-    with testing.fake_machine(keep_settings=True, scans=[card]):
+    with machine_of(scans=[card]):
         (reason,) = why().reasons
         with pytest.warns(AnyDeviceWarning) as said:
             assert str(device()) == "cpu"

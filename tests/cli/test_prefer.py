@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from anydevice import testing
 from anydevice._core.finding import BackendScan, Reason
+from tests.machines import BROKEN_CPU, machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 NO_DRIVER = BackendScan(
@@ -78,7 +78,7 @@ def test_an_empty_name_forgets_too(anydevice: Anydevice, project: Path) -> None:
 
 def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: Path) -> None:
     project.unlink()
-    with testing.fake_machine(keep_settings=True):
+    with machine_of():
         code, out, _ = anydevice("prefer", "--clear")
         data = json.loads(anydevice("prefer", "--clear", "--json")[1])
     assert code == 0
@@ -88,7 +88,7 @@ def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: P
 
 @pytest.mark.needs("torch")
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(keep_settings=True, cuda=2):
+    with machine_of(cuda=2):
         data = json.loads(anydevice("prefer", "cuda:1", "--engine", "torch", "--json")[1])
         missing = json.loads(anydevice("prefer", "tpu", "--json")[1])
     assert data == {
@@ -119,9 +119,6 @@ def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: 
 
 
 def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None:
-    broken = BackendScan(
-        "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
-    )
-    _, out, _ = anydevice("prefer", "cpu", scans=[broken])
+    _, out, _ = anydevice("prefer", "cpu", scans=[BROKEN_CPU])
     assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out
     assert "Chosen" not in out

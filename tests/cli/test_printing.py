@@ -10,11 +10,7 @@ import pytest
 
 from anydevice.cli import printing
 from anydevice.cli.printing import Output, output_on
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.cli.pseudo_terminal import TerminalStream
 
 
 @pytest.mark.parametrize(
@@ -40,7 +36,7 @@ def test_colour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(printing.sys, "platform", system)
-    stream = Terminal() if terminal else io.StringIO()
+    stream = TerminalStream() if terminal else io.StringIO()
     assert output_on(stream, environment).colour is colour
 
 
@@ -65,7 +61,7 @@ def test_the_width_is_that_of_the_terminal() -> None:
     finally:
         os.close(primary)
         os.close(secondary)
-    assert output_on(Terminal(), {}).width == 80, "a terminal without a size"
+    assert output_on(TerminalStream(), {}).width == 80, "a terminal without a size"
     assert output_on(io.StringIO(), {"COLUMNS": "50"}).width is None, "piped: nothing is broken"
 
 

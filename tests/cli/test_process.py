@@ -37,7 +37,7 @@ def on_a_terminal(*words: str, **environment: str) -> tuple[int, str]:
     os.close(secondary)
     shown = b""
     while True:
-        ready, _, _ = select.select([primary], [], [], 60)
+        ready, _, _ = select.select([primary], [], [], 300)
         assert ready, "the command says nothing"
         try:
             part = os.read(primary, 65536)
@@ -47,7 +47,7 @@ def on_a_terminal(*words: str, **environment: str) -> tuple[int, str]:
             break
         shown += part
     os.close(primary)
-    return process.wait(60), shown.decode("utf-8")
+    return process.wait(300), shown.decode("utf-8")
 
 
 def test_piped_it_has_no_colours_and_marks(process: Process) -> None:

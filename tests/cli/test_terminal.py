@@ -26,7 +26,7 @@ from anydevice.cli.watch import DeviceUsage, line
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
-PATIENCE = 60.0
+PATIENCE = 300.0
 GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
 
 CARD = DeviceUsage(

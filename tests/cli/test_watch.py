@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from anydevice import testing
 from anydevice._machine.hardware.readers import DeviceProcess, Readings
 from anydevice.cli.printing import Output
 from anydevice.cli.watch import DeviceUsage, frame, line
+from tests.machines import machine_of
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 H200 = DeviceUsage(
     "cuda:0",
@@ -144,7 +144,7 @@ def test_a_line_for_a_file() -> None:
 
 
 def test_once(anydevice: Anydevice) -> None:
-    with testing.fake_machine(keep_settings=True, cuda=1, memory="80GiB", free="20GiB"):
+    with machine_of(cuda=1, memory="80GiB", free="20GiB"):
         code, out, err = anydevice("watch", "--once")
         assert (code, err) == (0, "")
         assert out.startswith("cuda:0  fake CUDA device\n  memory ")

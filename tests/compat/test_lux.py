@@ -166,7 +166,7 @@ def test_batches_are_placed_ahead_and_earlier_ones_are_let_go() -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
     with machine_of(cuda=1, engines=("torch",)):
         for number, batch in enumerate(DeviceIterator(LuxCUDADevice(), load())):
-            assert third_is_made.wait(10), "the loader was not asked ahead of the loop"
+            assert third_is_made.wait(300), "the loader was not asked ahead of the loop"
             assert batch["x"].tolist() == [number] * 3
             assert [earlier() for earlier in seen] == [None] * number
             seen.append(weakref.ref(batch["x"]))

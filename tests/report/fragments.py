@@ -36,6 +36,8 @@ class Fragment(HTMLParser):
             self.rows.append([])
         elif tag in ("td", "th"):
             self.rows[-1].append("")
+        elif tag == "br" and self.rows:
+            self.rows[-1][-1] += "\n"
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)

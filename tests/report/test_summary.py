@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from anydevice import testing
 from anydevice._core.finding import BackendScan, Facts, RawDevice, Reason
 from anydevice._machine.choose.scope import why
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.discovery.discover import Report
 from anydevice._report.summary import memory_in_words, text
+from tests.machines import machine_of
+from tests.report.fragments import shown as table_of
 
 GIB = 2**30
 
@@ -47,14 +47,12 @@ def stopped(backend: str, names: list[str], reason: str) -> BackendScan:
 
 
 def test_without_a_choice_the_recommended_backend_is_named() -> None:
-    with testing.fake_machine(keep_settings=True, cuda=1) as report:
+    with machine_of(cuda=1) as report:
         assert str(report).endswith("\n\nRecommended: cuda")
 
 
 def test_a_usable_device_says_who_drives_it() -> None:
-    with testing.fake_machine(
-        keep_settings=True, cuda=1, memory="80GiB", free="79GiB", engines=["numpy"]
-    ) as report:
+    with machine_of(cuda=1, memory="80GiB", free="79GiB", engines=["numpy"]) as report:
         line = line_of(text(report), "✓ cuda:0")
         ending = ending_of(report)
     assert line.startswith("✓ cuda:0   fake CUDA device, sm 9.0   80.0 GiB, 79.0 free   numpy ")
@@ -62,7 +60,7 @@ def test_a_usable_device_says_who_drives_it() -> None:
 
 
 def test_unified_memory_and_tiers_are_said() -> None:
-    with testing.fake_machine(keep_settings=True, metal=1, opencl=1, engines=["numpy"]) as report:
+    with machine_of(metal=1, opencl=1, engines=["numpy"]) as report:
         shown = text(report)
     assert "16.0 GiB unified, 16.0 free" in line_of(shown, "✓ metal:0")
     assert line_of(shown, "✓ metal:0").endswith("   not tested on hardware")
@@ -79,7 +77,7 @@ def test_an_architecture_and_a_cpu_behind_opencl_are_said() -> None:
         ),
         BackendScan("opencl", True, (RawDevice(0, "cpu", Facts("PoCL")),), engines=("numpy",)),
     )
-    with testing.fake_machine(keep_settings=True, scans=scans) as report:
+    with machine_of(scans=scans) as report:
         shown = text(report)
     assert line_of(shown, "✓ rocm:0").startswith("✓ rocm:0     MI300X, gfx942   numpy ")
     assert line_of(shown, "✓ opencl:0").startswith("✓ opencl:0   PoCL, a CPU   numpy ")
@@ -91,7 +89,7 @@ def test_one_card_seen_twice_says_so() -> None:
         BackendScan(backend, True, (RawDevice(0, "gpu", facts),), engines=("numpy",))
         for backend in ("cuda", "opencl")
     ]
-    with testing.fake_machine(keep_settings=True, scans=scans) as report:
+    with machine_of(scans=scans) as report:
         shown = text(report)
     assert "same card as opencl:0" in line_of(shown, "✓ cuda:0")
     assert "same card as cuda:0" in line_of(shown, "✓ opencl:0")
@@ -99,16 +97,14 @@ def test_one_card_seen_twice_says_so() -> None:
 
 def test_the_cpu_devices_of_jax_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    with testing.fake_machine(keep_settings=True) as report:
+    with machine_of() as report:
         shown = text(report)
     assert line_of(shown, "✓ cpu").endswith("4 devices for jax")
     assert "cpu:1" not in shown
 
 
 def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
-    with testing.fake_machine(
-        keep_settings=True, scans=[stopped("cuda", ["A", "B", "C"], "too old")]
-    ) as report:
+    with machine_of(scans=[stopped("cuda", ["A", "B", "C"], "too old")]) as report:
         lines = text(report).splitlines()[2:8]
     assert lines[:3] == ["✗ cuda:0   A", "✗ cuda:1   B", "✗ cuda:2   C"]
     assert lines[3:] == [
@@ -126,7 +122,7 @@ def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
         reason=Reason("asleep", "it is asleep"),
         notes=("seen by lspci",),
     )
-    with testing.fake_machine(keep_settings=True, scans=[broken]) as report:
+    with machine_of(scans=[broken]) as report:
         shown = text(report, choice=why())
     assert shown.splitlines()[2:6] == [
         "✗ cuda",
@@ -141,7 +137,7 @@ def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
     reason = "a sentence that goes on and on and on until nobody can read it in one line any more"
     fix = ("sudo " + "very-long-command " * 8).strip()
     scan = BackendScan("cuda", True, stage="driver", reason=Reason("asleep", reason, fix))
-    with testing.fake_machine(keep_settings=True, scans=[scan]) as report:
+    with machine_of(scans=[scan]) as report:
         wide, narrow = text(report, choice=why()), text(report, choice=why(), width=60)
     assert f"             {reason}\n" in wide
     assert reason not in narrow
@@ -154,9 +150,7 @@ def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
 
 
 def test_styles_change_nothing_but_the_styles() -> None:
-    with testing.fake_machine(
-        keep_settings=True, scans=[stopped("cuda", ["A"], "too old")]
-    ) as report:
+    with machine_of(scans=[stopped("cuda", ["A"], "too old")]) as report:
         plain = text(report)
         painted = text(report, paint=lambda words, style: f"<{style}>{words}</>")
     for style in ("good", "bad", "dim", "strong", "fix"):
@@ -167,29 +161,23 @@ def test_styles_change_nothing_but_the_styles() -> None:
 
 def test_the_card_that_could_be_had_is_named_without_its_maker() -> None:
     card = BackendScan("cuda", True, (RawDevice(0, "gpu", Facts("NVIDIA A100")),))
-    with testing.fake_machine(keep_settings=True, scans=[card]) as report:
+    with machine_of(scans=[card]) as report:
         assert ending_of(report)[1] == "One command away from the A100. Then: anydevice doctor"
-    with testing.fake_machine(
-        keep_settings=True, scans=[stopped("cuda", ["NVIDIA A100"], "asleep")]
-    ) as report:
+    with machine_of(scans=[stopped("cuda", ["NVIDIA A100"], "asleep")]) as report:
         assert ending_of(report)[1] == ("To get the A100, fix it as above. Then: anydevice doctor")
-    with testing.fake_machine(
-        keep_settings=True, scans=[stopped("quantum", ["Q1"], "asleep")]
-    ) as report:
+    with machine_of(scans=[stopped("quantum", ["Q1"], "asleep")]) as report:
         assert "To get the Q1, fix" in ending_of(report)[1]
 
 
 def test_who_asked_for_the_cpu_is_not_told_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
-    with testing.fake_machine(
-        keep_settings=True, scans=[stopped("cuda", ["A"], "too old")]
-    ) as report:
+    with machine_of(scans=[stopped("cuda", ["A"], "too old")]) as report:
         assert ending_of(report) == ["Chosen: cpu, because ANYDEVICE_DEVICE asks for it"]
 
 
 def test_a_wish_that_was_not_met_is_said(tmp_path: Path) -> None:
     (tmp_path / "anydevice.toml").write_text('device = "tpu"\n')
-    with testing.fake_machine(keep_settings=True) as report:
+    with machine_of() as report:
         assert ending_of(report) == [
             "Chosen: cpu, because no accelerator is in this machine",
             "tpu is not available, although the project's anydevice.toml asks for it. "
@@ -211,40 +199,17 @@ def test_memory_in_words(facts: Facts, words: str) -> None:
     assert memory_in_words(facts) == words
 
 
-class Cells(HTMLParser):
-    """The texts of a table's cells, row by row, and every tag in it."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-        elif tag == "br":
-            self.rows[-1][-1] += "|"
-
-    def handle_data(self, data: str) -> None:
-        if self.rows:
-            self.rows[-1][-1] += data
-
-
 def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
     evil = stopped("cuda", ["<script>alert(1)</script>"], "a < b")
-    with testing.fake_machine(keep_settings=True, scans=[evil]) as report:
-        table = Cells(report._repr_html_())
+    with machine_of(scans=[evil]) as report:
+        table = table_of(report)
     assert "script" not in table.tags
     rows = {row[1]: row for row in table.rows}
     assert rows["cuda:0"] == [
         "✗",
         "cuda:0",
         "<script>alert(1)</script>",
-        "stopped at: device|a < b|fix: do this",
+        "stopped at: device\na < b\nfix: do this",
     ]
     assert rows["rocm"] == ["–", "rocm", "", "not in this machine: not in this fake machine"]
     assert rows["cpu"][0] == "✓"
@@ -252,8 +217,6 @@ def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
 
 
 def test_a_backend_that_is_absent_without_a_reason_has_an_empty_cell() -> None:
-    with testing.fake_machine(
-        keep_settings=True, scans=[BackendScan("tpu", present=False)]
-    ) as report:
-        rows = {row[1]: row for row in Cells(report._repr_html_()).rows}
+    with machine_of(scans=[BackendScan("tpu", present=False)]) as report:
+        rows = {row[1]: row for row in table_of(report).rows}
     assert rows["tpu"] == ["–", "tpu", "", ""]

@@ -104,18 +104,14 @@ def bench_text(
     peak = memory_stats(model.device).peak
     if ceilings is None:
         tell(steps - 1, steps, "ceilings")
-        ceilings = _ceilings(model)
+        assert model.device.engine is not None
+        here = runner(model.device, model.device.engine)
+        ceilings, _ = measure_ceilings([here], [model.dtype], limit=CEILING_LIMIT, quick=True)
     speeds = []
     for number, length in enumerate(contexts):
         first = number * (repeats + 1) + 1
         speeds.append(_speed(model, length, written, runs[first : first + repeats], ceilings))
     return TextSpeeds(__version__, tuple(ceilings), tuple(speeds), peak)
-
-
-def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:
-    assert model.device.engine is not None
-    here = runner(model.device, model.device.engine)
-    return measure_ceilings([here], [model.dtype], limit=CEILING_LIMIT, quick=True)[0]
 
 
 def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from anydevice._core.choice import MEASUREMENTS, Choice, Step
 from anydevice._core.device import Device
-from anydevice._core.finding import Finding
 from anydevice._core.text import joined
 
 TYPE_CHECKING = False
@@ -65,12 +64,9 @@ def unmet_wishes(choice: Choice) -> list[str]:
 def _passed_over(step: Step, report: Report) -> list[str]:
     finding = report[step.asked]
     if not finding.usable:
-        return [f'{_place(finding)} stopped at "{finding.stage}"']
+        place = finding.devices[0] if len(finding.devices) == 1 else finding.backend
+        return [f'{place} stopped at "{finding.stage}"']
     return [] if step.ignored else [step.outcome]
-
-
-def _place(finding: Finding) -> str:
-    return str(finding.devices[0]) if len(finding.devices) == 1 else finding.backend
 
 
 def _asker(source: str) -> str:

@@ -63,14 +63,11 @@ def _cells(history: History) -> tuple[list[str], list[tuple[str, ...]]]:
         name: cells for name, cells in columns.items() if name not in _OPTIONAL or any(cells)
     }
     losses = {name: cells for name, cells in columns.items() if name in _BEFORE_METRICS}
-    columns = {**losses, **_metrics(history), **columns}
-    return list(columns), list(zip(*columns.values(), strict=True))
-
-
-def _metrics(history: History) -> dict[str, list[str]]:
     values = [epoch.metrics or {} for epoch in history]
     names = dict.fromkeys(name for row in values for name in row)
-    return {name: [f"{row[name]:.4g}" if name in row else "" for row in values] for name in names}
+    metrics = {n: [f"{row[n]:.4g}" if n in row else "" for row in values] for n in names}
+    columns = {**losses, **metrics, **columns}
+    return list(columns), list(zip(*columns.values(), strict=True))
 
 
 def _omission(history: History) -> str:

@@ -67,15 +67,12 @@ def table(
     """
 
     def table_row(tag: str, cells: Sequence[str]) -> str:
-        return (
-            "<tr>"
-            + "".join(
-                f'<{tag} style="text-align:{"right" if number in right else "left"}">'
-                f"{_inner(cell)}</{tag}>"
-                for number, cell in enumerate(cells)
-            )
-            + "</tr>"
-        )
+        text = ""
+        for number, cell in enumerate(cells):
+            inner = cell if isinstance(cell, Html) else escape(cell).replace("\n", "<br>")
+            side = "right" if number in right else "left"
+            text += f'<{tag} style="text-align:{side}">{inner}</{tag}>'
+        return f"<tr>{text}</tr>"
 
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
     top = f"<thead>{table_row('th', head)}</thead>" if head else ""
@@ -110,7 +107,3 @@ def plot(
     """Return a line chart with its title above it; options are as in `line_chart`."""
     chart = line_chart(curves, title=title, below=below, ends=ends, words=words, start=start)
     return Html(f'{line(title, "soft")}<div style="max-width:480px">{chart}</div>')
-
-
-def _inner(cell: str) -> str:
-    return cell if isinstance(cell, Html) else escape(cell).replace("\n", "<br>")

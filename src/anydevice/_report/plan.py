@@ -27,6 +27,11 @@ _MAX_BAR, _MIN_BAR = 30, 6
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
 
 
+def plan_text(plan: Plan) -> str:
+    """Return the text of a plan."""
+    return "\n".join(plan_lines(plan))
+
+
 def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
     """Return the text of a plan, at most `width` wide if that is 60 or more."""
     columns = width or WIDTH

@@ -5,8 +5,7 @@ A room of `_report` is loaded when a value of its kind is first rendered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from importlib import import_module
 
 from anydevice._core import hooks
 from anydevice._core.text import UNUSABLE, USABLE
@@ -17,70 +16,33 @@ if TYPE_CHECKING:
 
 _SHOWN = 24
 """Failed cells of verdicts with a line each."""
-Forms = dict[str, Callable[[Any], str]]
-"""Functions by form: "text" for terminals, "html" for notebooks, "svg" for files."""
+FORMS = {
+    "Device": {"html": "summary.device_html"},
+    "Devices": {"html": "summary.devices_html"},
+    "History": {"text": "history.text", "html": "history.html", "svg": "history.svg"},
+    "Plan": {"text": "plan.plan_text", "html": "plan.plan_html"},
+    "ProofOutcome": {"html": "proof.outcome_html"},
+    "Report": {"text": "summary.text", "html": "summary.html"},
+    "Table": {"text": "tables.table_text", "html": "notebook.table_block"},
+    "Timings": {"text": "benchmark.timings_text", "html": "benchmark.timings_html"},
+    "TrainingPlan": {
+        "text": "training_plan.training_text",
+        "html": "training_plan.training_plan_html",
+    },
+    "Verdicts": {"html": "render.verdicts_html"},
+}
+"""Functions of a class by form: "text" for terminals, "html" for notebooks, "svg" for files."""
 
 
 def render(value: object, form: str) -> str:
     """Return a value as "text", "html" or "svg"; the name of its class says who renders it."""
     names = [kind.__name__ for kind in type(value).__mro__]
-    forms = next(FORMS[name] for name in names if name in FORMS)
-    return forms()[form](value)
+    room, _, function = next(FORMS[name] for name in names if name in FORMS)[form].partition(".")
+    text: str = getattr(import_module(f"anydevice._report.{room}"), function)(value)
+    return text
 
 
-def _report() -> Forms:
-    from anydevice._report import summary
-
-    return {"text": summary.text, "html": summary.html}
-
-
-def _devices() -> Forms:
-    from anydevice._report import summary
-
-    return {"html": summary.devices_html}
-
-
-def _device() -> Forms:
-    from anydevice._report import summary
-
-    return {"html": summary.device_html}
-
-
-def _plan() -> Forms:
-    from anydevice._report import plan
-
-    return {"text": lambda value: "\n".join(plan.plan_lines(value)), "html": plan.plan_html}
-
-
-def _training_plan() -> Forms:
-    from anydevice._report.training_plan import training_lines, training_plan_html
-
-    return {"text": lambda plan: "\n".join(training_lines(plan)), "html": training_plan_html}
-
-
-def _outcome() -> Forms:
-    from anydevice._report import proof
-
-    return {"html": proof.outcome_html}
-
-
-def _history() -> Forms:
-    from anydevice._report import history
-
-    return {"text": history.text, "html": history.html, "svg": history.svg}
-
-
-def _timings() -> Forms:
-    from anydevice._report import benchmark
-
-    return {"text": benchmark.timings_text, "html": benchmark.timings_html}
-
-
-def _verdicts() -> Forms:
-    return {"html": _verdicts_html}
-
-
-def _verdicts_html(verdicts: Verdicts) -> str:
+def verdicts_html(verdicts: Verdicts) -> str:
     """Return a table of counts by device and engine, and a line for each failed cell."""
     from anydevice._check.verdicts import STATES, in_words
     from anydevice._report import notebook
@@ -101,28 +63,5 @@ def _verdicts_html(verdicts: Verdicts) -> str:
         *(notebook.line(text) for text in (*map(str, failed[:_SHOWN]), *more)),
     )
 
-
-def _table() -> Forms:
-    from anydevice._report import notebook, tables
-
-    return {
-        "text": lambda table: "\n".join(tables.table(table.head, table.rows, table.right)),
-        "html": notebook.table_block,
-    }
-
-
-FORMS: dict[str, Callable[[], Forms]] = {
-    "Device": _device,
-    "Devices": _devices,
-    "History": _history,
-    "Plan": _plan,
-    "ProofOutcome": _outcome,
-    "Report": _report,
-    "Table": _table,
-    "Timings": _timings,
-    "TrainingPlan": _training_plan,
-    "Verdicts": _verdicts,
-}
-"""The forms of each class."""
 
 hooks.render.register(render)

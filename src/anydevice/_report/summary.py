@@ -70,7 +70,13 @@ def text(
 
 def html(report: Report) -> str:
     """Return the report as one table for a notebook."""
-    rows = [row for finding in report for row in _finding_rows(finding, report)]
+    rows: list[tuple[str, ...]] = []
+    for finding in report:
+        if finding.present:
+            rows += [_row(entry) for entry in _entries(finding, report)]
+        else:
+            why = f"not in this machine: {finding.reason}" if finding.reason else ""
+            rows.append((ABSENT, finding.backend, "", why))
     caption = f"{_title(report)} · recommended: {report.recommended}"
     return notebook.block(notebook.line(caption, "soft"), _table(rows))
 
@@ -95,13 +101,6 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     stopped = any(row[-1] for row in rows)
     head = ("", "device", "what it is", "what stopped it, and what fixes it")
     return notebook.table(head if stopped else head[:3], rows if stopped else [r[:3] for r in rows])
-
-
-def _finding_rows(finding: Finding, report: Report) -> list[tuple[str, ...]]:
-    if not finding.present:
-        why = f"not in this machine: {finding.reason}" if finding.reason else ""
-        return [(ABSENT, finding.backend, "", why)]
-    return [_row(entry) for entry in _entries(finding, report)]
 
 
 def _device_row(device: Device, report: Report) -> tuple[str, ...]:

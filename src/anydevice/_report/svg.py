@@ -173,7 +173,7 @@ def line_chart(
             parts.append(f'<path class="{look}" d="M{start:.1f} {line - 3.5}h18"/>')
             parts.append(_text(start + 23, line, _short(curve.name), "detail"))
         for run in _runs(curve):
-            path = _path(run, x_axis, y_axis)
+            path = "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in run)
             parts.append(f'<path class="{look}" d="{path}"/>')
             marked = run if len(curve.points) <= _MAX_MARKS else [run[0], run[-1]]
             for x, y in marked:
@@ -283,10 +283,6 @@ def _level(axis: Axis, ticks: Ticks, left: float, right: float) -> Iterator[str]
         y = axis.at(value)
         yield f'<path class="grid" d="M{left:.1f} {y:.1f}H{right}"/>'
         yield _text(left - _MARK - 2, y + 3, words, "tick", "end")
-
-
-def _path(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
-    return "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
 
 
 def _opening_tag(height: float, title: str, style: str = "") -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from anydevice._core.table import Table
+
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
@@ -20,14 +22,19 @@ def table(
     add      1 ms
     matmul  12 ms
     """
-    from rich.table import Table  # which takes longer to load than most commands run
+    from rich.table import Table as Grid  # which takes longer to load than most commands run
 
-    grid = Table(box=None, pad_edge=False, show_header=False)
+    grid = Grid(box=None, pad_edge=False, show_header=False)
     for number in range(len(head)):
         grid.add_column(justify="right" if number in right else "left", no_wrap=True)
     for row in (head, *rows):
         grid.add_row(*row)
     return render_lines(grid)
+
+
+def table_text(value: Table) -> str:
+    """Return a table as text."""
+    return "\n".join(table(value.head, value.rows, value.right))
 
 
 def render_lines(

@@ -32,6 +32,11 @@ _AGAIN = {
 }
 
 
+def training_text(plan: TrainingPlan) -> str:
+    """Return the text of a plan."""
+    return "\n".join(training_lines(plan))
+
+
 def training_lines(plan: TrainingPlan, width: int | None = None, paint: Paint = plain) -> list[str]:
     """Return the text of a plan, at most `width` wide if that is 60 or more."""
     columns = width or WIDTH

@@ -245,7 +245,7 @@ class EngineWithoutCards:
         return _FakeMemory(self._engine.name, self._engine.memory, self._machine)
 
 
-class FakeEngine:
+class FakeEngine(EngineWithoutCards):
     """An engine that knows fake devices besides the CPU; its library computes as usual.
 
     The fake devices of JAX are distinct CPU devices if JAX was told to show enough of them: then
@@ -253,7 +253,7 @@ class FakeEngine:
     """
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
-        self._engine, self._machine = engine, machine
+        super().__init__(engine, machine)
         self._fakes = machine.driven_by(engine.name)
         spare = virtual_cpus() - len(self._fakes) if engine.name == "jax" else 0
         self._stand_ins = {
@@ -261,9 +261,6 @@ class FakeEngine:
             for number, fake in enumerate(self._fakes)
         }
         self._stood_for = {place: fake for fake, place in self._stand_ins.items() if place.index}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def devices(self) -> tuple[Device, ...]:
         own = (each for each in self._engine.devices() if each.backend == "cpu")
@@ -333,10 +330,6 @@ class FakeEngine:
 
     def matmul(self, a: Any, b: Any) -> Any:
         return self._following(self._engine.matmul)(a, b)
-
-    @cached_property
-    def memory(self) -> _FakeMemory:
-        return _FakeMemory(self._engine.name, self._engine.memory, self._machine)
 
     @cached_property
     def ops(self) -> Any:

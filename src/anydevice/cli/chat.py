@@ -289,7 +289,8 @@ class Dialogue:
         messages = self._chat.messages
         try:
             path = expanded(name)
-            text = _as_text(messages)
+            spoken = (f"{message['role']}: {message['content']}" for message in messages)
+            text = "\n\n".join(spoken) + "\n"
             if path.suffix == ".json":
                 text = json.dumps(messages, indent=2, ensure_ascii=False) + "\n"
             if not path.parent.is_dir():
@@ -347,10 +348,6 @@ def described(reply: Reply) -> str:
     if reply.ended in _ENDINGS:
         parts.append(_ENDINGS[reply.ended])
     return f"[{', '.join(parts)}]"
-
-
-def _as_text(messages: list[dict[str, str]]) -> str:
-    return "\n\n".join(f"{each['role']}: {each['content']}" for each in messages) + "\n"
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -81,7 +81,9 @@ def _pairs(device: Device, status: DeviceStatus, finding: Finding) -> Iterator[t
     yield "memory", _memory(facts)
     yield "compute capability", facts.compute_capability or ""
     yield "architecture", facts.architecture or ""
-    yield "driver", _driver(device.backend, facts)
+    runtime = f"{_RUNTIMES.get(device.backend, 'runtime')} {facts.runtime_version}"
+    versions = (facts.driver_version, facts.runtime_version and runtime)
+    yield "driver", ", ".join(filter(None, versions))
     yield "uuid", facts.uuid or ""
     yield "pci address", facts.pci_address or ""
     for name, value in facts.details.items():
@@ -98,11 +100,6 @@ def _memory(facts: Facts) -> str:
     if facts.free_memory is not None:
         words += f", {format_size(facts.free_memory)} free"
     return words
-
-
-def _driver(backend: str, facts: Facts) -> str:
-    runtime = f"{_RUNTIMES.get(backend, 'runtime')} {facts.runtime_version}"
-    return ", ".join(filter(None, (facts.driver_version, facts.runtime_version and runtime)))
 
 
 def _format_value(value: object) -> str:

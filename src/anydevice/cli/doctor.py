@@ -79,7 +79,10 @@ def _show(examined: Examination, limit: float, output: Output) -> Conclusion:
     conclusion = conclude(examined, verdicts, os.environ)
     _show_explanations("What is wrong, and what to do", conclusion.explanations, output)
     _show_explanations("Worth knowing", conclusion.worth_knowing, output)
-    output.say("", _result(conclusion))
+    right = sum(verdict.right for verdict in conclusion.verdicts)
+    stopped = ", ".join(each.place for each in conclusion.unusable)
+    but = f"; not usable: {stopped}" if stopped else ""
+    output.say("", f"{right} of {len(verdicts)} computations were right{but}.")
     return conclusion
 
 
@@ -93,13 +96,6 @@ def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
         times += f", first call {format_time(verdict.first_call)}"
         times += f", second {format_time(verdict.second_call)}"
     return f"{output.paint(mark, style)} {place}{library}{words}   {output.paint(times, 'dim')}"
-
-
-def _result(conclusion: Conclusion) -> str:
-    right = sum(verdict.right for verdict in conclusion.verdicts)
-    words = f"{right} of {len(conclusion.verdicts)} computations were right"
-    places = ", ".join(each.place for each in conclusion.unusable)
-    return f"{words}; not usable: {places}." if places else f"{words}."
 
 
 def _show_explanations(title: str, explanations: Sequence[Explanation], output: Output) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
 from anydevice._parallel.processes import TOGETHER
 from anydevice._parallel.script import run_script
@@ -18,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--processes",
-        type=_count,
+        type=partial(_at_least, 1),
         default=1,
         metavar="N",
         help="how many processes; each gets torchrun's variables (default: 1)",
     )
     parser.add_argument(
         "--restarts",
-        type=_times,
+        type=partial(_at_least, 0),
         default=0,
         metavar="N",
         help="start all of them again, up to N times, where one fails: a training with save= and "
@@ -69,14 +70,6 @@ def _script(text: str) -> str:
     if not os.access(text, os.R_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be read: Permission denied")
     return text
-
-
-def _count(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _times(text: str) -> int:
-    return _at_least(0, text)
 
 
 def _at_least(least: int, text: str) -> int:
