@@ -261,11 +261,10 @@ def test_bad_input_ends_with_2(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = [str(stories) if word == "MODEL" else word for word in words]
-    with machine_of():
-        code, out, err = anydevice("chat", *words)
-        assert (code, out) == (2, "")
-        assert message in err
-        code, out, err = anydevice("chat", *words, "--json")
+    code, out, err = anydevice("chat", *words, cuda=0)
+    assert (code, out) == (2, "")
+    assert message in err
+    code, out, err = anydevice("chat", *words, "--json", cuda=0)
     assert (code, err) == (2, "")
     assert message in json.loads(out)["error"]
 

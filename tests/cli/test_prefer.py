@@ -60,20 +60,13 @@ def test_a_kind_without_a_fix(anydevice: Anydevice) -> None:
     assert "fix:" not in out
 
 
-def test_forgetting(anydevice: Anydevice, project: Path) -> None:
+@pytest.mark.parametrize("word", ["--clear", ""])
+def test_forgetting(anydevice: Anydevice, project: Path, word: str) -> None:
     project.write_text('device = "cuda"\nengine = "torch"\nx64 = true\n')
-    code, out, _ = anydevice("prefer", "--clear", cuda=0)
-    assert code == 0
-    assert f"The preference is forgotten, in {project}" in out
-    assert project.read_text() == "x64 = true\n"
-
-
-def test_an_empty_name_forgets_too(anydevice: Anydevice, project: Path) -> None:
-    project.write_text('device = "cuda"\n')
-    code, out, err = anydevice("prefer", "", cuda=0)
+    code, out, err = anydevice("prefer", word, cuda=0)
     assert (code, err) == (0, "")
-    assert out.startswith("The preference is forgotten")
-    assert project.read_text() == ""
+    assert out.startswith(f"The preference is forgotten, in {project}")
+    assert project.read_text() == "x64 = true\n"
 
 
 def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: Path) -> None:
