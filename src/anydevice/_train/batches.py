@@ -25,13 +25,13 @@ from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 Batch = tuple[Any, Any]
 Data = Iterable[Any] | Callable[[int, int], Iterable[Any]]
-"""Batches: an iterable, or a function of a seed and an epoch that gives one.
+"""Batches: an iterable, or a function of a seed and an epoch that returns an iterable.
 
-They are pairs (x, y), or dicts of a module's arguments.
+Each batch is a pair (x, y), or a dict of a module's arguments.
 """
 
 INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
-"""Errors that a batch may cause; its number is put before their text."""
+"""Errors that a batch may cause; the batch number is prefixed to their message."""
 
 Failure = TypeVar("Failure", bound=Exception)
 _NAMES_BATCH = "_names_batch"
@@ -39,16 +39,16 @@ _HOST = Device("cpu", 0, engine="numpy")
 _SHOWN = 6
 _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
 _NEITHER = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "idx")
-"""Keys that batches in dicts have in the libraries that give such."""
+"""Common keys of dict batches in other libraries."""
 
 
 class Batches:
     """Examples in batches, reshuffled every epoch: data for `nn.train`.
 
     `x` and `y` are NumPy arrays, or convertible to them, with an example in each row. The order
-    depends on the seed of the training and the epoch alone, so that a resumed training sees the
-    same batches. Without `shuffle` it is that of the arrays; `whole_only` drops an incomplete last
-    batch.
+    depends only on the seed of the training and the epoch, so a resumed training gets the same
+    batches. Without `shuffle`, examples keep the order of the arrays. `whole_only` drops an
+    incomplete last batch.
 
     >>> import numpy
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
@@ -57,7 +57,7 @@ class Batches:
     >>> data
     <Batches: 5 examples in 3 batches of 2, in order; x: () int64, y: () int64>
 
-    In your own loop, each iteration over it is the next epoch, in a new order, with seed 0.
+    In your own loop, each iteration is the next epoch, in a new order, with seed 0.
 
     Raises `ConfigurationError` if the arrays have different lengths, are empty, or hold anything
     but numbers.
@@ -98,7 +98,7 @@ class Batches:
         )
 
     def split(self, share: float, seed: int = 0) -> tuple[Batches, Batches]:
-        """Return two `Batches`: these examples without a share of them, and that share.
+        """Return two `Batches`: the remaining examples, and a held-out `share` of them.
 
         The share is drawn with the seed. Without `shuffle` it is the last examples, because time
         series must not be mixed.
@@ -117,7 +117,7 @@ class Batches:
                 "it is a number between 0 and 1, such as 0.2",
                 source="validation",
             )
-        # Epochs count from 1, so the order of 0 is free.
+        # Epochs count from 1, so the order of epoch 0 is free.
         order = self._order(seed, 0)
         parts = np.sort(order[:-held]), np.sort(order[-held:])
         own = min(self.size, count - held) if self.whole_only else self.size
@@ -134,7 +134,7 @@ class Batches:
         if not self.shuffle:
             return np.arange(len(self.x))
         drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(self.x))
-        # Some numbers are equal, and only a stable sort orders them alike on every machine.
+        # Random keys may tie, and only a stable sort orders ties alike on every machine.
         return np.argsort(drawn, kind="stable")
 
     def __call__(self, seed: int, epoch: int) -> Iterator[Batch]:
@@ -146,7 +146,7 @@ class Batches:
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
-    """Return the data; raises `ConfigurationError` if it does not give batches in every epoch."""
+    """Return the data; raise `ConfigurationError` if it does not give batches in every epoch."""
     several = isinstance(data, tuple | list) and data and all(hasattr(x, "shape") for x in data)
     if hasattr(data, "shape") or several:
         what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
@@ -198,7 +198,7 @@ def length_of(data: Any) -> int | None:
 
 
 def may_shuffle(data: Any) -> bool:
-    """Whether the batches may depend on global random numbers, as those of a `DataLoader` do.
+    """Whether the batches may depend on global random numbers, like those of a `DataLoader`.
 
     >>> may_shuffle([]), may_shuffle(lambda seed, epoch: []), may_shuffle(range(3))
     (False, False, True)
@@ -207,7 +207,7 @@ def may_shuffle(data: Any) -> bool:
 
 
 def sizes_of(data: Any) -> dict[str, int]:
-    """Return the sizes that tell data from other data, without reading it.
+    """Return the sizes that identify data, without reading it.
 
     >>> sizes_of(Batches([1, 2, 3], [0, 0, 1], size=2))
     {'batches': 2, 'examples': 3, 'size': 2, 'shuffle': True}
@@ -234,12 +234,12 @@ def placed_batches(
     skipped: Callable[[], None] | None = None,
     place: Callable[[Any], Any] | None = None,
 ) -> Generator[Any, None, None]:
-    """Return the batches of an epoch on a device, without the first `skip`; epochs count from 1.
+    """Yield the batches of an epoch on a device, without the first `skip`; epochs count from 1.
 
-    On an accelerator the next ones are placed `ahead`, while the loop computes. `form` makes what
-    is trained on of what the data gives, pairs unless it is given; `skipped` is called after the
-    first ones. `place` moves a batch, unless the device alone says where. Errors about a batch
-    begin with its number.
+    On an accelerator the next batches are placed `ahead`, while the loop computes. `form` converts
+    an item of the data to a batch; by default, to a pair. `skipped` is called after the skipped
+    batches. `place` moves a batch; by default, to `device`. Errors about a batch begin with its
+    number.
     """
     source = _source(data, seed, epoch)
     place, made = place or placer(device), form or pair_of
@@ -266,10 +266,10 @@ def placed_batches(
 def placer(device: Device) -> Callable[[Any], Any]:
     """Return a function that moves batches to a device.
 
-    NumPy arrays, the usual case, go a short way.
+    NumPy arrays, the usual case, take a fast path.
     """
-    # 64-bit integers that fit are the same numbers in 32 bits: no warning is needed.
-    if device.engine is None:  # which to_device refuses
+    # 64-bit integers that fit have the same value in 32 bits, so no warning is needed.
+    if device.engine is None:  # to_device raises for it
         return lambda batch: to_device(batch, device, convert=True, narrow=True)
     engine = registry.load(device.engine)
     there = (place_of(device),)
@@ -296,9 +296,9 @@ def placer(device: Device) -> Callable[[Any], Any]:
 def first_of(
     data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return the first batch as it is given; `None` if the data can be iterated only once.
+    """Return the first batch, not placed; `None` if the data can be iterated only once.
 
-    Raises `ConfigurationError` if there is none, or it is not a pair of arrays of numbers.
+    Raises `ConfigurationError` if the data is empty, or the batch is no pair of numeric arrays.
     """
     if isinstance(data, Iterator):
         return None
@@ -326,7 +326,7 @@ def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
 
 
 def mark_batch(error: Failure) -> Failure:
-    """Note that the message of an error names its batch already, and return the error."""
+    """Mark an error whose message names its batch already, and return the error."""
     vars(error)[_NAMES_BATCH] = True
     return error
 
@@ -337,13 +337,13 @@ def names_batch(error: Exception) -> bool:
 
 
 def prefix_error(error: Exception, where: str) -> None:
-    """Put the place of an error before its text."""
+    """Prefix the message of an error with its location."""
     error.args = (f"{where}: {error}", *error.args[1:])
     mark_batch(error)
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Return the x and y of a batch, as arrays of numbers.
+    """Return the x and y of a batch, as numeric arrays.
 
     Raises `ConfigurationError` for anything else.
 
@@ -358,7 +358,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
 
 
 def module_batch(batch: Any) -> Any:
-    """Return a batch for a module of another library: a dict of arrays, or a tuple of them.
+    """Return a batch for a module of another library: a dict or a tuple of arrays.
 
     >>> module_batch([[[1.0, 2.0]], [3]])
     (array([[1., 2.]], dtype=float32), array([3]))
@@ -385,10 +385,10 @@ def rows_of(batch: Any) -> int:
 
 
 def as_numbers(given: Any, name: str) -> Any:
-    """Arrays of numbers of dtypes that every engine has: float64 becomes float32.
+    """Return numeric arrays in dtypes that every engine supports: float64 becomes float32.
 
-    Lists of numbers become NumPy arrays; integers and other arrays stay as they are. Trees are
-    walked. Raises `ConfigurationError` for text and for rows of several lengths.
+    Lists of numbers become NumPy arrays; integers and other arrays are unchanged. Trees are
+    traversed. Raises `ConfigurationError` for text and for ragged rows.
     """
     given = without_tables(given)
     if isinstance(given, np.ndarray):
@@ -407,7 +407,7 @@ def as_numbers(given: Any, name: str) -> Any:
 
 
 def as_host_array(given: Any, name: str) -> Any:
-    """Return one NumPy array of numbers, however wide. Raises as `as_numbers` does."""
+    """Return one NumPy array of numbers of any width. Raises as `as_numbers` does."""
     try:
         array = np.asarray(without_tables(given))
     except ValueError:
@@ -431,7 +431,7 @@ def _of_rows(given: Any, name: str) -> Any:
 def _of_host(array: Any, name: str) -> Any:
     _check_kind(array, name)
     if array.dtype.kind == "f" and array.dtype.itemsize > 4:
-        with np.errstate(over="ignore"):  # the training finds and names infinite numbers
+        with np.errstate(over="ignore"):  # the training detects and names infinite numbers
             return array.astype(np.float32)
     return array
 
@@ -455,7 +455,7 @@ def _check_kind(array: Any, name: str) -> None:
 
 
 def _pair_advice(batch: Mapping[Any, Any]) -> str:
-    """Return the two arrays of a dict that are x and y, as far as their keys say so.
+    """Return advice about which two arrays of a dict are x and y, judging by their keys.
 
     >>> _pair_advice({"attention_mask": 0, "input_ids": 0, "labels": 0})
     "give two of them, as in (batch['input_ids'], batch['labels'])"

@@ -14,12 +14,12 @@ from anydevice.errors import ConfigurationError
 
 
 class TrainingEvent(Record):
-    """The state of a training, as a callback gets it.
+    """The state of a training, as passed to a callback.
 
     `steps` is the number of steps so far, `epoch` the current epoch or the one that just ended,
-    `rate` that of the last step. `ended` is the epoch that just ended, `None` within one. `model()`
-    and `loss()` wait for the device. A `nn.Model` is a copy, which later steps do not change; a
-    module of PyTorch, Flax NNX or MLX is the given one.
+    `rate` the rate of the last step. `ended` is the epoch that just ended, `None` within an epoch.
+    `model()` and `loss()` wait for the device. A `nn.Model` is a copy, which later steps do not
+    change; a module of PyTorch, Flax NNX or MLX is the original.
     """
 
     epoch: int
@@ -33,10 +33,10 @@ class TrainingEvent(Record):
 
 
 class Callback:
-    """Called after steps and epochs; a subclass overrides what it needs.
+    """A hook called after steps and epochs; a subclass overrides the methods it needs.
 
-    A checkpoint due at this time is written first: an error in a callback ends the training, and
-    the file has the trained parameters.
+    A checkpoint that is due is written first: an error in a callback ends the training, but the
+    file has the trained parameters.
 
     >>> from anydevice import nn
     >>> class StopsWhenGood(nn.Callback):
@@ -46,19 +46,18 @@ class Callback:
     """
 
     def step(self, event: TrainingEvent) -> None:
-        """After each step. Reading the loss in each one makes each one wait for the device."""
+        """Run after each step. Reading the loss in every step waits for the device every time."""
 
     def epoch(self, event: TrainingEvent) -> None:
-        """After each epoch, and its validation."""
+        """Run after each epoch and its validation."""
 
 
 class Log(Callback):
-    """Sends the losses, the rate and the metrics of each epoch to your logger.
+    """A callback that sends the losses, the rate and the metrics of each epoch to your logger.
 
-    `target` is a TensorBoard `SummaryWriter`, or anything like it with `add_scalar(name, value,
-    step)`, or anything with `log(dict)`, such as a run of Weights & Biases. With `every=100`, the
-    loss and the rate of every 100th step are sent too, the loss as `step_loss`; reading it waits
-    for the device.
+    `target` has `add_scalar(name, value, step)`, like a TensorBoard `SummaryWriter`, or
+    `log(dict)`, like a run of Weights & Biases. With `every=100`, the loss and the rate of every
+    100th step are sent too, the loss as `step_loss`; reading it waits for the device.
 
     >>> class Printed:
     ...     def log(self, values):
@@ -67,7 +66,7 @@ class Log(Callback):
     >>> Log(Printed()).send(Epoch(1, 0.5, None, 0.1, 10, 1.5))
     {'loss': 0.5, 'rate': 0.1, 'seconds': 1.5, 'epoch': 1, 'step': 10}
 
-    Raises `ConfigurationError` for a target that has neither.
+    Raises `ConfigurationError` for a target with neither method.
     """
 
     def __init__(self, target: Any, *, every: int | None = None) -> None:
@@ -85,13 +84,13 @@ class Log(Callback):
         self._writes = writes
 
     def step(self, event: TrainingEvent) -> None:
-        """Send the loss of a step, where one is due."""
+        """Send the loss of a step if one is due."""
         if self.every is not None and event.steps % self.every == 0:
             values = {"step_loss": event.loss(), "rate": event.rate}
             self._send(values, event.epoch, event.steps)
 
     def epoch(self, event: TrainingEvent) -> None:
-        """Send what is known of an epoch."""
+        """Send the numbers of an epoch that ended."""
         if event.ended is not None:
             self.send(event.ended)
 
@@ -108,7 +107,7 @@ class Log(Callback):
         self._send(numbers, epoch.epoch, epoch.steps)
 
     def _send(self, numbers: dict[str, Any], epoch: int, step: int) -> None:
-        if isnan(numbers["rate"]):  # an optimizer of another library may keep it to itself
+        if isnan(numbers["rate"]):  # an optimizer of another library may not report it
             del numbers["rate"]
         if not self._writes:
             self.target.log({**numbers, "epoch": epoch, "step": step})
@@ -128,13 +127,13 @@ class _EpochFunction(Callback):
 
 
 def callbacks_of(spec: Any) -> list[Callback]:
-    """Return a list of callbacks; raises `ConfigurationError` for anything else."""
+    """Return a list of callbacks; raise `ConfigurationError` for anything else."""
     several = isinstance(spec, Iterable) and not callable(spec)
     return [_as_callback(each) for each in (spec if several else [spec])]
 
 
 def _as_callback(spec: Any) -> Callback:
-    """Return the callback, or one that calls a function after each epoch."""
+    """Return `spec` if it is a callback; wrap a function so that it runs after each epoch."""
     if isinstance(spec, Callback):
         return spec
     if callable(spec):
@@ -146,7 +145,7 @@ def _as_callback(spec: Any) -> Callback:
 
 
 def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return the callbacks that are called after each step."""
+    """Return the callbacks that override `step`."""
     return [
         each
         for each in callbacks

@@ -1,6 +1,6 @@
-"""Checkpoints: a training in a file, with the settings it must be resumed with.
+"""Checkpoints: a training saved to a file, with the settings that resuming requires.
 
-Settings are compared by fingerprints, which are JSON: the other ones come from another process.
+Settings are compared by JSON fingerprints, because the saved ones come from another process.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from anydevice.errors import ConfigurationError, TransferError
 _KIND = "training"
 _VALIDATION, _CONTENT, _FROZEN = "validation", "content", "frozen"
 _MOST_HASHED, _MOST_BATCHES = 64 * 2**20, 64
-"""Bytes and batches of data that are read for its content; of more, evenly spaced ones are."""
+"""Bytes and batches of data that are hashed; larger data is sampled at even distances."""
 _PLAIN = (bool, int, float, str, type(None))
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _CODE_KEYS = {(3, minor): f"code of Python 3.{minor}" for minor in range(11, 32)}
-"""The keys of the code of a lambda, which differs between versions of Python."""
+"""Keys of a lambda's fingerprint that differ between versions of Python."""
 
 
 class LoopState(Record):
     """The state of the training loop: its position in the data, and its losses so far.
 
-    `epoch` counts from 1, `position` is how many batches of it were used. `lost` is the sum of
-    their losses, weighted by their examples, of which there are `examples`. `best` is the smallest
-    loss at the end of an epoch, `waited` how many epochs ago it was: both are kept only where there
-    is a patience. `rate` is that of the last step.
+    `epoch` counts from 1, `position` is the number of its batches already used. `lost` is the sum
+    of their losses, weighted by examples; `examples` is the total weight. `best` is the smallest
+    loss at the end of an epoch, `waited` the number of epochs since; both are used only with a
+    patience. `rate` is the rate of the last step.
     """
 
     epoch: int = 1
@@ -70,9 +70,9 @@ class LoopState(Record):
 class Checkpoint(Record):
     """The content of a file: both states, how steps are compiled, and the best parameters.
 
-    These are `None` where they are not kept. `random` are the states of global random numbers, now
-    and at the start of the epoch, and `rows` those of the batch that weighs 1 among the gradients
-    that wait.
+    The best parameters are `None` if they are not tracked. `random` holds the states of the global
+    random generators, now and at the start of the epoch. `rows` is the number of rows of the batch
+    with weight 1 among the accumulated gradients.
     """
 
     step: StepState
@@ -107,11 +107,9 @@ def _described_data(data: Any) -> dict[str, Any]:
 
 
 def content_of(data: Any) -> str | None:
-    """Return a hash of the numbers of data in arrays, whatever their library.
+    """Return a hash of array data, independent of its library; `None` for other data.
 
-    `None` for other data.
-
-    Of a few batches and up to 64 MiB all numbers are read, of more some rows of all parts.
+    Data of a few batches and up to 64 MiB is hashed in full; larger data is sampled.
 
     >>> from anydevice import nn
     >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
@@ -125,7 +123,7 @@ def content_of(data: Any) -> str | None:
         try:
             arrays = leaves([module_batch(batch) for batch in few])
         except INPUT_ERRORS:
-            return None  # the training itself refuses it, and says why
+            return None  # the training itself raises the error
     else:
         return None
     sizes = [4 * math.prod(int(size) for size in array.shape) for array in arrays]
@@ -133,7 +131,7 @@ def content_of(data: Any) -> str | None:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         rows = to_numpy(array[::step] if step > 1 and len(array.shape) else array)
-        # The same numbers in another dtype are the same data: they are converted in any case.
+        # The same numbers in another dtype are the same data: the training converts them anyway.
         kind = np.float32 if rows.dtype.kind not in "biu" else np.int64
         with np.errstate(over="ignore"):
             same = np.ascontiguousarray(rows.astype(kind, copy=False))
@@ -143,7 +141,7 @@ def content_of(data: Any) -> str | None:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-    """Write it whole or not at all."""
+    """Write a checkpoint atomically."""
     step, loop = checkpoint.step, checkpoint.loop
     trees = {
         "parameters": step.parameters,
@@ -173,11 +171,10 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
 
 @contextmanager
 def sole_training(path: Path) -> Iterator[None]:
-    """Return a block in which no other training saves to this file.
+    """Lock the file of a training for the block, so that no other training saves to it.
 
-    `ConfigurationError` if one does.
-
-    A file that cannot be locked (Windows, some network drives) is not guarded.
+    Raises `ConfigurationError` if another training does. A file that cannot be locked (Windows,
+    some network drives) is not guarded.
     """
     with ExitStack() as held:
         try:
@@ -192,7 +189,7 @@ def sole_training(path: Path) -> Iterator[None]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether the file is one of a training."""
+    """Whether the file is a checkpoint of a training."""
     return tensor_files.kind_of(path) == _KIND
 
 
@@ -206,14 +203,14 @@ def read_checkpoint(
     patient: bool,
     trained: Sequence[bool] | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint of a file, on a device: that of a model with parameters `like` these.
+    """Read the checkpoint of a model with parameters `like` these onto a device.
 
-    `optimizer` is `None` where it keeps its state itself.
+    `optimizer` is `None` if it manages its own state.
 
-    A `patient` training looks for the best epoch, with the validation it had before; where there
-    was no patience before, that begins now. Raises `TransferError` if the file is damaged,
-    newer or of another kind, and `ConfigurationError` if it is that of another training: it
-    names the first setting that differs.
+    A `patient` training tracks the best epoch, with the same validation as before; if the saved
+    training had no patience, tracking begins now. Raises `TransferError` if the file is damaged,
+    newer or of another kind, and `ConfigurationError`, naming the first setting that differs, if
+    it belongs to another training.
     """
     contents = tensor_files.read(path, _KIND, device)
     trees, metadata = contents.trees, contents.metadata
@@ -234,7 +231,7 @@ def read_checkpoint(
             added=metadata.get("added", 0.0),
             own=_own(trees.get("own"), metadata.get("own")),
         )
-        # Files of anydevice before that field were all compiled unless the caller said otherwise.
+        # Files without this field were compiled unless the caller said otherwise.
         how = metadata.get("optimize", "default")
         best = trees["best"] if kept else None
         _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
@@ -265,7 +262,7 @@ def read_checkpoint(
             raise TransferError(f"{path} does not fit the model: in its {what}, {different}")
     if step.scale is not None and not _is_scale(step.scale):
         raise TransferError(f"{path}: its scale of the loss is damaged")
-    if state is not None:  # other libraries have classes of their own in it
+    if state is not None:  # other libraries store classes of their own in it
         step = replace(step, optimizer=refilled(state, leaves(step.optimizer)))
     return Checkpoint(
         step, loop, how, best, metadata.get("random", NOTHING), metadata.get("rows", 0)
@@ -293,9 +290,9 @@ def _check_numbers(*numbers: Any) -> None:
 
 
 def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] | None) -> Any:
-    """Return trees of the shapes of the optimizer's state.
+    """Return trees with the shapes of the optimizer's state.
 
-    Returns None if an optimizer of your own needs real parameters.
+    Returns None if a custom optimizer needs real parameters.
     """
     if trained is not None:
         parameters, _ = partition(parameters, trained)
@@ -322,7 +319,7 @@ def _first_difference(
         if name == _VALIDATION and not kept:
             continue
         compare = _data_difference if name in ("data", _VALIDATION) else setting_difference
-        before = saved.get(name) if name == _FROZEN else saved[name]  # not in early files
+        before = saved.get(name) if name == _FROZEN else saved[name]  # missing in early files
         found = compare(before, value, name)
         if found is not None:
             return found
@@ -330,7 +327,7 @@ def _first_difference(
 
 
 def _data_difference(before: Any, now: Any, where: str) -> str | None:
-    """Compare the sizes of data that both settings have."""
+    """Compare the sizes of data that both settings have in common."""
     if before is None or now is None:
         if before is now:
             return None
@@ -338,7 +335,7 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
     both = [name for name in before if name in now and name != _CONTENT]
     then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
     found = setting_difference(then, today, where)
-    # Files of anydevice before that field, and data that cannot be read ahead, have no content.
+    # Early files, and data that cannot be read ahead, have no content hash.
     contents = {each[_CONTENT] for each in (before, now) if _CONTENT in each}
     if found is None and len(contents) > 1:
         return f"its {where} held other numbers than now"
@@ -346,10 +343,10 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a setting as JSON, for comparing alone.
+    """Return a setting as JSON, for comparisons only.
 
-    Records have their class and fields, functions their module and name, lambdas their code. A
-    layer that is recomputed has the fingerprint of the layer itself, which gives the same.
+    Records are represented by class and fields, functions by module and name, lambdas by code. A
+    recomputed layer has the fingerprint of the layer itself, since it computes the same.
 
     >>> from anydevice import nn
     >>> fingerprint(nn.Dropout(0.5))
@@ -388,7 +385,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def setting_difference(before: Any, now: Any, where: str) -> str | None:
-    """Return a sentence about the first place where two fingerprints differ; `None` if they do not.
+    """Return a sentence about the first difference of two fingerprints; `None` if they are equal.
 
     >>> from anydevice import nn
     >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
@@ -422,7 +419,7 @@ def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) ->
             continue
         inside = where + name if name[0] in ".[" else where
         if not both and before.get(name) is now.get(name) is None:
-            continue  # a field that earlier versions did not have, and that is not used
+            continue  # an unused field that earlier versions did not have
         if not both:
             return f"its {inside} is there only {'now' if name in now else 'then'}"
         then = _public_name(before[name]) if name == "function" else before[name]
@@ -433,9 +430,9 @@ def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) ->
 
 
 def _public_name(name: str) -> str:
-    """Return the public name of a function of ours; other names as they are.
+    """Return the public name of a function of anydevice; other names are returned unchanged.
 
-    Checkpoints of version 0.2 have the name of the module in which the function was then.
+    Checkpoints of version 0.2 contain the module path that the function had then.
 
     >>> _public_name("anydevice._nn.losses.cross_entropy")
     'anydevice.nn.cross_entropy'
@@ -479,14 +476,14 @@ def _code_values(code: types.CodeType) -> tuple[Any, ...]:
 def _constant(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return _code_values(value)
-    # The order of a set of strings differs from process to process.
+    # The order of a set of strings differs between processes.
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
 def _variable(cell: types.CellType) -> Any:
-    """Return a closure variable of a function: a plain value as it is, else the name of its class.
+    """Return a closure variable of a function: a plain value, else the name of its class.
 
-    It may be anything, such as the model or the data, and may lead back to the function.
+    Other values may be huge, such as the model or the data, and may refer back to the function.
     """
     try:
         value = cell.cell_contents

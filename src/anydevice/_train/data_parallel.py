@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from anydevice._libraries.torch.mesh import Group, JoinedLoss
 
 Rows = tuple[int, int, int]
-"""The first row of a part of a batch, its number of rows, and that of the batch."""
+"""First row of a part of a batch, number of rows of the part, number of rows of the batch."""
 
 _INSTEAD = "train in one process, or on several devices of JAX, which compute whole batches"
 
@@ -46,8 +46,8 @@ _INSTEAD = "train in one process, or on several devices of JAX, which compute wh
 class ProcessStrategy(Strategy):
     """A training in several processes of PyTorch, each with its rows of the same batches.
 
-    Gradients are summed, weighted by rows, before anything looks at them: so all processes clip,
-    fail and scale alike, and keep the same parameters.
+    Gradients are summed, weighted by rows, before any other use. So all processes clip, fail and
+    scale alike, and keep the same parameters.
     """
 
     is_several = True
@@ -60,9 +60,9 @@ class ProcessStrategy(Strategy):
         self._rounding = strategies.ROUNDING
         self._expected: Any = None
         self._joint: JoinedLoss | None = None
-        # Read at once it would wait for the device in each step. So a process that has a batch more
-        # than another begins a sum that no other takes part in, and waits there: what ends it is
-        # its launcher, once the other one has failed for the batch that it lacks.
+        # Reading the counts at once would wait for the device in each step. So a process with one
+        # batch too many starts a sum that no other process joins, and blocks there until the
+        # launcher ends it, once the process that lacks the batch has failed.
         self.late = 0 if device.kind == "cpu" else self.in_flight
         self.reads_within = True
         set_random_state(group.of_first(random_state(device)), device)
@@ -96,7 +96,7 @@ class ProcessStrategy(Strategy):
         named = any(loss is own for own in LOSSES.values())
         if self.device.engine != "torch" or named or loss is None or takes_model(loss):
             return config
-        if config.optimize != "none":  # compiled, it tells other processes nothing
+        if config.optimize != "none":  # compiled code cannot communicate with other processes
             return config
         mesh = Mesh([self.device], shard=self._group.size, group=self._group)
         self._joint = part("torch", "mesh").JoinedLoss(loss, mesh)
@@ -113,7 +113,7 @@ class ProcessStrategy(Strategy):
             with self._part(rows, share) as weight:
                 (value, state), found = function(trained, held, own, seed, number, scale, rows)
             sums = self._sum([self._own_value(value), *leaves(found)], weight)
-            if sums is None:  # found to be no mean over rows: once more, with all of them
+            if sums is None:  # the loss is no mean over rows: repeat with the rows of all processes
                 self._number -= 1
                 return summed(trained, held, batch, seed, number, scale)
             return (sums[0], state), refilled(found, sums[1:])
@@ -138,13 +138,13 @@ class ProcessStrategy(Strategy):
         with self._part(rows, share) as weight, drops:
             if weight:
                 return loss(batch) * weight
-            with part("torch", "module").no_gradients():  # random numbers go on as in the others
+            with part("torch", "module").no_gradients():  # keep random generators in step
                 loss(batch)
         return None
 
     @contextmanager
     def _part(self, rows: Rows, share: float) -> Iterator[float]:
-        """Get a block in which a part of a batch is computed, with the weight of its gradients."""
+        """Run a block that computes a part of a batch; yields the weight of its gradients."""
         if self._joint is None or not self._joint.is_on:
             yield share
             return
@@ -156,11 +156,11 @@ class ProcessStrategy(Strategy):
             self._joint.rows = None
 
     def _own_value(self, value: Any) -> Any:
-        """Return what a process adds to the loss: its share, if each has computed all of it."""
+        """Return the loss this process contributes: its share, if each computed the whole loss."""
         return value if self._joint is None or not self._joint.is_on else value / self._group.size
 
     def _as_whole(self, loss: Function, batch: Any) -> Any:
-        """Return the loss of a whole batch, with the random numbers that its parts will have."""
+        """Return the loss of a whole batch, with the same random numbers as its parts."""
         before = random_state(self.device)
         value = loss(batch)
         set_random_state(before, self.device)
@@ -177,12 +177,12 @@ class ProcessStrategy(Strategy):
         self._group.sum_gradients(weights)
 
     def _sum(self, tensors: Sequence[Any], share: float) -> list[Any] | None:
-        """Return the sums over processes, of which the first is the loss.
+        """Return the sums over processes; the first is the loss.
 
-        `None` where that proves to be no mean over rows, and can be computed of all of them.
+        Returns None if the loss turns out not to be a mean over rows and needs the whole batch.
         """
         self._read_answers(self.late)
-        # A share of nothing would still be NaN where the numbers are.
+        # Multiplying by a share of 0 would keep NaN, so such numbers are replaced.
         tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
         value, *sums = self._group.sum(tensors, share or 1.0)
         if self._expected is not None and self._is_other(self._expected, value):
@@ -194,7 +194,7 @@ class ProcessStrategy(Strategy):
         return [value, *sums]
 
     def _join(self, joint: JoinedLoss) -> None:
-        """Compute the loss of the rows of all processes from here on."""
+        """From now on, compute the loss over the rows of all processes."""
         joint.is_on = True
         if self._number > CHECKED:
             warn(
@@ -203,7 +203,7 @@ class ProcessStrategy(Strategy):
             )
 
     def _own(self, batch: Any) -> tuple[Any, Rows, float]:
-        """Return the rows of this process, where they lie in the batch, and their share of it.
+        """Return the rows of this process, their position in the batch, and their share of it.
 
         A process without rows computes the first one, with a share of 0.
         """
@@ -219,9 +219,9 @@ class ProcessStrategy(Strategy):
         return mapped(own, batch), (first, stop - first, every), share
 
     def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
-        """Check that the first batches are the same everywhere; compute the loss of a whole one.
+        """Check that the first batches are equal in all processes; compute the loss of a whole one.
 
-        Parts of one batch may have the same weight by chance, and what counts may change later.
+        Later batches are checked too: parts may have equal weights by chance in the first ones.
         """
         self._number += 1
         if not is_compared(self._number):
@@ -235,7 +235,7 @@ class ProcessStrategy(Strategy):
             self._expected = whole()
 
     def _is_other(self, expected: Any, value: Any) -> bool:
-        """Whether the loss of a whole batch is another one than that of its parts."""
+        """Whether the loss of a whole batch differs from the loss of its parts."""
         difference = abs(float(expected) - float(value)) / max(1.0, abs(float(expected)))
         return self._group.largest(difference, value) > self._rounding
 
@@ -251,7 +251,7 @@ class ProcessStrategy(Strategy):
 class RingStrategy(ProcessStrategy):
     """A training in several processes of MLX, each with its rows of the same batches.
 
-    The sums of gradients are a part of the compiled step.
+    The sums of gradients are part of the compiled step.
     """
 
     checks_batches = True
@@ -259,7 +259,7 @@ class RingStrategy(ProcessStrategy):
     def __init__(self, group: RingProcesses, device: Device, text: str) -> None:
         super().__init__(group, device, text)
         self._ring = group
-        # A lazy array would be computed later than that of another process.
+        # A lazy array would be computed at another time than in the other processes.
         self.late, self.reads_within = 0, False
 
     def _tell_rows(self, rows: int) -> Callable[[], Any]:

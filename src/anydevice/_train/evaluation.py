@@ -1,7 +1,7 @@
 """`nn.predict` and `nn.evaluate`: a model's outputs, loss and metrics over data, without training.
 
-Any kind of model runs in inference mode through `compile`, which knows its device, its inputs and
-its precision; afterwards it is in the mode that it was in.
+Every kind of model runs in inference mode through `compile`, which handles device, inputs and
+precision; afterwards its mode is restored.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from anydevice._train.metrics import Metric, Specs, metrics_of
 from anydevice.errors import ConfigurationError
 
 _IN_FLIGHT = 2
-"""Outputs that are not read yet, so that the device has work."""
+"""Outputs queued before they are read, so that the device stays busy."""
 
 _NAME = "evaluation"
 _NARROW = ("float16", "bfloat16")
 
 
 class Evaluation(Record):
-    """The result of `nn.evaluate`: the mean loss, the metrics by name, and over how many examples.
+    """The result of `nn.evaluate`: the mean loss, the metrics by name, and the number of examples.
 
     >>> print(Evaluation(0.25, {"accuracy": 0.9125}, 1000))
     loss      0.25
@@ -111,9 +111,8 @@ def predict(
 
     `model` is a `nn.Model`, a module of PyTorch, Flax NNX, Equinox or MLX, a function over arrays,
     or any of them compiled. `data` is an array, a DataFrame or a dict of arrays with an example in
-    each row, of which `size` rows are given at a time; an `nn.Batches`; or a loader or a list of
-    batches. A batch is an array, a pair (x, y), of which y is not used, or a dict of inputs by
-    name.
+    each row, passed on in batches of `size` rows; an `nn.Batches`; or a loader or a list of
+    batches. A batch is an array, a pair (x, y), whose y is ignored, or a dict of inputs by name.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -121,10 +120,10 @@ def predict(
     >>> predict(model, numpy.ones((1000, 4))).shape
     (1000, 2)
 
-    It runs where the model is, in inference mode, unless `device` names another place, and in the
-    dtype of its weights unless `precision` says otherwise, as in `compile`. `optimize` is as in
+    The model runs in inference mode, on its own device unless `device` names another, and in the
+    dtype of its weights unless `precision` says otherwise. `precision` and `optimize` are as in
     `compile`; by default JAX and MLX compile, and PyTorch, whose compiler is slow, does not. If the
-    output has `logits`, as models of Hugging Face do, these are returned.
+    output has `logits`, like models of Hugging Face, these are returned.
 
     Raises `ConfigurationError` for data that the model does not take, with the number of the batch.
     """
@@ -156,10 +155,10 @@ def evaluate(
     """Return the loss and the metrics of a model over all examples, without training it.
 
     `loss` and `metrics` are functions of the output and the target, or their names; several metrics
-    are a list, or a dict with names of yours. `nn.accuracy` and others say what they take; your own
-    returns a number, and the mean over batches is weighted by rows. `data` is as in `nn.predict`,
-    with targets: two arrays (x, y), an `nn.Batches`, or a loader or a list of batches (x, y).
-    Batches of Hugging Face, dicts with `labels`, need no loss: the model has one of its own.
+    are a list, or a dict with your own names. `nn.accuracy` and others document their inputs; your
+    own metric returns a number, and its mean over batches is weighted by rows. `data` is as in
+    `nn.predict`, with targets: two arrays (x, y), an `nn.Batches`, or a loader or a list of batches
+    (x, y). Batches of Hugging Face, dicts with `labels`, need no loss: the model computes its own.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -175,7 +174,7 @@ def evaluate(
     """
     if loss is not None:
         loss = loss_of(loss)
-    # A `nn.Model` that ends with a sigmoid gives shares, others are taken to give logits.
+    # An `nn.Model` that ends with a sigmoid returns probabilities; others are assumed to be logits.
     inner = model.model if isinstance(model, Compiled) else model
     threshold = threshold_of(inner.layer) if isinstance(inner, Model) else 0.0
     measured = metrics_of(metrics, threshold)
@@ -213,7 +212,7 @@ def _weigh(value: Any, rows: int) -> float:
 
 
 class _Batch(Record):
-    """The inputs of a model, by place and by name, and the target, if there is one."""
+    """The inputs of a model, positional and by name, and the target, if any."""
 
     inputs: tuple[Any, ...]
     named: Mapping[str, Any]
@@ -221,10 +220,10 @@ class _Batch(Record):
 
 
 class _Runner:
-    """A model that is ready to run, with what the loss needs of it.
+    """A model that is ready to run, with everything the loss needs.
 
-    `activation` is the one that the loss does by itself, and metrics do not. `module` is the model
-    as a loss of the model gets it.
+    `activation` is the final activation that the loss includes and metrics do not. `module` is the
+    model as passed to a loss that takes the model.
     """
 
     def __init__(self, model: Compiled, loss: Any, activation: str | None, module: Any) -> None:
@@ -240,7 +239,7 @@ class _Runner:
             return self._model(*batch.inputs, **batch.named)
 
     def loss_and_output(self, batch: _Batch, *, wants_output: bool) -> tuple[Any, Any]:
-        """Return the loss of a batch, and the output that metrics get."""
+        """Return the loss of a batch, and the output for the metrics."""
         loss = self._loss
         if loss is not None and takes_model(loss):
             parts = (batch.named,) if batch.named else (*batch.inputs, batch.target)
@@ -280,7 +279,7 @@ def _ready(
     optimize: str | None,
     loss: Any = None,
 ) -> Iterator[_Runner]:
-    """Get a block in which the model is in inference mode, and compiled where that is asked for."""
+    """Run a block with the model in inference mode, compiled if `optimize` asks for it."""
     if isinstance(model, Compiled):
         device = model.device if device is None else device
         precision, optimize = precision or model.policy.name, optimize or model.optimize
@@ -297,7 +296,7 @@ def _ready(
         target = compile_device(adapter, device, compiled=False)
         if optimize is None:
             optimize = "default" if target.engine in ("jax", "mlx") else "none"
-        if not precision:  # that of 16-bit weights
+        if not precision:  # keep the precision of 16-bit weights
             names = {primitives(x).dtype(x).name for x in adapter.weights().values()}
             precision = next((name for name in _NARROW if name in names), None)
         made = compiled_model(still, target, optimize=optimize, precision=precision)
@@ -306,7 +305,7 @@ def _ready(
 
 @contextmanager
 def _in_inference(model: Any) -> Iterator[Any]:
-    """Give the model in inference mode; a module is in its own mode again after the block."""
+    """Yield the model in inference mode; a module gets its own mode back after the block."""
     row = row_of(model)
     if row is None:
         yield model
@@ -334,7 +333,7 @@ def _place_batches(
 
 
 def _batches(data: Any, size: int) -> Iterator[Any]:
-    """Return the batches of data of any kind, as they are given."""
+    """Yield the batches of data of any kind, unchanged."""
     if isinstance(data, Batches):
         return _slices((data.x, data.y), data.size)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_table, data)):
@@ -362,7 +361,7 @@ def _is_table(data: Any) -> bool:
 
 
 def _is_rows(data: Any) -> bool:
-    """Whether it is nested lists of numbers, and no list of batches (x, y) of them."""
+    """Whether the data is nested lists of numbers, not a list of batches (x, y)."""
     if not isinstance(data, list | tuple):
         return False
     first = data[0] if data else None
@@ -385,7 +384,7 @@ def _slices(arrays: tuple[Any, ...], size: int) -> Iterator[Any]:
 
 
 def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator[Any]:
-    """Batches of a dict of arrays, as tokenizers give them; what has no rows is in all of them."""
+    """Yield batches of a dict of arrays, as from tokenizers; values without rows are in each."""
     parts = {key: as_numbers(part, repr(key)) for key, part in data.items()}
     target = None if y is None else without_tables(y)
     lengths = {key: len(part) for key, part in parts.items() if getattr(part, "shape", ())}
@@ -404,7 +403,7 @@ def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return the inputs of a batch by place and by name, and its target, as arrays of numbers."""
+    """Return the positional and named inputs of a batch, and its target, as numeric arrays."""
     if isinstance(batch, Mapping):
         return (), {str(key): as_numbers(part, repr(key)) for key, part in batch.items()}, None
     target = None

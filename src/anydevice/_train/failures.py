@@ -1,6 +1,6 @@
-"""Errors of a training: the layer that gave NaN, and mistakes in the data or the loss.
+"""Errors of a training: the layer that produced NaN, and mistakes in the data or the loss.
 
-A batch whose loss is NaN or infinite is run again, and every part of the model is watched. Mistakes
+A batch with a NaN or infinite loss is run again, with every part of the model watched. Mistakes
 in the data or the loss raise errors of the engine, which knows nothing of layers or classes.
 """
 
@@ -52,10 +52,10 @@ def failure(
     since: int,
     seed: int,
 ) -> VerificationError:
-    """Return the error for a training whose step `since` failed, with the layer.
+    """Return the error for a training that failed at step `since`, with the layer.
 
-    `parameters` are those before that step, and `batches` its batches. Where the parameters are NaN
-    or infinite already, the update of the step before made them so.
+    `parameters` are the parameters before that step, and `batches` its batches. If the parameters
+    are already NaN or infinite, the update of the previous step made them so.
     """
     batches = list(batches)
     for batch in batches:
@@ -120,7 +120,7 @@ def _failed_layer(
 
 
 def _failed_part(layer: ModuleLayer, parameters: Any, batch: Any) -> tuple[str, str]:
-    """Return the first part of a module of another library whose output is not finite."""
+    """Return the first part of another library's module with an output that is not finite."""
     failed: list[tuple[str, Any]] = []
 
     def after(name: str, y: Any) -> Any:
@@ -131,7 +131,7 @@ def _failed_part(layer: ModuleLayer, parameters: Any, batch: Any) -> tuple[str, 
     inputs = batch[0] if isinstance(batch, tuple) else batch
     model, parts = layer.watched(layer.finished(copied(parameters)), inputs)
     adapter = adapter_of(model)
-    with suppress(Exception), adapter.scope():  # a loss may call the module in another way
+    with suppress(Exception), adapter.scope():  # a loss may call the module differently
         for each in parts:
             named = each if isinstance(each, Mapping) else {}
             adapter.traced(after, *(() if named else (each,)), **named)
@@ -188,10 +188,10 @@ def _hosts(x: Any) -> list[Any]:
 
 
 def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) -> Exception:
-    """Return the error to raise for an error of the step of this batch, whose name is `where`.
+    """Return the error to raise if the step of this batch failed; `where` is the batch's name.
 
-    It is a `ConfigurationError` if the loss gives anything but one number, and where x is
-    integers for a layer that takes floating numbers; else the error itself, with the batch.
+    It is a `ConfigurationError` if the loss returns anything but one number, or if x has integers
+    for a layer that takes floats; else the error itself, with the batch.
     """
     if isinstance(error, INPUT_ERRORS):
         prefix_error(error, where)
@@ -212,9 +212,9 @@ def check_loss(config: StepConfig, value: Any) -> None:
 
 
 def check_shape(config: StepConfig, batch: Any, where: str) -> None:
-    """Raise `ConfigurationError`, which names the layer, for a batch that does not fit or is empty.
+    """Raise `ConfigurationError`, naming the layer, for a batch that does not fit or is empty.
 
-    `where` is the name of the batch. A tree of arrays is left to the layer.
+    `where` is the name of the batch. The layer itself checks a tree of arrays.
     """
     _check_pair(config, batch, where)
     x = batch[0] if isinstance(batch, tuple) and batch else batch
@@ -239,7 +239,7 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
 
 
 def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
-    """Refuse a batch for a module that a loss of (output, y) cannot be computed of."""
+    """Raise for a batch of a module that does not suit a loss of (output, y)."""
     if not isinstance(config.layer, ModuleLayer) or isinstance(batch, Mapping):
         return
     if config.loss is None or takes_model(config.loss):
@@ -257,10 +257,7 @@ def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
 def wrong_target(
     config: StepConfig, parameters: Any, batches: Iterable[TrainedBatch]
 ) -> VerificationError | None:
-    """Return the error for the first batch with a target outside the classes.
-
-    `None` without one.
-    """
+    """Return the error for the first batch with a target outside the classes, or `None`."""
     for batch in batches:
         wrong = _wrong_class(config, batch.batch, parameters)
         if wrong is not None:
@@ -269,7 +266,7 @@ def wrong_target(
 
 
 def wrong_batch(config: StepConfig, batch: Any, where: str) -> VerificationError | None:
-    """Return the error for a batch whose loss cannot be finite with any model."""
+    """Return the error for a batch whose loss cannot be finite for any model."""
     wrong = _wrong_class(config, batch)
     if wrong is not None:
         return VerificationError(f"{where}: {wrong}", where="target")
@@ -292,7 +289,7 @@ def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
 
 
 def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationError | None:
-    """Return the error where x as integers fails, and would not fail as floating numbers."""
+    """Return the error if x fails as integers but would not fail as floats."""
     config = stepper.config
     if isinstance(config.layer, ModuleLayer):
         return None
@@ -304,7 +301,7 @@ def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationErr
     watching = Run(watch=lambda path, layer, y: finished.add(path))
     try:
         config.value(stepper.parameters, (ops.astype(x, "float32"), y), Run())
-    except Exception:  # then the first error is the right one
+    except Exception:  # then the original error is the right one
         return None
     with suppress(Exception):
         config.value(stepper.parameters, (x, y), watching)
@@ -317,7 +314,7 @@ def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationErr
 
 
 def _first_without_output(config: StepConfig, finished: set[str]) -> str:
-    """Return the innermost layer without an output, with its path."""
+    """Return the innermost layer without an output, by its path."""
     layer, path = config.layer, ""
     while True:
         rest = [(path + step, part) for step, part in layer.parts if path + step not in finished]
@@ -336,7 +333,7 @@ def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
 
 
 def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str | None:
-    """Get a sentence about a target outside the classes; of a module, only with its parameters."""
+    """Return a sentence about a target outside the classes; a module needs its parameters."""
     if not isinstance(batch, tuple) or len(batch) != 2:
         return None
     x, y = batch
@@ -359,7 +356,7 @@ def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str 
 
 
 def _class_count(config: StepConfig, parameters: Any, batch: Any) -> int | None:
-    """Return the size of the last axis of the output; a module has to be called for it."""
+    """Return the size of the last axis of the output; a module is called to find it."""
     if not isinstance(config.layer, ModuleLayer):
         return config.layer.output(tuple(batch[0].shape[1:]))[-1]
     if parameters is None:

@@ -15,9 +15,9 @@ from anydevice.errors import ConfigurationError
 class Epoch(Record):
     """One epoch: its mean losses, the rate of its last step, the steps up to its end, its time.
 
-    The rate is NaN where an optimizer of another library keeps it to itself. `left_out` counts the
-    steps that changed nothing, because a loss scaled for float16 overflowed: a few at the start are
-    usual. `metrics` are those of the validation, by name.
+    The rate is NaN if an optimizer of another library does not report it. `left_out` counts the
+    steps skipped because a loss scaled for float16 overflowed: a few at the start are usual.
+    `metrics` are the metrics of the validation, by name.
     """
 
     epoch: int
@@ -88,7 +88,7 @@ class History(Sequence[Epoch]):
 
     @property
     def metrics(self) -> dict[str, list[float]]:
-        """Each metric of the validation, by name: a number for each epoch that has it."""
+        """Each metric of the validation, by name: one number per epoch that has it."""
         found: dict[str, list[float]] = {}
         for epoch in self:
             for name, number in (epoch.metrics or {}).items():
@@ -101,7 +101,7 @@ class History(Sequence[Epoch]):
 
     @classmethod
     def from_list(cls, rows: Iterable[dict[str, Any]]) -> History:
-        """Return the history that `to_list` gave."""
+        """Return the history from a result of `to_list`."""
         return cls(Epoch(**row) for row in rows)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -114,8 +114,8 @@ class History(Sequence[Epoch]):
         ...     Path(f"{folder}/losses.svg").read_text()[:4]
         '<svg'
 
-        Raises `ConfigurationError` for another kind of file, and where there are no epochs;
-        `TransferError` where the file cannot be written.
+        Raises `ConfigurationError` for another kind of file or an empty history, and
+        `TransferError` if the file cannot be written.
         """
         target = expanded(path)
         if target.suffix.lower() != ".svg":

@@ -40,7 +40,7 @@ _VALIDATION = "validation"
 
 
 class TrainOptions(Record):
-    """The options of a training that are not those of its steps."""
+    """The options of the training loop; options of its steps are in `TrainingOptions`."""
 
     validation: Any
     epochs: int
@@ -53,9 +53,9 @@ class TrainOptions(Record):
 
 
 class TrainLoop:
-    """Runs a training; `run` trains until the end, and returns the reason where that is early.
+    """Runs a training; `run` trains until the end, and returns the reason of an early stop.
 
-    `is_compiling` while a step runs that is compiled first.
+    `is_compiling` is true during a step that compiles first.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TrainLoop:
     # One epoch
 
     def _one_epoch(self, epoch: int, interrupts: Interrupts) -> bool:
-        """Train for an epoch, or for the rest of it; whether that was the last one."""
+        """Train for an epoch, or for the rest of it; return whether it was the last one."""
         self._began = time.monotonic()
         self._batches(epoch, interrupts)
         if self._stop is not None:
@@ -146,7 +146,7 @@ class TrainLoop:
     def _until_interrupted(
         self, batches: Iterator[Any], interrupts: Interrupts
     ) -> Generator[Any, None, None]:
-        """Yield the batches; a Ctrl-C that ends their loader ends the training."""
+        """Yield the batches; if a Ctrl-C ends their loader, the training ends too."""
         try:
             yield from batches
         except Exception as error:
@@ -155,7 +155,7 @@ class TrainLoop:
             self._stop = "Ctrl-C"
 
     def _compiles(self, begins: bool) -> None:
-        """A step begins or ends that is compiled first."""
+        """Note the begin or end of a step that compiles first."""
         self.is_compiling = begins
         if begins:
             stepper = self._training.stepper
@@ -164,7 +164,7 @@ class TrainLoop:
             self._progress.compiled()
 
     def _after_step(self, epoch: int, interrupts: Interrupts) -> bool:
-        """Read losses, save and call callbacks where it is time to; whether to stop."""
+        """Read losses, save and call callbacks if due; return whether to stop."""
         training = self._training
         if training.is_due():
             self._read()
@@ -172,21 +172,21 @@ class TrainLoop:
         if save_every and training.steps % save_every == 0:
             self._read()
             self._save()
-        for callback in self._step_callbacks:  # after the save: one that raises loses nothing
+        for callback in self._step_callbacks:  # after the save, so an error loses nothing
             callback.step(self._event(epoch, None))
         if training.strategy.is_asked(interrupts.asked):
             self._stop = "Ctrl-C"
         return self._stop is not None
 
     def _read(self) -> None:
-        """Read the losses since the last reading; raise where a step failed."""
+        """Read the losses since the last reading; raise if a step failed."""
         read = self._training.read()
         if not read:
             return
         state = self.state
         lost, examples = state.lost, state.examples
         for loss, count in read:
-            if math.isfinite(loss):  # a smaller scale of the loss fixes the others
+            if math.isfinite(loss):  # a smaller loss scale fixes the others
                 lost += loss * count
                 examples += count
                 self._last_finite = loss
@@ -260,12 +260,12 @@ class TrainLoop:
 
 
 def _is_interruption(error: Exception, interrupts: Interrupts) -> bool:
-    """Whether Ctrl-C was the reason: a terminal sends it to compilers and loaders too."""
+    """Whether Ctrl-C caused the error: a terminal sends it to compilers and loaders too."""
     return interrupts.asked and not isinstance(error, AnyDeviceError)
 
 
 class Validation:
-    """The loss of a training's parameters on data that it does not train on."""
+    """The loss and metrics of a training's parameters on held-out data."""
 
     def __init__(self, data: Any, training: Training, metrics: Sequence[Metric] = ()) -> None:
         self._data = data
@@ -274,10 +274,10 @@ class Validation:
         self._shapes: set[Any] = set()
 
     def check(self) -> None:
-        """Check the first batch, before an epoch is trained for nothing.
+        """Check the first batch, before an epoch is trained in vain.
 
         Raises `ConfigurationError` if it does not fit, and `VerificationError` if its loss
-        cannot be finite. Data that can be iterated only once is not touched.
+        cannot be finite. Data that can be iterated only once is not read.
         """
         training = self._training
         epoch = training.epoch
@@ -332,7 +332,7 @@ class Validation:
             )
             raise ConfigurationError(f"{where}: metrics need {wants}", source="metrics")
         name = self._training.fused_activation
-        if name is not None:  # by the loss, which does it itself
+        if name is not None:  # the loss includes this activation, so the output lacks it
             output = ACTIVATIONS[name](output)
         output, target = self._training.strategy.readable((output, target))
         try:
@@ -368,9 +368,9 @@ class Validation:
 class Interrupts:
     """While the block runs, the first Ctrl-C only asks to stop; the second one interrupts.
 
-    `asked` is true from the first one on, which calls `acknowledge` at once, wherever the program
-    is: it must not wait, nor write to a Python stream. Only in the main thread, and only where no
-    other handler is installed.
+    The first Ctrl-C sets `asked` and calls `acknowledge` at once, from the signal handler: it must
+    neither wait nor write to a Python stream. Active only in the main thread, and only if no other
+    handler is installed.
     """
 
     def __init__(self) -> None:
@@ -386,7 +386,7 @@ class Interrupts:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a worker that reads data, which ends with the training
+        if os.getpid() != self._process:  # a data worker, which ends with the training
             return
         if self.asked:
             raise KeyboardInterrupt
