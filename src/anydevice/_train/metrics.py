@@ -1,8 +1,8 @@
 """Metrics: what a model gets right, added up over batches.
 
-Counts and sums stay on the device until the end, so that no batch is waited for; ranks are computed
-on the host. A metric of yours is a function of an output and its target that returns a number: its
-mean is weighted by the rows of the batches.
+Counts and sums stay on the device until the end, so no batch waits for the device; ranks are
+computed on the host. Your own metric is a function of an output and its target that returns a
+number: its mean is weighted by the rows of the batches.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from anydevice.errors import ConfigurationError
 MetricFunction = Callable[[Array, Array], Any]
 Spec = str | MetricFunction
 Specs = Spec | Sequence[Spec] | Mapping[str, Spec]
-"""Names and functions: one, several, or several with names of yours."""
+"""Names and functions: one, several, or several under your own names."""
 
 IGNORED = -100
-"""The id of a class that marks a target which does not count, as in PyTorch."""
+"""The class id of targets that are ignored, as in PyTorch."""
 
 
 class Metric(Record):
@@ -107,7 +107,7 @@ class _AbsoluteError(Metric):
 
 
 class _F1(Metric):
-    """From counts of each class: right ones, found ones, and those there are."""
+    """F1 from three counts per class: true positives, predictions, and targets."""
 
     threshold: float = 0.0
     macro: bool = False
@@ -140,7 +140,7 @@ class _F1(Metric):
 
 
 class _AreaUnderCurve(Metric):
-    """The chance that an example of the class has a higher score than another; ties count half."""
+    """The probability that a positive example outscores a negative one; ties count half."""
 
     def add(self, state: Any, output: Array, target: Array) -> Any:
         if len(output.shape) == len(target.shape) + 1 and output.shape[-1] == 2:
@@ -156,7 +156,7 @@ class _AreaUnderCurve(Metric):
         pairs = to_numpy(state)
         scores = np.concatenate([np.ravel(score) for score, _ in pairs])
         targets = np.concatenate([np.ravel(target) for _, target in pairs])
-        if np.isnan(scores).any():  # which have no rank
+        if np.isnan(scores).any():  # NaN has no rank
             return math.nan
         return _area(scores.astype(np.float64), targets > 0)
 
@@ -188,8 +188,8 @@ class _Own(Metric):
 def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
     """Return the share of targets that are predicted correctly.
 
-    The output is (…, classes) for targets (…) of class ids, where -100 is ignored. For an output of
-    the target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for probabilities.
+    The output is (…, classes) for targets (…) of class ids; -100 is ignored. If the output has the
+    target's shape, numbers above `threshold` mean yes: 0 is for logits, 0.5 for probabilities.
 
     >>> import numpy
     >>> accuracy(numpy.array([[0.1, 0.9], [0.8, 0.2]]), numpy.array([1, 1]))
@@ -201,7 +201,7 @@ def accuracy(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 def top_k(output: Array, target: Array, k: int = 5) -> float:
     """Return the share of targets that are among the `k` classes with the highest scores.
 
-    Its name is `"top_5"`, or with another number.
+    Its name as a metric is `"top_5"`, or with another number.
 
     >>> import numpy
     >>> top_k(numpy.array([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]]), numpy.array([1, 2]), k=2)
@@ -221,7 +221,7 @@ def mean_absolute_error(output: Array, target: Array) -> float:
 
 
 def f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
-    """F1 of class 1: the harmonic mean of precision and recall.
+    """Return the F1 score of class 1: the harmonic mean of precision and recall.
 
     Output and target are as in `accuracy`, with two classes. It is 0 if class 1 is neither
     predicted nor in the target.
@@ -267,7 +267,7 @@ METRICS: dict[str, Metric] = {
     **{metric.name: metric for metric in _FUNCTIONS.values()},
     "mae": _AbsoluteError("mae"),
 }
-"""The metrics by name; there is a `top_` of every number."""
+"""The metrics by name; `top_` also takes other numbers."""
 
 
 def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
@@ -276,7 +276,7 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
     >>> metric_of("top_3"), metric_of(accuracy, threshold=0.5)
     (_TopK(name='top_3', k=3), _Accuracy(name='accuracy', threshold=0.5))
 
-    Raises `ConfigurationError`, with the names, for anything else.
+    Raises `ConfigurationError`, listing the names, for anything else.
     """
     found = _named_metric(spec, threshold)
     if found is not None:
@@ -294,7 +294,7 @@ def metric_of(spec: Any, threshold: float = 0.0) -> Metric:
 
 
 def metrics_of(specs: Any, threshold: float = 0.0) -> list[Metric]:
-    """Return the metrics of names and functions: one, several, or several by names of yours.
+    """Return the metrics for names and functions: one, several, or several under your own names.
 
     >>> [metric.name for metric in metrics_of(["accuracy", max])]
     ['accuracy', 'max']
@@ -346,7 +346,7 @@ def _of_one(metric: Metric, output: Array, target: Array) -> float:
 def _classes(
     name: str, output: Array, target: Array, threshold: float
 ) -> tuple[Array, Array, Array]:
-    """Return the ids that were wanted and found, and whether each counts."""
+    """Return the target ids, the predicted ids, and whether each target counts."""
     if tuple(output.shape) == tuple(target.shape):
         wanted = ops.less(0.0, ops.astype(target, "float32"))
         found = ops.less(threshold, ops.astype(output, "float32"))
@@ -360,18 +360,18 @@ def _classes(
 
 
 def _known_of(output: Array) -> Array:
-    """Whether each row says which class it is: none of its numbers is NaN."""
+    """Whether each row predicts a class: none of its numbers is NaN."""
     return ops.logical_not(ops.any(ops.isnan(output), axis=-1))
 
 
 def _or_none(found: Array, sure: Array) -> Array:
-    """Return the ids where they are known, else -1, which is no class."""
+    """Return the ids of known predictions; the others become -1, which is no class."""
     sure = ops.astype(sure, "int32")
     return ops.subtract(ops.multiply(ops.add(found, 1), sure), 1)
 
 
 def _squeeze(output: Array, target: Array) -> Array:
-    """Return the output in the shape of the target, where one of the two has a last axis of 1."""
+    """Return the output in the shape of the target if one of the two has a last axis of 1."""
     shape, wanted = tuple(output.shape), tuple(target.shape)
     if shape == (*wanted, 1) or (*shape, 1) == wanted:
         return ops.reshape(output, wanted)
@@ -409,7 +409,7 @@ def _column(x: Array) -> Array:
 
 
 def _is_each(found: Array, ids: Array) -> Array:
-    """Whether each id is each of `ids`, along a last axis."""
+    """Compare each id with each of `ids`, along a new last axis."""
     return ops.equal(_column(found), ids)
 
 
@@ -420,5 +420,5 @@ def _area(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float
         return math.nan
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    ranks = (last - (counts - 1) / 2)[places]  # the mean rank of those with the same score
+    ranks = (last - (counts - 1) / 2)[places]  # equal scores share their mean rank
     return float((ranks[positive].sum() - yes * (yes + 1) / 2) / (yes * no))

@@ -1,7 +1,7 @@
-"""Trainings of models whose layers lie on several devices, by `parallel.pipeline`.
+"""Training of models with layers on several devices, by `parallel.pipeline`.
 
-A loss is computed stage by stage, and its gradients on the way back; each device then updates what
-it holds. The losses are those of one device.
+The loss is computed stage by stage, and its gradients on the way back; each device then updates
+its own parameters. The losses equal those of one device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _INSTEAD = "leave microbatches= out"
 
 
 def pipelined(model: Any, device: Any, devices: Any, strategy: str) -> tuple[Any, str | None]:
-    """Return the model of a training, and why it is a pipeline; `None` where it is none."""
+    """Return the model of a training, and why it is a pipeline; `None` if it is none."""
     why = pipeline_reason(model, device, devices, strategy)
     if why is None or is_pipeline(model):
         return model, why
@@ -71,7 +71,7 @@ def is_pipeline(model: Any) -> bool:
 def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str | None:
     """Return why a training is a pipeline; `None` if it is none.
 
-    Raises `ConfigurationError` where a pipeline is given devices for a second time.
+    Raises `ConfigurationError` if devices are given for a model that is already a pipeline.
     """
     if is_pipeline(model):
         if device is not None or devices is not None or strategy not in ("auto", "pipeline"):
@@ -102,7 +102,7 @@ def pipeline_reason(model: Any, device: Any, devices: Any, strategy: str) -> str
         return "parts lie in host memory or on disk"
     try:
         devices_of(devices)
-    except UnsupportedError:  # several in one process, and not by JAX
+    except UnsupportedError:  # several devices in one process, and not by JAX
         if not hasattr(model, "parameters"):
             return None
         parameters = model.parameters if isinstance(model, Model) else list(model.parameters())
@@ -156,7 +156,7 @@ class PipelineStrategy(Strategy):
         return False
 
     def _place_batch(self, batch: Any) -> Any:
-        """Inputs on the first device, and targets on the last."""
+        """Move inputs to the first device, and targets to the last."""
         if type(batch) is not tuple or len(batch) != 2:
             return to_device(batch, self.device, convert=True, narrow=True)
         places = self.device, self.last
@@ -181,7 +181,7 @@ class PipelineStrategy(Strategy):
     def check(
         self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Any = None
     ) -> None:
-        """Raise `UnsupportedError` for what a pipeline does not train."""
+        """Raise `UnsupportedError` for options that a pipeline does not support."""
         self.rounding = ROUNDING_16 if policy.is_narrow else ROUNDING
         if policy.needs_loss_scale:
             raise Absent(
@@ -197,7 +197,7 @@ class PipelineStrategy(Strategy):
             check_rows(layer, frozen, _INSTEAD)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
-        """Return a module, which stays where the pipeline has put it."""
+        """Return the module unchanged: the pipeline has placed it already."""
         if dtype != "float32":
             raise ConfigurationError(
                 f"convert the module with model.to(torch.{dtype}) before parallel.pipeline",
@@ -224,12 +224,12 @@ class PipelineStrategy(Strategy):
         return value
 
     def compares(self) -> bool:
-        """Whether the loss of the next batch is to be computed as a whole, too."""
+        """Whether the next batch's loss is also computed without microbatches."""
         self._compared += 1
         return self.microbatches > 1 and is_compared(self._compared)
 
     def compare(self, whole: float, parts: float) -> None:
-        """Raise `UnsupportedError` for a loss that is not the mean of those of microbatches."""
+        """Raise `UnsupportedError` if the loss is not the mean over microbatches."""
         if abs(whole - parts) > self.rounding * max(1.0, abs(whole)):
             raise not_divisible(
                 f"the loss of batch {self._compared} is {whole:.6g}, and {parts:.6g} as the "
@@ -253,7 +253,7 @@ def _all_to_homes(tree: Tree, homes: Sequence[Device]) -> Tree:
 
 
 def parts_of(batch: Any, count: int) -> Iterator[tuple[tuple[int, int, int], float, Any]]:
-    """Return the microbatches of a batch: which rows each has, its share, and itself."""
+    """Yield the microbatches of a batch: the row range, the share, and the microbatch."""
     every = rows_of(batch)
     for first, stop in row_ranges(every, count):
         if first == stop:
@@ -280,7 +280,7 @@ def pipeline_stepper(
 
 
 class PipelineStepper(FunctionStepper):
-    """Steps of a model of stages: a device updates what it holds, and the host sees each loss."""
+    """Steps of a model of stages: each device updates its parameters; the host sees each loss."""
 
     _strategy: PipelineStrategy
 
@@ -291,7 +291,7 @@ class PipelineStepper(FunctionStepper):
             layer = self.config.layer
             assert isinstance(layer, Staged)
             self.config = replace(self.config, layer=replace(layer, compiles=False))
-        self._seed = int(self.engine.to_host(self._seed))  # which every stage takes
+        self._seed = int(self.engine.to_host(self._seed))  # an int works on every stage
         self._gradients = self._autodiff.value_and_grad(self._batch_loss, more=True)
         self._is_failing, self._steps_failed = False, 0
         self._masks = device_masks(self._trained)
@@ -301,10 +301,10 @@ class PipelineStepper(FunctionStepper):
     def _make_compiler(self) -> CompiledSteps:
         if self._autodiff.compiles:
             return super()._make_compiler()
-        return CompiledSteps(self.engine, "none", fixed=False)  # its compiler spans no devices
+        return CompiledSteps(self.engine, "none", fixed=False)  # no compiler spans devices
 
     def _batch_loss(self, trained: Tree, *rest: Any) -> tuple[Array, list[Array]]:
-        """Return the loss of a batch: of its microbatches, weighted by their rows."""
+        """Return the loss of a batch: the mean over its microbatches, weighted by rows."""
         count = self._strategy.microbatches
         if count == 1:
             return self._loss(trained, *rest)
@@ -352,7 +352,7 @@ class PipelineStepper(FunctionStepper):
             )
 
     def _scale_of(self, parts: Sequence[Tree], share: float) -> float:
-        """Return the factor of the gradients; NaN or infinite if they are."""
+        """Return the factor for the gradients; NaN or infinite if they are."""
         clip = self.config.clip
         if clip is None:
             seen = sum(float(self.engine.to_host(total(part))) for part in parts)

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from anydevice._train.history import Epoch
 
 _NARROW = 100
-"""Columns of a terminal below which the bar itself is short, to leave room for the text."""
+"""Terminal width below which the bar is shortened, to leave room for the text."""
 
 _SLOW = 4.0
-"""Seconds of compiling after which a line says so where no bar is shown."""
+"""Seconds of compiling after which a line is printed if there is no bar."""
 
 _MOST_LINES = 100
-"""Epochs with a line each where no bar is shown; of more, as many at equal distances."""
+"""Maximum number of epoch lines without a bar; of more epochs, evenly spaced ones are printed."""
 
 _STEPS_BEFORE_FORECAST = 5
 """Batches before the time left is estimated."""
 
 
 class TrainingProgress:
-    """A bar on the error stream while the block runs, where that is a terminal, or in a notebook.
+    """A bar on the error stream while the block runs, on a terminal or in a notebook.
 
-    It is there from the start. `wanted` is true for a bar in any case, false for none. Elsewhere
-    each epoch is a line, and so is a slow compilation, once, unless nothing is wanted.
+    `wanted` forces the bar on or off. Without a bar, each epoch is a line, and so is a slow
+    compilation, once, unless `wanted` is false.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class TrainingProgress:
         self._length = length
 
     def compiles(self, epoch: int, engine: str) -> None:
-        """Note that a step begins which an engine compiles first.
+        """Note that an engine compiles the step that begins now.
 
-        On the bar, else a line if it takes long.
+        The bar says so; without a bar, a line is printed if it takes long.
         """
         self._doing = "compiling"
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
@@ -82,12 +82,12 @@ class TrainingProgress:
             self._slow.start()
 
     def compiled(self) -> None:
-        """Note that the compiled step is over."""
+        """Note that the compiled step has ended."""
         if self._slow is not None:
             self._slow.cancel()
 
     def ended(self, epoch: Epoch) -> None:
-        """Return an epoch is over: a line where no bar is shown."""
+        """Note the end of an epoch; without a bar, print a line."""
         last = epoch.epoch == self._epochs
         if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
             _say(_line(epoch, self._epochs))
@@ -95,8 +95,8 @@ class TrainingProgress:
     def ends(self, text: str) -> None:
         """Show when the training will end: at once on the bar, else on the error stream.
 
-        A signal handler may call it at any time, so it does not use Python's streams, which may be
-        in use.
+        A signal handler may call this at any time, so it avoids Python's streams, which may be in
+        use.
         """
         self._ending = text
         if self._shown:
@@ -108,10 +108,10 @@ class TrainingProgress:
     def tell(
         self, epoch: int, position: int, loss: float | None, rate: float, examples: int
     ) -> None:
-        """Show the batch of the epoch, and how many examples were trained on in all.
+        """Show the batch of the epoch, and the total number of examples trained on.
 
-        `rate` is that of the last step. Speed and the time left are counted from the first call on:
-        the time before is mostly compiling.
+        `rate` is the rate of the last step. Speed and time left are measured from the first call
+        on, because the time before is mostly compiling.
         """
         self._doing = ""
         done = (epoch - 1) * self._length + position if self._length else epoch - 1
@@ -120,7 +120,7 @@ class TrainingProgress:
         began, passed, first = self._first_tell
         seconds = now - began
         words = [(f"epoch {epoch}/{self._epochs}", 0)]
-        if not math.isnan(rate):  # an optimizer of another library may keep it to itself
+        if not math.isnan(rate):  # an optimizer of another library may not report it
             words.append((f"rate {rate:.3g}", 4))
         if loss is not None:
             words.insert(1, (f"loss {loss:.4g}", 1))
@@ -135,7 +135,7 @@ class TrainingProgress:
         return self._epochs * (self._length or 1)
 
     def _show(self, done: int, words: list[tuple[str, int]]) -> None:
-        """Show the bar with as many of the words as fit; the number is their rank."""
+        """Show the bar with as many words as fit; each has a rank, and low ranks come first."""
         total = self._total()
         self._done = min(done, total)
         if self._ending:
@@ -176,7 +176,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
 
 
 def fitted(words: list[tuple[str, int]], room: int) -> str:
-    """Return the words in their order, without those of the highest ranks that do not fit.
+    """Return the words in order, dropping the highest ranks until the rest fits.
 
     >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
     'epoch 1/2  1:15 left'

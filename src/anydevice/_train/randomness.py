@@ -1,6 +1,6 @@
-"""The global random numbers of Python, NumPy, PyTorch and MLX, saved and set back.
+"""The global random generators of Python, NumPy, PyTorch and MLX: saving and restoring them.
 
-Loaders shuffle by them, and modules of PyTorch and MLX drop by them. A state is ready for JSON.
+Loaders shuffle with them, and modules of PyTorch and MLX use them for dropout. A state is JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WITH_GLOBAL_NUMBERS = ("torch", "mlx")
 
 
 def host_state(loader: object = None) -> dict[str, Any]:
-    """Return the state of the host's generators, and of those that a loader has of its own."""
+    """Return the state of the host's generators, and of a loader's own generators."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -45,7 +45,7 @@ def set_host_state(state: State, loader: object = None) -> None:
 
 
 def random_state(*devices: Device) -> tuple[State, list[str | None]]:
-    """Return the state of the host's generators, and of those of accelerators."""
+    """Return the state of the generators of the host and of accelerators."""
     return host_state(), [device_state(device) for device in devices]
 
 
@@ -57,13 +57,13 @@ def set_random_state(state: tuple[State, list[str | None]], *devices: Device) ->
 
 
 def seed_modules(library: str, seed: int) -> None:
-    """Seed the random numbers that modules of a library draw, if they are global."""
+    """Seed the random generator of a library's modules, if it is global."""
     if library in _WITH_GLOBAL_NUMBERS:
         part(library, "random").seed(seed)
 
 
 def device_state(device: Device) -> str | None:
-    """Return the state of PyTorch's generator of an accelerator; `None` for other devices."""
+    """Return the state of PyTorch's generator on an accelerator; `None` for other devices."""
     if device.engine != "torch" or device.kind == "cpu":
         return None
     state: str | None = part("torch", "random").device_state(device)

@@ -1,7 +1,7 @@
-"""A training in several processes of PyTorch, each of which holds its share of everything.
+"""Training in several processes of PyTorch, each with a shard of parameters and state.
 
-Of our models, a step gathers parameters where it computes with them, and leaves each process the
-sum of its share of the gradients. Modules of users are sharded by PyTorch's own FSDP2.
+For our models, a step gathers the parameters it computes with, and leaves each process its share
+of the summed gradients. Users' modules are sharded by PyTorch's own FSDP2.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _CPU = Device("cpu", engine="torch")
 
 
 class ShardStrategy(ProcessStrategy):
-    """A training whose parameters and state are divided over processes of PyTorch.
+    """A training with parameters and optimizer state divided over processes of PyTorch.
 
-    A stepper of our models has the parts of this process, plain tensors that it updates as any
-    others; what others see of them are DTensors.
+    A stepper of our models updates the shards of this process as plain tensors; callers outside
+    see DTensors.
     """
 
     is_sharded = True
 
     def __init__(self, group: Group, mesh: Mesh, device: Device, text: str) -> None:
         super().__init__(group, device, text)
-        self.reads_within = False  # a step begins with an exchange, that of its parameters
+        self.reads_within = False  # a step begins with an exchange of its parameters
         self._mesh, self._torch = mesh, part("torch", "mesh")
         self._layouts: dict[str, list[Layout]] = {}
 
@@ -60,7 +60,7 @@ class ShardStrategy(ProcessStrategy):
                 code="no_collectives",
             ).error()
 
-    # Where trees lie
+    # Placement of trees
 
     def parameters(self, tree: Tree) -> Tree:
         return mapped(self._shard, tree)
@@ -94,7 +94,7 @@ class ShardStrategy(ProcessStrategy):
     def saved(self, tree: Tree) -> Tree:
         if tree is None:
             return None
-        # One after the other: no process holds all of them, and only the first one keeps them.
+        # One array after the other: no process holds all of them, and only the first keeps them.
         leads = self.leads
 
         def host(x: Any) -> Any:
@@ -135,7 +135,7 @@ class ShardStrategy(ProcessStrategy):
                 )
             value = self._own_value(value if weight else value.new_zeros(()))
             sums = self._sum([value], 1.0)
-            if sums is None:  # found to be no mean over rows: once more, with all of them
+            if sums is None:  # the loss is no mean over rows: repeat with the rows of all processes
                 return summed(trained, held, batch, seed, number, scale)
             return (sums[0], state), found
 
@@ -145,7 +145,7 @@ class ShardStrategy(ProcessStrategy):
         return self._torch.summed(number, self._mesh)
 
     def clip_gradients(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
-        # A part that each process has as a whole counts once in each group that holds everything.
+        # A part that each process has as a whole counts once in each group of shards.
         is_first = self._group.rank % self._mesh.shard == 0
         counts = [layout.axis is not None or is_first for layout in self._layouts["total"]]
         parts, norm = self._torch.clip_parts(leaves(gradients), counts, limit, self._mesh)
@@ -173,15 +173,15 @@ class ShardStrategy(ProcessStrategy):
         return sharded
 
     def _module_part(self, loss: Function, batch: Any, rows: Any, share: float) -> Any:
-        # One without rows takes part, or the others would wait.
+        # A process without rows takes part too, or the others would wait.
         with self._part(rows, share) as weight, part("torch", "random").dropping_as_whole(rows):
             return loss(batch) * weight
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
-        """FSDP2 has summed them already."""
+        """Do nothing: FSDP2 has summed the gradients already."""
 
     def optimizer_state(self, saved: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:
-        if "param_groups" not in saved:  # one of ours
+        if "param_groups" not in saved:  # the state of an optimizer of anydevice
             return {**saved, "state": self.parameters(saved["state"])}
         step = part("torch", "step")
         weights = step.parameters_of(optimizer)

@@ -27,21 +27,21 @@ from anydevice._nn.optimizers import Optimizer
 from anydevice._ops.dispatch import own_version, primitives
 
 _WORTH_COMPILING = 5e10
-"""Uses of parameters, once an output, in a training of some minutes on two cores."""
+"""Parameters times batches of a training that takes some minutes on two cores."""
 
 _STEP_OVERHEAD = 250_000
-"""Uses of parameters in the time that PyTorch takes to start the kernels of a small step."""
+"""Parameters processed in the time that PyTorch takes to launch the kernels of a small step."""
 
 _USUAL_LENGTH = 1000
-"""Batches of an epoch where data does not say how many it has."""
+"""Batches assumed per epoch if the data has no length."""
 
 
 class StepConfig(Record):
-    """The parts of a step; `layer` is the one whose output the loss takes.
+    """The parts of a step; the loss takes the output of `layer`.
 
-    `trained` says of each leaf of the parameters whether gradients change it; `None` if they change
-    all. `frozen` are the paths of layers with frozen state. A module of another library is a layer
-    too, which knows its loss.
+    `trained` tells for each leaf of the parameters whether gradients change it; `None` means all.
+    `frozen` are the paths of layers with frozen state. A module of another library is a layer too,
+    with a loss of its own.
     """
 
     layer: Layer
@@ -56,11 +56,11 @@ class StepConfig(Record):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the layer and the loss are those of anydevice: nothing in them ever changes."""
+        """Whether layer and loss are from anydevice, so that nothing in them ever changes."""
         return computes_in_float32(self.loss) and _is_ours(self.layer)
 
     def value(self, parameters: Tree, batch: Any, run: Run) -> Array:
-        """Return the loss of one batch in float32, as a function that compilers can trace."""
+        """Return the loss of one batch in float32; compilers can trace this."""
         return self.value_and_output(parameters, batch, run)[0]
 
     def value_and_output(self, parameters: Any, batch: Any, run: Run) -> tuple[Array, Any]:
@@ -90,9 +90,9 @@ def _is_ours(layer: Layer) -> bool:
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
     """Return how to compile by default; `batches` is the length of an epoch, if it is known.
 
-    PyTorch's compiler takes half a minute on a CPU, whatever the model, and saves a part of each
-    step. So a training there is compiled only if it is long: a rule of sizes alone, so that the
-    same training is always the same.
+    PyTorch's compiler takes half a minute on a CPU for any model, and saves a part of each step.
+    So only a long training is compiled there. The rule depends on sizes alone, so that the same
+    training always compiles the same way.
 
     >>> from anydevice import nn
     >>> cpu = Device("cpu", engine="torch")
@@ -107,9 +107,9 @@ def default_optimize(device: Device, model: Model, epochs: int, batches: int | N
 
 
 class CompiledSteps:
-    """Compiles the functions of a step; `how` describes it, a `quiet` one does not warn.
+    """Compiles the functions of a step; `how` describes the result; `quiet` suppresses warnings.
 
-    `fixed` says that nothing which the functions close over ever changes.
+    `fixed` promises that the values the functions close over never change.
     """
 
     def __init__(self, engine: Engine, optimize: str, *, fixed: bool) -> None:
@@ -130,7 +130,7 @@ class CompiledSteps:
     def compiled(self, function: Function, *donate: str) -> Function:
         """Return the function, compiled if the engine can and the config asks for it.
 
-        Where compiling fails, it runs as written, with one warning.
+        If compiling fails, the function runs as written, with one warning.
         """
         if not self._compilers:
             return function
@@ -160,14 +160,14 @@ def _copy(x: Any) -> Any:
 
 
 def total(tree: Tree) -> Array:
-    """Return a float32 that is finite if all numbers of a tree are, and not absurdly large."""
+    """Return a float32 that is finite if all numbers of a tree are finite and of sane size."""
     arrays = leaves(tree)
     found = own_version(arrays[0], "total_size", _total)(arrays)
     return _total(arrays) if found is NotImplemented else found
 
 
 def nonfinite(value: Array) -> Array:
-    """1.0 where a number is infinite or NaN, else 0.0."""
+    """Return 1.0 if a number is infinite or NaN, else 0.0."""
     xp = primitives(value)
     return xp.astype(xp.isnan(xp.subtract(value, value)), DTYPES["float32"])
 
@@ -178,5 +178,5 @@ def _total(arrays: list[Array]) -> Array:
 
 
 def _sum(x: Array) -> Array:
-    # Column by column first: XLA vectorizes sums on the CPU only where it keeps an axis.
+    # Column by column first: XLA vectorizes sums on the CPU only if an axis remains.
     return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)

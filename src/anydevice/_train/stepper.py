@@ -1,7 +1,7 @@
-"""Steps by a loss that is a function of parameters, as fast as the engine can.
+"""Steps for a loss that is a function of parameters, as fast as the engine can.
 
-Where gradients can be taken inside compiled code, the whole step is one compiled function that
-consumes its parameters. Elsewhere the loss is compiled, gradients are taken of it, and the engine's
+If the engine takes gradients inside compiled code, the whole step is one compiled function that
+consumes its parameters. Otherwise the loss is compiled, gradients are taken of it, and the engine's
 own kernels update the parameters in place. On an accelerator nothing is read back: counts and
 failures stay on the device, so that the next step can start at once.
 """
@@ -49,14 +49,14 @@ _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _NOT_TRAINING = Run()
 _CONSUMED = ("trained", "state", "counts", "scale")
 _SERIAL = 2_000_000
-"""Uses of parameters in a step that a second thread does not make shorter."""
+"""Size of a step (parameters used) up to which a second thread does not help."""
 
 
 def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: int) -> Stepper:
     """Return the stepper for the engine of the devices that hold the arrays of `state`.
 
-    The stepper consumes them: do not use them afterwards. Raises `UnsupportedError`, with
-    the engines that can, where the engine has no gradients.
+    The stepper consumes them: do not use them afterwards. Raises `UnsupportedError`, listing the
+    engines that can train, if the engine has no gradients.
     """
     device = strategy.device
     if device.engine is None:
@@ -71,10 +71,10 @@ def stepper_for(strategy: Strategy, config: StepConfig, state: StepState, seed: 
 
 
 class FunctionStepper(Stepper):
-    """Takes steps by a loss that is a function of parameters.
+    """Takes steps for a loss that is a function of parameters.
 
-    They are in two trees, one of which gradients change. Of the others, a layer may change some in
-    training itself, such as the statistics of a `BatchNorm`: its state.
+    Parameters are in two trees: `trained`, which gradients change, and `held`. A layer may change
+    some held ones itself, such as the statistics of a `BatchNorm`: its state.
     """
 
     config: StepConfig
@@ -131,7 +131,7 @@ class FunctionStepper(Stepper):
 
     @abstractmethod
     def _start(self, steps: int) -> None:
-        """Make the functions of a step, and its counts on the device."""
+        """Build the functions of a step, and its counters on the device."""
 
     @property
     def parameters(self) -> Tree:
@@ -177,19 +177,19 @@ class FunctionStepper(Stepper):
         return self.started - self._steps_taken()
 
     def _failed_steps(self) -> Array | int:
-        """Return how many steps were started since the first failed one."""
+        """Return the number of steps started since the first failed one."""
         raise NotImplementedError
 
     def _failed_weights(self) -> Array | float:
-        """1.0 where a parameter is infinite or NaN, else 0.0."""
+        """Return 1.0 if a parameter is infinite or NaN, else 0.0."""
         raise NotImplementedError
 
     @abstractmethod
     def _steps_taken(self) -> int:
-        """Return the steps that changed the parameters."""
+        """Return the number of steps that changed the parameters."""
 
     def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
-        """Return one thread for a small step on the CPU."""
+        """Return a scope with one thread for a small step on the CPU."""
         shape = tuple(getattr(batch[0], "shape", ())) if isinstance(batch, tuple) else ()
         if self.compiler.compiles or not shape or self.device.kind != "cpu":
             return nullcontext
@@ -201,7 +201,7 @@ class FunctionStepper(Stepper):
         return int(self.engine.to_host(value))
 
     def _number(self, value: float, kind: Any) -> Array:
-        """Return a number as an array without axes on the device."""
+        """Return a number as a 0-d array on the device."""
         return self._strategy.numbers(self.engine.place(np.asarray(value, kind), self.device))
 
     def _loss(
@@ -214,7 +214,7 @@ class FunctionStepper(Stepper):
         scale: Array | None,
         rows: tuple[int, int, int] | None = None,
     ) -> tuple[Array, list[Array]]:
-        """Return the loss of a batch, scaled, and the new state of the layers."""
+        """Return the scaled loss of a batch, and the new state of the layers."""
         parameters = trained if held is None else combined(trained, held)
         updates: dict[tuple[str, str], Array] = {}
         run = Run(True, seed, number, updates=updates, frozen=self.config.frozen, rows=rows)
@@ -223,7 +223,7 @@ class FunctionStepper(Stepper):
         return (value if scale is None else ops.multiply(value, scale)), state
 
     def _new_state(self, held: Tree, updates: dict[tuple[str, str], Array]) -> list[Array]:
-        """Return the state after a batch, in the order of its leaves; what did not run keeps it."""
+        """Return the state after a batch, leaf by leaf; layers that did not run keep theirs."""
         if not any(self._is_state):
             return []
         named = {f"{path}.{name}": x for (path, name), x in updates.items()}
@@ -242,9 +242,9 @@ class FunctionStepper(Stepper):
         return [leaf for leaf, is_state in pairs if is_state]
 
     def _failure(self, value: Array, scale: ScaleState | None) -> Array:
-        """1.0 where a loss fails the training, else 0.0.
+        """Return 1.0 if a loss fails the training, else 0.0.
 
-        An infinite one may come from the scale, and be finite with a smaller one; NaN does not.
+        An infinite loss may become finite with a smaller scale; NaN does not.
         """
         if scale is None:
             return nonfinite(value)
@@ -252,7 +252,7 @@ class FunctionStepper(Stepper):
         return ops.maximum(_as_float(ops.isnan(value)), last)
 
     def _add_up(self, gradients: Tree, weight: float) -> None:
-        """Add the gradients of a batch to those that wait."""
+        """Add the gradients of a batch to the accumulated ones."""
         if weight != 1.0:
             gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
         self._total = gradients if self._total is None else self._plus(self._total, gradients)
@@ -260,7 +260,7 @@ class FunctionStepper(Stepper):
         self.batches += 1
 
     def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
-        """Return the gradients of the update, and 1.0 where it must not use them, else 0.0."""
+        """Return the gradients for the update, and 1.0 if it must be skipped, else 0.0."""
         skip = None
         if scale is not None:
             skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
@@ -274,7 +274,7 @@ class FunctionStepper(Stepper):
         return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
 
     def _total_of(self, tree: Tree) -> Any:
-        """Get a float32 that is finite where all numbers of a tree are, those of all processes."""
+        """Return a float32 that is finite if all numbers of a tree are, in all processes."""
         return self._strategy.over_shards(total(tree))
 
 
@@ -311,7 +311,7 @@ class SplitStepper(FunctionStepper):
         self.drop()
         stays = self._xp.maximum(skip, self._failed)
         self.started += 1
-        # Filled on the device: a number that is copied there would wait for all steps in flight.
+        # Filled on the device: copying a number there would wait for all steps in flight.
         step = (
             self._xp.full((), self.started, _FLOAT32, self._like)
             if self._scale is None
@@ -359,9 +359,9 @@ class SplitStepper(FunctionStepper):
 
 
 class HostStepper(SplitStepper):
-    """Steps on a CPU: looking at a number waits for nothing there, so a failed step is not begun.
+    """Steps on a CPU: reading a number costs no wait there, so a failed step is not begun.
 
-    The lists of arrays are kept, since updates write into them.
+    The lists of arrays are reused, since updates write into them.
     """
 
     def _start(self, steps: int) -> None:
@@ -509,7 +509,7 @@ class FusedStepper(FunctionStepper):
 
     def _rate(self, rate: float) -> Array:
         last = self._last_rate[0]
-        if rate is not last and rate != last:  # NaN, where the optimizer has its own, is not itself
+        if rate is not last and rate != last:  # NaN (the optimizer's own rate) != NaN
             self._last_rate = rate, self._number(rate, np.float32)
         return self._last_rate[1]
 
@@ -582,7 +582,7 @@ class FusedStepper(FunctionStepper):
         if scale is not None:
             failed = ops.maximum(counts["failed"], ops.multiply(stays, _at_minimum(scale)))
             scale = self._scaling.after(scale, goes)
-            after = _select(goes, after, state)  # else a step that is left out is the last one
+            after = _select(goes, after, state)  # a skipped step keeps the old state
         counts = {
             "batches": counts["batches"],
             "steps": ops.where(goes, steps, counts["steps"]),
@@ -597,7 +597,7 @@ def _nonfinite_tree(parameters: Tree) -> Array:
 
 
 def _at_minimum(scale: ScaleState) -> Array:
-    """1.0 where the scale of a loss cannot become smaller, else 0.0."""
+    """Return 1.0 if the loss scale cannot shrink further, else 0.0."""
     return _as_float(ops.less_equal(scale["scale"], 1.0))
 
 
@@ -610,18 +610,18 @@ def _as_float(condition: Array) -> Array:
 
 
 def _add_trees(total: Tree, new: Tree) -> Tree:
-    """Return the sums of two trees, array by array."""
+    """Return the sum of two trees, array by array."""
     return refilled(total, list(map(ops.add, leaves(total), leaves(new))))
 
 
 def _select(goes: Array, new: TreeT, old: TreeT) -> TreeT:
-    """Return the new tree where a condition holds, else the old one."""
+    """Return the new tree if a condition holds, else the old one."""
     pairs = zip(leaves(new), leaves(old), strict=True)
     return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
 
 
 def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
-    """Return the new tree, or the old one where `stays` is 1, unless it was written in place."""
+    """Return the old tree if `stays` is 1, else the new one; in-place updates are kept."""
     if all(map(is_, leaves(new), leaves(old))):
         return new
     return _select(ops.less(stays, 1.0), new, old)

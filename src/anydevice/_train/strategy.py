@@ -1,7 +1,7 @@
-"""How a training lies on its devices: on one, or on the devices of a mesh.
+"""The placement of a training on its devices: one device, or the devices of a mesh.
 
-The steps stay the same functions. On several devices of JAX, only where their arrays lie changes,
-and the compiler adds what the devices tell each other.
+The steps stay the same functions. On several devices of JAX, only the placement of their arrays
+changes, and the compiler adds the communication.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("auto", "replicate", "shard", "pipeline")
 ROUNDING, ROUNDING_16 = 1e-5, 1e-3
-"""Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
+"""Relative differences of losses, in float32 and in 16 bits, too large for rounding."""
 
 CHECKED = 3
-"""The first batches, whose loss is also computed as a whole; later, each with a power of two."""
+"""First batches whose loss is also computed as a whole; later, those at powers of two."""
 
 HELD = 4
-"""Numbers that a training holds for each parameter: itself, its gradient and two moments."""
+"""Numbers stored per parameter: the parameter, its gradient and two moments."""
 
 
 def is_compared(number: int) -> bool:
-    """Whether the batch with this number, from 1 on, is looked at more closely.
+    """Whether the loss of the batch with this number, from 1 on, is also computed as a whole.
 
     >>> [number for number in range(1, 40) if is_compared(number)]
     [1, 2, 3, 4, 8, 16, 32]
@@ -58,7 +58,7 @@ def is_compared(number: int) -> bool:
 
 
 class Strategy:
-    """A training on one device. `text` says how it lies on several."""
+    """A training on one device. `text` describes the placement on several."""
 
     text: str | None = None
     is_several = False
@@ -69,96 +69,96 @@ class Strategy:
 
     asked = False
     late = 0
-    """Batches after which it is read what other processes told of one."""
+    """Batches of delay before the answers of other processes are read."""
 
     reads_within = False
-    """Whether that is read within a step, before it exchanges anything, and not before the step."""
+    """Whether answers are read within a step, before its first exchange, and not before the step.
+    """
 
     must_compile = False
-    """Whether a step must be one program, whatever the options say."""
+    """Whether a step must be one program, regardless of the options."""
 
     checks_batches = False
-    """Whether `check_batch` looks at batches before their steps."""
+    """Whether `check_batch` checks batches before their steps."""
 
     in_flight = 2
-    """Steps in flight when another one starts: one computes while one waits."""
+    """Steps in flight when another one starts: one computes while another waits."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.place = placer(device)
-        """Moves a batch to where steps take it."""
+        """Moves a batch to the place that steps expect."""
         self._answers: deque[tuple[Callable[[], Any], str]] = deque()
         self._stops = False
 
     @property
     def reads_to(self) -> Device:
-        """The device to which a file is read before `state` places it."""
+        """The device that a file is read to, before `state` places it."""
         return self.device
 
     @property
     def is_ahead(self) -> bool:
-        """Whether batches can be placed ahead by another thread."""
+        """Whether another thread can place batches ahead."""
         return True
 
     def parameters(self, tree: Tree) -> Tree:
-        """Parameters where steps take them."""
+        """Return the parameters, placed for steps."""
         return to_device(tree, self.device, convert=True)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
-        """Return all that steps change, where they take it.
+        """Return the whole state of steps, placed for them.
 
-        `trained` is that of their `StepConfig`.
+        `trained` is the field of their `StepConfig`.
         """
         return state
 
     def joined(self, tree: Tree, name: str) -> Tree:
-        """Arrays as others see them, of what a step has: a tree of its state with this name."""
+        """Return a tree of a step's state, by its name, as arrays for callers outside."""
         return tree
 
     def numbers(self, tree: TreeT) -> TreeT:
-        """Single numbers where steps take them."""
+        """Return single numbers, placed for steps."""
         return tree
 
     def whole(self, tree: TreeT) -> TreeT:
-        """Return a tree of parameters on one device, in one piece each."""
+        """Return a tree of whole parameters on one device."""
         return tree
 
     def readable(self, tree: TreeT) -> TreeT:
-        """Return a tree whose numbers this process can read; all processes take part."""
+        """Return a tree that this process can read; all processes take part."""
         return tree
 
     def saved(self, tree: Tree) -> Tree:
-        """Return a tree as the process that leads writes it to a file; all processes take part."""
+        """Return a tree as the leading process writes it to a file; all processes take part."""
         return tree
 
     def config(self, config: StepConfig) -> StepConfig:
-        """Return the parts of a step, as this training takes them."""
+        """Return the parts of a step, adapted to this placement."""
         return config
 
     def gradients(self, differentiate: Function, loss: Function) -> Function:
-        """Return the function of a loss and its gradients, of whole batches.
+        """Return a function that computes the loss of a whole batch and its gradients.
 
-        `differentiate` makes it of the one of a loss.
+        `differentiate` makes such a function from a loss.
         """
         return differentiate(loss)
 
     def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
-        """Raise for a batch whose parts cannot be computed apart.
+        """Raise for a batch whose parts cannot be computed separately.
 
-        `loss` is that of a part, and of where its rows lie in the batch.
+        `loss` takes a part, and the position of its rows in the batch.
         """
 
     def over_shards(self, number: Any) -> Any:
-        """Return the sum of a number over the processes that have parts of the parameters."""
+        """Return the sum of a number over the processes that hold parts of the parameters."""
         return number
 
     def clip_gradients(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
-        """Clip the gradients to a norm; also return the norm that they had."""
+        """Clip the gradients to a norm; also return their norm before."""
         return clip_gradients(gradients, limit)
 
     def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
-        """Return a module of PyTorch where steps take it, and in the dtype that its weights have
-        then.
+        """Return a module of PyTorch, placed for steps, with its weights in `dtype`.
 
         `optimizer` is one of PyTorch, or `None`.
         """
@@ -167,33 +167,33 @@ class Strategy:
         return layer
 
     def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
-        """Return the state of an optimizer of modules, read from a file, as it takes it."""
+        """Return the saved state of a module's optimizer in the form that it loads."""
         return saved
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
-        """Return the loss that gradients are taken of: its sum over processes is that of the batch.
+        """Return the loss to differentiate: its sum over processes is the loss of the batch.
 
-        `None` for a process without rows.
+        Returns None for a process without rows.
         """
         return loss(batch)
 
     def module_total(self, value: Any, like: Any) -> Any:
-        """Return the loss of a whole batch, of what `module_loss` gave."""
+        """Return the loss of a whole batch from a result of `module_loss`."""
         return value.detach()
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
-        """Make gradients of weights of PyTorch those of whole batches."""
+        """Sum the gradients of PyTorch weights over processes, as for whole batches."""
 
     def check(
         self, layer: Any, frozen: Collection[str], policy: Policy, optimizer: Optimizer | None
     ) -> None:
-        """Raise `UnsupportedError` for a model that cannot be trained so."""
+        """Raise `UnsupportedError` for a model that this placement cannot train."""
 
     def share(self, tensors: Sequence[Any]) -> None:
         """Give weights of PyTorch the same numbers in all processes."""
 
     def is_asked(self, asked: bool) -> bool:
-        """Whether a training that is asked to stop here, or not, stops now: in all processes."""
+        """Whether the training stops now, in all processes; `asked` is the request to this one."""
         self.asked = asked  # the next batch tells the others
         self._read_answers(self.late)
         return self._stops if self.is_several else asked
@@ -201,9 +201,9 @@ class Strategy:
     def together(
         self, batches: Generator[Any, None, None], name: str, epoch: int, skipped: int = 0
     ) -> Generator[Any, None, None]:
-        """Batches that are placed, of which every process has the same number.
+        """Yield placed batches, the same number in every process.
 
-        Raises `ConfigurationError` where one has more than another, or other numbers of rows.
+        Raises `ConfigurationError` if processes differ in batches or in numbers of rows.
         """
         return self._meet_batches(batches, name, epoch, skipped) if self.is_several else batches
 
@@ -223,7 +223,7 @@ class Strategy:
         self._read_answers(self.late + self.reads_within if rows else 0)
 
     def _read_answers(self, left: int) -> None:
-        """Read what processes told of batches, but of the last ones."""
+        """Read the answers of processes about all batches but the last `left`."""
         while len(self._answers) > left:
             told, name = self._answers.popleft()
             found = to_numpy(told())
@@ -232,7 +232,7 @@ class Strategy:
                 raise _other_counts(found[:, 0].astype(int).tolist(), name)
 
     def _tell_rows(self, rows: int) -> Callable[[], Any]:
-        """Tell the others; what waits for the rows of each, and whether each is asked to stop."""
+        """Tell the others; return a function that waits for each one's rows and stop request."""
         raise NotImplementedError
 
     @property
@@ -245,7 +245,7 @@ class Strategy:
 
 
 class MeshStrategy(Strategy):
-    """A training on several devices, which JAX drives: those of one process, or of several.
+    """A training on several devices that JAX drives, in one process or in several.
 
     Processes compute the same step together, each on its parts of the same arrays.
     """
@@ -262,9 +262,9 @@ class MeshStrategy(Strategy):
         self._last: Any = None
         if self._group is not None:
             if self.device.kind == "cpu":
-                # There, two programs that exchange numbers may wait for each other for ever.
+                # There, two programs that communicate may deadlock.
                 self.in_flight, self.must_compile = 0, True
-            self.late = self.in_flight  # by then it is there, so that no step waits for it
+            self.late = self.in_flight  # the answer has arrived by then, so no step waits for it
             set_host_state(self._group.of_first(host_state()))
 
     @property
@@ -296,7 +296,7 @@ class MeshStrategy(Strategy):
     def parameters(self, tree: Tree) -> Tree:
         if self._group is not None and not self._group.is_same(tree):
             tree = mapped(self._group.from_first, mapped(to_numpy, tree))
-        # One after the other: no device ever holds all of them.
+        # One array after the other: no device ever holds all of them.
         return mapped(lambda x: self._shard(super(MeshStrategy, self).parameters(x)), tree)
 
     def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
@@ -333,7 +333,7 @@ class MeshStrategy(Strategy):
     def _divide_batch(self, batch: Any) -> Any:
         rows, size = rows_of(batch), self._mesh.size
         self._placed += 1
-        if rows % size and self._placed == 1:  # the last batch of an epoch is often a small one
+        if rows % size and self._placed == 1:  # the last batch is often uneven: no warning
             warn(
                 f"batches of {rows} rows do not divide over {size} devices, so each of these "
                 f"computes all of such a batch; take a size that is a multiple of {size}"
@@ -351,7 +351,7 @@ _SAME = (
 
 
 def other_batches() -> ConfigurationError:
-    """Return the error for processes that do not train on the same numbers."""
+    """Return the error for processes that train on different numbers."""
     return ConfigurationError(f"the processes have different batches{_SAME}", source="data")
 
 
@@ -368,7 +368,7 @@ def _other_counts(rows: Sequence[int], where: str) -> ConfigurationError:
 
 
 def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:
-    """Raise `UnsupportedError` for a layer that computes with whole batches: they are divided."""
+    """Raise `UnsupportedError` for a layer that needs whole batches, since they are divided."""
     module = getattr(layer, "given", None)
     if module is None:
         names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in frozen]
@@ -380,16 +380,13 @@ def check_rows(layer: Any, frozen: Collection[str], instead: str) -> None:
 
 
 def not_divisible(what: str, instead: str) -> Exception:
-    """Return the error for what cannot be computed of rows of a batch apart."""
+    """Return the error for a computation that cannot be divided by rows."""
     more = "take a loss that is a mean over rows, and LayerNorm in place of BatchNorm"
     return Absent(what, instead=f"{instead}, or {more}", code="no_collectives").error()
 
 
 def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
-    """Return the device of a training, and the mesh where there are several.
-
-    Checks both arguments.
-    """
+    """Return the device of a training, and the mesh if there are several; check both arguments."""
     if isinstance(device, list | tuple):
         raise ConfigurationError(
             f"device= is one device, and {device!r} is a list; use devices= for several",
@@ -415,7 +412,7 @@ def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]
 
 
 def strategy_for(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree) -> Strategy:
-    """Return how a training lies on a mesh; raises `UnsupportedError` if it cannot."""
+    """Return the strategy of a training on a mesh; raise `UnsupportedError` if there is none."""
     if mesh is None:
         return Strategy(device)
     if mesh.group is not None and device.engine != mesh.engine:
@@ -470,7 +467,7 @@ def _over_processes(
 
 
 def _choose_sizes(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
-    """Return the mesh with the sizes of a strategy, and which that is and why."""
+    """Return the mesh with the sizes of a strategy, and the strategy with its reason."""
     why = "as asked"
     if mesh.shard > 1:
         if strategy == "replicate":
@@ -494,7 +491,7 @@ def _fitting(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
     needed = HELD * sum(4 * int(np.prod(x.shape)) for x in leaves(parameters))
     device = mesh.devices[0]
     available = memory_stats(device).available
-    if available is not None and device.kind == "cpu":  # one memory for all of them
+    if available is not None and device.kind == "cpu":  # all of them share one memory
         available //= mesh.size
     what = f"weights, gradients and optimizer state take {format_size(needed)}"
     if available is None:

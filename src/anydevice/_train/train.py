@@ -1,4 +1,4 @@
-"""`nn.train`: trains a model, with checkpoints, validation and early stopping."""
+"""`nn.train`: train a model, with checkpoints, validation and early stopping."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from anydevice.errors import ConfigurationError
 class TrainingReport(Record):
     """How a model was trained: where, in which precision, and how its steps were compiled.
 
-    `spread` says how it lay on several devices, and why. `peak` is the most memory of the device
-    that this process had in use until then, `None` if it is not counted.
+    `spread` describes the placement on several devices, and the reason. `peak` is the peak device
+    memory of this process so far, `None` if it is not measured.
     """
 
     device: Device
@@ -72,7 +72,7 @@ class TrainingReport(Record):
 class Trained(Record):
     """The result of `nn.train`: the trained model, its history, and how it was trained.
 
-    `stopped` is the reason of an early stop.
+    `stopped` is the reason for an early stop.
     """
 
     model: Any
@@ -125,10 +125,10 @@ def train(
     resume: PathLike | bool | None = None,
     progress: bool | None = None,
 ) -> Trained:
-    """Train a model on all batches of `data` in each epoch, and return the trained one.
+    """Train a model on all batches of `data` in each epoch, and return the result.
 
-    `model` is a `nn.Model`, a layer, whose input size is then that of the first batch, or a module
-    of PyTorch, Flax NNX, Equinox or MLX; `nn.Training` says which optimizers and losses these take.
+    `model` is a `nn.Model`, a layer (its input size is then taken from the first batch), or a
+    module of PyTorch, Flax NNX, Equinox or MLX; `nn.Training` lists their optimizers and losses.
     `data` is an iterable of batches `(x, y)`, such as a list or a `DataLoader`, which is iterated
     once per epoch. It can also be a function of the seed and the epoch (1, 2, …) that returns the
     batches of that epoch, always the same for the same arguments; `nn.Batches` is one that shuffles
@@ -145,29 +145,29 @@ def train(
     >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
     True
 
-    A given `nn.Model` is not changed, and neither is a module of Equinox; other modules are trained
-    in place. The default `device` is that of the parameters; on the CPU, the engine of a `nn.Model`
-    is torch, jax or mlx, and one that is imported already has priority. The same seed gives the
-    same training. Further options:
+    An `nn.Model` is not changed, and neither is a module of Equinox; other modules are trained in
+    place. The default `device` is the device of the parameters; on the CPU, the engine of an
+    `nn.Model` is torch, jax or mlx, preferably one already imported. The same seed gives the same
+    training. Further options:
 
-    - `devices`: several devices, in place of `device`: a list, the name of a backend for all that
-      it has, or a `parallel.Mesh`. One process drives several through JAX. Each batch is divided
-      over them, and losses are those of one device, up to rounding; the model that is returned is
-      on the first one.
+    - `devices`: several devices, in place of `device`: a list, the name of a backend for all of
+      its devices, or a `parallel.Mesh`. One process drives several through JAX. Each batch is
+      divided over them, and losses equal those of one device, up to rounding; the returned model
+      is on the first device.
     - `strategy`: "replicate" has all parameters on each of the devices, "shard" divides them and
-      the optimizer's state; "auto" replicates where that takes less than half of the memory. The
-      report says which it was, and why.
+      the optimizer's state; "auto" replicates if that takes less than half of the memory. The
+      report gives the choice and its reason.
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
       or "float16" throughout. The default is "float32", or "mixed" if the setting `mixed_precision`
       is on.
     - `optimize`: "none" compiles nothing, "default" compiles each step, "aggressive" takes more
-      time for faster code. Left out, it is "default", but "none" for modules of PyTorch, and for a
-      training on a CPU by PyTorch that is small (parameters times batches): it would be over before
-      it is compiled. A training that is resumed goes on as it began.
-    - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
+      time for faster code. The default is "default", but "none" for modules of PyTorch, and for a
+      small training (parameters times batches) by PyTorch on a CPU, which would end before it is
+      compiled. A resumed training keeps its setting.
+    - `validation`: data to compute a loss on after each epoch. Its first batch is checked before
       the training, unless it can be iterated only once. A number such as 0.2 holds back that share
       of an `nn.Batches`: examples chosen by the seed, or the last ones of data without `shuffle`.
-    - `metrics`: "accuracy", "f1" and others, or functions of yours, as in `nn.evaluate`: computed
+    - `metrics`: "accuracy", "f1" and others, or your own functions, as in `nn.evaluate`: computed
       with the validation, for `history.metrics`.
     - `patience`: stop after this number of epochs without a smaller loss (of the validation, if it
       is given), and return the parameters of the best epoch.
@@ -305,9 +305,9 @@ def _print_all_left_out(steps: int, policy: Policy) -> None:
 def _saving(
     save: PathLike | None, resume: PathLike | bool | None, leads: bool
 ) -> Iterator[Path | None]:
-    """Return a block with the file to save to, which no other training saves to meanwhile.
+    """Run a block with the file to save to, locked against other trainings.
 
-    It is checked to be writable, and not to be overwritten by mistake, by the process that writes.
+    The process that writes checks that it is writable, and is not overwritten by mistake.
     """
     if save is None or not leads:
         yield None if save is None else checked_path(save)
@@ -360,7 +360,7 @@ def _metrics_of(metrics: Specs, model: Any, validation: Any) -> list[Metric]:
 
 
 def _build_model(layer: Layer, data: Any, seed: int, device: Any) -> Model:
-    """Return a model of a layer, whose input size is that of the first batch."""
+    """Return a model of a layer, with the input size of the first batch."""
     first = first_of(data, seed, 1, "data")
     if first is None:
         raise ConfigurationError(

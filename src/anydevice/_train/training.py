@@ -1,4 +1,4 @@
-"""`nn.Training`: a training that a loop of your own takes step by step.
+"""`nn.Training`: a training for your own loop, step by step.
 
 Losses are read from the device only now and then; in between, steps start without waiting. The
 batches since the last reading are kept, so that the one that failed can be run again to find the
@@ -78,19 +78,19 @@ from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 PathLike = str | os.PathLike[str]
 
 _READ_EVERY = 0.5
-"""Seconds from one reading of the losses to the next."""
+"""Seconds between two readings of the losses."""
 
 _READ_TOGETHER = 8
-"""Batches from one reading to the next in several processes."""
+"""Batches between two readings in several processes."""
 
 _MOST_BYTES = 256 * 2**20
-"""Bytes of batches that are kept between two readings."""
+"""Maximum bytes of batches kept between two readings."""
 
 _MOST_BATCHES = 512
-"""Batches between two readings."""
+"""Maximum batches between two readings."""
 
 _ARRAYS = ("parameters", "optimizer", "scale", "total", "own")
-"""Fields of a step's state that may lie on several devices."""
+"""Fields of a step's state that may be on several devices."""
 
 _CLIP = "it is the largest norm of the gradients"
 _warned: set[str] = set()
@@ -117,7 +117,7 @@ class TrainingOptions(Record):
     seed: int | None = None
 
     def checked(self) -> TrainingOptions:
-        """Return valid options; raises `ConfigurationError` for others."""
+        """Return the options; raise `ConfigurationError` for invalid ones."""
         if self.optimize is not None and self.optimize not in OPTIMIZATIONS:
             raise ConfigurationError(
                 f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {self.optimize!r}",
@@ -137,10 +137,10 @@ class Training:
 
     `model` is a `nn.Model`, or a module of PyTorch, Flax NNX, Equinox or MLX. `optimizer` is one of
     `nn`, or of the module's library: `torch.optim`, optax, `mlx.optimizers`. `loss` is a function
-    of the output and the targets, or its name. One whose first parameter is called `model` gets the
-    model and the batch instead: `loss(model, x, y)`. It can be left out for a model that puts a
-    loss into its output, as those of Hugging Face do. `loader` gives the batches, as the data of
-    `nn.train` does: pairs, or dicts of the model's arguments.
+    of the output and the targets, or its name. If its first parameter is called `model`, it gets
+    the model and the batch instead: `loss(model, x, y)`. It can be left out for a model with a loss
+    in its output, as in Hugging Face. `loader` gives the batches, like the data of `nn.train`:
+    pairs, or dicts of the model's arguments.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -158,15 +158,15 @@ class Training:
     ((1, 1), 120)
 
     A module of PyTorch, Flax NNX or MLX is trained in place; `training.model` is the trained model
-    of any kind. Further options, which are those of `nn.train`:
+    of any kind. Further options, as in `nn.train`:
 
-    - `devices` and `strategy`: several devices, as in `nn.train`.
+    - `devices` and `strategy`: several devices.
     - `precision`: "float32", "mixed", "bfloat16" or "float16".
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
     - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
-    - `seed`: decides what is dropped and how data is shuffled. Modules of PyTorch and MLX use
-      global random numbers of these libraries, which are seeded only if it is given.
+    - `seed`: decides dropout and the shuffling of data. Modules of PyTorch and MLX use the global
+      random numbers of these libraries, which are seeded only if `seed` is given.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Training:
     def with_options(
         cls, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
     ) -> Self:
-        """Make a training with options that are one value."""
+        """Make a training from one value with all options."""
         training = cls.__new__(cls)
         training._set_up(model, optimizer, loader, loss, options)
         return training
@@ -204,7 +204,7 @@ class Training:
         self, model: Any, optimizer: Any, loader: Any, loss: Any, options: TrainingOptions
     ) -> None:
         self._own_optimizer = own = optimizer_of(optimizer)
-        """The optimizer as a step takes it; `None` for one of PyTorch's."""
+        """The optimizer of a step; `None` if it is one of PyTorch's."""
         options = options.checked()
         device, devices, strategy = options.device, options.devices, options.strategy
         schedule, seed = options.schedule, options.seed
@@ -217,7 +217,7 @@ class Training:
         self._schedule = schedule
         self.seed = seed or 0
         self.fused_activation: str | None = None
-        """The activation at the end of the model that the loss does by itself."""
+        """The final activation of the model, if the loss includes it."""
         frozen: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = line.device if line else training_device(NativeAdapter(model), device)
@@ -285,31 +285,29 @@ class Training:
         self._kept_bytes = 0
         self._last_reading = time.monotonic()
         self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
-        """The block in which a step runs, by the shapes of its batch."""
+        """The context in which a step runs, by the shapes of its batch."""
         self._random: Mapping[str, Any] = NOTHING
-        """The random numbers at the start of the epoch, and those to go on with."""
+        """Random states at the start of the epoch, and to continue with."""
         self.on_compile: Callable[[bool], None] | None = None
 
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Return the numbers of the epochs that are left.
+        """Yield the numbers of the remaining epochs, from 1 or from where a loaded file stopped.
 
-        From 1, or from where a loaded file stopped.
-
-        Raises `ConfigurationError` for a loader that does not give batches in each of them.
+        Raises `ConfigurationError` if the loader does not give batches in each of them.
         """
         if self._data is not None:
             checked_data(self._data, count - self.epoch + 1, "loader")
         while self.epoch <= count:
             before = self.epoch
             yield before
-            if self.epoch == before:  # the loop took its batches from elsewhere
+            if self.epoch == before:  # the loop did not iterate over this training
                 self.end_epoch()
-        self.read()  # a training shorter than a second fails as a longer one does
+        self.read()  # so that a training shorter than a second fails too
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the current epoch on the device, from its place in the data on."""
+        """Yield the batches left in the current epoch, on the device."""
         if self._data is None:
             raise ConfigurationError(
                 "this training has no loader; give one, or call step() with batches of your own",
@@ -348,9 +346,9 @@ class Training:
 
     @property
     def model(self) -> Any:
-        """The model with the present parameters: a module of PyTorch, NNX or MLX is the given one.
+        """The model with the present parameters; a module of PyTorch, NNX or MLX is the original.
 
-        A `nn.Model` is a copy, which later steps do not change.
+        An `nn.Model` is a copy, which later steps do not change.
         """
         in_place = self._has_stepper and getattr(self.config.layer, "given", None) is self._given
         return self._given if in_place else self.model_with(copied(self.parameters))
@@ -361,10 +359,10 @@ class Training:
         return 0 if self._stepper is None else self._stepper.started
 
     def save(self, path: PathLike) -> None:
-        """Save all of it in a `.safetensors` file, whole or not at all.
+        """Save the whole training in a `.safetensors` file, atomically.
 
-        That is the parameters, the state of the optimizer and the schedule, the random numbers, and
-        the place in the data.
+        The file has the parameters, the state of the optimizer and the schedule, the random
+        states, and the position in the data.
         """
         self.read()
         target = checked_path(path)
@@ -372,7 +370,7 @@ class Training:
         remove_leftovers(target)
 
     def load(self, path: PathLike) -> None:
-        """Go on from a file of `save`, exactly as if there had been no break.
+        """Continue from a file of `save`, exactly as without a break.
 
         Batches that `for batch in training` gave are not given again. Raises `ConfigurationError`,
         with the first difference, if the file is from another training, and `TransferError` if it
@@ -380,11 +378,11 @@ class Training:
         """
         self.resume(checked_path(path), self.settings())
 
-    # What nn.train uses
+    # Used by nn.train
 
     @property
     def stepper(self) -> Stepper:
-        """The stepper, made when it is first used."""
+        """The stepper, made on first use."""
         if self._stepper is None:
             with translating_oom(self.device):
                 self._stepper = self._stepper_for(self._first_state())
@@ -396,7 +394,7 @@ class Training:
 
     @property
     def waiting(self) -> int:
-        """Batches whose gradients wait for those of others."""
+        """The number of batches with accumulated gradients that no step has used yet."""
         return self._waiting
 
     def model_with(self, parameters: Any) -> Any:
@@ -407,7 +405,7 @@ class Training:
         return self._given.with_parameters(parameters)
 
     def batches(self) -> Iterator[Any]:
-        """Return the batches of the epoch that are left, on the device."""
+        """Yield the batches left in the epoch, on the device."""
         if not self.position:
             self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
         elif "epoch" in self._random:
@@ -426,16 +424,16 @@ class Training:
         return self.strategy.together(batches, "data", self.epoch, self.position)
 
     def _after_skipping(self) -> None:
-        """The numbers drawn since the start of the epoch were those of the data and the steps.
+        """Restore the host's random state after skipped batches, if steps draw from it too.
 
-        Where batches are placed ahead, the host's numbers are those of the data alone.
+        On an accelerator only the data does, because batches are placed ahead.
         """
         now = self._random.get("now")
         if now is not None and self.device.kind == "cpu":
             set_host_state(now, self._data)
 
     def advance(self, batch: Any) -> Any:
-        """Train on a batch that is placed; reads and explains nothing."""
+        """Train on a placed batch, without reading losses or explaining errors."""
         stepper, accumulate = self.stepper, self.config.accumulate
         shape = _shapes(batch)
         is_new = shape not in self._scopes
@@ -460,7 +458,7 @@ class Training:
                 self.on_compile(False)
         self.position += 1
         self._waiting = (self._waiting + 1) % accumulate
-        step = stepper.started + (accumulate > 1)  # then it is yet to come
+        step = stepper.started + (accumulate > 1)  # with accumulation, the step is yet to come
         self._unread.append(_Unread(TrainedBatch(batch, stepper.batches, step), value))
         self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
         if accumulate > 1 and not self._waiting:
@@ -468,7 +466,7 @@ class Training:
         return value
 
     def raise_for(self, error: Exception, batch: Any) -> NoReturn:
-        """Raise an error of this batch, or what explains it better."""
+        """Raise an error of this batch, or a better explanation of it."""
         if isinstance(error, ConfigurationError) and error.source == "schedule":
             raise error
         where = batch_name("data", self.epoch, self.position + 1)
@@ -480,7 +478,7 @@ class Training:
         raise instead from None if isinstance(error, AnyDeviceError) else error
 
     def finish(self) -> bool:
-        """Take the step of batches that wait for others; whether there were any."""
+        """Take the step of accumulated batches; return whether there were any."""
         if not self._waiting:
             return False
         self._waiting = 0
@@ -488,7 +486,7 @@ class Training:
         return True
 
     def undo(self) -> None:
-        """Forget the batches that wait for others, as if they were still to come."""
+        """Forget the accumulated batches, as if they were still to come."""
         if self._waiting:
             del self._unread[-self._waiting :]
             self.position -= self._waiting
@@ -499,12 +497,12 @@ class Training:
     def is_due(self) -> bool:
         """Whether it is time to read the losses."""
         passed = time.monotonic() - self._last_reading >= _READ_EVERY
-        if self.strategy.is_several:  # where all must read after the same step
+        if self.strategy.is_several:  # all processes must read after the same step
             passed = len(self._unread) >= _READ_TOGETHER
         return passed or self._kept_bytes >= _MOST_BYTES or len(self._unread) >= _MOST_BATCHES
 
     def read(self) -> list[tuple[float, int]]:
-        """Return the losses since the last reading, and the examples of each.
+        """Return the losses since the last reading, each with its number of examples.
 
         Raises if a step failed.
         """
@@ -513,7 +511,7 @@ class Training:
         if not unread:
             return []
         values = [each.loss for each in unread]
-        if self.device.kind == "cpu":  # where one after the other takes less time
+        if self.device.kind == "cpu":  # reading one by one is faster there
             losses = [float(value) for value in map(self.stepper.engine.to_host, values)]
         else:
             losses = [float(value) for value in to_numpy(values)]
@@ -524,11 +522,11 @@ class Training:
         ]
 
     def last_loss(self) -> float | None:
-        """Return the loss of the last batch since the last reading; waits for it."""
+        """Return the loss of the last unread batch; wait for it."""
         return float(to_numpy(self._unread[-1].loss)) if self._unread else None
 
     def settings(self, validation: Any = None) -> dict[str, Any]:
-        """Return the settings that must be the same when the training is resumed, as JSON."""
+        """Return the settings that resuming requires, as JSON."""
         found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if self._own_optimizer is None:
             part("torch", "step").check_all_held(self.config.layer, self._optimizer)
@@ -542,7 +540,7 @@ class Training:
     def write(
         self, path: Path, loop: LoopState, settings: Mapping[str, Any], best: Tree = None
     ) -> None:
-        """Write a checkpoint, with the state of the loop around."""
+        """Write a checkpoint, with the state of the surrounding loop."""
         loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
         random = dict(self._random) if self.position else {}
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
@@ -564,7 +562,7 @@ class Training:
         patient: bool = False,
         optimize: str | None = None,
     ) -> Checkpoint:
-        """Go on from a checkpoint, compiled as it was unless `optimize` says how; returns it."""
+        """Continue from a checkpoint and return it; `optimize` overrides how it was compiled."""
         found = read_checkpoint(
             path,
             settings,
@@ -583,7 +581,7 @@ class Training:
                 set_device_state(self.device, found.random["device"])
         except AnyDeviceError:
             raise
-        except Exception as error:  # the libraries' own, for states that do not fit theirs
+        except Exception as error:  # libraries raise their own for states that do not fit
             raise TransferError(
                 f"{path} does not fit this model, optimizer and schedule "
                 f"({shortened(str(error), 200)}); use those that it was saved with, or another path"
@@ -615,7 +613,7 @@ class Training:
         return failure(self.config, name, parameters, own, since, self.seed)
 
     def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
-        """Return the rate of each step; `None` where the optimizer or its schedule has it."""
+        """Return the rate of each step; `None` if the optimizer or its schedule sets it."""
         schedule = self._schedule
         if hasattr(schedule, "get_last_lr"):
             if own is not None:
@@ -674,13 +672,13 @@ class Training:
 
 
 def _with_library(value: Any) -> str:
-    """Return the name of the class of a value, with its library: torch's AdamW."""
+    """Return the class name of a value with its library, such as torch's AdamW."""
     kind = type(value)
     return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
 
 
 def _check_library(layer: Any, optimizer: Any) -> None:
-    """Refuse an optimizer of one library for a module of another."""
+    """Raise if the optimizer belongs to another library than the module."""
     library = layer.library if isinstance(layer, ModuleLayer) else None
     name = type(optimizer).__module__.split(".")[0]
     needed = {"optax": "jax", "mlx": "mlx", "torch": "torch"}.get(name)
