@@ -7,7 +7,7 @@ from anydevice._core.record import Record
 
 
 class Backend(Record):
-    """A kind of hardware with its driver, and what to know before choosing it."""
+    """A kind of hardware with its driver, and its limitations."""
 
     name: str
     label: str
@@ -123,12 +123,12 @@ SAID_ELSEWHERE = {
     "cl": "opencl",
     "host": "cpu",
 }
-"""Other names of the backends, for "did you mean"; never a second name."""
+"""Other names of the backends, only for "did you mean"."""
 
 NOT_YET = {"xpu": "Intel GPUs", "hpu": "Intel Gaudi accelerators"}
-"""Hardware that PyTorch drives under this name, and anydevice does not yet."""
+"""Backends of PyTorch that anydevice does not support yet."""
 
 AUTO = "auto"
-"""Written in place of a device's name: follow the order of backends."""
+"""Stands for a device's name; the order of backends then decides."""
 
 KINDS: tuple[Kind, ...] = ("cpu", "gpu", "tpu")

@@ -29,8 +29,8 @@ def integer(
 ) -> int:
     """Return `value` as an `int`; integers of array libraries count, booleans do not.
 
-    `at_least` and `at_most` are allowed. `owner`, a function or a class, stands before `name`
-    in the error, and `note` ends its sentence.
+    The bounds `at_least` and `at_most` are allowed values. The error begins with `owner`, a
+    function or a class, and `name`, and ends with `note`.
 
     >>> integer("depth", 2, 1)
     2
@@ -40,7 +40,7 @@ def integer(
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # also of an array with several numbers
+    except TypeError:  # also raised for an array with several elements
         number = None
     if number is None or (at_least is not None and number < at_least):
         wanted = "an integer" if at_least is None else f"an integer of {at_least} or more"
@@ -64,8 +64,8 @@ def number(
 ) -> float:
     """Return `value` as a finite `float`; numbers of array libraries count, booleans do not.
 
-    `at_least` and `at_most` are allowed values, `above` and `below` are not. An array of one number
-    counts as that number.
+    `at_least` and `at_most` are allowed values, `above` and `below` are not. An array with one
+    element counts as a number.
 
     >>> number("share", 1, above=0, at_most=1)
     1.0
@@ -75,7 +75,7 @@ def number(
     """
     result = math.nan
     try:
-        scalar = value.item() if hasattr(value, "item") else value  # an array of one number
+        scalar = value.item() if hasattr(value, "item") else value  # an array with one element
         if isinstance(scalar, Real) and not isinstance(scalar, bool):
             result = float(scalar)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # several, traced, or too large
@@ -108,14 +108,14 @@ def one_of(name: str, value: Value, choices: Collection[Value], *, owner: str = 
 def error(
     name: str, wanted: str, value: object, *, owner: str = "", note: str = ""
 ) -> ConfigurationError:
-    """Return the error for an argument that must be something else.
+    """Return the `ConfigurationError` for an argument with a wrong value.
 
     >>> error("window", "a pair", 3, owner="attention").source
     'attention.window'
     """
     try:
         text = shortened(repr(value))
-    except ValueError:  # Python prints no integer of more than 4300 digits
+    except ValueError:  # Python refuses to print an integer of more than 4300 digits
         text = f"a {type(value).__name__}"
     end = f"; {note}" if note else ""
     owner = owner and f"{owner}: "

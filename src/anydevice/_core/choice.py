@@ -1,4 +1,4 @@
-"""Choosing a device: one pure function decides, and keeps a record of every step."""
+"""The choice of a device: a pure function that records every step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MEASUREMENTS = "saved measurements"
 class Wish(Record):
     """Device names from one source, first choice first.
 
-    A `binding` wish that cannot be met is an error; any other is passed over. The name "auto" ends
-    it: then the order of backends decides.
+    If a `binding` wish cannot be met, that is an error; any other is passed over. The name "auto"
+    ends the list: the order of backends decides.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Measured(Record):
 
     @property
     def engine(self) -> str:
-        """The fastest one."""
+        """The fastest engine."""
         return self.totals[0][0]
 
     def __str__(self) -> str:
@@ -59,8 +59,8 @@ class Measured(Record):
 class Request(Record):
     """The input of a choice, besides the findings.
 
-    An engine that is not `engine_binding` is given up if it drives no usable device; one that is
-    `engine_picked` came with a device, without being requested. `measured` has the results of
+    An engine that is not `engine_binding` is given up if it drives no usable device. An
+    `engine_picked` one came with a device and was not requested. `measured` has the results of
     `anydevice bench --save`, which decide between engines if none is requested.
     """
 
@@ -77,9 +77,9 @@ class Request(Record):
 
 
 class Step(Record):
-    """One step of a choice: who asked for what, and what came of it.
+    """One step of a choice: its source, its wish and the result.
 
-    `reasons` say why it was not taken. An `ignored` step needs no warning: it is the processor seen
+    `reasons` say why it was not taken. An `ignored` step needs no warning: it is the CPU seen
     through another driver, or "auto" was the next name.
     """
 
@@ -91,7 +91,7 @@ class Step(Record):
     reasons: tuple[Reason, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return the same as plain data, ready for JSON."""
+        """Return the step as plain data, ready for JSON."""
         return {
             "source": self.source,
             "asked": self.asked,
@@ -102,7 +102,7 @@ class Step(Record):
 
 
 class Choice(Record):
-    """The device, or `None` if a binding wish could not be met, and the steps of the choice."""
+    """The device and the steps; the device is `None` if a binding wish could not be met."""
 
     device: Device | None
     steps: tuple[Step, ...]
@@ -176,7 +176,7 @@ def _automatically(
     steps: list[Step],
 ) -> Choice:
     names = dict.fromkeys((*request.order, *(f.backend for f in findings)))
-    if "cpu" not in request.order:  # a backend that a probe added goes before the last resort
+    if "cpu" not in request.order:  # a backend that a probe added goes before the CPU
         names["cpu"] = names.pop("cpu", None)
     for name in names:
         source = "configure" if name in request.order else "order of backends"
@@ -207,7 +207,7 @@ def _in_words(reasons: Sequence[Reason]) -> list[str]:
 
 
 def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
-    """Return the step of a backend that is only chosen by name, although it may be usable."""
+    """Return the step of a backend that is chosen only by name."""
     if finding.backend != "opencl" or not finding.usable:
         return None
     cards = [d for d in finding.devices if d.usable and not _is_cpu_twice(d)]
@@ -226,7 +226,7 @@ def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
 
 
 def _is_cpu_twice(device: Device) -> bool:
-    """Whether it is the machine's processor, seen through a driver such as PoCL."""
+    """Whether the device is the machine's CPU, seen through a driver such as PoCL."""
     return device.kind == "cpu" and device.backend != "cpu"
 
 
@@ -238,7 +238,7 @@ def _find_devices(
         rank = {backend: place for place, backend in enumerate(order)}
         kin = (d for d in every if d.kind == name and not _is_cpu_twice(d))
         return tuple(sorted(kin, key=lambda device: rank.get(device.backend, len(rank))))
-    # Not parse_place(), which looks at the machine: the wish was checked when it was made.
+    # Not parse_place(), which reads the machine: the wish was checked when it was made.
     backend, _, index = name.partition(":")
     return tuple(
         device
@@ -268,10 +268,10 @@ def _pick(
 
 
 def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
-    """Return the card of this process, if a launcher started one process for each card.
+    """Return this process's own card, if a launcher started one process for each card.
 
-    It depends only on which cards are usable, not on free memory: two processes must not choose
-    one card.
+    It depends only on the usable cards, not on free memory, so that no two processes choose the
+    same card.
     """
     cards = [device for device in candidates if device.usable and device.kind != "cpu"]
     cards = [device for device in cards if device.backend == cards[0].backend]
@@ -281,7 +281,7 @@ def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Devi
 
 
 def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
-    """Return why no device has that name: the backend stopped early, or is not here."""
+    """Return why no device has that name: the backend stopped early, or is not in this machine."""
     if name in KINDS:
         concerned = [
             f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == name
@@ -299,9 +299,9 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
 
 
 def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
-    """Return a sentence for every accelerator that is not chosen, or not usable by `engine`.
+    """Return a sentence for every accelerator that was not chosen, or that `engine` cannot use.
 
-    With `engine`, reason and fix are those of its library, if that is the obstacle.
+    With `engine`, the reason and fix are its library's, if the library is the obstacle.
     """
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     statuses = ((d, d.status) for finding in here for d in finding.devices if d.kind != "cpu")
@@ -346,7 +346,7 @@ def _why_unfit(device: Device, request: Request, free_memory: FreeMemory) -> Rea
 
 
 def _refuses(status: DeviceStatus, engine: str | None) -> bool:
-    """Whether this engine's library is what keeps it from driving the device."""
+    """Whether this engine's library is the reason why it cannot drive the device."""
     return any(refused.engine == engine for refused in status.refusals)
 
 
@@ -356,10 +356,10 @@ def _refusal_of(status: DeviceStatus, engine: str) -> Reason:
 
 
 def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
-    """Return the device of the first backend with the most free memory.
+    """Return the device with the most free memory, of the first backend.
 
-    A card with memory of its own goes before graphics that share the machine's, which may show
-    more of it free. The processor seen through OpenCL comes last.
+    Cards with their own memory go before integrated graphics, which may report more free memory.
+    The CPU seen through OpenCL comes last.
     """
     same = [device for device in fit if device.backend == fit[0].backend]
     same = [device for device in same if not _is_cpu_twice(device)] or same
@@ -408,8 +408,8 @@ def pick_engine(
 ) -> str | None:
     """Return the engine for a device: the fastest one, if several were measured.
 
-    Otherwise an imported engine goes before an installed one. On the CPU it is NumPy, the neutral
-    form, unless the user asks for another.
+    Otherwise an imported engine goes before an installed one. On the CPU the default is NumPy,
+    unless the user asks for another.
     """
     if measured in engines:
         return measured

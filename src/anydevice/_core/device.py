@@ -94,9 +94,9 @@ class Device:
     def served_by(
         self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
     ) -> Device:
-        """Return the same device with another engine.
+        """Return this device with another engine.
 
-        `picked` means that this engine was not requested: see `engine_is_free`.
+        `picked` means that the engine was not requested: see `engine_is_free`.
         """
         if not chosen_by and (known := self._served.get((engine, picked))):
             return known
@@ -114,7 +114,7 @@ class Device:
 
     @property
     def index(self) -> int:
-        """The device's number among those of its backend that this process sees."""
+        """The device's number among the devices of its backend that this process sees."""
         return self._index
 
     @property
@@ -132,19 +132,19 @@ class Device:
 
     @property
     def engine(self) -> str | None:
-        """The array library that drives it; `None` if none can."""
+        """The array library that drives the device; `None` if none can."""
         if self._engine is not None:
             return self._engine
         return hooks.choose_engine(self)
 
     @property
     def engine_asked(self) -> str | None:
-        """The engine it was given, or `None` if one is chosen on use."""
+        """The engine that was requested, or `None` if one is chosen on use."""
         return self._engine
 
     @property
     def engine_is_free(self) -> bool:
-        """Whether a more capable engine may replace its engine, which was not requested.
+        """Whether a more capable engine may replace the engine, because it was not requested.
 
         >>> Device("cpu").engine_is_free, Device("cpu", engine="torch").engine_is_free
         (True, False)
@@ -153,7 +153,7 @@ class Device:
 
     @property
     def status(self) -> DeviceStatus | None:
-        """The result of discovery for it; `None` if this machine has no such device."""
+        """The device's entry in the discovery report; `None` if this machine has no such device."""
         return self._status if self._status is not None else hooks.status(self)
 
     @property
@@ -164,13 +164,13 @@ class Device:
 
     @property
     def usable(self) -> bool:
-        """The driver answers, a library that can drive it is installed, and no check failed."""
+        """Whether the driver answers, a library can drive the device, and no check failed."""
         status = self.status
         return status is not None and status.usable
 
     @property
     def why_not(self) -> str | None:
-        """Why it is not usable, in a sentence; `None` if it is."""
+        """Why the device is not usable, in a sentence; `None` if it is."""
         status = self.status
         if status is None:
             return f"this machine has no {self}"
@@ -178,7 +178,7 @@ class Device:
 
     @property
     def facts(self) -> Facts:
-        """The device's name, memory and versions, with the free memory of this moment.
+        """The device's name, memory and versions, with the memory that is free now.
 
         Raises `DeviceNotFoundError` if this machine has no such device.
         """
@@ -195,8 +195,8 @@ class Device:
         """The engine's own object for this device: a `torch.device`, a `jax.Device`, …
 
         Use it wherever that library takes a device. Imports the engine's library. Raises
-        `DeviceNotFoundError` if no installed library drives the device, or the library itself does
-        not see it.
+        `DeviceNotFoundError` if no installed library drives the device, or its library does not see
+        it.
         """
         engine = self.engine
         if engine is None:
@@ -206,7 +206,7 @@ class Device:
     def check(self, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
         """Run a small computation on the device, in a child process, and check the result.
 
-        The verdict is saved for this device, driver and library version: a wrong result makes the
+        The verdict is saved for this device, driver and library version. A wrong result makes the
         device unusable, until one of these changes or a later check succeeds.
         """
         return hooks.check(self, engine, limit)
@@ -230,7 +230,7 @@ class Device:
         }
 
     def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
-        """Every array of `tree` on this device; the same as `to_device(tree, self, **options)`.
+        """Move every array of `tree` to this device; short for `to_device(tree, self, **options)`.
 
         >>> import numpy
         >>> Device("cpu", engine="numpy")(numpy.ones(2), dtype="float16")
@@ -275,14 +275,14 @@ class Device:
 def _rebuild(
     backend: str, index: int, engine: str | None, chosen_by: str | None, picked: bool
 ) -> Device:
-    # Not by its name: a backend that a probe added may be unknown where this is unpickled.
+    # Not by name: a backend that a probe added may be unknown in the process that unpickles.
     device = Device.__new__(Device)
     device._set(backend, index, engine, chosen_by, None, picked)
     return device
 
 
 def not_driven(device: Device) -> DeviceNotFoundError:
-    """Return the error for a device whose engine is needed, and that has none."""
+    """Return the error for a device that needs an engine and has none."""
     status = device.status
     fix = f"; to fix it: {status.fix}" if status and status.fix else ""
     return DeviceNotFoundError(
@@ -311,7 +311,7 @@ def parse_place(place: str) -> tuple[str, int | None]:
 
 
 def unknown_backend(name: str) -> str:
-    """Return the sentence for a name that no backend has, with the valid ones."""
+    """Return the error text for an unknown backend, with the valid names."""
     served = [row.name for row in BACKENDS.values() if name in row.engines]
     if served:
         place = "cpu" if "cpu" in served else served[0]

@@ -1,6 +1,6 @@
-"""The dtypes, as data: one row each, and how every other library spells them.
+"""The dtypes, as data: one row each, with their names in other libraries.
 
-NumPy and ml_dtypes are imported only when a row is asked for its NumPy dtype.
+NumPy and ml_dtypes are imported only by `DType.numpy`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DType(Record):
 
     @property
     def packed(self) -> bool:
-        """Whether files hold several elements in one byte; arrays give each a byte of its own."""
+        """Whether files pack several elements into one byte; arrays use one byte for each."""
         return self.bits < 8
 
     @property
@@ -115,13 +115,13 @@ _SAID_ELSEWHERE = {
     "double": "float64",
     "fp64": "float64",
 } | {code.lower(): row.name for code, row in BY_CODE.items() if code != "BOOL"}
-"""Other names of the dtypes, for "did you mean"; never a second name."""
+"""Other names of the dtypes, only for "did you mean"."""
 
 
 def as_dtype(spec: object) -> DType:
-    """Return the row of a name, or of any library's own dtype.
+    """Return the `DType` of a name, or of any library's own dtype.
 
-    Raises `ConfigurationError` if there is none, with the name that was meant, or all names.
+    Raises `ConfigurationError` if there is none, with the closest name, or all names.
 
     >>> import numpy
     >>> as_dtype("float16").bits, as_dtype(numpy.float32).name, as_dtype(numpy.dtype("<i2")).name
@@ -139,7 +139,7 @@ def as_dtype(spec: object) -> DType:
 
 
 def _name_of(spec: object) -> str:
-    """The name that a library gives its own object: `torch.bfloat16`, `numpy.dtype("<f4")`, …"""
+    """Return the name of a library's own dtype: `torch.bfloat16`, `numpy.dtype("<f4")`, …"""
     for name in (getattr(spec, "name", None), getattr(spec, "__name__", None)):
         if isinstance(name, str):
             return name.removesuffix("_")  # NumPy 1 calls its own bool `bool_`

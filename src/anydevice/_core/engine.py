@@ -36,14 +36,14 @@ class Absent(Record):
 
     @property
     def reason(self) -> Reason:
-        """The same as a reason; its fix is the alternative."""
+        """The absent feature as a reason; its fix is the alternative."""
         return Reason(self.code, self.what, self.instead)
 
     def error(self) -> UnsupportedError:
         """Return the error for the absent feature."""
         return UnsupportedError(str(self), self)
 
-    if not TYPE_CHECKING:  # a type checker must see that there is nothing to use
+    if not TYPE_CHECKING:  # type checkers must reject every use
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise `AbsentError` for every use of the feature."""
@@ -57,12 +57,12 @@ class AbsentError(UnsupportedError, AttributeError):
 
 
 class Storage(Record):
-    """The memory of an array: the whole allocation, and the array's place in it.
+    """The memory of an array: its allocation, and the array's place in it.
 
-    `address` and `size` (bytes) are those of the allocation; if the library has no pointers,
-    `address` is a handle, only good for comparisons. `offset` is the distance in bytes to the
-    array's first element, `strides` are bytes. Two arrays with the same `allocation` on one device
-    are views of one memory.
+    `address` and `size` (bytes) describe the allocation; if the library has no pointers, `address`
+    is a handle, only good for comparisons. `offset` is the distance in bytes to the array's first
+    element, `strides` are bytes. Two arrays on one device with the same `allocation` are views of
+    one memory.
 
     >>> whole, row = Storage(64, 32, 0, (16, 4), (2, 4)), Storage(64, 32, 16, (4,), (4,))
     >>> whole.allocation == row.allocation
@@ -82,12 +82,12 @@ class Storage(Record):
 
 
 class MemoryUse(Record):
-    """The memory of a device that one library holds in this process: bytes, `None` if unknown.
+    """The memory of a device that one library uses in this process: bytes, `None` if unknown.
 
     `in_use` is the memory of arrays, `reserved` all that the library holds, with its cache. `peak`
     is the largest `in_use` since the start or `reset_peak`, `limit` the library's limit, if it has
-    one. `preallocated` marks memory that was taken at the start, before any array needed it:
-    `reserved` then does not show the need.
+    one. `preallocated` marks memory that was taken at the start, before any array needed it;
+    `reserved` is then larger than the need.
 
     >>> MemoryUse(in_use=10, reserved=30).reserved
     30
@@ -101,45 +101,45 @@ class MemoryUse(Record):
 
 
 class Memory(Protocol):
-    """The memory of one library: its figures, its limit, and giving back what is not in use.
+    """The memory of one library: its use, its limit, and the release of its cache.
 
     Methods that take a device raise `DeviceNotFoundError` if the library does not see it.
     """
 
     def use(self, device: Device) -> MemoryUse | None:
-        """Return the memory that the library holds there now; `None` if it does not count."""
+        """Return the memory that the library holds there now; `None` if it keeps no count."""
 
     def reset_peak(self, device: Device) -> None:
-        """Reset the peak, if the library has one."""
+        """Reset the peak, if the library records one."""
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
         """Limit the bytes that the library may hold there from now on; `None` removes the limit.
 
-        An allocation beyond it fails as if the device were full. If the limit has no effect, the
-        result is a sentence that says why, and what to do.
+        An allocation beyond it fails as if the device were full. If the limit has no effect,
+        returns a sentence with the cause and the fix.
         """
 
     def release(self, device: Device) -> None:
-        """Give memory that no array uses back to the device."""
+        """Give unused memory back to the device."""
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether the error is the library's way of saying that there is no memory left."""
+        """Whether the error is the library's out-of-memory error."""
 
     def asked(self, error: BaseException) -> int | None:
         """Return the bytes of the failed allocation; `None` if the error does not tell."""
 
 
 class LayerConfig(Record):
-    """A decoder layer that an engine may compute in one go, one token of each row.
+    """A decoder layer that an engine may compute in one call, one token of each row.
 
-    It is all of a layer except its weights and its cache, and it can be hashed.
+    Describes a layer except its weights and its cache. Hashable.
 
-    Root-mean-square norms with `eps` stand before attention and network, which is a SwiGLU.
-    `heads` of queries share `kv_heads` of keys and values, each of `size` elements; scores are
-    multiplied by `scale`, and what is added to the residual stream by `factor`. Of each head the
-    first `rotated` elements turn, by `theta` and `scaling`, the pairs of the mapping that
-    `ops.rope` takes; 0 where positions do not enter. With `ring`, the token at position p is in
-    slot p % slots of the cache, and sees as many tokens as there are slots; else it is in slot p.
+    Root-mean-square norms with `eps` stand before attention and the SwiGLU network. `heads` of
+    queries share `kv_heads` of keys and values, each of `size` elements. Scores are multiplied by
+    `scale`, and additions to the residual stream by `factor`. The first `rotated` elements of each
+    head are rotated by `theta` and `scaling`, the items of the mapping that `ops.rope` takes; 0 if
+    there is no rotation. With `ring`, the token at position p is in slot p % slots of the cache and
+    sees as many tokens as there are slots; otherwise it is in slot p.
     """
 
     heads: int
@@ -156,7 +156,7 @@ class LayerConfig(Record):
 
 
 class Engine(Protocol):
-    """One array library, the same few methods for each. Importing the file imports the library.
+    """One array library, with the same methods for each. Importing the file imports the library.
 
     The properties are its features; a missing one is an `Absent` that says so. The methods find
     devices and place data. They raise `DeviceNotFoundError` for a device that the library does not
@@ -167,14 +167,14 @@ class Engine(Protocol):
 
     @property
     def ops(self) -> Primitives:
-        """The operations that all others are written in."""
+        """The primitives, in which all other ops are written."""
 
     @property
     def fused(self) -> Mapping[str, Callable[..., Any]]:
         """Faster versions of ops, by name.
 
-        Each takes all arguments of its op by place, after their shapes were checked, and returns
-        `NotImplemented`, before it has done anything, to hand over to the op's definition.
+        Each takes all arguments of its op by position, after their shapes were checked. It may
+        return `NotImplemented`, before any work, to fall back to the op's definition.
         """
 
     @property
@@ -187,11 +187,11 @@ class Engine(Protocol):
 
     @property
     def memory(self) -> Memory:
-        """The memory that the library holds of a device, and its limit."""
+        """The memory that the library holds on a device, and its limit."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether all devices of the library see one memory, so that an array is on each."""
+        """Whether all devices of the library share one memory, so that an array is on each."""
 
     @property
     def has_views(self) -> bool:
@@ -211,10 +211,10 @@ class Engine(Protocol):
         """Whether `x` is an array of this library."""
 
     def is_traced(self, x: Any) -> bool:
-        """Whether the array only stands for one: a tracer, a fake or a meta tensor."""
+        """Whether the array has no data of its own: a tracer, a fake or a meta tensor."""
 
     def is_meta(self, x: Any) -> bool:
-        """Whether the array has a shape and a dtype and no data, and is no part of a trace."""
+        """Whether the array has a shape and a dtype but no data, and is not part of a trace."""
 
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         """Return the devices of the array: several if it is sharded, none if it is traced."""
@@ -228,8 +228,8 @@ class Engine(Protocol):
     def address(self, x: Any) -> int | None:
         """Return the pointer to the first element, in the memory of the array's device.
 
-        `None` if the elements do not follow each other in C order and native byte order, or
-        the library gives out no pointers.
+        Returns `None` if the elements are not in C order and native byte order, or the library
+        has no pointers.
         """
 
     def view(
@@ -241,7 +241,7 @@ class Engine(Protocol):
         """
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
-        """Return a new array in C order on the device, with any elements.
+        """Return a new array in C order on the device, not initialized.
 
         Its memory may be written from any stream at once: no earlier work uses it, and later work
         of the calling thread need not wait.
@@ -250,20 +250,20 @@ class Engine(Protocol):
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
         """Return a copy of a NumPy array on the device, bit for bit.
 
-        Where the library has no 64-bit dtypes, integers that fit are narrowed to 32 bits, with
-        one warning for the process; anything else that would change is refused with
-        `UnsupportedError`. With `narrow`, floating-point numbers are rounded to the next smaller
-        dtype without a warning; numbers that are too large for it are refused even so.
+        If the library has no 64-bit dtypes, integers that fit are narrowed to 32 bits, with one
+        warning for the process; any other change is refused with `UnsupportedError`. With `narrow`,
+        floating-point numbers are rounded to the next smaller dtype without a warning; numbers
+        that are too large for it are still refused.
         """
 
     def to_host(self, x: Any) -> HostArray:
         """Return a copy of the array as NumPy, bit for bit, that belongs to the caller."""
 
     def adopt(self, x: Any) -> Array:
-        """Return the memory of another library's array as one of this library, without a copy.
+        """Return another library's array as an array of this library, in the same memory.
 
-        `x` has `__dlpack__` and is on a device that this library sees. Both see what either
-        writes. Raises `UnsupportedError` if it cannot be had without a copy.
+        `x` has `__dlpack__` and is on a device that this library sees. Writes to one are seen by
+        both. Raises `UnsupportedError` if a copy would be needed.
         """
 
     def export(self, x: Any) -> Any:
@@ -276,10 +276,10 @@ class Engine(Protocol):
         """Return the rows along the first axis, bit for bit, each with memory of its own."""
 
     def matmul(self, a: Any, b: Any) -> Array:
-        """Return the product of two matrices, where they are."""
+        """Return the product of two matrices, on their device."""
 
     def finish(self, arrays: Any) -> None:
-        """Wait until the array, or each of a list of them, is complete.
+        """Wait until the array, or each array of a list, is complete.
 
         From then on its memory may be read from any stream.
         """
@@ -290,20 +290,20 @@ class Engine(Protocol):
     def receive(self, arrays: Sequence[Any]) -> None:
         """Record that this thread's stream uses arrays that another thread made.
 
-        Otherwise a library that reuses memory stream by stream could do so too early.
+        Otherwise a library that reuses memory by stream could reuse it too early.
         """
 
     def synchronize(self, device: Device) -> None:
-        """Wait until everything that was started on the device has ended."""
+        """Wait until all work on the device has ended."""
 
     def default_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Return a block in which the library's own default device is this one."""
+        """Return a block in which this device is the library's own default."""
 
     def inference_scope(self, device: Device) -> AbstractContextManager[object]:
         """Return a block of work on the device without gradients, traces and compilation.
 
-        A library may use faster code there. Arrays that are made there may be changed only in such
-        a block.
+        A library may use faster code in the block. Arrays made in it may be changed only in such a
+        block.
         """
 
     def serial_scope(self) -> AbstractContextManager[object]:
@@ -317,8 +317,8 @@ class Engine(Protocol):
 class _Donation(threading.local):
     """Whether an update may write its results into its arguments.
 
-    Otherwise it returns new arrays and leaves the old ones alone. Where it may, it does either; the
-    identity of its results tells which.
+    Otherwise it returns new arrays and leaves the old ones alone. If it may, it can do either; the
+    identity of its results shows which.
     """
 
     allowed: bool = False
@@ -326,14 +326,14 @@ class _Donation(threading.local):
 
 
 donation = _Donation()
-"""Whether this thread is in a block of `consuming`, and the array that says to change nothing."""
+"""Whether this thread is in a block of `consuming`, and its `skip` array."""
 
 
 class consuming:  # noqa: N801 - it is used like a function
-    """While the block runs, an update in this thread may write its results into its arguments.
+    """Let updates in this thread write their results into their arguments, inside the block.
 
-    `skip` is a float32 array without axes on their device: where it is 1, an update that does so
-    must change nothing. One that makes new arrays does not look at it.
+    `skip` is a float32 array without axes on their device: if it is 1, an update in place must
+    change nothing. An update that makes new arrays ignores it.
 
     >>> with consuming():
     ...     donation.allowed

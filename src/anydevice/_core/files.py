@@ -1,6 +1,6 @@
 """Files written whole or not at all, and small files read within limits.
 
-A small file is a configuration, a cache or an index, which anyone may have written. It is read so:
+A small file is a configuration, a cache or an index, from an untrusted writer. Usage:
 
     try:
         values = parse_json(read_small(path))
@@ -9,7 +9,7 @@ A small file is a configuration, a cache or an index, which anyone may have writ
     except ValueError as error:   # not JSON, too deep, a number too long
         raise ConfigurationError(f"{path} is not JSON: {error}") from error
 
-Nothing else is raised, whatever is in the file. `parse_toml` is used in the same way.
+Nothing else is raised, whatever the file contains. `parse_toml` is used in the same way.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if os.name == "posix":
     import fcntl
 
 _RANDOM_BYTES = 8
-"""In the name of a file that is being written."""
+"""Part of the name of a file that is being written."""
 
 SMALL = 2**20
-"""Bytes of a small file, unless its reader says otherwise."""
+"""Default limit on the bytes of a small file."""
 
 _DEEPEST = 64
 _MOST_DIGITS = 300
-"""Limit on the digits of an integer in a file: `float` takes every shorter one."""
+"""Limit on the digits of an integer in a file: `float` accepts every shorter one."""
 
 _MOST_MEMORY = 160 * 2**20
-"""Bytes that a JSON text may take once it is parsed."""
+"""Limit on the bytes of a parsed JSON text."""
 _BRACKET, _KEY, _COMMA = 100, 60, 70
-"""Bytes that each of these takes then, about."""
+"""Approximate bytes of each parsed element."""
 
 _PIECE = 2048
 _SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -50,7 +50,7 @@ _UNMARKED = bytes(set(range(256)) - set(b"[]{}:,"))
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path that may begin with `~`; `ConfigurationError` if that stands for no folder.
+    """Expand a leading `~` of a path; `ConfigurationError` if there is no such folder.
 
     >>> expanded("model").name
     'model'
@@ -66,8 +66,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -> bytes:
     """Return the bytes of an ordinary file of at most `limit` bytes.
 
-    Pipes, devices and folders are refused, not waited for. With `trusted`, so is a file that
-    somebody else could have written: see `distrust`. Raises `OSError`, whose `strerror` says why.
+    Pipes, devices and folders are refused without waiting. With `trusted`, so is a file that
+    somebody else could have written: see `distrust`. Raises `OSError`; its `strerror` says why.
 
     >>> read_small("/dev/zero")
     Traceback (most recent call last):
@@ -92,17 +92,17 @@ def read_small(path: str | Path, *, limit: int = SMALL, trusted: bool = False) -
 def open_ordinary(path: str | Path) -> int:
     """Return the descriptor of an ordinary file, opened for reading; the caller closes it.
 
-    Pipes, devices and folders are refused, not waited for. Raises `OSError`, whose `strerror` says
+    Pipes, devices and folders are refused without waiting. Raises `OSError`; its `strerror` says
     why.
     """
     try:
-        _check_ordinary(os.stat(path), path)  # opening a device may already do something
+        _check_ordinary(os.stat(path), path)  # even opening a device may have effects
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
     except ValueError:
         raise _error("its name holds a null character", path) from None
     try:
-        _check_ordinary(os.fstat(descriptor), path)  # it may be another one by now
+        _check_ordinary(os.fstat(descriptor), path)  # it may have been replaced meanwhile
     except BaseException:
         os.close(descriptor)
         raise
@@ -110,10 +110,10 @@ def open_ordinary(path: str | Path) -> int:
 
 
 def distrust(path: str | Path, name: str = "it") -> str | None:
-    """Return why a file or folder may be another user's work; `None` if it is ours or missing.
+    """Return why a file or folder may be another user's; `None` if it is ours or missing.
 
-    It is ours if it belongs to this user or to root, and not everyone may write it. A link counts
-    with what it leads to. The sentence calls it by the `name`.
+    It is ours if it belongs to this user or to root, and not everyone may write it. Links are
+    followed. `name` is used in the sentence.
 
     >>> distrust("/", "the root")
     """
@@ -124,10 +124,10 @@ def distrust(path: str | Path, name: str = "it") -> str | None:
 
 
 def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _DEEPEST) -> Any:
-    """Return the value of a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
+    """Parse a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
 
-    Raises `ValueError` for whatever is wrong with it, nesting deeper than 64 levels, integers of
-    more than 300 digits and what would take far too much memory included.
+    Raises `ValueError` for any error, including nesting deeper than 64 levels, integers of more
+    than 300 digits, and texts that would take far too much memory.
 
     >>> parse_json(b'{"version": 1}')
     {'version': 1}
@@ -135,7 +135,7 @@ def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _
     Traceback (most recent call last):
     ValueError: JSON has no Infinity
     """
-    import json  # most programs read no such file, and need not wait for the parser
+    import json  # most programs never need the parser
 
     count_json(data, deepest=deepest)
     text = data.decode("utf-8")  # its error is a ValueError
@@ -146,21 +146,21 @@ def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _
             text, parse_int=_integer, parse_float=float_of, parse_constant=constant_of
         )
     except json.JSONDecodeError as error:
-        raise ValueError(str(error)) from None  # that error would keep the text
-    except RecursionError:  # a caller that is itself deep in calls
+        raise ValueError(str(error)) from None  # the original error would keep the text alive
+    except RecursionError:  # the caller is itself deep in calls
         raise ValueError(_too_deep(deepest)) from None
 
 
 def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int, int]:
-    """Return the lists and objects of a JSON text, and the keys, counted before it is parsed.
+    """Count the containers and the keys of a JSON text before it is parsed.
 
-    Raises `ValueError` for one that is nested too deep, or that would take far too much memory.
-    The text need not be valid.
+    Raises `ValueError` for a text that is nested too deep or would take far too much memory. The
+    text need not be valid.
 
     >>> count_json(b'{"a": [1, "[["], "b": []}')
     (3, 2)
     """
-    # A single wide character makes all characters of a text wide.
+    # One wide character makes all characters of a text wide.
     plain = text.isascii() and b"\\u" not in text
     taken = len(text) * (1 if plain else 4)
     opened = keys = 0
@@ -181,7 +181,7 @@ def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int
 
 
 def _still_open(brackets: bytes, deepest: int) -> bytes:
-    """Return the brackets without a partner; each round removes the innermost pairs."""
+    """Return the unmatched brackets; each round removes the innermost pairs."""
     for _ in range(deepest + 1):
         before, brackets = brackets, brackets.replace(b"[]", b"")
         if brackets == before:
@@ -194,10 +194,10 @@ def _still_open(brackets: bytes, deepest: int) -> bytes:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Return the table of a TOML text in UTF-8.
+    """Parse a TOML text in UTF-8.
 
-    Raises `ValueError` for whatever is wrong with it, as `parse_json` does. The message of one that
-    is no TOML names the line.
+    Raises `ValueError` for any error, as `parse_json` does. A syntax error's message has the
+    line.
     """
     import tomllib
 
@@ -210,12 +210,12 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def write_whole(path: Path, pieces: Iterable[Any]) -> None:
-    """Write bytes-like pieces as one file, in place of the one that may be there.
+    """Write bytes-like pieces as one file, replacing an existing one.
 
-    They go to a new file in the same folder, which takes the name once it is on the disk. A process
-    that is killed meanwhile leaves the old file as it was, and at most a hidden file beside it. A
-    file that is replaced keeps its permissions; a read-only one is not replaced. Of a symbolic
-    link, the target is replaced, unless the link belongs to another user.
+    The pieces go to a new file in the same folder, which is renamed once it is on the disk. A
+    process that is killed meanwhile leaves the old file unchanged, and at most a hidden file beside
+    it. A replaced file keeps its permissions; a read-only file is not replaced. Symbolic links are
+    followed, unless the link belongs to another user.
 
     Raises `TransferError` if the file cannot be written.
 
@@ -236,14 +236,14 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
 def writing(
     path: Path, *, private: bool = False, wait: float = 10.0
 ) -> Iterator[Callable[[str], None]]:
-    """Lock a text file in a block that reads and changes it; yields the function to write it.
+    """Lock a text file in a block that reads and changes it; yields a function that writes it.
 
-    Only one thread of one process is in it, for each folder. Where the folder cannot be locked
-    (Windows, NFS) the block runs all the same, and of two writers the later one wins. The file is
-    written as by `write_whole`; what a killed writer left is replaced by the next one. Where it is
-    `private`, a folder that is made is for this user alone, and one that is not to be trusted is
-    refused. Raises `OSError` if the file cannot be written, and `TimeoutError`, which names the
-    process that holds the lock, after `wait` seconds.
+    Only one thread of one process is in the block, for each folder. If the folder cannot be locked
+    (Windows, NFS), the block still runs, and the later of two writers wins. The file is written by
+    `write_whole`; leftovers of a killed writer are replaced by the next one. With `private`, a new
+    folder is for this user alone, and an untrusted one is refused. Raises `OSError` if the file
+    cannot be written, and after `wait` seconds `TimeoutError`, which names the process that holds
+    the lock.
     """
     target = _target(path, private=private)
     if private and (why := distrust(target.parent, "its folder")):
@@ -255,7 +255,7 @@ def writing(
 
 
 def is_there(path: Path) -> bool:
-    """Whether a path leads to anything; `TransferError` where the system cannot tell.
+    """Whether a path exists; `TransferError` if the system cannot tell.
 
     >>> is_there(Path("/no/such/file"))
     False
@@ -270,9 +270,9 @@ def is_there(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Raise the `TransferError` of `write_whole` now, where the file could not be written later.
+    """Raise the `TransferError` of `write_whole` now, if the file could not be written later.
 
-    Makes the folder where there is none.
+    Makes the folder if it is missing.
     """
     try:
         target = _target(path)
@@ -286,7 +286,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise `TransferError` where a file is to be written into a folder that is not there.
+    """Raise `TransferError` if the folder of a file to be written does not exist.
 
     >>> check_folder(Path("/no/such/file"))
     Traceback (most recent call last):
@@ -297,9 +297,9 @@ def check_folder(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete what killed writers of this file left beside it, as far as that is possible.
+    """Delete files that killed writers of this file left beside it, if possible.
 
-    What another process is writing now is left alone.
+    Files that another process is writing now stay.
     """
     target = Path(os.path.realpath(path))
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
@@ -323,7 +323,7 @@ def _remove_abandoned(part: Path) -> None:
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """Make a folder and those above it, where they are missing; `private`: for this user alone.
+    """Make a folder and its missing parents; with `private`, for this user alone.
 
     Raises `OSError` if that is impossible.
     """
@@ -336,7 +336,7 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 
 
 def _target(path: Path, *, private: bool = False) -> Path:
-    """The file that a path leads to, in a folder that is made where there is none.
+    """Resolve the path to a file, in a folder that is made if it is missing.
 
     Raises `OSError` if the folder cannot be made, or the file must not be replaced.
     """
@@ -348,8 +348,8 @@ def _target(path: Path, *, private: bool = False) -> Path:
         raise PermissionError(errno.EPERM, why, str(path))
     make_folder(target.parent, private=private)
     if target.exists():
-        _check_ordinary(target.stat(), path)  # to replace a device would break the system
-        if not _mode(target) & 0o222:  # which means nothing to root
+        _check_ordinary(target.stat(), path)  # replacing a device would break the system
+        if not _mode(target) & 0o222:  # root ignores it
             raise PermissionError(errno.EACCES, "it is read-only", str(path))
         if not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -371,12 +371,12 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
                 file.flush()
                 os.fsync(descriptor)
         finally:
-            os.close(descriptor)  # `open` may or may not have done it when it fails
+            os.close(descriptor)  # if `open` fails, it may or may not have closed it
         if mode is not None and mode != _mode(new):
             os.chmod(new, mode)
         os.replace(new, target)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # the first error is the one to report
             new.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
@@ -384,8 +384,7 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
 
 def _create_file(new: Path, rights: int) -> int:
     """Create a file, locked while it is open, so that no process takes it for an abandoned one."""
-    # Not through a link or into a file that somebody put there; and on Windows no translation of
-    # line ends.
+    # Never through a link or into an existing file; on Windows, no translation of line ends.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     while True:
         descriptor = os.open(new, flags, rights)
@@ -404,17 +403,17 @@ def _create_file(new: Path, rights: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the folder's new entry on the disk, too."""
+    """Flush the folder's new entry to the disk."""
     if os.name != "posix":
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        return  # one that may be written and not read
+        return  # a folder that may be written but not read
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # drives that cannot do it
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # drives that do not support it
             raise
     finally:
         os.close(descriptor)
@@ -455,12 +454,12 @@ def _distrust_link(path: str | Path) -> str | None:
     status = os.lstat(path)
     if os.name != "posix" or not stat.S_ISLNK(status.st_mode):
         return None
-    # Only its owner counts: everyone may write a link, which means nothing.
+    # Only a link's owner counts: its permissions are ignored.
     return None if status.st_uid in (os.geteuid(), 0) else "the link belongs to another user"
 
 
 def _check_tree(tree: Any) -> None:
-    """Refuse what `count_json` and `_integer` do, where the parser has no such hooks."""
+    """Apply the limits of `count_json` and `_integer` to a parser without such hooks."""
     depth, level = 0, [tree]
     while level:
         if depth > _DEEPEST:

@@ -1,4 +1,4 @@
-"""Devices and backends as discovery sees them, and why one cannot be used.
+"""Devices and backends as discovery sees them, and why some cannot be used.
 
 The hardware layer makes one `BackendScan` for each backend: its devices, as the driver shows them.
 Discovery adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
@@ -52,10 +52,10 @@ class Facts(Record):
 
     `memory_kind` is "dedicated" for a card's own memory, "unified" if CPU and GPU share one memory,
     "host" for main memory. `usable_memory` is the part of `total_memory` that this process may use
-    (a cgroup or the system keeps the rest); `free_memory` is what is free now. `architecture` is
-    the vendor's word ("gfx90a", "x86-64-v4"); `runtime_version` is the newest runtime that the
-    driver serves (CUDA "13.0", OpenCL "3.0"). `details` holds what only one backend knows, such as
-    the cores of a CPU.
+    (a cgroup or the system keeps the rest); `free_memory` is the memory free now. `architecture` is
+    the vendor's name ("gfx90a", "x86-64-v4"); `runtime_version` is the newest runtime that the
+    driver supports (CUDA "13.0", OpenCL "3.0"). `details` has facts of single backends, such as the
+    cores of a CPU.
 
     >>> Facts(name="NVIDIA H200", compute_capability="9.0").free_memory is None
     True
@@ -76,7 +76,7 @@ class Facts(Record):
 
     @property
     def obtainable_memory(self) -> int | None:
-        """The memory that a process may use at most: all of it, unless something limits it.
+        """The most memory that a process may use: all of it, unless there is a limit.
 
         >>> Facts("a card", total_memory=16).obtainable_memory
         16
@@ -125,10 +125,9 @@ class RawDevice(Record):
 class BackendScan(Record):
     """One backend as the hardware layer, or a user's own probe, sees it.
 
-    `present` tells "here but not usable" from "not in this machine". `stage` and `reason` are set
-    if the backend as a whole stopped at its driver or devices. `engines` names the libraries that
-    can drive a backend that anydevice does not know; if it is empty, the installed libraries are
-    asked.
+    `present` separates "here but not usable" from "not in this machine". `stage` and `reason` are
+    set if the whole backend stopped at its driver or devices. `engines` names the libraries that
+    can drive a backend unknown to anydevice; if it is empty, the installed libraries are asked.
     """
 
     backend: str
@@ -162,7 +161,7 @@ class Verdict(Record):
         return self.right
 
     def to_dict(self) -> dict[str, object]:
-        """Return the same as plain data, ready for JSON."""
+        """Return the verdict as plain data, ready for JSON."""
         return {
             **super().to_dict(),
             "code": self.reason.code if self.reason else None,
@@ -175,7 +174,7 @@ class DeviceStatus(Record):
     """One device with all that discovery knows about it.
 
     `engines` can drive it, in order of choice; `refusals` says why the others cannot. If no engine
-    is left, `stage` and `reasons` say what stopped it and `fix` is the best next step.
+    is left, `stage` and `reasons` say what stopped it, and `fix` is the best next step.
     """
 
     kind: Kind
@@ -205,7 +204,7 @@ class DeviceStatus(Record):
 class Finding(Record):
     """One backend as discovery sees it.
 
-    `usable` is true if at least one of `devices` is. If it is false, `stage` says how far it got,
+    `usable` is true if at least one of `devices` is. Otherwise `stage` says how far it got,
     `reasons` what stopped it and `fix` the one command that would help. `present` is true if this
     hardware or its driver is in the machine.
     """
@@ -234,7 +233,7 @@ class Finding(Record):
         return iter(self.devices)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the same as plain data, ready for JSON."""
+        """Return the finding as plain data, ready for JSON."""
         return {
             "backend": self.backend,
             "present": self.present,
@@ -258,9 +257,8 @@ def same_card(one: Facts, two: Facts) -> bool:
     """Whether two devices are the same card: the same UUID, else the same PCI address.
 
     Names never count: two cards of one model share theirs. A MIG instance shares the PCI address
-    of its card, so it is recognised by its UUID alone; and two NVIDIA UUIDs that differ are two
-    cards, whatever the address says. UUIDs of all zeros or all ones, which drivers give for "I do
-    not know", count as unknown.
+    of its card, so only its UUID counts. Two NVIDIA UUIDs that differ are two cards, whatever the
+    address says. UUIDs of all zeros or all ones mean "unknown" to drivers, and count as unknown.
 
     >>> card = Facts(name="H200", uuid="GPU-1f", pci_address="0000:00:06.0")
     >>> same_card(card, Facts(name="NVIDIA H200", pci_address="00000000:00:06.0"))

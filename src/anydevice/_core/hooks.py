@@ -1,7 +1,7 @@
-"""The calls of lower layers into layers above them, and objects that are named by a text.
+"""Calls of lower layers into layers above them, and objects named by a text.
 
-A hook has a signature. The layer above registers its function with it, and a type checker
-compares the two. The first call of a hook imports the module that registers its function.
+A hook has a signature. The layer above registers its function with the hook, and a type checker
+compares both. The first call of a hook imports the module that registers its function.
 """
 
 from __future__ import annotations

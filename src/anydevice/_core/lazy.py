@@ -24,9 +24,9 @@ def lazy_names(
     Args:
         package: its `__name__`.
         modules: for each module, without "anydevice.", the names that it gives to the package.
-        hint: for a name that is not there the end of the error's sentence, if it is a known one;
-            otherwise the closest of the package's names is suggested.
-        packages: those inside the package that are public, too.
+        hint: returns the end of the error's sentence for a known missing name; for others, the
+        closest of the package's names is suggested.
+        packages: public subpackages.
         deprecated: old names, each with its new one; the first use of an old name warns.
 
     """
@@ -36,7 +36,7 @@ def lazy_names(
 
     def attribute(name: str) -> object:
         if name in packages:
-            return import_module(f"{package}.{name}")  # which sets it there
+            return import_module(f"{package}.{name}")  # the import sets the attribute
         current = renamed.get(name, name)
         if current not in homes:
             raise _NoSuchNameError(package, name, public, hint)
@@ -52,9 +52,9 @@ def lazy_names(
 
 
 def moved_names(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a module of 0.2 whose names are now in `anydevice.extend`.
+    """Return the `__getattr__` of a 0.2 module; its names are now in `anydevice.extend`.
 
-    `names` has the new name of each. Every use of an old name warns.
+    `names` maps old names to new ones. Every use of an old name warns.
     """
 
     def attribute(name: str) -> object:
@@ -68,15 +68,15 @@ def moved_names(module: str, names: Mapping[str, str]) -> Callable[[str], object
 
 
 def _warn_deprecated(message: str) -> None:
-    from anydevice._core.text import warn  # loads what only a warning needs
+    from anydevice._core.text import warn  # only needed for a warning
 
     warn(DeprecationWarning(message))
 
 
 class _NoSuchNameError(AttributeError):
-    """A package has no such name; the text, made when it is read, may suggest another.
+    """A package has no such name; the text, made on demand, may suggest another.
 
-    Python asks a package for each submodule that is imported from it, and drops the error unread.
+    Python asks a package for each submodule that is imported from it, and ignores the error.
     """
 
     def __init__(self, package: str, wanted: str, names: list[str], hint: Hint) -> None:
@@ -84,7 +84,7 @@ class _NoSuchNameError(AttributeError):
         self._names, self._hint = names, hint
 
     def __reduce__(self) -> tuple[type[AttributeError], tuple[str]]:
-        return AttributeError, (str(self),)  # such as from a process of a pool to its parent
+        return AttributeError, (str(self),)  # for example in a process pool
 
     def __str__(self) -> str:
         package, wanted = self.args
@@ -93,7 +93,7 @@ class _NoSuchNameError(AttributeError):
 
 
 def _closest(package: str, name: str, names: list[str]) -> str:
-    """The end of a sentence that suggests one of `names`; empty if none is close.
+    """Return the end of a sentence that suggests one of `names`; empty if none is close.
 
     >>> _closest("anydevice.nn", "Conv2D", ["Conv2d"]), _closest("anydevice.nn", "Quux", ["Dense"])
     ('; did you mean nn.Conv2d?', '')

@@ -1,4 +1,4 @@
-"""Whether a library is loaded: asked here alone, so that nothing imports one that you did not."""
+"""Whether a library is loaded; the only place that asks, so that nothing imports one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_loaded(module: str) -> bool:
 
 
 def is_of(value: object, module: str, name: str) -> bool:
-    """Whether a value is an object of a library's class; False if that is not imported.
+    """Whether a value is an instance of a library's class; False if the library is not imported.
 
     >>> from collections import OrderedDict
     >>> is_of(OrderedDict(), "collections", "OrderedDict"), is_of(3, "torch", "Tensor")
@@ -27,5 +27,5 @@ def is_of(value: object, module: str, name: str) -> bool:
 
 
 def loaded_library(module: str) -> ModuleType | None:
-    """Return a module that is imported already, for its settings; `None` if it is not."""
+    """Return a module if it is imported already, else `None`."""
     return sys.modules.get(module)

@@ -1,8 +1,8 @@
-"""Locks that are free in a forked child, values made once, and work beside this thread.
+"""Locks that are free in a forked child, values made once, and parallel calls.
 
 A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
-held would stay held for ever. The fork does not wait, so what such a lock protects must be valid,
-or made again, after any single step of its holder.
+held would stay held for ever. The fork does not wait, so data behind such a lock must be valid, or
+made again, after any single step of its holder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ForkSafeLock:
     """A lock that is free in a forked child, even if a thread of the parent held it.
 
     It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
-    names a resource that its holder may leave half changed: in a child that another thread forked
-    meanwhile, taking the lock is an error.
+    names a resource that its holder may leave half changed. If another thread forks meanwhile,
+    taking the lock in the child is an error.
 
     >>> lock = ForkSafeLock()
     >>> with lock.native:
@@ -50,7 +50,7 @@ class ForkSafeLock:
 
     @property
     def native(self) -> Any:
-        """The system's own lock as it is in this process: an interrupt cannot leave it taken."""
+        """The system's own lock in this process: an interrupt cannot leave it taken."""
         if self._is_broken:
             raise AnyDeviceError(
                 f"this process was forked while another thread was changing {self._leaves}, which "
@@ -59,7 +59,7 @@ class ForkSafeLock:
         return self._native
 
     def _renew(self) -> None:
-        # A thread that forked in its block of a reentrant lock can take it again, and leave both.
+        # A thread that forks while it holds a reentrant lock can take it again, and release both.
         self._is_broken = self._leaves is not None and not self._native.acquire(blocking=False)
         self._native = self._make()
 
@@ -68,7 +68,7 @@ _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
 class _SystemLock:
-    """A lock of the system: it goes with its process, and a forked child does not hold it."""
+    """A lock of the system: it ends with its process, and a forked child does not hold it."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -82,12 +82,12 @@ class _SystemLock:
         descriptor, self._descriptor = self._descriptor, None
         try:
             _system_locks.discard(self)
-        finally:  # without memory, too: a lock that is lost would be held to the end
+        finally:  # even without memory: a lost lock would be held to the end
             if descriptor is not None:
                 _unlock(descriptor)
 
     def _let_go(self) -> None:
-        # In a forked child: the lock is the parent's. To unlock would take it from there.
+        # In a forked child the lock is the parent's, and unlocking would release it there.
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -98,7 +98,7 @@ _system_locks: WeakSet[_SystemLock] = WeakSet()
 
 def _unlock(descriptor: int) -> None:
     try:
-        # A child that was forked just now may still have the descriptor.
+        # A child that was just forked may still have the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except OSError:
         pass  # it was not taken
@@ -106,16 +106,15 @@ def _unlock(descriptor: int) -> None:
         try:
             os.close(descriptor)
         except OSError:
-            pass  # it is closed all the same, and held nothing to write
+            pass  # it is closed all the same, and had nothing to write
 
 
 class FolderLock(_SystemLock):
-    """A block that one process, and one thread of it, is in at a time, for each folder.
+    """A block for one thread of one process at a time, for each folder.
 
-    The block is given whether the folder could be locked: Windows and some network drives have no
-    such locks. A forked child does not hold the lock of its parent. Raises `TimeoutError`, whose
-    `strerror` names the process that holds the lock, after `wait` seconds in which nothing in the
-    folder changed.
+    The block receives whether the folder could be locked: Windows and some network drives have no
+    such locks. A forked child does not hold the lock of its parent. If the folder stays unchanged
+    for `wait` seconds, raises `TimeoutError`; its `strerror` names the process with the lock.
     """
 
     def __init__(self, folder: Path, wait: float) -> None:
@@ -151,12 +150,12 @@ class FolderLock(_SystemLock):
 
 
 class FileLock(_SystemLock):
-    """A block that one process, and one thread of it, is in at a time, for each file.
+    """A block for one thread of one process at a time, for each file.
 
-    It does not wait: `BlockingIOError`, whose `strerror` names the process that is in it, is raised
-    at once. The block is given whether the file could be locked, as `FolderLock` does. The lock is
-    that of a hidden file beside it, since the file itself may be replaced; it holds the name of its
-    process and is deleted at the end. One that a killed process left is free.
+    It does not wait: if another process is in the block, raises `BlockingIOError`; its `strerror`
+    names the process. The block receives whether the file could be locked, as in `FolderLock`. The
+    lock is a hidden file beside the file, which itself may be replaced. It holds the name of its
+    process and is deleted at the end. A lock left by a killed process is free.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +172,7 @@ class FileLock(_SystemLock):
             by = self._name_holder()
             super().__exit__()
             raise BlockingIOError(errno.EAGAIN, by) from None
-        except OSError:  # no right to lock it, or a drive without locks
+        except OSError:  # not permitted, or a drive without locks
             self._give_up()
             return False
         except BaseException:
@@ -188,7 +187,7 @@ class FileLock(_SystemLock):
             if os.fstat(descriptor).st_nlink:
                 break
             super().__exit__()  # it was deleted before it was locked
-        with suppress(OSError):  # its name is for others to read, no more
+        with suppress(OSError):  # its content is only for other processes to read
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
         return True
@@ -202,7 +201,7 @@ class FileLock(_SystemLock):
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             with suppress(OSError):
-                self._path.unlink()  # before it is free: another one is not to be deleted
+                self._path.unlink()  # before the lock is free: a new holder's file must stay
         super().__exit__()
 
     def _name_holder(self) -> str:
@@ -220,7 +219,7 @@ def _holder(folder: Path) -> str:
         status = os.stat(folder)
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         for line in Path("/proc/locks").read_text("ascii").splitlines():
-            # "1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF"; a waiting one has "->" behind "1:"
+            # "1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF"; a waiting one has "->" after "1:"
             words = line.split()
             if words[1] == "FLOCK" and place in words:
                 pid = int(words[4])
@@ -233,8 +232,8 @@ def _holder(folder: Path) -> str:
 def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
     """Cache a function's results; all threads together run it once for each argument.
 
-    `functools.cache` lets two threads that come first run it twice. A call that raises is tried
-    again the next time.
+    `functools.cache` may run the function twice if two threads come first. A call that raises is
+    repeated the next time.
 
     >>> made_once(list)("ab") is made_once(list)("ab")
     False
@@ -272,8 +271,8 @@ if hasattr(os, "register_at_fork"):
 def started(thread: threading.Thread) -> bool:
     """Start a thread; `False` if the system gives none.
 
-    A container may allow a handful of processes and threads in all: then everything takes longer,
-    and nothing fails.
+    A container may allow only a few processes and threads: work then takes longer, but does not
+    fail.
     """
     try:
         thread.start()
@@ -285,8 +284,8 @@ def started(thread: threading.Thread) -> bool:
 def side_by_side(*works: Callable[[], Made]) -> list[Made]:
     """Call functions in parallel, the last one on this thread, and return their results.
 
-    Functions for which the system gives no thread run on this one, too. All have ended when it
-    returns, or raises the error of the last one that failed.
+    Functions without a thread run on this one, too. All have ended when it returns, or when it
+    raises the error of the last one that failed.
 
     >>> side_by_side(lambda: 1, lambda: 2)
     [1, 2]

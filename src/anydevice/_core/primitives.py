@@ -1,15 +1,15 @@
 """The primitive operations that every engine implements; all other ops are written in them.
 
-They are named as in the array API standard where it has them. They work the same everywhere:
+They are named as in the array API standard, if it has them. They work the same everywhere:
 
 - Array operands share a dtype and broadcast; a Python number beside an array adopts the array's
-  dtype. The result has that dtype, comparisons give `bool`.
-- Results that count or point (`argmax`, `top_k`) are `int32`; indices may have any integer dtype.
-- `sum` and `matmul` of 16-bit floats add up in `float32` and are rounded once, at the end.
-- NaN is passed on by `max`, `maximum` and their kin; `argmax` and `top_k` take it for the largest.
-- Nothing changes its operands, except `write`, which consumes its first.
-- An index out of range reads nothing: `take` and `take_along_axis` give NaN for floating dtypes
-  and 0 for others, `write` leaves it out. Negative indices are out of range.
+  dtype. The result has that dtype; comparisons return `bool`.
+- Counts and indices (`argmax`, `top_k`) are `int32`; index arguments may have any integer dtype.
+- `sum` and `matmul` of 16-bit floats accumulate in `float32` and round once, at the end.
+- `max`, `maximum` and similar ops propagate NaN; `argmax` and `top_k` take it for the largest.
+- Only `write` changes an operand: it consumes its first.
+- An index out of range reads nothing: `take` and `take_along_axis` return NaN for floating dtypes
+  and 0 for others; `write` skips it. Negative indices are out of range.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ A = TypeVar("A")
 
 
 class PrimitivesOf(Protocol[A]):
-    """The primitives of one engine, whose arrays are of the type `A`.
+    """The primitives of one engine, with arrays of type `A`.
 
-    `like` is an array whose device the result is on.
+    The result is on the device of the array `like`.
     """
 
     # Making
@@ -38,7 +38,7 @@ class PrimitivesOf(Protocol[A]):
         """Return a new array, every element `value`."""
 
     def arange(self, stop: int, dtype: DType, like: A) -> A:
-        """Return the integers from 0 up to and without `stop`."""
+        """Return the integers from 0 up to `stop`, exclusive."""
 
     def asarray(self, values: HostArray, like: A) -> A:
         """Return a small NumPy array as an array of this engine."""
@@ -109,10 +109,10 @@ class PrimitivesOf(Protocol[A]):
     def min(self, x: A, axis: int | tuple[int, ...], keepdims: bool = False) -> A: ...
 
     def argmax(self, x: A, axis: int) -> A:
-        """Return the index of the largest element, the first of equal ones."""
+        """Return the index of the largest element; the first one on a tie."""
 
     def top_k(self, x: A, k: int) -> tuple[A, A]:
-        """Return the `k` largest along the last axis, largest first, and their indices."""
+        """Return the `k` largest elements of the last axis, largest first, and their indices."""
 
     # Products and indices
 
@@ -120,10 +120,10 @@ class PrimitivesOf(Protocol[A]):
         """Multiply matrices (…, m, k) and (…, k, n); the axes before them broadcast."""
 
     def take(self, x: A, indices: A, axis: int) -> A:
-        """Return the slices of `x` at `indices`, whose shape takes the place of the axis."""
+        """Return the slices of `x` at `indices`; the axis is replaced by the shape of `indices`."""
 
     def take_along_axis(self, x: A, indices: A, axis: int) -> A:
-        """Return one element for each index; `indices` broadcasts to `x`, with as many axes."""
+        """Return one element for each index; `indices` has the axes of `x` and broadcasts to it."""
 
     def write(self, x: A, new: A, positions: A) -> A:
         """Return `x` with rows replaced; `x` itself must not be used afterwards.
@@ -138,30 +138,30 @@ Primitives = PrimitivesOf["Array"]
 
 
 class Autodiff(Protocol):
-    """Gradients. Trees are dicts, lists and tuples of arrays, in any depth."""
+    """Gradients. Trees are dicts, lists and tuples of arrays, nested to any depth."""
 
     compiles: bool
-    """Whether a compiled function may take gradients inside; else they are taken of one."""
+    """Whether a compiled function may take gradients; otherwise gradients wrap the compiled one."""
 
     def value_and_grad(
         self, function: Callable[..., Any], *, more: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
-        """Return a function of the scalar and its gradient by the arrays of the first argument.
+        """Return a function of the scalar and its gradient with respect to the first argument.
 
-        The gradient is a tree like the first argument. The function may be a compiled one. With
-        `more`, it returns the scalar and a list of arrays, and both stand in place of the scalar.
+        The gradient is a tree like the first argument. The function may be compiled. With `more`,
+        it returns the scalar and a list of arrays, and so does the result in the scalar's place.
         """
 
     def stop_gradient(self, x: Any) -> Array:
-        """Return the same array, taken for a constant."""
+        """Return the same array as a constant for gradients."""
 
     def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, run again for its gradient instead of keeping what it computed."""
+        """Return the function, recomputed for its gradient instead of keeping activations."""
 
     def together(self, tree: Any) -> Any:
-        """Return the same tree, whose gradients are all computed before any of them goes on.
+        """Return the same tree, with all of its gradients computed before any is used.
 
-        For libraries that choose the order themselves, and hold what the last ones need.
+        For libraries that choose the order themselves and keep inputs of late gradients.
         """
 
 
@@ -180,11 +180,11 @@ class Compiler(Protocol):
     ) -> Callable[..., Any]:
         """Return the function, compiled at its first call with arrays of new shapes or dtypes.
 
-        `static` names arguments that are constants of the compiled code, `donate` those that the
-        caller gives up, so that results may take their memory. Code that the compiler cannot
+        `static` names arguments that are constants of the compiled code, `donate` arguments that
+        the caller gives up, so that results may take their memory. Code that the compiler cannot
         trace is an error; with `whole=False` it runs uncompiled, if the library can do that.
         `max_effort` asks for the fastest code, however long compiling takes. `fixed` promises that
-        only arrays differ from call to call, so that nothing else is compared.
+        only arrays differ from call to call, so that only they are compared.
         """
 
     def efforts(self, max_effort: bool) -> str:

@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _EVERY = 0.1
-"""Seconds between two changes of a bar in a notebook, each of which is a message to the browser."""
+"""Seconds between two updates of a bar in a notebook; each is a message to the browser."""
 
 
 class ProgressBar:
-    """A bar on a terminal while the block runs; at its end it is gone.
+    """A bar on a terminal while the block runs; it is removed at the end.
 
     It appears with the first `tell`, but not before `delay` seconds have passed. The caller makes
     sure that the stream is a terminal; `None` shows nothing. With `in_bytes`, progress is shown in
-    bytes, with their rate and the time that is left. The bar itself is `width` columns wide. With
-    `notebook`, it is an output of the cell that is changed in place, and stays. Several threads may
-    `tell`.
+    bytes, with rate and remaining time. The bar itself is `width` columns wide. With `notebook`, it
+    is a cell output that is updated in place, and stays. Several threads may call `tell`.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class ProgressBar:
         self.hide()
 
     def hide(self) -> None:
-        """Take the bar away until the next `tell`: now lines can be printed."""
+        """Remove the bar until the next `tell`, so that lines can be printed."""
         with self._lock.native:
             if self._output is not None:
                 self._output.finish()
@@ -62,11 +61,11 @@ class ProgressBar:
         try:
             bar.stop()
         finally:
-            # An interruption while the bar starts or stops would leave the cursor hidden.
+            # Interrupted while it starts or stops, the bar would leave the cursor hidden.
             bar.console.show_cursor()
 
     def tell(self, done: int, total: int, doing: str) -> None:
-        """Show that `done` of `total` is done, and what is being done now."""
+        """Show that `done` of `total` is done, and the current step."""
         if time.monotonic() < self._from:
             return
         with self._lock.native:
@@ -97,7 +96,7 @@ class ProgressBar:
 
 
 class _CellOutput:
-    """A bar in the output of a notebook's cell, changed in place."""
+    """A bar in the output of a notebook's cell, updated in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -105,7 +104,7 @@ class _CellOutput:
         self._waiting: dict[str, str] | None = None
 
     def show(self, done: int, total: int, text: str) -> None:
-        """Show the bar and the text: now, or with the next call if the last change is new."""
+        """Show the bar and the text: now, or with the next call if the last update is recent."""
         self._waiting = {
             "text/plain": text,
             "text/html": '<div style="font:13px system-ui,sans-serif"><progress style="width:14em;'
@@ -129,7 +128,7 @@ class _CellOutput:
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a notebook: in a kernel of IPython, whose streams are no terminal.
+    """Whether this runs in a notebook: an IPython kernel without a terminal.
 
     >>> in_notebook()
     False

@@ -1,4 +1,4 @@
-"""Interfaces that libraries implement, and through which other rooms reach them."""
+"""Interfaces that libraries implement, and through which other packages reach them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FixedTensor(NamedTuple):
 
 
 class SymbolicTensor(NamedTuple):
-    """A tensor that depends on the input: numbers of cells of a network, for a batch of one."""
+    """A tensor that depends on the input: indices of a network's cells, for a batch of one."""
 
     cells: Cells
 
@@ -56,9 +56,9 @@ Padding = Sequence[tuple[int, int]]
 
 
 class Trace(Protocol):
-    """The operations of one run of a model, as a tracer of a library records them.
+    """The operations of one run of a model, as a library's tracer records them.
 
-    Shapes are those of NumPy, with a batch of one example in front.
+    Shapes are NumPy's, with a batch of one example in front.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Trace(Protocol):
     def compare(self, a: TracedTensor, b: TracedTensor, greater: bool) -> TracedTensor: ...
     def select(self, where: TracedTensor, yes: TracedTensor, no: TracedTensor) -> TracedTensor: ...
     def function(self, name: str, a: TracedTensor) -> TracedTensor:
-        """Apply the elementwise function that networks know by this name."""
+        """Apply the elementwise function of this name."""
 
     def absolute(self, a: TracedTensor) -> TracedTensor: ...
     def leaky_relu(self, a: TracedTensor, slope: float) -> TracedTensor: ...
@@ -153,11 +153,11 @@ class Trace(Protocol):
 
 
 class StepState(Record):
-    """All that changes from step to step, and that another run needs to go on.
+    """Everything that changes from step to step, and that another run needs to continue.
 
     `started` counts all steps, `steps` those that changed something: a scaled loss may overflow.
-    `total` are the gradients that wait for those of further batches, of the weight `added`. `own`
-    is what a stepper keeps beside that.
+    `total` has the accumulated gradients, of total weight `added`. `own` is a stepper's private
+    state.
     """
 
     parameters: Any
@@ -186,13 +186,13 @@ class StepCompiler(Protocol):
 
 
 class Stepper(ABC):
-    """Takes steps. `parameters` and `state` are valid until the next one.
+    """Takes steps. `parameters` and `state` are valid until the next step.
 
-    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean,
-    weighted by their rows; `step` is both for a single batch. `step` and `add` return the loss
-    before the step, as an array without axes. After the first loss or gradient that is NaN or
-    infinite, no step changes the parameters; where a scaled loss overflows, that step alone changes
-    nothing. `started` and `batches` count.
+    `add` accumulates the gradients of `accumulate` batches, and `move` takes a step by their mean,
+    weighted by their rows; `step` does both for a single batch. `step` and `add` return the loss
+    before the step, as an array without axes. After the first NaN or infinite loss or gradient, no
+    step changes the parameters; if a scaled loss overflows, only that step changes nothing.
+    `started` and `batches` are counters.
     """
 
     engine: Engine
@@ -214,7 +214,7 @@ class Stepper(ABC):
 
     @property
     def rate(self) -> float:
-        """The rate of the next step by the optimizer; NaN if it keeps that to itself."""
+        """The optimizer's rate for the next step; NaN if it does not report one."""
         return math.nan
 
     def step(self, batch: Any, rate: float) -> Array:
@@ -247,12 +247,12 @@ class Stepper(ABC):
     @property
     @abstractmethod
     def failed_since(self) -> int:
-        """The first step with a loss or gradient that is NaN or infinite; else the next one."""
+        """The first step with a NaN or infinite loss or gradient; else the next step."""
 
     @property
     @abstractmethod
     def skipped_steps(self) -> int:
-        """The steps that changed nothing, because a scaled loss overflowed; waits for all steps."""
+        """The steps without effect, because a scaled loss overflowed; waits for all steps."""
 
     def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
         """Return the block in which a step of this batch runs."""
@@ -266,33 +266,33 @@ class ModuleStrategy(Protocol):
     is_several: bool
 
     def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
-        """Return the state of an optimizer of modules, read from a file, as it takes it."""
+        """Return an optimizer's state, read from a file, in the form that it loads."""
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
-        """Return the loss that gradients are taken of: its sum over processes is that of the batch.
+        """Return the loss to differentiate: summed over processes, it is the batch's loss.
 
-        `None` in a process without rows.
+        Returns `None` in a process without rows.
         """
 
     def module_total(self, value: Any, like: Any) -> Any:
         """Return the loss of a whole batch, given the result of `module_loss`."""
 
     def sum_gradients(self, weights: Sequence[Any]) -> None:
-        """Make the gradients of weights those of whole batches."""
+        """Turn the gradients of weights into those of whole batches."""
 
     def over_shards(self, number: Any) -> Any:
         """Return the sum of a number over the processes that hold parts of the parameters."""
 
 
 class Processes(Record):
-    """Processes that compute together: the rank of this one, from 0 on, and their number."""
+    """Processes that compute together: the rank of this one, from 0, and their number."""
 
     rank: int
     size: int
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has reached this call."""
 
 
 class MeshLike(Protocol):
@@ -304,7 +304,7 @@ class MeshLike(Protocol):
 
     @property
     def replicate(self) -> int:
-        """The number of groups that hold everything once."""
+        """The number of groups, each with a full copy."""
 
     @property
     def shard(self) -> int:
@@ -312,18 +312,18 @@ class MeshLike(Protocol):
 
     @property
     def size(self) -> int:
-        """The number of devices, those of other processes included."""
+        """The number of devices, including those of other processes."""
 
     @property
     def group(self) -> Processes | None:
-        """The processes; `None` if there is one."""
+        """The processes; `None` if there is only one."""
 
 
 class Launched(Record):
     """The variables of a launcher: the rank of this process, and the number of all.
 
-    `local` is the rank on this machine. `here` is the number of processes on it, `None` if it does
-    not say.
+    `local` is the rank on this machine. `here` is the number of processes on it, `None` if the
+    launcher does not say.
     """
 
     rank: int

@@ -28,7 +28,7 @@ class _FieldsAsSignature:
 
     def __get__(self, record: Record | None, kind: type[Record]) -> Signature:
         if record is not None:
-            # That of a record which is called, such as a schedule, is that of its `__call__`.
+            # A callable record, such as a schedule, has the signature of its `__call__`.
             raise AttributeError("__signature__")
         from inspect import Parameter, signature
 
@@ -52,9 +52,9 @@ class Record:
     >>> Point(1), Point(1) == Point(1, y=0), replace(Point(1), y=2)
     (Point(x=1, y=0), True, Point(x=1, y=2))
 
-    A field with a value in the class is optional. Two records are equal if they are of one class
-    and their fields are; they can be hashed if their fields can. A subclass adds its fields behind
-    those that it inherits, and may give one of these another default.
+    A field with a value in the class is optional. Two records are equal if they have the same class
+    and equal fields; they can be hashed if their fields can. A subclass adds its fields after the
+    inherited ones, and may change the default of an inherited one.
     """
 
     __signature__ = _FieldsAsSignature()
@@ -73,7 +73,7 @@ class Record:
         if count != len(by_place | named) or fields.keys() != set(self._fields):
             raise TypeError(self._misuse(len(values), named))
         for name in self._fields:
-            # As dataclasses do: compilers of Python know this way around `__setattr__`.
+            # As dataclasses do: Python compilers know this way around `__setattr__`.
             object.__setattr__(self, name, fields[name])
 
     def _misuse(self, by_place: int, named: dict[str, Any]) -> str:
@@ -115,7 +115,7 @@ class Record:
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A read-only view of a mapping cannot be pickled; what it shows can.
+        # A read-only view of a mapping cannot be pickled; the mapping can.
         plain = {
             name: dict(value) if isinstance(value, MappingProxyType) else value
             for name, value in self.__dict__.items()
@@ -137,7 +137,7 @@ class Record:
 
 
 def _parameters(kind: type[Record]) -> list[Parameter]:
-    """The fields of a class as parameters, each with its type as it is written."""
+    """Return the fields of a class as parameters, with their annotations."""
     from inspect import Parameter
 
     types: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def _parameters(kind: type[Record]) -> list[Parameter]:
     by_name_only = False
     for name in kind._fields:
         default = kind._defaults.get(name, Parameter.empty)
-        # Python knows no parameter that must be given behind one that need not, but by name.
+        # Python allows a required parameter after an optional one only by keyword.
         required = default is Parameter.empty
         optional_before = bool(parameters) and parameters[-1].default is not Parameter.empty
         by_name_only = by_name_only or (required and optional_before)
@@ -169,10 +169,10 @@ def _remade(kind: type[R], fields: dict[str, Any]) -> R:
 
 
 def replace(record: R, **changes: Any) -> R:
-    """Return the same record with some fields changed."""
+    """Return a copy of the record with some fields changed."""
     return record.__replace__(**changes)
 
 
 def as_dict(record: Record) -> dict[str, Any]:
-    """Return the fields of a record by name; what they hold is shared, not copied."""
+    """Return the fields of a record by name; their values are shared, not copied."""
     return dict(vars(record))

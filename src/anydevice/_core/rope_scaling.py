@@ -1,11 +1,11 @@
 """Frequencies of rotary position embeddings, and their scaling for longer contexts.
 
-Computed on the host with Python's own numbers: they are few, and must be exact, because a position
-multiplies their error.
+Computed on the host in Python floats: they are few, and must be exact, because positions multiply
+their error.
 
 Two kinds depend on the length of the sequence. With `longrope`, frequencies are divided by
-`short_factor`, a list of one number a pair, and by `long_factor` in sequences that are longer than
-`original_max_position_embeddings`. With `dynamic`, theta grows in such sequences.
+`short_factor`, a list of one number per pair, and in sequences longer than
+`original_max_position_embeddings` by `long_factor`. With `dynamic`, theta grows in such sequences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEYS = (
 
 
 def freeze(scaling: Scaling | None) -> Frozen:
-    """Return the values of a scaling as a hashable key; numbers are exact texts.
+    """Return a scaling as a hashable key, with numbers as exact texts.
 
     >>> freeze(None), freeze({"rope_type": "linear", "factor": 2})[:5]
     ((), ('linear', None, None, None, '0x1.0000000000000p+1'))
@@ -65,9 +65,9 @@ def frequencies(
 ) -> Scaled:
     """Return the angle of each pair of elements for one step, and the factor of cosine and sine.
 
-    `length` is that of the sequence, for the kinds that depend on it; without it, they are as for
-    short sequences. Raises `ConfigurationError` if the scaling is of no kind that is known, or
-    lacks a number, or has one that makes no sense.
+    `length` is the length of the sequence, for kinds that depend on it; without it, the sequence
+    counts as short. Raises `ConfigurationError` if the kind of scaling is unknown, or a number is
+    missing or invalid.
 
     >>> frequencies(4, 10000.0, None)
     ([1.0, 0.01], 1.0)
@@ -100,7 +100,7 @@ def kind_of(scaling: Scaling) -> str:
 
 
 def depends_on_length(scaling: Scaling | None) -> bool:
-    """Whether frequencies depend on how long the sequence is.
+    """Whether frequencies depend on the length of the sequence.
 
     >>> depends_on_length({"rope_type": "longrope"}), depends_on_length({"rope_type": "linear"})
     (True, False)
@@ -109,7 +109,7 @@ def depends_on_length(scaling: Scaling | None) -> bool:
 
 
 def original_length(scaling: Scaling) -> float:
-    """Return the length up to which a sequence is short."""
+    """Return the length up to which a sequence counts as short."""
     return _number(scaling, "original_max_position_embeddings")
 
 
@@ -141,7 +141,7 @@ def _linear(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
 
 
 def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
-    """Slow turns are stretched, fast ones kept, those between take some of both."""
+    """Stretch low frequencies, keep high ones, and blend those between."""
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
     context = _number(scaling, "original_max_position_embeddings")
@@ -190,14 +190,14 @@ def _yarn_factor(scaling: Scaling, factor: float) -> float:
 
     if scaling.get("attention_factor") is not None:
         return _number(scaling, "attention_factor")
-    # Models that have no such factor say 0.
+    # Models without such a factor say 0.
     if not scaling.get("mscale") or not scaling.get("mscale_all_dim"):
         return magnified(1.0)
     return magnified(_number(scaling, "mscale")) / magnified(_number(scaling, "mscale_all_dim"))
 
 
 def _dynamic(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
-    """The NTK-aware scaling: theta grows with the length, slow turns are stretched most."""
+    """Scale as NTK-aware scaling does: theta grows with the length, low frequencies most."""
     growth, less = growth_of_theta(scaling)
     size = 2 * len(plain)
     if size < 4:
@@ -235,7 +235,7 @@ _BY_LENGTH: dict[str, Callable[[list[float], float, Scaling, float | None], Scal
 
 
 def _factors(scaling: Scaling, key: str, count: int) -> list[float]:
-    """A list of one number above 0 for each pair."""
+    """Return a list of one number above 0 for each pair."""
     factors = scaling.get(key)
     if not isinstance(factors, tuple | list) or len(factors) != count:
         shown = f"{len(factors)} numbers" if isinstance(factors, tuple | list) else repr(factors)
@@ -248,7 +248,7 @@ def _factors(scaling: Scaling, key: str, count: int) -> list[float]:
 
 
 def _number_or_none(scaling: Scaling, key: str) -> float | None:
-    """A number above 0; `None` for what is not there, or 0."""
+    """Return a number above 0; `None` for a missing number, or 0."""
     return _number(scaling, key) if scaling.get(key) else None
 
 
@@ -265,7 +265,7 @@ def _number(scaling: Scaling, key: str, default: float | None = None) -> float:
 
 
 def _as_text(key: str, value: Any) -> str | None:
-    # PyTorch's compiler takes a number that changes for a variable, but not its digits.
+    # PyTorch's compiler turns a changing number into a variable, but not its digits.
     if value is None or (key in _TEXTS and isinstance(value, str)):
         return value
     if key in _LISTS and isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""A table as a value, which `_report` writes for terminals and for notebooks."""
+"""A table as a value; `_report` renders it for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anydevice._core.record import Record
 
 
 class Table(Record):
-    """Cells of text; columns in `right` are right-aligned, and a table may lack a head."""
+    """Cells of text; columns in `right` are right-aligned. A table may have no header."""
 
     rows: Sequence[Sequence[str]]
     head: Sequence[str] = ()

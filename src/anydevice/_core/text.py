@@ -63,7 +63,7 @@ def type_text(value: object) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Join parts to one text.
+    """Join parts into one text, the last with "and".
 
     >>> joined(["a", "b", "c"]), joined(["a"]), joined([])
     ('a, b and c', 'a', '')
@@ -82,7 +82,7 @@ def format_size(size: int | None) -> str:
 
 
 def format_part(part: int, whole: int) -> str:
-    """Return a part of a size and that size, in the unit of the whole.
+    """Return a part of a size and the whole, in the unit of the whole.
 
     >>> format_part(3 * 2**29, 8 * 2**30)
     '1.5/8.0 GiB'
@@ -122,7 +122,7 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def format_count(count: int) -> str:
-    """Return a count as people of the field write it, with three digits from a million on.
+    """Return a count, with three digits and a unit from a million on.
 
     >>> format_count(8_030_261_248), format_count(999_885_952), format_count(12_345)
     ('8.03 B', '1.00 B', '12,345')
@@ -182,7 +182,7 @@ def bar(share: float, width: int) -> tuple[str, str]:
 
 
 def shortened(text: str, limit: int = 80) -> str:
-    """Return a text of at most `limit` characters: a longer one loses its middle.
+    """Return a text of at most `limit` characters; a longer one loses its middle.
 
     >>> shortened("a/very/long/path", 9)
     'a/ve…path'
@@ -193,10 +193,10 @@ def shortened(text: str, limit: int = 80) -> str:
 
 
 def printable(value: object, *, lines: bool = False) -> str:
-    r"""Return a path, or a text of a driver, a file or the environment, as a terminal may get it.
+    r"""Escape an untrusted path or text (from a driver, a file or the environment) for a terminal.
 
-    Control characters, with which a name could clear the screen or pass for something else, are
-    shown as escapes, line ends too unless `lines`.
+    Control characters, which could clear the screen or disguise a name, are shown as escapes, and
+    so are line ends unless `lines`.
 
     >>> printable("train\x1b[2J.py")
     'train\\x1b[2J.py'
@@ -208,7 +208,7 @@ def printable(value: object, *, lines: bool = False) -> str:
         character
         if character.isprintable() or (lines and character == "\n")
         else " "
-        if character in "\u00a0\u202f\u3000"  # spaces of the texts of the world
+        if character in "\u00a0\u202f\u3000"  # spaces in texts of other languages
         else character.encode("unicode_escape").decode()
         for character in text
     )
@@ -220,7 +220,7 @@ def no_pages(method: str) -> ConfigurationError:
 
 
 def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> list[str]:
-    """Wrap a text to lines, all of them indented, all but the first by `hanging` too.
+    """Wrap a text into indented lines; all but the first are also indented by `hanging`.
 
     No word is broken.
 
@@ -258,7 +258,7 @@ _PASSED_OVER = re.compile(rf"({__name__.partition('.')[0]}|contextlib|functools)
 
 
 def warn(message: str | Warning) -> None:
-    """Warn at the nearest caller whose module is not one of anydevice's."""
+    """Warn at the nearest caller outside of anydevice."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _PASSED_OVER.match(str(frame.f_globals.get("__name__"))):
         frame, level = frame.f_back, level + 1

@@ -1,8 +1,8 @@
 """Trees of parameters: dicts, lists and tuples of arrays, flattened, rebuilt and compared.
 
-This is plain Python that compilers can trace. Dicts are walked in the order of their sorted keys,
-since libraries return them sorted or not. Trees of users, which may hold any object, are walked by
-`transfer/trees`.
+This is plain Python that compilers can trace. Dicts are walked in sorted order of their keys,
+because libraries may return them sorted or not. Users' trees, which may hold any object, are walked
+by `transfer/trees`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from anydevice._core.array import Array
 from anydevice.errors import ConfigurationError
 
 Tree: TypeAlias = "Array | Mapping[str, Tree] | Sequence[Tree] | None"
-"""Arrays in dicts, lists and tuples, in any depth."""
+"""Arrays in dicts, lists and tuples, nested to any depth."""
 
 TreeT = TypeVar("TreeT")
 """The type of a tree: a function that returns it keeps its containers."""
@@ -64,7 +64,7 @@ def leaf_names(tree: object, name: str = "") -> list[str]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern is the name of a leaf, or of a part of the tree that holds it.
+    """Whether a pattern is the name of a leaf, or of a subtree that holds it.
 
     `*` stands for anything, `?` for one character; brackets are as written.
 
@@ -79,8 +79,8 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationError:
-    """Return the error for a pattern that matches none of these names; it has the nearest ones."""
-    from difflib import get_close_matches  # only where there is an error to tell
+    """Return the error for a pattern that matches none of these names, with the closest ones."""
+    from difflib import get_close_matches  # only needed for an error
 
     # `[1].inside` and `[1]` hold `[1].inside[0]`. At the top of a tree, a name needs no dot.
     ends = [(name, at.start()) for name in names for at in re.finditer(r"[.\[]", name)]
@@ -186,9 +186,9 @@ def _rebuild(tree: Any, values: Iterator[object]) -> Any:
 
 
 def difference(tree: object, other: object, path: str = "") -> str | None:
-    """Return the first difference of two trees of arrays in keys, lengths or shapes, as a sentence.
+    """Describe the first difference of two trees of arrays in keys, lengths or shapes.
 
-    `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
+    Returns `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
 
     >>> import numpy
     >>> difference([{"a": numpy.ones(2)}], [{"a": numpy.ones(3)}])
@@ -222,7 +222,7 @@ def _shape_difference(here: str, leaf: object, other: object) -> str | None:
 
 
 def _entries(tree: object) -> str:
-    """The contents of a node, in words."""
+    """Describe the contents of a node in words."""
     if isinstance(tree, dict):
         return f"a dict of {', '.join(map(repr, sorted(tree, key=str))) or 'nothing'}"
     if isinstance(tree, list | tuple):

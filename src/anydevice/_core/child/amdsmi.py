@@ -1,4 +1,4 @@
-"""The child's side: what AMD's management library calls each GPU, and its driver."""
+"""Name and driver of each AMD GPU, from AMD's management library. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return name and driver version by PCI address, for every GPU that the library sees.
 
-    `arguments["folder"]` holds the package `amdsmi`, which this interpreter would not find by
-    itself. Whatever the library raises ends the question.
+    `arguments["folder"]` has the package `amdsmi`, which is not on this interpreter's import path.
+    Errors of the library are not caught.
     """
     sys.path.insert(0, arguments["folder"])
     tell("import amdsmi")

@@ -1,8 +1,8 @@
-"""Asks the CUDA driver itself which devices it shows. Runs in a child, where it may crash or hang.
+"""Devices as the CUDA driver lists them. Runs in a child process, where it may crash or hang.
 
-Arguments: `libraries`, the names under which to try the driver, in order; `free_memory`, whether
-to make a context on each device, the only way in which the driver tells how much is free. The
-driver applies CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the child's environment itself.
+Arguments: `libraries`, file names of the driver, tried in order; `free_memory`, whether to create
+a context on each device, which the driver needs to report free memory. The driver itself applies
+CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the child's environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
-    """Return the devices in CUDA's order; or the failed call with its code; or no library."""
+    """Return the devices in CUDA's order, or the failed call with its code, or no library."""
     tell("loading the CUDA driver")
     name, driver, problem = open_first(arguments["libraries"])
     if driver is None:
@@ -73,7 +73,7 @@ def _device(driver: ctypes.CDLL, ordinal: int, with_free_memory: bool) -> Answer
 
 
 def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
-    # The second form tells a MIG instance's own UUID; drivers before 11.4 have only the first.
+    # The second form returns a MIG instance's own UUID; drivers before 11.4 have only the first.
     ask_uuid = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
     raw = ctypes.create_string_buffer(16)
     if ask_uuid(raw, device):

@@ -1,12 +1,12 @@
 """The child process: runs one module as a script, with the standard library only.
 
 Started as `python -I -S entry.py FILE ARGUMENTS`: FILE is a module without its `.py`, ARGUMENTS a
-dict. The module's `ask(tell, arguments)` announces each step with `tell("…")`, a line each, so that
-the parent knows the step in which a driver takes the process down; its result is the last line.
-The driver's own output goes to the error stream.
+dict. The module's `ask(tell, arguments)` announces each step with `tell("…")`, one line each; if a
+driver kills the process, the parent knows the step. The result is the last line. The driver's own
+output goes to the error stream.
 
-With a third argument, `stay`, the module's `serve(tell, arguments)` gives a function, and every
-line of the standard input is a question to it, answered in the same way, until the input ends.
+With a third argument, `stay`, the module's `serve(tell, arguments)` returns a function. It answers
+every line of the standard input in the same way, until the input ends.
 
 Both sides are the same interpreter, so `marshal` carries the data: it needs no import, while
 `json` would take longer to import than most drivers take to answer.
@@ -47,7 +47,7 @@ def _server(file: str, tell: Any, arguments: Any) -> Any:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, also while a driver hangs.
+    """End this process when its parent has ended, even while a driver hangs.
 
     The parent holds the other end of the standard input, which closes with it.
     """
@@ -56,13 +56,13 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         closing = select.poll()
-        closing.register(0, 0)  # asks for nothing: only the end of the other side is reported
+        closing.register(0, 0)  # waits for no data: only the end of the other side is reported
         closing.poll()
         os._exit(0)
 
     try:
         _thread.start_new_thread(watch, ())
-    except RuntimeError:  # the system gives no thread: the parent's limit of time is left
+    except RuntimeError:  # no thread is left: the parent's time limit still ends this process
         pass
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     else:
         answer(lambda: module_at(sys.argv[1]).ask(tell, arguments))
     sys.stderr.flush()
-    # Drivers have crashed in their own exit handlers after answering well.
+    # Some drivers crash in their exit handlers after a correct answer.
     os._exit(0)
 
 

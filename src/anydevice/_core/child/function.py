@@ -13,7 +13,7 @@ from typing import Any
 
 
 def serve(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
-    """Return the function that answers questions, as the named one returns it."""
+    """Return the function that answers questions, made by the named function."""
     sys.path[:] = arguments["path"]
     module, _, name = arguments["function"].partition(":")
     tell(f"importing {module}")

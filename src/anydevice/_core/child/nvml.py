@@ -1,9 +1,9 @@
-"""NVIDIA's cards and their load, as NVML tells them. Runs in a child process.
+"""NVIDIA's cards and their load, read from NVML. Runs in a child process.
 
-`ask` lists the cards. `serve` returns a function for a child that stays: it takes any question and
-returns readings by UUID, of cards and of MIG instances. Arguments: `libraries`, the file names of
-NVML to try, in order; `pynvml`, the file of nvidia-ml-py's module, or `None`; and for `ask`,
-`driver_libraries`, the file names of the CUDA driver, which is only opened, to see if it is there.
+`ask` lists the cards. `serve` returns a function for a long-lived child: it takes any question and
+returns readings of cards and MIG instances by UUID. Arguments: `libraries`, file names of NVML,
+tried in order; `pynvml`, the file of nvidia-ml-py's module, or `None`. `ask` also takes
+`driver_libraries`, file names of the CUDA driver; it is only opened, to see if it exists.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 
 from .shared_library import open_first
 
-TYPE_CHECKING = False  # `import typing` would take long
+TYPE_CHECKING = False  # `import typing` is slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +26,14 @@ _RECENT = 2.0
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
-    """Return the cards in NVML's order; or the failed call with its code; or no library."""
+    """Return the cards in NVML's order, or the failed call with its code, or no library."""
     tell("loading NVML")
     name, library, problem = open_first(arguments["libraries"])
     answer: Answer = {"library": None, "problem": problem}
     if library is not None and arguments["pynvml"] is None:
         answer["problem"] = "nvidia-ml-py is not installed"
     elif library is not None:
-        # Only now: reading nvidia-ml-py takes longer than starting this process.
+        # Imported late: reading nvidia-ml-py takes longer than starting this process.
         answer = {"library": name, **_read(_bindings(arguments["pynvml"], library), tell)}
     tell("loading the CUDA driver")
     answer["driver_library"], _, answer["driver_problem"] = open_first(
@@ -43,14 +43,14 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
 
 
 def _bindings(file: str, library: object) -> ModuleType:
-    """The module of nvidia-ml-py that lies in this file, for an opened NVML."""
+    """Load nvidia-ml-py from this file, bound to an opened NVML."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("nvml_bindings", file)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    # It looks itself up in sys.modules while it loads.
+    # The module looks itself up in sys.modules while it loads.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     module.nvmlLib = library  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def _read(nvml: ModuleType, tell: Callable[[str], None]) -> Answer:
 
 
 def _initialise(nvml: ModuleType) -> None:
-    """Begin to use NVML; raises its error where that fails."""
+    """Initialise NVML; raises its error if that fails."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -117,7 +117,7 @@ def _card(nvml: ModuleType, index: int) -> Answer:
 
 
 def _instances(nvml: ModuleType, card: object) -> list[Any]:
-    """The handles of a card's MIG instances; none where MIG mode is off."""
+    """Return the handles of a card's MIG instances; none if MIG mode is off."""
     mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, card)
     most = _if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) if mig and mig[0] else 0
     by_index = nvml.nvmlDeviceGetMigDeviceHandleByIndex
@@ -138,7 +138,7 @@ def _instance(nvml: ModuleType, handle: object) -> Answer:
 
 
 def _memory(nvml: ModuleType, handle: object) -> Answer:
-    """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
+    """Return `total`, `free` and `reserved` bytes of a card or instance; null if unknown."""
     info = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if info is None:
         info = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -146,8 +146,8 @@ def _memory(nvml: ModuleType, handle: object) -> Answer:
 
 
 def _if_told(nvml: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call to NVML; `None` if NVML refuses it."""
-    # Old drivers and small cards lack single questions; that is no reason to lose the card.
+    """Return the result of a call to NVML; `None` if NVML refuses it."""
+    # Old drivers and small cards do not support every query; the card still counts.
     try:
         return function(*arguments)
     except nvml.NVMLError:
@@ -183,7 +183,7 @@ def serve(
 
 
 def _card_now(nvml: ModuleType, handle: object) -> dict[str, Answer]:
-    """The card and its instances; heat and power are those of the whole card in each."""
+    """Return readings of the card and its instances; all share the card's heat and power."""
     heat = (nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     whole = {
         "temperature": _if_told(nvml, *heat),
@@ -209,11 +209,11 @@ def _part(nvml: ModuleType, handle: object) -> Answer:
 
 
 def _processes(nvml: ModuleType, handle: object) -> list[tuple[int, int | None, int | None]]:
-    """Number, bytes and percent of the load of each process."""
+    """Return number, bytes and load in percent of each process."""
     sizes: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics"):
         for process in _running(nvml, handle, kind):
-            # One that computes and draws is in both lists, with all of its memory.
+            # A process that computes and draws is in both lists, with all of its memory.
             sizes[process.pid] = process.usedGpuMemory or sizes.get(process.pid)
     loads = _loads(nvml, handle) if sizes else {}
     return [
@@ -232,7 +232,7 @@ def _running(nvml: ModuleType, handle: object, kind: str) -> list[Any]:
 
 
 def _loads(nvml: ModuleType, handle: object) -> dict[int, int] | None:
-    """Return percent by process, without idle ones; `None` if the card does not tell."""
+    """Return percent by process, without idle ones; `None` if the card does not report it."""
     since = int((time.time() - _RECENT) * 1e6)
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)

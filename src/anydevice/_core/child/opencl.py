@@ -1,7 +1,7 @@
-"""Asks an OpenCL loader for its devices. Runs in a child, because it loads every driver.
+"""Devices as an OpenCL loader lists them. Runs in a child process: it loads every driver.
 
-The order is the loader's own: devices counted over the platforms in turn have the numbers that
-`pyopencl.get_platforms()` gives them in a process with the same loader and environment.
+The order is the loader's own. Counted over all platforms, devices have the same numbers as in
+`pyopencl.get_platforms()`, if loader and environment are the same.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     Tell = Callable[[str], None]
-    # The bytes that a device or platform answers to a number; empty where it does not know it.
+    # The bytes that a device or platform answers to a query; empty if it does not know the query.
     Info = Callable[[int], bytes]
 
 _ALL_TYPES = 0xFFFFFFFF
 _NOTHING_FOUND = (-1, -1001)
 
 _MOST_HANDLES, _LONGEST_ANSWER = 1024, 2**20
-"""Limits on platforms, on devices and on bytes of a text; an answer beyond them is an error."""
+"""Limits on platforms, devices and bytes of a text; a larger answer is an error."""
 
 _PLATFORM_NAME, _PLATFORM_VENDOR = 0x0902, 0x0903
 
-# What is answered as it is, by the number of the question.
+# Texts that are returned unchanged, by the number of the query.
 _TEXTS = {"name": 0x102B, "vendor": 0x102C, "driver": 0x102D, "version": 0x102F}
 _NUMBERS = {"type": 0x1000, "vendor_id": 0x1001, "memory": 0x101F}
 _NUMBERS |= {"compute_units": 0x1002, "work_group": 0x1004}
@@ -45,7 +45,7 @@ def ask(tell: Tell, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(library: ctypes.CDLL, tell: Tell) -> dict[str, Any]:
-    """Return the platforms of `library`, and the code with which it refused, or 0, as `error`."""
+    """Return the platforms of `library`; `error` is its error code, or 0."""
     tell("clGetPlatformIDs")
     error, handles = _handles(library.clGetPlatformIDs)
     platforms = [_platform(library, handle, tell) for handle in handles]
@@ -81,7 +81,7 @@ def _device(info: Info) -> dict[str, Any]:
 
 
 def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
-    """Domain, bus, device and function; the domain is `None` if the driver does not say it."""
+    """Return domain, bus, device and function; the domain is `None` if the driver omits it."""
     if "cl_khr_pci_bus_info" in extensions:
         answer = info(_PCI_KHR)
         if len(answer) >= 16:
@@ -98,18 +98,18 @@ def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
 
 
 def _from_vendor(info: Info, extensions: list[str]) -> dict[str, Any]:
-    """Facts from the vendor's own extension, where the device has it."""
+    """Return facts from the vendor's own extension, if the device has it."""
     if "cl_nv_device_attribute_query" in extensions:
         return {"capability": [_number(info(question)) for question in _CAPABILITY_NV]}
     if "cl_amd_device_attribute_query" in extensions:
-        # An array in KiB: all that is free, then the largest piece of it.
+        # An array in KiB: all free memory, then its largest block.
         free = _number(info(_FREE_MEMORY_AMD)[: ctypes.sizeof(ctypes.c_size_t)])
         return {"board": _text(info(_BOARD_NAME_AMD)), "free_kib": free}
     return {}
 
 
 def _handles(call: Any, *before: Any) -> tuple[int | str, list[int]]:
-    """The handles that a "how many, then which" function gives, and its error, 0 for none."""
+    """Return the handles from a "how many, then which" function, and its error, 0 for none."""
     count = ctypes.c_uint32()
     code = call(*before, ctypes.c_uint32(0), None, ctypes.byref(count))
     if code == 0 and count.value > _MOST_HANDLES:

@@ -36,7 +36,7 @@ _OUTPUT_LIMIT = 16 * 2**20
 """Limit on the bytes that a child writes for one question; beyond it, the child is killed."""
 
 _TAIL = 2**12
-"""Length of the tail of a driver's own output, of which the last line is quoted."""
+"""Length of the kept end of a driver's own output; its last line is quoted."""
 
 _to_reap: set[int] = set()
 """Child processes to reap."""
@@ -69,7 +69,7 @@ class Outcome(Record):
 
 
 class Question:
-    """A question on its way: the child is at work, and `finish` waits for its answer."""
+    """A question in progress: the child is at work, and `finish` waits for its answer."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, problem: str | None = None) -> None:
         self._process = process
@@ -114,8 +114,8 @@ def start(
 ) -> Question:
     """Put question `name` to a child.
 
-    The name is that of a module in this folder, or a path without its `.py`. `site` gives the
-    child the installed packages, which costs it a few milliseconds.
+    `name` is a module in this folder, or a path without its `.py`. `site` gives the child the
+    installed packages, which takes a few milliseconds.
     """
     problem = _no_interpreter()
     if problem:
@@ -130,7 +130,7 @@ def start_command(command: list[str], environment: Mapping[str, str] | None = No
         return Question(
             subprocess.Popen(
                 command,
-                # Nothing is written to it: it closes with this process, and the child then ends.
+                # Never written to: it closes with this process, and the child then ends.
                 stdin=subprocess.PIPE if os.name == "posix" else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -159,7 +159,7 @@ def reap() -> None:
     for pid in tuple(_to_reap):
         try:
             ended, _ = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # a forked copy of this process: they are not its children
+        except ChildProcessError:  # in a forked copy of this process, which has other children
             ended = pid
         if ended:
             _to_reap.discard(pid)
@@ -168,10 +168,10 @@ def reap() -> None:
 class Conversation:
     """Questions to a module of this folder that stays loaded in a child.
 
-    The child starts with the first question and ends with this process; if the driver takes it
-    down, it is started again after a pause. The module's `serve(tell, arguments)` returns the
-    function that answers each question. Several threads may ask; they take turns. A forked copy of
-    this process starts a child of its own.
+    The child starts with the first question and ends with this process. If the driver kills it, it
+    is started again after a pause. The module's `serve(tell, arguments)` returns the function that
+    answers each question. Several threads may ask; they take turns. A forked copy of this process
+    starts its own child.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class Conversation:
     def ask(self, question: Any, *, limit: float) -> Outcome:
         """Return the outcome of a question, at most `limit` seconds later.
 
-        For some seconds after a failure, the same failure is the answer: a driver that hangs must
-        not delay every question.
+        For some seconds after a failure, every question returns the same failure, so that a driver
+        that hangs does not delay each of them.
         """
         with self._lock.native:
             if time.monotonic() < self._not_before:
@@ -208,7 +208,7 @@ class Conversation:
             return outcome
 
     def close(self) -> None:
-        """End the child; a later question starts another, however the last one ended."""
+        """End the child; a later question starts another."""
         with self._lock.native:
             self._end()
             self._not_before = 0.0
@@ -231,7 +231,7 @@ class Conversation:
         timer.daemon = True
         try:
             timer.start()
-        except RuntimeError as error:  # the system gives no thread: there is no memory left
+        except RuntimeError as error:  # no thread: the system is out of memory
             return Outcome("not_started", error=str(error))
         try:
             try:
@@ -240,14 +240,14 @@ class Conversation:
                 timer.cancel()
                 timer.join()
         except BaseException:
-            # The next question must not get the answer to this one.
+            # Otherwise the next question would get the answer to this one.
             self._end()
             raise
         if not late.is_set():
             return outcome
         if outcome.how == "crashed":
             return _late(outcome.step, limit)
-        self._end()  # it answered at the last moment, and is gone all the same
+        self._end()  # it answered at the last moment, but has ended
         return outcome
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -257,7 +257,7 @@ class Conversation:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=own_environment(self._environment),
-            # A buffer has a lock, which a thread that reads or writes holds across a fork.
+            # Not a buffered stream: its lock may be held by another thread during a fork.
             bufsize=0,
             start_new_session=True,
         )
@@ -297,11 +297,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class _EndlessOutputError(Exception):
-    """A child wrote more than any answer holds."""
+    """A child wrote more than the limit."""
 
 
 class _Messages:
-    """The messages of a child: its current step, and the outcome once it is there."""
+    """The messages of a child: its current step, and the outcome once it has arrived."""
 
     def __init__(self) -> None:
         self.step: str | None = None
@@ -355,7 +355,7 @@ def _command(name: str, arguments: Mapping[str, object], *, site: bool = False) 
 
 
 def own_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a child, by default this process's; see `withheld`."""
+    """Return the environment for a child, by default this process's, without `withheld`."""
     own = dict(os.environ if environment is None else environment)
     for name, value, instead in withheld:
         if own.get(name) == value:
@@ -375,11 +375,11 @@ def _endless(step: str | None) -> Outcome:
 
 
 def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: float) -> None:
-    """Read messages until the outcome is there or the child ends.
+    """Read messages until the outcome arrives or the child ends.
 
     Raises `TimeoutError` at the deadline.
     """
-    if os.name != "posix":  # there, pipes cannot be waited for together
+    if os.name != "posix":  # Windows cannot wait for several pipes
         try:
             written, printed = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired as late:
@@ -426,7 +426,7 @@ def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
         return _endless(messages.step)
     try:
         cause = _cause(process.wait(timeout=_TIME_TO_END), b"")
-    except subprocess.TimeoutExpired:  # it writes a core file
+    except subprocess.TimeoutExpired:  # it is writing a core file
         cause = None
     return Outcome("crashed", step=messages.step, error=cause)
 
@@ -454,7 +454,7 @@ def _release(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=_TIME_TO_END)
         return
     _to_reap.add(process.pid)
-    process.returncode = 0  # from here on it is ours to collect, not the Popen's
+    process.returncode = 0  # from here on, `reap` collects it, not Popen
 
 
 def _cause(code: int, printed: bytes | bytearray) -> str:

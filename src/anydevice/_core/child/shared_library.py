@@ -1,4 +1,4 @@
-"""Opens a vendor's library, for the questions that are put to one. Runs in a child."""
+"""Opening of vendors' libraries. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def open_first(names: Sequence[str]) -> tuple[str | None, ctypes.CDLL | None, str | None]:
-    """Return name and handle of the first library that opens, or why an existing one does not."""
+    """Return name and handle of the first library that opens, or why one that exists does not."""
     problem = None
     for name in names:
         try:
