@@ -1,7 +1,6 @@
 """Steps on CUDA: a whole step, from token to token, is one CUDA graph that the device replays.
 
-A layer that an engine computes in a few launches (`decoder_layer` of its fused versions) is
-captured so; any other one as the ops it is made of.
+A layer is captured as the engine's fused `decoder_layer` if there is one, and otherwise as ops.
 """
 
 from __future__ import annotations
@@ -31,18 +30,16 @@ from anydevice._ops.dispatch import primitives
 from anydevice._ops.trusted_kernels import load_trusted
 
 Capture = Callable[..., Any]
-"""Captures a function of a state, with the names of the arrays that are read."""
+"""Captures a function of a state; also takes the names of the arrays that the host reads."""
 
 PROMPT_PADDING, MAX_CAPTURED_PROMPT, MAX_PROMPT_GRAPHS = 64, 1024, 2
-"""Captured prompts are padded to a multiple, have at most this many tokens in all rows, and share
-this many graphs."""
+"""Padding multiple of captured prompts, their most tokens over all rows, and the most graphs."""
 
 
 class CapturedRunner(OpsRunner):
-    """The runner whose steps are captured once for each kind of sampling, and then replayed.
+    """A runner that captures its step once for each kind of sampling, and then replays it.
 
-    Prompts are read as by the runner in ops, short ones by graphs too. A step that cannot be
-    captured is computed in ops.
+    Short prompts are captured too. Long prompts, and steps that cannot be captured, run as ops.
     """
 
     def __init__(self, executor: DecoderExecutor, rows: int, slots: int, capture: Capture) -> None:
@@ -60,9 +57,9 @@ class CapturedRunner(OpsRunner):
         self, ids: Tokens, start: Sequence[int], count: Sequence[int], before: Array | None,
         length: Array | None,
     ) -> Array:  # fmt: skip
-        """Read a chunk, by a graph if a short prompt of about this length was read before.
+        """Read a chunk; replay a graph if a short prompt of the same padded length was captured.
 
-        Calling the kernels of a short prompt takes the host longer than they take the device.
+        For a short prompt, launching the kernels takes longer than running them.
         """
         size = -(-ids.shape[1] // PROMPT_PADDING) * PROMPT_PADDING
         short = self.rows * size <= MAX_CAPTURED_PROMPT and size <= self.slots
@@ -89,7 +86,7 @@ class CapturedRunner(OpsRunner):
         return graph.state["hidden"]
 
     def _keep_prompt_graph(self, size: int, graph: Any) -> None:
-        """Keep the most recently used graphs: each has memory of its own."""
+        """Keep only the most recently used graphs: each has its own memory."""
         self._prompt_graphs[size] = graph
         if len(self._prompt_graphs) > MAX_PROMPT_GRAPHS:
             del self._prompt_graphs[next(iter(self._prompt_graphs))]
@@ -161,10 +158,10 @@ def captured_runner(executor: DecoderExecutor, rows: int, slots: int) -> Capture
 
 
 def check_kernels(device: Device, dtype: str) -> None:
-    """Verify our kernels on this device, unless that was done.
+    """Verify our kernels on this device, unless they are verified already.
 
-    It takes a while, once for a driver and the versions of the libraries; until then layers are
-    computed in ops.
+    It takes a while, once for each driver and set of library versions; until then layers run as
+    ops.
     """
     if device.backend != "cuda" or device.engine != "torch":
         return

@@ -1,4 +1,4 @@
-"""The decoder of every family, in ops, as its `Description` says.
+"""The decoder of every family, in ops, configured by a `Description`.
 
 Parameters are plain trees of dicts and lists of arrays:
 
@@ -15,7 +15,7 @@ A norm and a product are {"weight": …, "bias": … if there is one}; the bias 
 experts is the router's "choice_bias"; embedding and sinks are arrays. A joined product has queries
 first, then keys, then values; or the gate first, then up.
 
-Everything that varies between steps is an array on the device: one compiled layer serves them all.
+Everything that varies between steps is an array on the device, so one compiled layer serves all.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ LATENT_EPS = 1e-6
 
 
 class RingIndex(Record):
-    """Positions of tokens in a ring cache, where position p is in slot p % window.
+    """Positions of tokens in a ring cache, which stores position p in slot p % window.
 
-    `slots` are written, `lengths` keys are valid. For several tokens, `order` sorts the old keys
-    by position, and `row` are the positions of the new ones behind them.
+    The step writes `slots`, and `lengths` keys are valid. For several tokens, `order` sorts the old
+    keys by position, and `row` holds the positions of the new keys behind them.
     """
 
     slots: Array
@@ -58,11 +58,11 @@ class RingIndex(Record):
 
 
 class CacheIndex(Record):
-    """Positions of the tokens of a step, the same for all layers except those with a window.
+    """Positions of the tokens of a step, the same for all layers without a window.
 
-    `lengths` are the valid keys of each row after the step; `length` is that of whole texts, for
-    ropes that depend on it; `rings` are indices by the size of a window. With `first`, all rows
-    begin with these tokens: they attend to each other, and the cache is only written.
+    `lengths` counts the valid keys of each row after the step; `length` is the length of the whole
+    text, for ropes that depend on it; `rings` has an index for each window size. With `first`, all
+    rows begin with these tokens: they attend only to each other, and the cache is only written.
     """
 
     positions: Array
@@ -111,7 +111,7 @@ def forward(
 ) -> tuple[Array, Cache | None]:
     """Return the hidden states (batch, tokens, hidden) of ids (batch, tokens), and the cache.
 
-    With `last`, only that of each row's last valid token, (batch, hidden).
+    With `last`, return only the hidden state of each row's last valid token, (batch, hidden).
 
     With a cache, row b has `count[b]` valid tokens, and the first is at position `start[b]`; both
     are (batch,) int32. The rest of the row is padding, with meaningless hidden states. No row may
@@ -123,7 +123,7 @@ def forward(
     Some ropes depend on the length of the text: pass `length` (batch,) if these tokens are only a
     part of it; by default texts end with their last valid token.
 
-    Raises `ConfigurationError` if there is a cache, and no `start` or `count`.
+    Raises `ConfigurationError` if there is a cache but no `start` or `count`.
     """
     if cache is not None and (start is None or count is None):
         raise ConfigurationError(
@@ -218,7 +218,7 @@ def cache_index(
     first: bool = False,
     length: Array | None = None,
 ) -> CacheIndex:
-    """Return the positions of tokens, of which `like` has the shape, in the caches of layers."""
+    """Return the positions of tokens in the layers' caches; `like` has the shape of the tokens."""
     batch, tokens = like.shape[:2]
     row = primitives(like).arange(tokens, _INT32, like)
     by_length = any(kind.rope and depends_on_length(dict(kind.rope.scaling)) for kind in kinds)
@@ -240,7 +240,7 @@ def cache_index(
 
 
 def _ring_size(kind: LayerDescription, cache: LayerCache) -> int:
-    """Return the slots of a ring; 0 for a cache with a slot for every token."""
+    """Return the number of slots of a ring; 0 for a cache with a slot for every token."""
     slots: int = next(iter(cache.values())).shape[2]
     return slots if kind.window == slots else 0
 
@@ -268,7 +268,7 @@ def _ring_index(ring: int, positions: Array, row: Array, start: Array, count: Ar
 
 
 def _remainder(x: Array, divisor: int) -> Array:
-    """Return x % divisor, for integers up to some millions, which float32 divides exactly."""
+    """Return x % divisor for integers up to a few million, which float32 divides exactly."""
     wide = ops.divide(ops.add(ops.astype(x, "float32"), 0.5), float(divisor))
     whole = ops.astype(ops.floor(wide), "int32")
     return ops.subtract(x, ops.multiply(whole, divisor))
@@ -424,7 +424,7 @@ class DecoderLayer(Record):
         return linear(_join_heads(y), weights["output"]), cache
 
     def _latent_queries(self, x: Array, index: CacheIndex) -> tuple[Array, Array]:
-        """Return the plain part of the queries, and the rotated one."""
+        """Return the plain part and the rotated part of the queries."""
         description, weights = self.description, self.weights
         sizes = description.latent
         assert sizes is not None
@@ -450,7 +450,7 @@ class DecoderLayer(Record):
         return ops.concat([vector, _rotate(rotated, index, self.kind.rope)], 3)
 
     def transform(self, x: Array) -> Array:
-        """Return the output of the network, or of the experts."""
+        """Return the output of the MLP or of the experts."""
         if self.kind.experts is None:
             return self._network(x)
         return self._apply_experts(self.kind.experts, x)
@@ -468,7 +468,7 @@ class DecoderLayer(Record):
         return linear(y, weights[f"{prefix}down"])
 
     def _apply_experts(self, routing: Routing, x: Array) -> Array:
-        """Return the weighted output of the experts that each token selects, and of shared ones."""
+        """Return the weighted sum of each token's selected experts, plus the shared expert."""
         y = ops.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
         weights, selected = _route(routing, self.weights["router"], y)
         experts, clip = self.weights["experts"], routing.clip
@@ -505,7 +505,7 @@ def normalize(description: Description, x: Array, norm: Weight) -> Array:
 
 
 def _unroll(ring: Array, new: Array, index: RingIndex) -> Array:
-    """Return the rows of a ring in the order of their positions, and new ones behind them."""
+    """Return the rows of a ring in the order of their positions, followed by the new rows."""
     xp = primitives(ring)
     batch, heads, tokens, size = new.shape
     assert index.order is not None
@@ -553,7 +553,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu2": _relu2,
 }
 _GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
-"""Activations, and their gates in `ops.experts`."""
+"""Names of gates in `ops.experts`, by activation."""
 
 
 def _route(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:

@@ -1,9 +1,8 @@
 """A decoder described by data: everything but its weights, from its config.
 
-Families of models differ in where their norms are, how positions enter, which layers see a window,
-how experts are chosen. The rows of `_plan/families.py` say it, for memory planning and for
-running alike; here a row and a config become one `Description`, and no code behind it knows the
-name of a family.
+Model families differ in the placement of norms, in position encoding, in attention windows and in
+expert routing. The rows of `_plan/families.py` list these differences, both for memory planning and
+for running. Here a row and a config become one `Description`; no later code knows a family's name.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Names of activation functions in configs, and ours."""
+"""Our names of activation functions, by their names in configs."""
 
 _LARGEST_ROPE = 2**16
-"""Elements of a head that may be rotated: their frequencies are precomputed."""
+"""Most elements of a head that can be rotated: their frequencies are precomputed."""
 CLIP, SLOPE = 7.0, 1.702
-"""Defaults of experts that clip: the limit, and the slope of their sigmoid."""
+"""Defaults for experts that clip: the limit, and the slope of the sigmoid."""
 
 
 class Rope(Record):
     """Rotary positions (RoPE): the first `size` elements of a head are rotated.
 
-    `scaling` are the pairs of the mapping that `ops.rope` takes.
+    `scaling` holds the items of the mapping that `ops.rope` takes.
     """
 
     theta: float
@@ -63,15 +62,15 @@ class Rope(Record):
 
 
 class Routing(Record):
-    """How tokens choose experts, and how these are.
+    """How a router selects experts, and what the experts compute.
 
-    Each token passes `per_token` of `count` networks of `intermediate` units. Their weights are, by
-    `kind`: `"softmax"` of all scores, of which the best are taken; `"top_k"`, the best scores, and
-    their softmax; `"groups"`, the sigmoid of scores, of which the best are taken in the best
-    `group_limit` of `groups` groups, with a bias that only chooses. `normalized` weights are
-    divided by their sum, and all are multiplied by `factor`. `shared` are the units of the network
-    that every token passes as well, weighted by a gate where `shared_gate` is set. With `clip`,
-    gate and up are clipped there, 1 is added to up, and the gate's sigmoid has this `slope`.
+    Each token uses `per_token` of `count` experts with `intermediate` units. `kind` is the weights:
+    `"softmax"` takes the softmax of all scores, then the best; `"top_k"` takes the best scores,
+    then their softmax; `"groups"` takes the sigmoid of the scores, then the best within the best
+    `group_limit` of `groups` groups, with a bias that affects only the selection. `normalized`
+    weights are divided by their sum; all are multiplied by `factor`. `shared` is the units of an
+    expert that every token uses, weighted by a gate if `shared_gate` is set. With `clip`, gate and
+    up are clipped to it, 1 is added to up, and the gate's sigmoid has this `slope`.
     """
 
     count: int
@@ -91,8 +90,8 @@ class Routing(Record):
 class LayerDescription(Record):
     """The differences between layers of one model; equal layers run the same program.
 
-    `window` is the number of tokens that a query attends to, its own included; `None`: all.
-    Without `rope`, positions do not enter. Without `experts`, the layer has one network.
+    `window` is the number of tokens that a query attends to, its own included; `None` means all.
+    Without `rope`, positions are not encoded. Without `experts`, the layer has one MLP.
     `position_scale` is (beta, tokens): queries are multiplied by
     1 + beta × log(1 + floor(position / tokens)).
     """
@@ -104,23 +103,23 @@ class LayerDescription(Record):
 
 
 class Description(Record):
-    """A decoder without its weights. It can be hashed: a static argument of compiled functions.
+    """A decoder without its weights; hashable, so a static argument of compiled functions.
 
     - `heads` of queries share `kv_heads` of keys and values; keys have `head_size` elements and
       values `value_size`. With `latent`, keys and values are made from one small vector a token.
     - `norm`: `"rms"`, `"rms1"` (weights are stored without their 1) or `"layer"`, with `eps`.
     - `block`: norms before attention and network (`"pre"`), after them (`"post"`), both
-      (`"sandwich"`), or one norm before both, which work side by side (`"parallel"`).
+      (`"sandwich"`), or one norm before both, which run in parallel (`"parallel"`).
     - `activation` of the network, which is `gated` or not, with `intermediate` units.
     - `tied`: the embedding is the head.
     - `scale` multiplies scores, `soft_cap` bounds them, `final_soft_cap` bounds the logits.
-    - `embedding_scale`, `residual_scale`, `logit_scale`: factors of the embedded tokens, of what
-      attention and network add, and of the logits.
+    - `embedding_scale`, `residual_scale`, `logit_scale`: factors of the embedded tokens, of the
+      outputs of attention and network, and of the logits.
     - `query_key_norm`: none, of each head (`"head"`), or of all heads together (`"row"`).
     - `sinks`: each head has a score that belongs to no key.
-    - `biases`: what has one, some of `"qkv"` (with latent attention, what comes before its norms),
-      `"output"`, `"mlp"`, `"router"`, `"experts"`, `"norm"`, `"head"`.
-    - `tensor_names`: parts of the names of tensors in files, and those in Llama's.
+    - `biases`: the parts with a bias, from `"qkv"` (with latent attention, the products before its
+      norms), `"output"`, `"mlp"`, `"router"`, `"experts"`, `"norm"`, `"head"`.
+    - `tensor_names`: pairs of a part of a tensor's name in files, and its name in Llama's files.
 
     >>> from anydevice._plan.config import as_config
     >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -273,7 +272,7 @@ def _scale(config: ModelConfig, forward: ForwardSpec, sizes: DecoderSizes) -> fl
     if forward.scale:
         return _number(config, forward.scale)
     root = _divisor(config, forward.query_scale) if forward.query_scale else sizes.head_size
-    if sizes.latent:  # what yarn takes from the size of rotated elements comes to the scores
+    if sizes.latent:  # yarn's `mscale_all_dim` scales the scores (DeepSeek-V2)
         given = rope_parameters(config, "full_attention")
         by, factor = given.get("mscale_all_dim"), given.get("factor") or 1.0
         if kind_of_rope(given) != "default" and by and factor > 1:
@@ -298,7 +297,7 @@ def _layers(
     rotated = _layers_with_rope(config, forward, sizes)
     routed = frozenset(experts.layers) if experts else frozenset()
 
-    @cache  # layers that are equal are one object
+    @cache  # equal layers are one object
     def layer(window: int | None, rotated: bool, routed: bool) -> LayerDescription:
         return LayerDescription(
             window=window,
@@ -362,9 +361,9 @@ def _position_scale(config: ModelConfig) -> tuple[float, int] | None:
 
 
 def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
-    """Return the rope parameters of a kind of layers, under their old names or their new ones.
+    """Return the rope parameters of a kind of layers, by their old or their new config keys.
 
-    Raises `ConfigurationError` if it is no object, or a number in it is none.
+    Raises `ConfigurationError` if the value is not an object, or if a number in it is invalid.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping):
@@ -379,7 +378,7 @@ def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
 
 
 def _is_sensible(key: str, value: Any) -> bool:
-    """Whether a value in rope parameters is of the kind that this key has."""
+    """Whether a value in rope parameters has the type that its key requires."""
     if key in ("type", "rope_type"):
         return value is None or isinstance(value, str)
     if key in ("short_factor", "long_factor"):

@@ -1,8 +1,8 @@
 """From prompts to tokens: prompts are read in chunks, then each step gives every row one token.
 
-Chunks bound the memory of activations. If a layer is compiled for each size, there are few sizes of
-chunks, and of caches. Tokens, positions and the state of sampling stay on the device. If a library
-computes in the background, the host reads a token while the next step runs.
+Chunks bound the memory of activations. Engines that compile a layer for each size use few sizes of
+chunks and caches. Tokens, positions and the state of sampling stay on the device. If the library
+is asynchronous, the host reads a token while the next step runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHUNK_SIZES = (16, 64, 256)
 
 
 class ChunkSizes:
-    """How many tokens of a row are read at a time."""
+    """The number of tokens of a row that are read at a time."""
 
     def __init__(self, prefill_chunk: int, fixed: Sequence[int] = ()) -> None:
         self.fixed = tuple(size for size in fixed if size <= prefill_chunk) or tuple(fixed[:1])
@@ -72,7 +72,7 @@ class ChunkSizes:
         return padded if padded <= 2 * left or not smaller else max(smaller)
 
     def padded(self, length: int) -> int:
-        """Return the slots that reading a prompt of this length touches."""
+        """Return the number of slots that a prompt of this length writes, padding included."""
         done = 0
         while done < length:
             done += self.next(length - done)
@@ -84,8 +84,8 @@ def chunks(
 ) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
     """Yield the ids (rows, tokens) of each chunk, the start of each row, and its valid tokens.
 
-    All rows advance together; one that has ended has no valid tokens. The first `done` tokens are
-    skipped.
+    All rows advance together; a row that has ended has no valid tokens. The first `done` tokens
+    are skipped.
     """
     longest = max(map(len, prompts))
     while done < longest:
@@ -99,9 +99,9 @@ def chunks(
 
 
 def slots_for(executor: DecoderExecutor, rows: int, prompt: int, reply: int, context: int) -> int:
-    """Return the slots of a cache for prompts and replies of these lengths.
+    """Return the number of cache slots for prompts and replies of these lengths.
 
-    If layers are compiled or steps captured, there are few sizes of caches, and so few programs.
+    If layers are compiled or steps captured, it is rounded up, so that there are few programs.
     """
     needed = max(prompt + reply, ChunkSizes.of(executor, rows).padded(prompt))
     if executor.synchronous:
@@ -125,15 +125,15 @@ in MLX's memory (`_engines/mlx/decoder_layer.py`).
 SYNCHRONOUS = ("numpy", "torch", "mlx")
 """Engines whose steps on the CPU are done when they return."""
 SCORED = 256
-"""Tokens of a text that are scored at a time."""
+"""Number of tokens that are scored at a time."""
 KINDS_OF_SAMPLING = 8
-"""Compiled sampling programs that are kept, the most recently used ones."""
+"""Number of compiled sampling programs that are kept, the most recently used ones."""
 FINITE_CHUNK = 2**24
-"""Elements of a weight that are widened at a time to check whether they are finite."""
+"""Number of a weight's elements that are widened at a time to check whether they are finite."""
 
 
 class PendingStep(Protocol):
-    """The tokens of one step that may still be computed."""
+    """The tokens of one step, possibly still being computed."""
 
     def read(self) -> Step:
         """Wait for the tokens and return them."""
@@ -151,14 +151,14 @@ class ReplyRunner(Protocol):
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
         """Read new prompts, and choose the first token of each row.
 
-        With `reuse`, the beginning of a single prompt that is in the cache is not read again.
+        With `reuse`, a single prompt does not read again the beginning that is in the cache.
         """
 
     def step(self) -> PendingStep:
         """Start computing the next token of each row."""
 
     def new_text(self) -> decoder.Cache:
-        """Forget the text, and return the cache for others to write."""
+        """Forget the text, and return the cache for the caller to write."""
 
 
 class CachedTokens:
@@ -169,7 +169,7 @@ class CachedTokens:
         self._steps = 0
 
     def begin(self) -> None:
-        """Count a step that was started: it writes the token before it."""
+        """Count a started step: it writes the previous token to the cache."""
         self._steps += 1
 
     def read(self, token: int) -> None:
@@ -178,11 +178,11 @@ class CachedTokens:
 
     @property
     def written(self) -> int:
-        """The number of tokens in the cache, read by the host or not."""
+        """The number of tokens in the cache, including any that the host has not read yet."""
         return len(self._prompt) + self._steps
 
     def common(self, prompt: Sequence[int]) -> int:
-        """Return the length of the common beginning; the last token always has to be read."""
+        """Return the length of the common prefix, without the last token of the prompt."""
         known = self._prompt + self._reply[: self._steps]
         pairs = zip(known, prompt[:-1], strict=False)
         unlike = (at for at, (own, token) in enumerate(pairs) if own != token)
@@ -199,7 +199,7 @@ def replies(
 ) -> Iterator[Step]:
     """Yield the tokens of up to `max_tokens` steps.
 
-    The runner is kept for the next replies of this size: making one may take longer than a reply.
+    The runner is kept for later replies of this size: creating one may take longer than a reply.
     """
     rows = len(prompts)
     slots = slots_for(executor, rows, max(map(len, prompts)), max_tokens, context)
@@ -209,7 +209,7 @@ def replies(
     except GeneratorExit:
         executor.keep_runner(rows, slots, runner)
         raise
-    # Not after an error: it may have come in the middle of a step.
+    # Do not keep the runner after an error, which may have interrupted a step.
     executor.keep_runner(rows, slots, runner)
 
 
@@ -223,8 +223,8 @@ def run_steps(
 ) -> Iterator[Step]:
     """Yield the tokens of up to `max_tokens` steps of a runner.
 
-    If steps run in the background, each is started before the one before it is read, and is lost
-    if the caller stops there. Steps of several threads take turns.
+    If steps are asynchronous, each starts before its predecessor is read, and is discarded if the
+    caller stops there. Steps of several threads take turns.
     """
     with executor.lock():
         pending = runner.prefill(prompts, sampling, reuse)
@@ -250,7 +250,7 @@ def run_steps(
 class FusedLayer(Record):
     """The engine's function for a whole layer, the layer's weights, and its configs.
 
-    `function` is None if the engine has none; `configs` are those without a ring cache, and with.
+    `function` is None if the engine has none; `configs` is one without a ring cache and one with.
     """
 
     function: Callable[..., Any] | None
@@ -259,9 +259,9 @@ class FusedLayer(Record):
 
 
 class DecoderExecutor:
-    """Runs the steps of one decoder, compiled where that is faster.
+    """Runs the steps of one decoder, compiled if the engine is faster that way.
 
-    Layers are compiled, not the model: layers of one kind share their program.
+    Single layers are compiled, not the whole model, so layers of one kind share a program.
     """
 
     def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
@@ -281,7 +281,7 @@ class DecoderExecutor:
         ]
         self._fused_layers: dict[str, list[FusedLayer]] = {}
         self.fused = False
-        """Whether the engine computed all layers of the last chunk as a whole."""
+        """Whether the engine's fused functions computed all layers of the last chunk."""
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._compiled_layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -306,23 +306,23 @@ class DecoderExecutor:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of steps, in the engine's scope for inference on the device."""
-        # If arrays have no device of their own, each operation takes the default one.
+        """Hold the lock of steps, within the engine's inference scope on the device."""
+        # Operations on arrays without a device of their own use the default device.
         shared = self.engine.shares_memory
         default = self.engine.default_scope(self.device) if shared else nullcontext()
         scope = self.engine.inference_scope(self.device)
-        # Numbers that are not finite are an error of ours, not a warning of NumPy's.
+        # We raise an error for numbers that are not finite, so NumPy need not warn.
         with self._lock.native, default, scope, np.errstate(all="ignore"):
             yield
 
     def idle_runner(self, rows: int, slots: int) -> ReplyRunner | None:
-        """Take the runner that is kept, or return None if it has another size."""
+        """Take the idle runner; return None if there is none of this size."""
         with self._lock.native:
             idle, self._idle = self._idle, None
         return idle[2] if idle is not None and idle[:2] == (rows, slots) else None
 
     def keep_runner(self, rows: int, slots: int, runner: ReplyRunner) -> None:
-        """Keep a runner, and no other: each has memory for a cache."""
+        """Keep this runner only: each holds the memory of a cache."""
         with self._lock.native:
             self._idle = (rows, slots, runner)
 
@@ -340,7 +340,7 @@ class DecoderExecutor:
             raise
 
     def lengths(self, texts: Sequence[Sequence[int]]) -> Array | None:
-        """Return the lengths of texts, if a rope of the decoder depends on them."""
+        """Return the lengths of texts if a rope of the decoder depends on them, else None."""
         ropes = [kind.rope for kind in self.description.layers if kind.rope]
         if not any(depends_on_length(dict(rope.scaling)) for rope in ropes):
             return None
@@ -359,8 +359,8 @@ class DecoderExecutor:
         """Run all layers on a chunk of tokens; the cache is changed in place.
 
         With `first`, all rows begin with this chunk, which is faster. `length` is the result of
-        `lengths` for the whole texts, if they are known. With `last`, only the hidden state of the
-        last valid token of each row is needed, and may be all that is returned, (rows, 1, hidden).
+        `lengths` for the whole texts, if known. With `last`, the caller needs only the hidden state
+        of each row's last valid token, and the result may be just that, (rows, 1, hidden).
         """
         x = self._embed(self._embedding, ids)
         if self.compiled:
@@ -392,7 +392,7 @@ class DecoderExecutor:
         return x
 
     def _fused_layer(self, number: int, x: Array, position: Array, cache: Any, *only: Array) -> Any:
-        """Run a layer by the engine's own function, for one token or the first ones of all rows.
+        """Run a layer by the engine's own function, for one token or the first chunk of all rows.
 
         `only` is the token of each row that is needed. Returns `NotImplemented` if the engine
         cannot compute the layer.
@@ -430,7 +430,7 @@ class DecoderExecutor:
         return self._select(filters)(self._head, hidden, state)
 
     def select_after(self, filters: Filters, x: Array, ones: Array, state: State) -> State:
-        """Do the same after one token of each row; the engine may fuse norm and product."""
+        """Select like `select`, after one token of each row; the engine may fuse norm and head."""
         logits = self._fused_logits(x)
         if logits is NotImplemented:
             return self.select(filters, self.last(x, ones, None), state)
@@ -471,7 +471,7 @@ def fused_layer(layer: decoder.DecoderLayer, like: Array, name: str) -> FusedLay
 def layer_config(
     description: Description, kind: LayerDescription, ring: bool
 ) -> LayerConfig | None:
-    """Return the layer's config for engines; None for a layer that they do not compute whole."""
+    """Return the layer's config for engines; None if no engine has a fused version of the layer."""
     plain = (
         description.norm == "rms"
         and description.block == "pre"
@@ -562,8 +562,8 @@ def _score_targets(
 class OpsRunner:
     """The runner of every engine: a decoder in ops.
 
-    Its state on the device is token, position, prompt_length, seeds, numbers (of the sampling),
-    and, if they are needed, logprob and seen.
+    Its state on the device is token, position, prompt_length, seeds, the numbers of the sampling
+    and, if needed, logprob and seen.
     """
 
     def __init__(self, executor: DecoderExecutor, rows: int, slots: int) -> None:
@@ -578,7 +578,7 @@ class OpsRunner:
 
     def new_text(self) -> decoder.Cache:
         self.cached = CachedTokens()  # until all is written
-        # Keys of an earlier reply are never read: a row attends to what it has written itself.
+        # Keys of an earlier reply are never read: a row attends only to keys that it wrote.
         self._cache = self._cache or self._executor.new_cache(self.rows, self.slots)
         return self._cache
 
@@ -620,7 +620,7 @@ class OpsRunner:
     def _reusable(self, prompt: Sequence[int]) -> int:
         """Return the number of tokens of a prompt that need not be read again.
 
-        Ring caches have overwritten older tokens: they are reused as a whole, or not at all.
+        Ring caches overwrite older tokens, so they are reused as a whole or not at all.
         """
         common = self.cached.common(prompt)
         while common and common + self._sizes.padded(len(prompt) - common) > self.slots:
@@ -634,7 +634,7 @@ class OpsRunner:
         return self._launch(self._next_state(self._state))
 
     def _next_state(self, state: State) -> State:
-        """Run one step: the state with the token after the one that it has."""
+        """Run one step; return the state with the next token."""
         executor, xp = self._executor, primitives(state["token"])
         ids = xp.reshape(state["token"], (self.rows, 1))
         x = executor.forward(ids, state["position"], self._ones, self._cache)
@@ -667,14 +667,14 @@ class _DeviceStep:
 
 
 def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int) -> list[float]:
-    """Return the log probability of each token but the first, given those before it.
+    """Return the log probability of each token but the first, given the tokens before it.
 
-    Like a reply, it uses the one cache that is kept; logits take up to `room` bytes, if possible.
+    Like a reply, it uses the one cache; logits take up to `room` bytes, if possible.
     """
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
     slots = slots_for(executor, 1, len(inputs), 1, context)
     runner = executor.idle_runner(1, slots) or runner_for(executor, 1, slots)
-    # Logits are in float32, and the log-sum-exp needs twice their bytes more.
+    # Logits are float32, and the log-sum-exp needs twice their bytes in addition.
     fit = room // (3 * 4 * executor.description.vocabulary)
     together = min(SCORED, 1 << max(0, fit.bit_length() - 1))
     parts: list[tuple[Array, int]] = []
@@ -702,7 +702,7 @@ def score(executor: DecoderExecutor, ids: Sequence[int], context: int, room: int
 
 
 def not_finite(executor: DecoderExecutor, where: str) -> VerificationError:
-    """Return the error for logits that are not finite, with the first such weight, if any."""
+    """Return the error for logits that are not finite; it names the first such weight, if any."""
     problem = f"the logits of {where} are NaN or infinite"
     tree = executor.parameters
     for name, weight in zip(leaf_names(tree), leaves(tree), strict=True):
@@ -721,7 +721,7 @@ def not_finite(executor: DecoderExecutor, where: str) -> VerificationError:
 
 
 def _is_finite(executor: DecoderExecutor, weight: Array) -> bool:
-    """Whether all elements of a weight are finite; a chunk is widened at a time."""
+    """Whether all elements of a weight are finite; they are widened chunk by chunk."""
     rows = weight.shape[0]
     step = max(1, FINITE_CHUNK * rows // math.prod(weight.shape))
     with executor.lock():

@@ -38,21 +38,21 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
-"""A text to go on with, a conversation, or tokens."""
+"""A text to continue, a conversation, or tokens."""
 
 CPU_ENGINES = ("jax", "torch", "mlx")
-"""Engines that serve a CPU before NumPy by default. Alone on the machine they are about equal;
- beside other work JAX was ten times as fast as the others, whose threads wait for each other.
+"""Engines preferred to NumPy on a CPU by default. They are about equally fast on an idle machine;
+on a busy one JAX was ten times as fast as the others, because their threads wait for each other.
 """
 SMALL = 32 * 2**20
-"""Bytes of weights up to which NumPy has replied before another library is imported."""
+"""Largest bytes of weights for which NumPy replies before another library is even imported."""
 
 
 class Speed(Record):
-    """How fast a reply came: seconds to the first token, and tokens per second.
+    """The speed of a reply: seconds to the first token, and tokens per second.
 
-    `prefill` is tokens of the prompt per second until the first token came. `decode` is tokens of
-    the reply per second after that; it is 0 for a reply of one token.
+    `prefill` counts prompt tokens per second until the first token of the reply. `decode` counts
+    reply tokens per second after that; it is 0 for a reply of one token.
     """
 
     prompt_tokens: int
@@ -64,11 +64,11 @@ class Speed(Record):
 class Reply(Record):
     """The reply of a model.
 
-    `ended` says why it ends: `"stop"`, the model ended it; `"stop string"`; `"length"`, it has
-    `max_tokens`, or the context is full; `"interrupted"`, the stream was closed. `tokens` are those
-    of the text, without the end token; if a stop string ended it, they include that string, and the
-    text does not. `logprobs` are their log probabilities under the model itself, before
-    temperature, filters and penalty; `None` if they were not asked for.
+    `ended` is the reason for the end: `"stop"`, the model's end token; `"stop string"`; `"length"`,
+    `max_tokens` or a full context; `"interrupted"`, a closed stream. `tokens` excludes the end
+    token; after a stop string, it includes the tokens of that string, although `text` does not.
+    `logprobs` are the model's own log probabilities of the tokens, before temperature, filters and
+    penalty; `None` if they were not requested.
     """
 
     text: str
@@ -82,7 +82,7 @@ class Reply(Record):
 
 
 class Score(Record):
-    """How likely a text is: the log probability of each token but the first, given those before.
+    """The log probability of each token of a text but the first, given the tokens before it.
 
     `total` is their sum; `perplexity` is exp of minus their mean.
     """
@@ -99,7 +99,7 @@ class Score(Record):
     def perplexity(self) -> float:
         """1 for a text that was certain; the size of the vocabulary for a guess."""
         mean = -self.total / len(self.logprobs)
-        return math.exp(mean) if mean < 700 else math.inf  # beyond what a float holds
+        return math.exp(mean) if mean < 700 else math.inf  # exp would overflow
 
 
 def load(
@@ -112,22 +112,22 @@ def load(
 ) -> LanguageModel:
     """Load the language model in a folder onto a device, ready to generate.
 
-    `folder` is one that Hugging Face's libraries save, with `config.json`, safetensors files and
-    `tokenizer.json`; the name of a model in their cache; a GGUF file, or a folder with one. Nothing
+    `folder` is a Hugging Face folder with `config.json`, safetensors files and `tokenizer.json`;
+    the name of a model in the local Hugging Face cache; a GGUF file; or a folder with one. Nothing
     in it is executed.
 
-    The device is the one that `anydevice.device(device)` chooses; unless an engine is asked for, a
-    CPU is served by NumPy only where the model is small or no other is installed. The weights are
-    in `dtype`; the default is that of the files, but float32 on the CPU. `context` is how many
-    tokens of prompt and reply together there can be; the default is what the model was made for, up
-    to 8192, or what fits. Memory is planned before anything is loaded.
+    `anydevice.device(device)` chooses the device. Unless you name an engine, NumPy runs a CPU only
+    if the model is small or no other engine is installed. The weights are in `dtype`; the default
+    is the dtype of the files, but float32 on the CPU. `context` is the most tokens of prompt and
+    reply together; the default is the model's longest context, up to 8192, or a shorter one that
+    fits. Memory is planned before anything is loaded.
 
-    A load that takes longer shows its progress on a terminal and in a notebook; `progress=False`
-    turns that off, `progress=True` shows it from the start.
+    A slow load shows its progress on a terminal and in a notebook; `progress=False` turns that off,
+    `progress=True` shows it from the start.
 
-    Raises `OutOfMemoryError` if the model does not fit, with what would; `UnsupportedError` for a
-    kind of model that cannot be run, by name; `ConfigurationError` and `TransferError` for files
-    that are missing or wrong, naming them.
+    Raises `OutOfMemoryError` if the model does not fit, and says which options would;
+    `UnsupportedError` for a kind of model that cannot be run; `ConfigurationError` and
+    `TransferError` for missing or invalid files, naming them.
     """
     path = locate(os.fspath(folder))
     _refuse_others(device, path)
@@ -162,11 +162,10 @@ def load(
 class LanguageModel:
     """A decoder on a device, with its tokenizer. `llm.load` makes one.
 
-    `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
-    many tokens there can be, prompt and reply together. `generation_defaults` are the options of
-    `generate` that the model's files recommend, none where they say nothing; `generate` does not
-    apply them by itself. Several threads may use one model: their steps take turns, and each reply
-    under way has a cache of its own.
+    `description` describes the decoder, `plan` its memory; `context` is the most tokens of prompt
+    and reply together. `generation_defaults` are the options of `generate` that the model's files
+    recommend, possibly none; `generate` does not apply them by itself. Several threads may use one
+    model: their steps take turns, and each running reply has its own cache.
     """
 
     def __init__(
@@ -220,13 +219,13 @@ class LanguageModel:
     ) -> Any:
         """Reply to a prompt, or to a list of several, which are computed together.
 
-        A prompt is a text, which is continued; messages, dicts of `role` and `content`, which are
-        written as the model's chat template says; or a list of tokens. It is an error if one is as
-        long as the context.
+        A prompt is a text, which is continued; messages, dicts of `role` and `content`, which the
+        model's chat template renders; or a list of tokens. A prompt as long as the context is an
+        error.
 
-        Without `temperature`, and without a filter, each token is the likeliest. With one, tokens
-        are drawn: first `repetition_penalty` lowers the logits of tokens that are in the prompt or
-        the reply, then logits are divided by the temperature, `top_k` keeps the likeliest tokens,
+        Without `temperature` and filters, sampling is greedy. Otherwise tokens are drawn: first
+        `repetition_penalty` lowers the logits of tokens that are in the prompt or the reply, then
+        logits are divided by the temperature, `top_k` keeps the likeliest tokens,
         `top_p` the fewest that together have this probability, `min_p` those with at least this
         share of the largest probability. The same `seed` gives the same reply, on every engine up
         to rounding; prompt i of several uses `seed` + i. A reply ends with the model's end token,
@@ -236,7 +235,7 @@ class LanguageModel:
         again from the start: the next turn of a conversation begins sooner. Results may differ by
         rounding from those of a prompt that is read as a whole.
 
-        Raises `VerificationError` where logits are NaN or infinite, naming the weight that is.
+        Raises `VerificationError` if logits are NaN or infinite, naming such a weight if any.
         """
         several, prompts, continued = self._prompts(prompt)
         options = generation_options(
@@ -274,8 +273,8 @@ class LanguageModel:
     ) -> ReplyStream:
         """Stream the text of a reply as it is computed; the options are those of `generate`.
 
-        The parts, joined, are the text that `generate` returns. `reply` has the rest after the
-        last part, or when the stream was closed.
+        The parts, joined, are the text that `generate` returns. `reply` has everything else, after
+        the last part or when the stream was closed.
         """
         several, prompts, continued = self._prompts(prompt)
         if several:
@@ -299,8 +298,8 @@ class LanguageModel:
     def score(self, text: str | Sequence[int]) -> Score:
         """Score a text: the log probability of each token.
 
-        Memory is planned for one cache, and this takes it: a conversation with `reuse` is read
-        again from its start at the next turn.
+        It overwrites the one cache that memory is planned for: the next turn of a conversation with
+        `reuse` is read again from its start.
 
         Raises `ConfigurationError` if it has fewer than two tokens, or more than the context.
         """
@@ -320,7 +319,7 @@ class LanguageModel:
         return replies(self._executor, prompts, sampling, max_tokens, self.context, reuse)
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
-        """Return whether there are several, the tokens of each, and whether each is a text."""
+        """Return whether there are several prompts, their tokens, and whether each is a text."""
         if isinstance(prompt, str) or not _is_list(prompt):
             return False, [self._ids(prompt)], [True]
         if not prompt:
@@ -383,8 +382,8 @@ class LanguageModel:
 class ReplyStream:
     """The pieces of one reply; an iterator, and a context manager that closes it.
 
-    `reply` is the whole of it, complete after the last piece; when the stream was closed before, or
-    Ctrl-C came, it is what was written so far.
+    `reply` is the whole reply after the last piece, or the reply so far if the stream was closed
+    or interrupted by Ctrl-C.
     """
 
     def __init__(self, batch: _ReplyBatch) -> None:
@@ -527,7 +526,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_list(value: object) -> bool:
-    """Bytes are a sequence of integers too, and no tokens."""
+    """Whether a value is a list of tokens; bytes, although a sequence of integers, are not."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
@@ -545,11 +544,11 @@ def _with_fast_engine(device: Device, weights: int) -> Device:
 def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
     """Plan a model on a device, with a smaller context if the caller did not set one.
 
-    Raises `OutOfMemoryError` if it does not fit, with what would.
+    Raises `OutOfMemoryError` if it does not fit, and says which options would.
     """
     options = loading_options(device.kind == "cpu", dtype)
     plan = plan_inference(files, device, context=context, **options)
-    if plan.device == device or not plan.placements:  # a device that does not tell its memory
+    if plan.device == device or not plan.placements:  # no placements: its memory is unknown
         return plan
     smaller = [change for change in plan.alternatives if change.change == "context"]
     if smaller and not given:
@@ -595,10 +594,10 @@ def _generation_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values:
         return {}
     if not values.get("do_sample"):
-        return {"temperature": 0.0}  # transformers takes the likeliest then
+        return {"temperature": 0.0}  # greedy, as in transformers
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     options = {name: values[name] for name in names if values.get(name) is not None}
-    return {"temperature": 1.0, **options}  # drawn, with the probabilities as they are
+    return {"temperature": 1.0, **options}  # sample from the model's own probabilities
 
 
 def _refuse_others(device: object, path: Path) -> None:

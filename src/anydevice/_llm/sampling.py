@@ -1,8 +1,8 @@
 """Sampling: the next token, computed on the device from the logits, the same on every engine.
 
-The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
-draw from what is left. The penalty comes first because it is about logits, and temperature before
-the filters, so that they judge the probabilities that are drawn from.
+The order is the one of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
+draw from the remaining tokens. The penalty comes first because it applies to logits; temperature
+comes before the filters, so that they see the probabilities of the draw.
 
 A draw adds Gumbel noise to the logits and takes the largest sum, which is a draw from their
 softmax (the Gumbel-max trick, Gumbel 1954). The noise is a function of the seed, the place in the
@@ -31,15 +31,15 @@ _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 # Odd numbers without a pattern, within 31 bits.
 _BY_SEED, _BY_PLACE, _BY_TOKEN = 0x1F83D9AB, 0x5BE0CD19, 0x367CD507
 _FAINTEST = -40.0
-"""The logit below the largest from which on a token adds nothing to a sum of probabilities."""
+"""Logit, relative to the largest, below which a token adds nothing to a sum of probabilities."""
 _LARGEST = 1e30
 """The largest factor of logits: its product with any logit is finite in float32."""
 _SMALLEST = 1 / _LARGEST
 """The smallest value of an option above 0: in float32 it is not 0."""
 _FEWEST, _MORE = 64, 8
-"""The candidates for a small `top_k`, and the factor to the next size of them."""
+"""The number of candidates for a small `top_k`, and the factor from one size to the next."""
 _MOST_EXACT = 2**24
-"""Up to here, float32 represents every integer."""
+"""Float32 represents every integer up to this one."""
 NO_TOKEN = -1
 """The token of a row with a logit that is NaN or infinite."""
 _HALVINGS = 28
@@ -62,7 +62,7 @@ class Filters(Record):
 
 
 class Sampling(Record):
-    """How tokens are selected; `sampling` makes it of the options of `generate`."""
+    """How tokens are selected; `sampling` creates it from the options of `generate`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -199,7 +199,7 @@ def _draw(
     ids = None
     if filters.candidates:
         x, ids = _take_candidates(x, filters.candidates, top_k)
-    # In this order: a compiler fuses a product and a sum, and the largest were not quite 0.
+    # In this order: if a compiler fused product and sum, the largest would not be exactly 0.
     x = ops.multiply(ops.subtract(x, ops.max(x, axis=-1, keepdims=True)), inverse)
     x = _filter(filters, x, top_p, distance, in_order=ids is not None)
     if ids is None:
@@ -220,7 +220,7 @@ _CONSTANTS = (_BY_SEED, _BY_PLACE, _BY_TOKEN, BETWEEN, ROUNDS, _HALVINGS, _FAINT
 
 
 def _draw_fused(filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array) -> Any:
-    """Draw by the engine's own function; return `NotImplemented` if it has none for this."""
+    """Draw by the engine's own function; return `NotImplemented` if it cannot."""
     if filters.penalty or filters.candidates:
         return NotImplemented
     own = own_version(logits, "draw_token", not_implemented)
@@ -241,7 +241,7 @@ def log_probability(logits: Array, tokens: Array) -> Array:
 
 
 def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
-    """Return Gumbel noise (rows, tokens) for tokens (1 or rows, tokens); others are (rows,)."""
+    """Return Gumbel noise (rows, tokens) for tokens (1 or rows, tokens); the rest is (rows,)."""
     rows = (seeds.shape[0], 1)
     key = mixed(ops.multiply(ops.reshape(seeds, rows), _BY_SEED))
     key = mixed(ops.add(key, ops.multiply(ops.reshape(place, rows), _BY_PLACE)))
@@ -250,20 +250,20 @@ def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
     number = ops.multiply(mixed(ops.add(ops.multiply(tokens, _BY_TOKEN), key)), odd)
     number = ops.where(ops.less(number, 0), ops.subtract(-1, number), number)
     v = ops.multiply(ops.add(ops.astype(number, _FLOAT32), 0.5), 2.0**-31)
-    # -log(1 - v): by its series where v is small, which is where the largest noise comes from.
+    # -log(1 - v), by its series for small v, which gives the largest noise.
     series = ops.multiply(v, ops.add(ops.multiply(v, ops.add(ops.multiply(v, 1 / 3), 0.5)), 1.0))
     logarithm = ops.negative(ops.log(ops.maximum(ops.subtract(1.0, v), 2.0**-25)))
     return ops.negative(ops.log(ops.where(ops.less(v, 2.0**-7), series, logarithm)))
 
 
 def _filter(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: bool) -> Array:
-    """Return the logits, whose largest is 0, with minus infinity for those that filters drop."""
+    """Replace the logits that filters drop by minus infinity; the largest logit is 0."""
     kept = x
     if filters.top_p:
         if in_order:
             weights = ops.softmax(x)
             above = ops.subtract(ops.cumulative_sum(weights), weights)
-            # The first is always kept: what lies above it is 0, up to rounding.
+            # The first is always kept: the sum above it is 0, up to rounding.
             kept = ops.where(ops.less(above, top_p), kept, -math.inf)
             kept = ops.where(ops.equal(x, 0.0), x, kept)
         else:
@@ -276,8 +276,8 @@ def _filter(filters: Filters, x: Array, top_p: Array, distance: Array, in_order:
 def _below_nucleus(x: Array, top_p: Array) -> Array:
     """Return a threshold for each row (rows, 1): logits above it are the nucleus of `top_p`.
 
-    A token is in the nucleus (Holtzman et al. 2020) if likelier ones do not reach `top_p`. Found by
-    bisection, in a third of the time of a sort, and the same for every engine.
+    A token is in the nucleus (Holtzman et al. 2020) if likelier ones do not reach `top_p`.
+    Bisection takes a third of the time of a sort, and gives the same result on every engine.
     """
     weights = ops.exp(x)
     wanted = ops.multiply(ops.sum(weights, axis=-1, keepdims=True), top_p)

@@ -1,8 +1,8 @@
-"""Conversations written as the model was trained to read them: chat templates.
+"""Chat templates: conversations rendered in the format that the model was trained on.
 
-A template is a program in Jinja that came with the weights, from anyone. It runs in jinja2's
-sandbox, with what Hugging Face's libraries give templates, in a child process that may take so
-much time and memory and no more: whatever it does ends as a text or as an error.
+A template is an untrusted Jinja program that came with the weights. It runs in jinja2's sandbox,
+with the variables that Hugging Face's libraries provide, in a child process with limited time and
+memory: every template ends with a text or an error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from anydevice._core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 SECONDS = 5.0
-"""How long a template may take."""
+"""Time limit of a template."""
 _SECONDS_TO_START = 60.0
 MEMORY = 256 * 2**20
-"""How many bytes the child process may take on top of what it has when it starts; on Linux."""
+"""Bytes that the child process may allocate after its start; enforced on Linux."""
 LONGEST = 2**22
-"""Characters of a conversation, as a template writes it."""
+"""Most characters of a rendered conversation."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of what a model thought, in messages; templates ask for the first two."""
+"""Keys of a model's reasoning in messages; templates use the first two."""
 _DEEPEST = 100
 
 
@@ -54,9 +54,9 @@ class ChatTemplate(Record):
     ) -> str:
         """Return a conversation as one text.
 
-        `tools` are JSON schemas, or functions with types and a docstring; `variables` are what else
-        the template may ask for, such as `enable_thinking`. Raises `ConfigurationError`, with the
-        template's own words where it refuses the messages.
+        `tools` are JSON schemas, or functions with types and a docstring; `variables` are further
+        values for the template, such as `enable_thinking`. Raises `ConfigurationError` if the
+        template refuses the messages, with the template's own message.
         """
         given = {
             **_plain(variables, "variables"),
@@ -128,7 +128,7 @@ def _documents(documents: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _plain(value: Any, path: str, depth: int = 0) -> Any:
-    """The same of plain types: a template gets no object of the program's."""
+    """Return the value converted to plain types: a template gets no object of the program."""
     if value is None or isinstance(value, bool):
         return value
     if depth > _DEEPEST:
@@ -147,7 +147,7 @@ def _plain(value: Any, path: str, depth: int = 0) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
         return _plain(values, path, depth + 1)
-    if callable(dumped := getattr(value, "model_dump", None)):  # a model of pydantic
+    if callable(dumped := getattr(value, "model_dump", None)):  # a pydantic model
         return _plain(dumped(), path, depth + 1)
     raise ConfigurationError(
         f"{path} is of type {type(value).__name__}: a chat template takes text, numbers, booleans, "
@@ -181,10 +181,10 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE | re.DOTALL)
 
 
 def tool_schema(tool: Any) -> Mapping[str, Any]:
-    """Return the JSON schema of a tool; one that is given as a schema stays as it is.
+    """Return the JSON schema of a tool; a schema is returned unchanged.
 
-    Of a function, its name, types and docstring are the schema. The docstring describes the
-    function, and under `Args:` every parameter, as in Google's style.
+    A function's schema comes from its name, its types and its docstring. The docstring describes
+    the function and, under `Args:`, every parameter, in Google style.
 
     >>> def weather(city: str, days: int = 1) -> str:
     ...     '''The weather of the next days.
@@ -320,9 +320,9 @@ def _child() -> Conversation:
 
 
 def _ask(question: dict[str, Any]) -> Outcome:
-    # Starting it, on a busy machine, is not the template's fault.
+    # The start, slow on a busy machine, does not count toward the template's time.
     started = _child().ask(None, limit=_SECONDS_TO_START)
-    if started.how == "crashed":  # somebody ended it since it was last asked
+    if started.how == "crashed":  # it was killed since the last request
         started = _child().ask(None, limit=_SECONDS_TO_START)
     if started.how != "answered" or started.answer is not None:
         return started
@@ -332,7 +332,7 @@ def _ask(question: dict[str, Any]) -> Outcome:
 def answering(
     tell: Callable[[str], None], arguments: dict[str, Any]
 ) -> Callable[[Any], tuple[str, str] | None]:
-    """Called in the child: the function that renders, and answers how it went and the text."""
+    """Return, in the child, the function that renders; it answers with the outcome and the text."""
     missing = _missing()
     _limit_memory()
 
@@ -359,10 +359,10 @@ def _missing() -> str | None:
 
 
 def _limit_memory() -> None:
-    """Let this process take no more than `MEMORY` on top, and write to no file."""
+    """Limit this process to `MEMORY` more bytes, and let it write to no file."""
     try:
         import resource
-    except ImportError:  # Windows has no such limits; those of time and output hold there too
+    except ImportError:  # Windows has no such limits, only those on time and output
         return
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -391,7 +391,7 @@ def _render(template: str, variables: dict[str, Any]) -> tuple[str, str]:
 
 
 class _RefusedError(Exception):
-    """Raised by a template, with its own words."""
+    """Raised by a template, with its own message."""
 
 
 @lru_cache(8)
@@ -408,9 +408,9 @@ def _environment() -> Any:
     from jinja2.utils import Namespace
 
     class Generation(ext.Extension):
-        """`{% generation %}`: what the assistant writes. Here it is text like any other."""
+        """`{% generation %}` marks the assistant's text; here it renders like any other text."""
 
-        tags = {"generation"}  # noqa: RUF012 - so is it in the base class
+        tags = {"generation"}  # noqa: RUF012 - as in the base class
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -443,7 +443,7 @@ def _environment() -> Any:
 
 
 class _Dicts:
-    """`dict` for templates, without what else the class has."""
+    """`dict` for templates, without the other attributes of the class."""
 
     def __call__(self, *values: Any, **named: Any) -> dict[Any, Any]:
         return dict(*values, **named)
@@ -459,7 +459,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models are shown it; jinja2's own escapes what matters in HTML."""
+    """Return JSON as models see it; jinja2's own filter would escape HTML characters."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,8 +1,8 @@
 """Text from tokens as they come: characters stay whole, and stop strings are never shown.
 
 A token is not a piece of text. It may hold half a character, lose its space at the beginning of a
-text, or be a byte whose meaning depends on those around it. The pieces of a `TextStream`, joined,
-are exactly what decoding all tokens at once gives.
+text, or be a byte that only its neighbours complete. The pieces of a `TextStream`, joined, equal
+the text of decoding all tokens at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile(r"<0x..>", re.DOTALL)
 _CONTEXT = 16
-"""Tokens before the first that may change how it is written, more than enough."""
+"""Number of earlier tokens that may change the text of the first; more than enough."""
 
 
 class TextStream:
     """The text of tokens that come one by one, up to the first of the stop strings.
 
     `push(token)` returns the text that is certain by now, often none; `finish()` the rest. Joined,
-    they are `tokenizer.decode(tokens)`, cut before the stop string that is complete first; of
-    several that end there, before the longest. `stopped` says whether one was found: whatever
-    comes after it is ignored. `after` are tokens before the first, such as the prompt: the text is
-    then what follows theirs, a space at its beginning included. A token takes constant time, on
-    average.
+    they are `tokenizer.decode(tokens)`, cut before the stop string that is complete first, or the
+    longest of several that end together. `stopped` tells whether there was one: later tokens are
+    ignored. `after` are tokens before the first, such as the prompt: the text then continues
+    theirs, with any space in between. A token takes constant time on average.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class TextStream:
             return text
         buffer = self._held + text
         for place in range(len(self._held), len(buffer)):
-            # All of them read each character.
+            # A list: every stop string has to read each character.
             complete = [stop for stop in self._stops if stop.reads(buffer[place])]
             if complete:
                 self.stopped, self._held = True, ""
@@ -72,7 +71,7 @@ class TextStream:
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """Return the texts of the option `stop`, checked."""
+    """Check the option `stop` and return its texts."""
     if stop is None:
         return []
     if not isinstance(stop, Iterable):
@@ -87,7 +86,7 @@ def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
 
 
 class _Stop:
-    """A text to be found among characters that come one by one (Knuth, Morris and Pratt)."""
+    """A search for a text in characters that come one by one (Knuth, Morris and Pratt 1977)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -97,7 +96,7 @@ class _Stop:
             self._shorter[place] = self._next(self._shorter[place - 1], text[place])
 
     def reads(self, character: str) -> bool:
-        """Whether the text ends with this character."""
+        """Whether this character completes the text."""
         self.matched = self._next(self.matched, character)
         return self.matched == len(self.text)
 
@@ -117,7 +116,7 @@ def _token_decoder(tokenizer: Tokenizer, after: list[int]) -> _TokenDecoder:
     if kinds == ("ByteLevel",):
         return _Bytes(tokenizer, after)
     joined = next((i for i, kind in enumerate(kinds) if kind in ("Fuse", "ByteLevel")), len(kinds))
-    # What looks at the joined text, such as a replacement, may change what was already shown.
+    # A step on the joined text, such as a replacement, may change text that was already shown.
     if {*kinds[joined:]} <= {"Fuse", "Strip"}:
         return _Window(tokenizer, after)
     return _Whole(tokenizer, after)
@@ -140,10 +139,10 @@ class _Bytes:
 
 
 class _Window:
-    """Tokens whose text depends on the one before, on being the first, or on bytes around them.
+    """Tokens whose text depends on their neighbours or on being the first.
 
-    Of the tokens told it keeps the last ones that have a text, `_told`: what a decoder takes away
-    at the beginning of a text, it takes away from there. `_new` are those that were not told yet.
+    `_told` holds the last shown tokens that have a text, so that a decoder strips the beginning of
+    those and not of the new ones. `_new` holds the tokens that were not shown yet.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
@@ -160,7 +159,7 @@ class _Window:
         if text is None:
             return ""
         self._new.append(token)
-        # The bytes of a run are a text, or none of them is.
+        # A run of bytes is decoded as a whole or not at all.
         return "" if self._has_bytes and _BYTE_TOKEN.fullmatch(text) else self.finish()
 
     def finish(self) -> str:
@@ -176,7 +175,7 @@ class _Window:
 
 
 class _Whole:
-    """Tokens that say nothing before the last one is there."""
+    """Tokens whose text is only known when all of them are there."""
 
     def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
         self._tokenizer = tokenizer

@@ -1,12 +1,12 @@
-"""Text to tokens and back, as the files beside a model's weights say.
+"""Text to tokens and back, by the tokenizer files beside a model's weights.
 
-`tokenizer.json` decides: what Hugging Face's `tokenizers` reads there is what the model was trained
-with. The other files name special tokens, tokens that end a reply, and chat templates. Nothing in
-them is executed, except for chat templates, and these in a sandbox.
+Hugging Face's `tokenizers` reads `tokenizer.json`, which has the tokenizer of the training. The
+other files name special tokens, end tokens and chat templates. Nothing in them is executed, except
+for chat templates, which run in a sandbox.
 
-`tokenizer.json` holds regular expressions from anywhere. Those of well-known models take time in
-proportion to the text. Another one may take hours for one line, and block this process: a tokenizer
-with such a pattern runs in a child process, and is stopped there after a while.
+`tokenizer.json` holds untrusted regular expressions. Those of well-known models take linear time.
+Another pattern may take hours for one line, so a tokenizer with an unknown pattern runs in a child
+process with a time limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 SECONDS, CHARACTERS = 5.0, 100_000
-"""How long a pattern may take for a text, and how many characters add a second to it."""
+"""Time limit of a pattern for a text, and the number of characters that add a second to it."""
 _SECONDS_TO_START = 60.0
 
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -63,17 +63,17 @@ _KANJI_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 KNOWN = {GPT2, LLAMA3, QWEN2, GPT4O, _TEKKEN, _DEEPSEEK, _KANJI_AND_KANA}
 KNOWN |= {r"\p{N}", r"\p{N}{1,3}", r"\d", r"\s+", " {2,}", " +"}
-"""Patterns that are harmless: none of them tries one place of a text in many ways."""
+"""Harmless patterns: none of them backtracks much."""
 
 
 class BoundedTokenizer:
-    """A tokenizer in a child process, which is stopped where it takes too long."""
+    """A tokenizer in a child process, which is stopped if it takes too long."""
 
     @classmethod
     def where_needed(
         cls, backend: tokenizers.Tokenizer, steps: Sequence[dict[str, Any]], source: str
     ) -> BoundedTokenizer | None:
-        """Return one if these steps of the tokenizer have a pattern that may be harmful."""
+        """Return a bounded tokenizer if these steps have a pattern that may be harmful."""
         for step in steps:
             given = step.get("pattern")
             if not isinstance(given, dict) or "Regex" not in given:
@@ -97,7 +97,7 @@ class BoundedTokenizer:
         return str(self._ask("text", ids))
 
     def _start(self) -> Outcome:
-        """Give the child this tokenizer, unless it has it; that may take a while."""
+        """Send this tokenizer to the child unless it has it; that may take a while."""
         nothing: tuple[Any, ...] = (self._key, None, "text", [])
         outcome = _child().ask(nothing, limit=_SECONDS_TO_START)
         if outcome.how == "crashed":  # it was ended since the last request
@@ -142,7 +142,10 @@ def _child() -> Conversation:
 def answering(
     tell: Callable[[str], None], arguments: dict[str, Any]
 ) -> Callable[[Any], tuple[str, Any] | None]:
-    """Called in the child: what encodes and decodes, `None` for a tokenizer that it has not."""
+    """Return, in the child, the function that encodes and decodes.
+
+    It answers `None` for a tokenizer that the child does not have.
+    """
     import tokenizers
 
     held: dict[int, tokenizers.Tokenizer] = {}
@@ -172,10 +175,10 @@ OLD_TEMPLATE = "chat_template.json"
 
 _LARGEST_TOKENIZER = 64 * 2**20
 _LARGEST_SETTINGS = 16 * 2**20
-"""Bytes; larger files are not what they are called."""
+"""Most bytes of a settings file."""
 
 _MOST_GROWTH = 128
-"""Characters that one may become, and special tokens that a text may get; usually it is one."""
+"""Most characters that one may become, and most special tokens added to a text; usually one."""
 _MOST_TEMPLATES = 100
 _TEMPLATE_KEYS = ("name", "template")
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -193,16 +196,16 @@ SPLITTINGS: dict[str, Splitting] = {
     "qwen2": Splitting(QWEN2, composed=True),
     "gpt-4o": Splitting(GPT4O),
 }
-"""The ways to split text that are reproduced exactly, by their names in GGUF."""
+"""The pre-tokenizers that are reproduced exactly, by their names in GGUF."""
 
 
 class Tokenizer:
     """Text to token ids and back.
 
-    `bos_id` is the token that begins a text, `None` if there is none; `adds_bos` whether every text
-    begins with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
-    `special_tokens` has those with a name, such as "bos_token", as a chat template sees them;
-    `templates` are the chat templates by name, "default" the usual one.
+    `bos_id` is the token that begins a text, or `None`; `adds_bos` tells whether every text begins
+    with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
+    `special_tokens` has the special tokens by name, such as "bos_token", for chat templates;
+    `templates` are the chat templates by name; "default" is the usual one.
     """
 
     def __init__(
@@ -238,7 +241,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Return the tokenizer of a folder with `tokenizer.json`.
 
-        `known` are the values of files that were read already, by name. Raises
+        `known` has the values of files that were already read, by name. Raises
         `ConfigurationError` if a file is missing or damaged, naming it.
         """
         folder = expanded(folder)
@@ -257,9 +260,9 @@ class Tokenizer:
     def from_gguf(cls, file: GgufFile) -> Tokenizer:
         """Return the tokenizer of a GGUF file, or of the `tokenizer.json` beside it.
 
-        Byte-level vocabularies with a known way to split text are reproduced exactly. Raises
-        `UnsupportedError` for another one without a `tokenizer.json`, and `ConfigurationError`
-        for a damaged vocabulary.
+        Byte-level vocabularies with a known pre-tokenizer are reproduced exactly. Raises
+        `UnsupportedError` for any other vocabulary without a `tokenizer.json`, and
+        `ConfigurationError` for a damaged one.
         """
         model = file.expect("tokenizer.ggml.model", str, "")
         pre = file.expect("tokenizer.ggml.pre", str, "")
@@ -275,9 +278,9 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes | Mapping[str, Any]], source: str) -> Tokenizer:
-        """Return the tokenizer of files by name, each as its bytes or as the values it holds.
+        """Return the tokenizer of files, given by name as bytes or as parsed values.
 
-        `source` is where they came from, for errors.
+        `source` names their origin in errors.
         """
         backend = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
         values = {
@@ -298,8 +301,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with BOS exactly once if every text begins with it.
 
-        Special tokens that stand in the text are these tokens, as in transformers: `<s>` typed by
-        a user is BOS. Nothing is cut or padded, whatever the file says.
+        Special tokens written in the text are encoded as such, as in transformers: `<s>` typed by
+        a user is BOS. Nothing is truncated or padded, even if the file requests it.
         """
         return self._one_bos(self._ids(text, special=True))
 
@@ -315,9 +318,9 @@ class Tokenizer:
     ) -> list[int]:
         """Return the tokens of a conversation, as `render_chat` writes it.
 
-        BOS is there exactly once where every text begins with it, whether the template writes it or
-        not. Special tokens that stand in a message are these tokens, as in transformers: who lets
-        strangers write messages removes such texts from them.
+        BOS is there exactly once if every text begins with it, whether the template writes it or
+        not. Special tokens written in a message are encoded as such, as in transformers: remove
+        them from messages of users that you do not trust.
         """
         text = self.render_chat(
             messages,
@@ -342,9 +345,9 @@ class Tokenizer:
         """Render a conversation by the model's chat template, ready for the reply.
 
         `tools` are JSON schemas, or functions with types and a docstring. `template` is the name of
-        one of `templates`; without it, "tool_use" is taken for tools where there is one. Other
-        arguments are for the template. Raises `ConfigurationError` if there is none, or if it
-        refuses the messages, in its own words.
+        one of `templates`; the default with tools is "tool_use" if it exists. Other arguments are
+        passed to the template. Raises `ConfigurationError` if there is no template, or, with the
+        template's own message, if it refuses the messages.
         """
         return self._template(template, tools).render(
             messages,
@@ -391,7 +394,7 @@ class Tokenizer:
         return tuple(step["type"] for step in _steps(self._backend.decoder))
 
     def _token_bytes(self, token: int) -> bytes:
-        """The bytes of a token of a byte-level vocabulary."""
+        """Return the bytes of a token of a byte-level vocabulary."""
         text = self.token_text(token)
         if text is None:
             return b""
@@ -450,7 +453,7 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def read_values(path: Path) -> Mapping[str, Any]:
-    """Return the values of a JSON file beside a tokenizer; none if it does not exist."""
+    """Return the values of a JSON file beside a tokenizer; empty if there is no such file."""
     return _values(_read(path, _LARGEST_SETTINGS), str(path)) if path.exists() else {}
 
 
@@ -483,7 +486,7 @@ def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokeniz
         backend.no_padding()
         backend.encode_special_tokens = False
         if getattr(backend.model, "dropout", None):
-            backend.model.dropout = None  # at random, for training
+            backend.model.dropout = None  # BPE dropout is for training
         _check_growth(backend, source)
         backend.encode("")
     except BaseException as error:
@@ -492,7 +495,7 @@ def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokeniz
 
 
 def _check_growth(backend: tokenizers.Tokenizer, source: str) -> None:
-    """Refuse what would make a short text too long for the memory."""
+    """Refuse steps that could expand a short text until it exceeds the memory."""
     to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
     grown = [math.prod(map(_growth, steps)) for steps in (to_tokens, _steps(backend.decoder))]
     if max(*grown, backend.num_special_tokens_to_add(False)) > _MOST_GROWTH:
@@ -503,9 +506,9 @@ def _check_growth(backend: tokenizers.Tokenizer, source: str) -> None:
 
 
 def _growth(step: dict[str, Any]) -> int:
-    """How many characters may become of one, in this step."""
+    """Return the most characters that this step makes of one."""
     if step["type"] == "Replace":
-        # A pattern that matches nothing adds its text between all characters.
+        # A pattern that matches the empty string inserts its text between all characters.
         between = not step["pattern"].get("String")
         return max(1, len(step["content"]) + between)
     if step["type"] == "Precompiled":
@@ -516,7 +519,7 @@ def _growth(step: dict[str, Any]) -> int:
 
 
 def _steps(component: Any) -> list[dict[str, Any]]:
-    """The steps of a part of a tokenizer, in their order."""
+    """Return the steps of a part of a tokenizer, in their order."""
     return _flat(json.loads(component.__getstate__())) if component else []
 
 
@@ -537,7 +540,7 @@ def _refusal(error: BaseException, what: str) -> BaseException:
 
 
 def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that a file names, such as "bos_token"."""
+    """Return the special tokens that a file names, such as "bos_token"."""
     found = {}
     for kind in _NAMED:
         name = f"{kind}_token"
@@ -551,7 +554,7 @@ def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
 def _add_missing(
     backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: dict[str, str], source: str
 ) -> None:
-    """Special tokens that only `tokenizer_config.json` calls so."""
+    """Add the special tokens that only `tokenizer_config.json` declares."""
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -565,7 +568,7 @@ def _add_missing(
                 source=source,
             )
     known |= {token.content for token in listed.values()}
-    # One that is not in the vocabulary would get an id that the model does not know.
+    # A token outside the vocabulary would get an id that the model does not know.
     missing = [t for t in named.values() if t not in known and backend.token_to_id(t) is not None]
     backend.add_special_tokens([AddedToken(text, special=True) for text in missing])
 
@@ -573,7 +576,7 @@ def _add_missing(
 def _listed_tokens(
     settings: Mapping[str, Any], known: set[str], source: str
 ) -> dict[int, tokenizers.AddedToken]:
-    """The added tokens that are listed by id and not yet known, in the order of their ids."""
+    """Return the added tokens that are listed by id and not yet known, in the order of ids."""
     from tokenizers import AddedToken
 
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -594,8 +597,8 @@ def _listed_tokens(
 def _templates(
     files: Mapping[str, Any], settings: Mapping[str, Any], source: str
 ) -> dict[str, ChatTemplate]:
-    """The chat templates by name: those of `tokenizer_config.json`, and files that replace them."""
-    # What is no bytes was not read from a file of its own, but from that of the model.
+    """Return the chat templates by name; files replace those of `tokenizer_config.json`."""
+    # Values that are not bytes come from the model's file, not from a file of their own.
     in_model = isinstance(files.get(SETTINGS), Mapping)
     settings_file = source if in_model else f"{source}/{SETTINGS}"
     value = settings.get("chat_template")
@@ -631,7 +634,7 @@ def _ids_of(
     values: Mapping[str, Mapping[str, Any]],
     source: str,
 ) -> list[int]:
-    """The ids of BOS or EOS: that of the token so named, then those of the first file with any."""
+    """Return the ids of BOS or EOS: the named token, then the ids of the first file with any."""
     own = backend.token_to_id(named[f"{name}_token"]) if f"{name}_token" in named else None
     found = [] if own is None else [own]
     for file in (GENERATION, CONFIG):
@@ -650,7 +653,7 @@ def _ids_of(
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level vocabularies write bytes with: those that can be seen."""
+    """Return bytes by the printable characters that byte-level vocabularies write for them."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     return {chr(c): c for c in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}

@@ -1,8 +1,8 @@
 """A decoder's parameters: from the files of a folder, or random, straight onto a device.
 
-`parameters_of` lists the parameters of a description with their shapes and the stored tensors that
-they are made of. Files name tensors in more than one way; the first way whose tensors exist is
-taken. Names and shapes are checked before anything large is read.
+`parameters_of` lists the parameters of a description, with their shapes and their stored tensors.
+Files name tensors in more than one way; the first way whose tensors exist is used. Names and shapes
+are checked before anything large is read.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 _BY_ROW, _BY_COLUMN = 0x243F6A89, 0x13198A2F  # odd numbers without a pattern
 
 MOST_EXPERTS = 4096
-"""More experts in a layer than any model has; each has a name of its own in files."""
+"""Limit of experts in a layer, above any model's; each expert has its own name in files."""
 
 TreePath = tuple[str | int, ...]
 """The keys that lead to an array in the tree of parameters."""
 Shape = tuple[int, ...]
 Products = Sequence[tuple[str, int]]
-"""Names of products, and the rows of their matrices, one behind the other."""
+"""Names and row counts of the matrices of products, which are stacked in this order."""
 
 
 class Way(Record):
-    """Stored tensors, by name and shape, whose concatenation is a parameter.
+    """Stored tensors, by name and shape, that are concatenated to a parameter.
 
-    `arrange` reorders each row of their first axis before.
+    `arrange` first reorders each row of their first axis.
     """
 
     tensors: tuple[tuple[str, Shape], ...]
@@ -63,7 +63,7 @@ class Way(Record):
 class Parameter(Record):
     """One array of the tree: its path, its shape, and the ways to store it.
 
-    With `wide` it is float32, whatever the dtype of the others.
+    With `wide` it is always float32.
     """
 
     path: TreePath
@@ -82,13 +82,11 @@ def load_parameters(
 ) -> dict[str, Any]:
     """Load the parameters of a decoder onto a device, from a folder or a GGUF file.
 
-    Tensors are read one after another, each straight into the array that it belongs to; beside the
-    parameters there is at most one array in memory. The default of `dtype` is that of the stored
-    embedding.
+    Tensors are read one after another, each straight into its array; beside the parameters there is
+    at most one array in memory. `dtype` defaults to the dtype of the stored embedding.
 
     Raises before anything is read, naming file and tensor: `TransferError` for tensors that are
-    missing, left over or of another shape than the config says, `UnsupportedError` for weights of 8
-    bits or less.
+    missing, left over or of the wrong shape, `UnsupportedError` for weights of 8 bits or less.
     """
     if isinstance(folder, GgufFile):
         stored, source = _gguf_tensors(folder, description), folder.path
@@ -105,7 +103,7 @@ def load_parameters(
 
 
 def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment]:
-    """Return the tensors of a GGUF file by the names that folders have, arranged as there."""
+    """Return the tensors of a GGUF file with the names and the layout of Hugging Face folders."""
     name = file.metadata["general.architecture"]
     specs = [row.gguf for row in ARCHITECTURES.values() if row.gguf is not None]
     permuted = any(spec.permuted for spec in specs if spec.architecture == name)
@@ -129,7 +127,7 @@ def _gguf_tensors(file: GgufFile, description: Description) -> dict[str, Segment
 
 
 def _order_halves(weights: Any, size: int) -> Any:
-    """Bring rows of queries or keys from neighbouring pairs into the order of two halves."""
+    """Reorder rows of queries or keys from interleaved pairs to two halves."""
     heads, rest = weights.shape[0] // size, weights.shape[1:]
     return weights.reshape(heads, size // 2, 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
@@ -186,7 +184,7 @@ def tree_of(arrays: Mapping[TreePath, Any]) -> dict[str, Any]:
 def random_parameters(
     description: Description, seed: int = 0, device: Device | None = None, dtype: object = "float32"
 ) -> dict[str, Any]:
-    """Return random parameters, made on a device: the same for the same seed everywhere.
+    """Create random parameters on a device; the same seed gives the same numbers everywhere.
 
     Matrices are uniform and keep the variance of their inputs, norms are near 1, and biases near 0.
     Beside the parameters there are a few copies of one array in memory.
@@ -231,8 +229,8 @@ def _random(
 
 
 def _distribution(parameter: Parameter, description: Description) -> tuple[float, float]:
-    """Return the middle and the half width of the uniform distribution of a parameter."""
-    path, unit = parameter.path, 3**0.5  # uniform numbers up to here have a variance of 1
+    """Return the center and the half width of the uniform distribution of a parameter."""
+    path, unit = parameter.path, 3**0.5  # half width of a uniform distribution of variance 1
     if path == ("embedding",):
         return 0.0, unit
     if path[-1] == "weight" and "norm" in str(path[-2]):
@@ -242,11 +240,11 @@ def _distribution(parameter: Parameter, description: Description) -> tuple[float
     return 0.0, unit * parameter.shape[-1] ** -0.5
 
 
-# --- what a decoder's parameters are, and what they are called in files ---------------------
+# --- a decoder's parameters and their names in files -----------------------------------------
 
 
 def parameters_of(description: Description) -> list[Parameter]:
-    """Return every parameter of a decoder, layer by layer, with the whole names of tensors."""
+    """Return every parameter of a decoder, layer by layer, with the full names of tensors."""
     return [
         replace(
             parameter,
@@ -262,7 +260,7 @@ def parameters_of(description: Description) -> list[Parameter]:
 
 
 def _groups(description: Description) -> list[tuple[TreePath, str, list[Parameter]]]:
-    """Return parameters by group: the path and the prefix of their names, and those within it.
+    """Return groups of parameters, each with its path and the prefix of its tensor names.
 
     Layers of one kind have the same list.
     """
@@ -412,7 +410,7 @@ def _experts(
         ]
         stacked = f"{prefix}.mlp.experts.{name}_proj"
         gated = name == "gate_up"
-        if biased:  # matrices are transposed, and each row of a gate is beside its up
+        if biased:  # matrices are transposed, and rows of gate and up are interleaved
             transposed = (shape[0], shape[2], shape[1])
             arrange = (lambda matrix: _separate_rows(matrix.T)) if gated else np.transpose
             ways.append(Way(((stacked, transposed),), arrange))
@@ -433,7 +431,7 @@ def _experts(
 
 
 def _separate_rows(rows: Any) -> Any:
-    """Return rows 0, 2, 4 … and behind them rows 1, 3, 5 …"""
+    """Return the even rows, followed by the odd rows."""
     return np.concatenate([rows[0::2], rows[1::2]])
 
 
@@ -474,9 +472,9 @@ def _stored_alone(at: TreePath, name: str, shape: Shape, wide: bool = False) -> 
 def _parts(
     parameter: Parameter, stored: Mapping[str, Segment], prefix: str, source: Path
 ) -> tuple[Segment, ...]:
-    """Return the stored tensors of a parameter, in order, by the first way that is there.
+    """Return the stored tensors of a parameter, in order, by the first way that the files have.
 
-    Raises `TransferError` for a missing tensor or another shape, `UnsupportedError` for quantized
+    Raises `TransferError` for a missing tensor or a wrong shape, `UnsupportedError` for quantized
     weights.
     """
     way = parameter.ways[0]
@@ -524,7 +522,7 @@ _NOT_DECODER = re.compile(
     r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
     r"|patch_merger|vision_encoder|vision_adapter|vision_language_adapter|embed_vision)\."
 )
-"""Tensors that are not the decoder's: tables of frequencies, vision and audio towers."""
+"""Tensors that do not belong to the decoder: frequency tables, vision and audio towers."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -551,7 +549,7 @@ def _refuse_left_over(
 
 
 def runnable_dtype(spec: object) -> DType:
-    """Return the dtype `spec` of parameters; raise `ConfigurationError` if none can have it."""
+    """Return the dtype `spec`; raise `ConfigurationError` if parameters cannot have it."""
     wanted = as_dtype(spec)
     if wanted.kind != "float" or wanted.bits < 16:
         raise ConfigurationError(
@@ -568,10 +566,10 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "langua
 def _by_usual_names(
     stored: Mapping[str, Segment], tensor_names: Sequence[tuple[str, str]]
 ) -> dict[str, Segment]:
-    """Return the tensors by their names in the folder of a text-only model.
+    """Return the tensors by their names in a text-only model.
 
-    In a multimodal folder the decoder is below `language_model`; a decoder that was saved without
-    its head has no prefix.
+    A multimodal model has its decoder below `language_model`; a decoder saved without its head has
+    no prefix.
     """
     for theirs, ours in tensor_names:
         stored = {name.replace(theirs, ours): part for name, part in stored.items()}
