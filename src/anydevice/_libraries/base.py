@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 _WITH_FLOAT64_SCOPE = ("torch", "jax", "mlx")
 
 Arguments = Any
-"""The first argument of an adapter's function: the weights that are not part of the function."""
+"""The first argument of an adapter's function: its weights."""
 
 After = Callable[[str, Any], Any]
-"""Gets the name and the output of each part; its result goes on to the next part."""
+"""Called with the name and output of each part; its result is passed to the next part."""
 
 State = Mapping[str, tuple[Any, int]]
-"""State of a module by name: each value, and how often it was written to."""
+"""State of a module by name: each value, and its number of writes."""
 
 Change = Callable[["HostArray"], "HostArray"]
-"""Makes the weights of a reference from a NumPy array, mostly in float64."""
+"""Converts a NumPy array to the weights of a reference, mostly in float64."""
 
 
 class ModelAdapter(ABC):
     """One model with its weights on one device.
 
     `kind` is the class of the model as text; `library` the engine it is written for, `None` if
-    it runs on all. `notes` go into the report. `detector` sees later changes of the module; `None`
-    if there can be none. `follows` says which changes a call sees, and which not.
+    it runs on all. `notes` go into the report. `detector` detects later changes of the module;
+    `None` if it cannot change. `follows` describes the changes that a call detects.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-        """Return the output of the model, as a function that compilers can trace."""
+        """Return the output of the model; compilers can trace this."""
 
     @abstractmethod
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
@@ -64,48 +64,48 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def weights(self) -> Mapping[str, Array]:
-        """Return its weights by path."""
+        """Return the weights by path."""
 
     def kept_weights(self) -> frozenset[str]:
-        """Return the paths of those that keep their dtype when the others are cast."""
+        """Return the paths of weights that keep their dtype when the others are cast."""
         return frozenset()
 
     @abstractmethod
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
-        """Return the model with weights of this dtype on a device; those there stay shared."""
+        """Return the model with weights of this dtype on a device; weights there are shared."""
 
     @abstractmethod
     def reference(self, change: Change, engine: str) -> ModelAdapter:
-        """Return the model on the CPU with weights that `change` makes of its own.
+        """Return the model on the CPU with its weights converted by `change`.
 
-        `engine` is that of the device it is compared with.
+        `engine` is the engine of the device it is compared with.
         """
 
     def update_weights(self, device: Device, dtype: str) -> bool:
-        """Take the weights that the module has now, as `moved` does.
+        """Take over the current weights of the module, as `moved` does.
 
-        False where more than its weights was changed: then it has to be compiled again.
+        Returns False if more than its weights changed: then it must be compiled again.
         """
         return False
 
     def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
-        """Sees changes of the model that is verified now; `None` if there can be none.
+        """Return a detector of changes to the model as verified; `None` if it cannot change.
 
-        What it rewrites itself when it is called is no change.
+        State that the model rewrites itself in a call is ignored.
         """
         return self.detector
 
     def state(self) -> State:
-        """Return the present state that a call could change; nothing if a call cannot."""
+        """Return the current state that a call could change."""
         return {}
 
     @property
     def device(self) -> Device | None:
-        """The device of its weights; `None` if it has none, or can go anywhere."""
+        """The device of the weights; `None` without weights, or if they can go anywhere."""
         return None
 
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
-        """`call` with weights cast for computing, and outputs for the caller."""
+        """Return `call` with weights cast for computing, and outputs cast for the caller."""
         if not policy.casts_parameters:
             return self.call
 
@@ -115,7 +115,7 @@ class ModelAdapter(ABC):
         return run
 
     def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
-        """Return the adapter whose parts compute as those of `with_policy(policy)`."""
+        """Return the adapter with parts that compute like `with_policy(policy)`."""
         return self.moved(device, policy.compute) if policy.casts_parameters else self
 
     def input_dtype(self, policy: Policy) -> str:
@@ -123,22 +123,22 @@ class ModelAdapter(ABC):
         return policy.compute
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return a block in which it is called without being compiled."""
+        """Return a context for calls that are not compiled."""
         return nullcontext()
 
     def check_inputs(  # noqa: B027 - most models take any inputs
         self, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
-        """Raise `ConfigurationError` if the model does not take these inputs."""
+        """Raise `ConfigurationError` if the model does not accept these inputs."""
 
     def input_names(self) -> frozenset[str]:
-        """Return the names that its inputs can be passed by."""
+        """Return the names of inputs that can be passed by name."""
         return frozenset()
 
     def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
-        """Return the outputs of all parts, and at the end the output; compilers can trace this too.
+        """Return the outputs of all parts, then the final output; compilers can trace this.
 
-        `None` if compiled code cannot give them.
+        Returns None if compiled code cannot return them.
         """
         return None
 
@@ -150,21 +150,21 @@ class ModelAdapter(ABC):
         return False
 
     def reference_input(self, x: HostArray) -> Array:
-        """Return a NumPy array as this reference takes it."""
+        """Return a NumPy array in the form that this reference takes."""
         return x
 
     def read(self, x: object) -> HostArray | None:
-        """Read an array of an output into host memory; `None` if it is none, or only traced.
+        """Read an output array into host memory; return None for a tracer or anything else.
 
-        Floating numbers may come as float64.
+        Floats may be returned as float64.
         """
         return host_array(x) if is_array(x) else None
 
 
 class ArraysAdapter(ModelAdapter):
-    """A module that is called with other arrays in place of its own.
+    """A module that can be called with other arrays in place of its own.
 
-    A reference computes with them in float64 on the CPU.
+    A reference computes in float64 on the CPU.
     """
 
     library: str
@@ -186,7 +186,7 @@ class ArraysAdapter(ModelAdapter):
 
 
 def training_mode_error(path: str, instead: str = "model.eval()") -> ConfigurationError:
-    """Return the error for a module that is to be verified in training mode."""
+    """Return the error for verifying a module in training mode."""
     return ConfigurationError(
         f"{path} is in training mode, where its output is random or depends on the batch, so there "
         f"is nothing to compare with; call {instead} before compile",
@@ -200,7 +200,7 @@ def training_mode_note(instead: str = "its eval()") -> str:
 
 
 def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
-    """Return the names that a function's arguments can be passed by.
+    """Return the names of a function's arguments that can be passed by name.
 
     >>> sorted(parameter_names(lambda x, /, mask, *rest, scale=1, **more: x))
     ['mask', 'scale']
@@ -221,12 +221,12 @@ def host_array(x: Any) -> HostArray:
 
 
 def cpu_placer(engine: str) -> Callable[[HostArray], Array]:
-    """Return a function that makes NumPy arrays those of a library on the CPU, bit for bit."""
+    """Return a function that copies NumPy arrays to a library's CPU arrays, bit for bit."""
     return partial(registry.load(engine).place, device=Device("cpu", 0, engine=engine))
 
 
 def float64_scope(engine: str) -> AbstractContextManager[None]:
-    """Return a block in which the library computes in float64 on the CPU, if it can."""
+    """Return a context in which the library computes in float64 on the CPU, if it can."""
     if engine not in _WITH_FLOAT64_SCOPE:
         return nullcontext()
     scope: AbstractContextManager[None] = part(engine, "module").float64_scope()
@@ -235,10 +235,10 @@ def float64_scope(engine: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def in_mode(module: Any, *, training: bool, attribute: str = "training") -> Iterator[None]:
-    """Let a module of PyTorch or MLX train inside the block, or not.
+    """Set the mode of a module of PyTorch or MLX inside the block.
 
-    In training, parts that are in inference mode stay in it, unless the whole module is. Afterwards
-    all parts are in their own modes again. `attribute` is the name under which they keep it.
+    In training, parts in inference mode stay in it, unless the whole module is. Afterwards all
+    parts get their own modes back. `attribute` is the name of the mode attribute.
     """
     modes = [(part, part.training) for part in module.modules()]
     if training != module.training or not training:
@@ -259,12 +259,11 @@ def recording(
     after: After,
     around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Return a block in which the output of each of these objects, when called, passes through
-    `after`.
+    """Pass the output of each of these objects, when called inside the block, through `after`.
 
-    Each is called inside of `around(name)`. For modules without hooks: Python looks calls up in
-    the class, so in the block the classes have another `__call__`, which leaves their other objects
-    alone.
+    Each is called inside `around(name)`. This is for modules without hooks: Python looks up
+    `__call__` in the class, so the block replaces it there; other objects of the class behave as
+    before.
     """
     names = {id(part): f"{path} {type(part).__name__}" for path, part in parts.items()}
     with _changing_classes.native:

@@ -16,9 +16,9 @@ class Watched(Record):
     """The parts of a module that are watched.
 
     Objects are compared by identity: those in collections (`views`), those that `readers` return,
-    and the values of `dicts`. All of the latter are read by one call of Python's garbage collector,
-    which does not see the values in the `vars` of an object: these are views. What `values` return,
-    such as counts of changes in place, is compared by equality.
+    and the values of `dicts`. One call of Python's garbage collector reads all `dicts`; it does not
+    see the values in the `vars` of an object, so these are views. Results of `values`, such as
+    counts of writes in place, are compared by equality.
     """
 
     views: list[Collection[Any]]
@@ -42,7 +42,7 @@ class Watched(Record):
 class Snapshot(Record):
     """The objects of a module at one time. They are kept alive, so identities are not reused.
 
-    Those at the places `equals` are objects that another one may be equal to.
+    `equals` are the indices of objects that may be equal to another object.
     """
 
     watched: Watched
@@ -71,11 +71,11 @@ class ChangeDetector:
         self.reset(self.snapshot())
 
     def has_changed(self) -> bool:
-        """Whether any object is another one, or was changed in place."""
+        """Whether any object was replaced or changed in place."""
         last = self._last
         objects, values = last.watched.read()
         try:
-            # Lists compare by identity first, which is many times faster than to do it one by one.
+            # Lists compare by identity first, many times faster than a loop.
             if values != last.values or objects != last.objects:
                 return True
         except Exception:  # arrays of several elements are neither equal nor different
@@ -83,7 +83,7 @@ class ChangeDetector:
         return bool(last.equals) and any(objects[x] is not last.objects[x] for x in last.equals)
 
     def snapshot(self) -> Snapshot:
-        """Return the module as it is now; the watched parts are looked up again."""
+        """Return the module's current state; the watched parts are looked up again."""
         watched = self._watched()
         objects, values = watched.read()
         equals = [place for place, x in enumerate(objects) if _may_equal_another(x)]
@@ -95,11 +95,11 @@ class ChangeDetector:
 
 
 def _may_equal_another(x: Any) -> bool:
-    """Whether another object may be equal to it, which arrays of several elements never are."""
+    """Whether another object may be equal to `x`; never true for arrays of several elements."""
     kind: Any = type(x)
     if kind.__eq__ is object.__eq__:
         return False
     try:
         return bool(prod(x.shape) == 1)
-    except Exception:  # no array, or one that has no shape yet
+    except Exception:  # no array, or an array without a shape yet
         return True

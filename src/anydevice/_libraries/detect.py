@@ -1,6 +1,6 @@
-"""The adapter of a model, and the device and engine that it is compiled or trained on.
+"""The adapter of a model, and the device and engine to compile or train it on.
 
-Only libraries that are imported already are asked.
+Only libraries that are already imported are considered.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def adapter_of(model: Any) -> ModelAdapter:
 
 
 Facet = Literal["compiler", "autodiff"]
-"""A part that some engines lack."""
+"""A capability that some engines lack."""
 
 
 def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compiled: bool) -> Device:
     """Return the device, and the engine that serves it.
 
-    A module of a library is served by that library. Without `device`, a `nn.Model` stays where it
-    is, and so does a module on an accelerator; all else goes where `anydevice.device()` says.
-    If no engine is asked for, one that compiles is preferred.
+    A module of a library is served by that library. Without `device`, a `nn.Model` stays on its
+    device, and a module on its accelerator; everything else goes to `anydevice.device()`. If no
+    engine is requested, one that compiles is preferred.
 
     Raises `DeviceNotFoundError` if the device is not usable, or not by that library.
     """
@@ -83,11 +83,9 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 
 
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
-    """Return the device and an engine with gradients.
+    """Return the device and an engine with gradients: the requested one, or the first that can.
 
-    The one that is asked for, or the first that can.
-
-    Raises `UnsupportedError` if the engine that was asked for has none, or none there can.
+    Raises `UnsupportedError` if the requested engine has no gradients, or no engine there has.
     """
     chosen = _of_any_library(adapter, device, "autodiff")
     if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
@@ -119,7 +117,7 @@ def _of_any_library(
 
 
 def _able(device: Device, facet: Facet) -> Device:
-    """Return the same device, served by an engine that has this part, where there is one."""
+    """Return the device, served by an engine with this capability if there is one."""
     if device.engine is not None and _has(device.engine, facet):
         return device
     status = device.status

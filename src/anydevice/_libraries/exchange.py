@@ -1,4 +1,4 @@
-"""Processes that exchange numbers of the host, as those of JAX and MLX do."""
+"""Processes that exchange numbers through the host, as in JAX and MLX."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from anydevice._core.trees import Tree, leaves
 
 
 class HostExchange(Processes):
-    """Processes whose library gathers numbers of the host; all else follows from that."""
+    """Processes with a library that gathers host numbers; everything else builds on that."""
 
     @abstractmethod
     def every(self, numbers: Any) -> Any:
-        """Return the numbers of each process, one row each; arrays of one shape in all."""
+        """Return the numbers of each process, one row each; shapes must be equal."""
 
     def wait(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has called this."""
         self.every(np.zeros(1, np.int32))
 
     def of_first(self, value: Any, root: int = 0) -> Any:
-        """Return a small value of the first process, or of another one, in each of them."""
+        """Broadcast a small value from process `root`, by default the first."""
         text = np.frombuffer(pickle.dumps(value), np.uint8)
         length = int(self.every(np.asarray([len(text)], np.int32))[root, 0])
         text = np.resize(text, length) if len(text) != length else text
-        # Integers of 32 bits are what every library gathers.
+        # Every library gathers 32-bit integers.
         return pickle.loads(self.every(text.astype(np.int32))[root].astype(np.uint8).tobytes())
 
     def is_same(self, tree: Tree) -> bool:
-        """Whether the numbers of a tree are those that every other process has.
+        """Whether a tree has the same numbers in every process.
 
-        Each must be able to read its own.
+        Each process must be able to read its own.
         """
         found = self.every(np.frombuffer(digest_of(tree), np.int32))
         return bool((found == found[:1]).all())

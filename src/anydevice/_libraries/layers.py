@@ -1,8 +1,8 @@
-"""Modules and optimizers of other libraries, as layers and optimizers that a step takes.
+"""Modules and optimizers of other libraries, wrapped as layers and optimizers of a step.
 
-A module's parameters are a dict by their paths in it. What it changes itself when it is called,
-such as the statistics of a norm or the counters of its random numbers, is the state of the layer.
-The layers of each library are in its `step.py`.
+A module's parameters are a dict by path. Values that it changes itself in a call, such as the
+statistics of a norm or random counters, are the state of the layer. The layers of each library are
+in its `step.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from anydevice._nn.optimizers import Optimizer
 from anydevice.errors import ConfigurationError
 
 TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
-"""Keys of the target in batches that are dicts."""
+"""Keys of the target in dict batches."""
 
 Loss = Callable[..., Array]
-"""A function of (output, y), or one whose first parameter is called `model`, of it and a batch."""
+"""A function of (output, y), or of (model, batch) if its first parameter is called `model`."""
 
 
 class StepSettings(Protocol):
@@ -52,8 +52,8 @@ class StepSettings(Protocol):
 class ModuleLayer(Layer):
     """A module of another library.
 
-    `given` is what the user passed, and `parameters` are its arrays by path, of which gradients do
-    not change those in `held`. `finished` is what the user gets back, with other parameters in it.
+    `given` is the user's module, and `parameters` are its arrays by path; gradients do not change
+    those in `held`. `finished` returns the user's module with other parameters.
     """
 
     given: Any
@@ -61,7 +61,7 @@ class ModuleLayer(Layer):
 
     library = ""
     has_stepper = False
-    """Whether its library has a stepper of its own, which trains the module in place."""
+    """Whether the library has its own stepper, which trains the module in place."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -78,33 +78,24 @@ class ModuleLayer(Layer):
     @property
     @abstractmethod
     def parameters(self) -> dict[str, Array]:
-        """The present arrays by path."""
+        """The current arrays by path."""
 
     @abstractmethod
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Any:
-        """Return a block in which a module has these parameters.
-
-        Its state goes to the run at the end.
-        """
+        """Run a block in which a module has these parameters; at its end, `run` gets the state."""
 
     @abstractmethod
     def finished(self, parameters: Mapping[str, Array]) -> Any:
-        """Return the module with these parameters.
-
-        The given one, where its library changes modules.
-        """
+        """Return the module with these parameters; the user's own if its library is mutable."""
 
     def watched(self, model: Any, inputs: Any) -> tuple[Any, Any]:
-        """Return the model and parts of its inputs, so that arrays inside it have numbers."""
+        """Return the model and parts of its inputs, so that its arrays have concrete values."""
         return model, [inputs]
 
     def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
     ) -> tuple[Array, Any]:
-        """Return the loss of a batch, and the output of the module.
-
-        `None` if the loss calls it itself.
-        """
+        """Return the loss of a batch, and the output; `None` if the loss calls the module."""
         with self.bound(parameters, run) as module:
             return loss_and_output(loss, module, batch, run)
 
@@ -112,10 +103,10 @@ class ModuleLayer(Layer):
 def loss_and_output(
     loss: Loss | None, module: Any, batch: Any, run: Run | None = None
 ) -> tuple[Array, Any]:
-    """Return the loss of a module on a batch, and its output; `None` if the loss calls it itself.
+    """Return the loss of a module on a batch, and its output; `None` if the loss calls the module.
 
-    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, it is the
-    one in the module's output.
+    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, the loss in
+    the module's output is used.
     """
     if loss is not None and takes_model(loss):
         parts = batch if isinstance(batch, tuple | list) else (batch,)
@@ -142,11 +133,11 @@ def loss_and_output(
 
 
 def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
-    """Return the loss of an output, and of a target or a batch in a dict.
+    """Return the loss of an output, given a target or a dict batch.
 
-    A loss by name takes arrays: the logits of an output that has some, and the labels of a dict.
+    A loss by name takes arrays: the logits of an output, if any, and the labels of a dict.
     """
-    # By identity: a loss may have an equality of its own.
+    # By identity: a loss may define its own equality.
     if not any(loss is own for own in LOSSES.values()):
         return loss(output, target)
     output = logits_of(output)
@@ -166,7 +157,7 @@ def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
 
 
 def logits_of(output: Any) -> Any:
-    """Return the logits in an output that has some, as those of Hugging Face; any other as it is.
+    """Return the logits of an output, as in Hugging Face; other outputs are returned unchanged.
 
     >>> logits_of({"loss": 0.1, "logits": [1.0]}), logits_of([2.0])
     ([1.0], [2.0])
@@ -177,7 +168,7 @@ def logits_of(output: Any) -> Any:
 
 
 def target_of(batch: Any) -> Any:
-    """Return the target of a batch that is a pair, or a dict with labels; `None` of any other.
+    """Return the target of a pair, or the labels of a dict; `None` for any other batch.
 
     >>> target_of(([1.0], [2])), target_of({"input_ids": [1], "labels": [3]})
     ([2], [3])
@@ -188,12 +179,12 @@ def target_of(batch: Any) -> Any:
 
 
 def loss_in(output: Any) -> Array | None:
-    """Return the loss that a model put into its output, as those of Hugging Face do, if any."""
+    """Return the loss that a model put into its output, as in Hugging Face, if any."""
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
 def own_loss(output: Any) -> Array:
-    """Return the loss in an output; raises `ConfigurationError` without one."""
+    """Return the loss in an output; raise `ConfigurationError` if there is none."""
     found = loss_in(output)
     if found is None:
         raise ConfigurationError(
@@ -205,7 +196,7 @@ def own_loss(output: Any) -> Array:
 
 
 def takes_model(loss: Any) -> bool:
-    """Whether a loss gets the model itself: its first parameter is called `model`.
+    """Whether a loss takes the model itself: its first parameter is called `model`.
 
     >>> takes_model(lambda model, x, y: 0), takes_model(lambda output, y: 0)
     (True, False)
@@ -214,18 +205,18 @@ def takes_model(loss: Any) -> bool:
 
 
 _known_names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
-"""Parameter names of functions in use: a small step has no time to look at signatures."""
+"""Cache of parameter names: reading signatures is too slow for a small step."""
 
 
 def _names(function: Any) -> tuple[str, ...]:
     """Return the names of the parameters of a function."""
-    if isinstance(function, MethodType):  # a new object at each look
+    if isinstance(function, MethodType):  # a new object at each access
         return _names(function.__func__)[1:]
     try:
         found = _known_names.get(function)
         if found is None:
             found = _known_names[function] = _signature_names(function)
-    except TypeError:  # it cannot be a key
+    except TypeError:  # not hashable
         found = _signature_names(function)
     return found
 
@@ -238,7 +229,7 @@ def _signature_names(function: Any) -> tuple[str, ...]:
 
 
 class LibraryOptimizer(Optimizer):
-    """An optimizer of another library; its rate is its own affair."""
+    """An optimizer of another library, which controls its own rate."""
 
     given: Any = None
 
@@ -250,11 +241,11 @@ _OPTIMIZERS = (
     ("optax", "GradientTransformation", "jax", "OptaxOptimizer"),
     ("mlx.optimizers", "Optimizer", "mlx", "MlxOptimizer"),
 )
-"""The optimizers of libraries: their module and class, and our class in a library's `step.py`."""
+"""Optimizers of libraries: their module and class, and our class in the library's `step.py`."""
 
 
 def optimizer_of(given: Any) -> Optimizer | None:
-    """Return the optimizer of a step; `None` for one of PyTorch's, which changes weights itself.
+    """Return the optimizer of a step; `None` for PyTorch's, which updates weights itself.
 
     Raises `ConfigurationError` for anything else.
     """
@@ -276,7 +267,7 @@ def optimizer_of(given: Any) -> Optimizer | None:
 
 
 def layer_of(model: Any) -> ModuleLayer:
-    """Return the layer of a library's module; raises `ConfigurationError` for anything else."""
+    """Return the layer of a library's module; raise `ConfigurationError` for anything else."""
     row = row_of(model)
     if row is None:
         raise ConfigurationError(

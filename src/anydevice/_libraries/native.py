@@ -89,7 +89,7 @@ class NativeAdapter(ModelAdapter):
         return NativeAdapter(self.model.with_parameters(changed))
 
     def has_coarse_products(self, device: Device) -> bool:
-        """See the base class. Of what a library offers, ops use PyTorch's products of matrices."""
+        """Whether TF32 is used, as in the base class; ops use only PyTorch's matrix products."""
         return device.engine == "torch" and has_coarse_products(device, convolutions=False)
 
     @property
@@ -126,7 +126,7 @@ class NativeAdapter(ModelAdapter):
 def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters:
     """Return the parameters in a dtype.
 
-    State stays as it is, since a variance may be more than it holds.
+    State keeps its dtype, since a variance may overflow a narrower one.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -156,8 +156,8 @@ class _Traced(Run):
 class FunctionAdapter(ModelAdapter):
     """A function over arrays. Its reference is the function itself over float64 arrays.
 
-    These are NumPy arrays where the function is written in ops, else those of the device's library
-    on the CPU.
+    These are NumPy arrays if the function is written in ops, else CPU arrays of the device's
+    library.
     """
 
     kind = "function"
@@ -210,7 +210,7 @@ class _FunctionReference(FunctionAdapter):
 
 
 def _is_wide(x: Array) -> bool:
-    """Whether no digits were lost: a library of 32 bits takes NumPy arrays too."""
+    """Whether precision was kept: a 32-bit library takes NumPy arrays too."""
     dtype = primitives(x).dtype(x)
     return dtype.kind != "float" or dtype.name == "float64"
 

@@ -23,11 +23,11 @@ PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
 
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _FIRST_WITH_BFLOAT16 = (8, 0)
-"""The compute capability from which on NVIDIA's cards multiply bfloat16 themselves."""
+"""First compute capability of NVIDIA cards with native bfloat16."""
 
 
 class Policy(Record):
-    """The dtypes of one way to run a model: of its parameters, of computing, and of its output.
+    """The dtypes of a model's parameters, of its computation, and of its output.
 
     Sums, norms, softmax and losses of 16-bit numbers are computed in float32 under every policy.
 
@@ -42,25 +42,25 @@ class Policy(Record):
 
     @property
     def casts_parameters(self) -> bool:
-        """Whether each call casts the parameters, for computing alone."""
+        """Whether each call casts the parameters for its computation."""
         return self.parameters != self.compute
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it computes in 16 bits."""
+        """Whether the policy computes in 16 bits."""
         return self.compute != "float32"
 
     @property
     def needs_loss_scale(self) -> bool:
-        """Whether gradients could underflow: they are float16, which has few exponents."""
+        """Whether gradients could underflow: float16 has a small exponent range."""
         return self.compute == "float16"
 
     def for_computing(self, tree: TreeT) -> TreeT:
-        """Parameters or inputs in the dtype of computing; integers stay as they are."""
+        """Return parameters or inputs in the dtype of computing; integers are unchanged."""
         return cast_parameters(tree, self.compute)
 
     def for_output(self, tree: Tree) -> Tree:
-        """Outputs in the dtype that the caller gets."""
+        """Return outputs in the dtype for the caller."""
         return cast_parameters(tree, self.output)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Policy(Record):
 
 
 def default_precision() -> str:
-    """Return the precision where none is given: "mixed" if the setting `mixed_precision` is on.
+    """Return the default precision: "mixed" if the setting `mixed_precision` is on.
 
     >>> default_precision()
     'float32'
@@ -82,12 +82,10 @@ def default_precision() -> str:
 
 
 def policy_of(precision: str | None, device: Device) -> Policy:
-    """Return the policy with this name on a device.
+    """Return the policy with this name on a device; by default, `default_precision()`.
 
-    "mixed" computes in bfloat16 where the device has it.
-
-    Without a name, it is that of `default_precision()`. Raises `ConfigurationError` for a name that
-    is none of `PRECISIONS`.
+    "mixed" computes in bfloat16 if the device supports it. Raises `ConfigurationError` for a name
+    that is not in `PRECISIONS`.
     """
     if precision is None:
         precision = default_precision()
@@ -102,7 +100,7 @@ def policy_of(precision: str | None, device: Device) -> Policy:
 
 
 def has_bfloat16(device: Device) -> bool:
-    """Whether the device computes in bfloat16, and does not emulate it."""
+    """Whether the device computes in bfloat16 without emulating it."""
     engine = device.engine
     if engine is None or "bfloat16" in registry.row_of(engine).lacks:
         return False
@@ -115,8 +113,8 @@ def has_bfloat16(device: Device) -> bool:
 def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
     """Whether the device's library computes float32 products with fewer digits (TF32).
 
-    JAX does off the CPU. PyTorch does on NVIDIA cards where its settings allow it: they do for
-    convolutions and recurrent layers, unless changed, and do not for products of matrices.
+    JAX does so except on the CPU. PyTorch does on NVIDIA cards if its settings allow it: by default
+    for convolutions and recurrent layers, but not for matrix products.
     """
     if device.engine == "jax":
         return device.kind != "cpu"
@@ -126,13 +124,13 @@ def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """Return a floating array in this dtype; one of integers or booleans as it is."""
+    """Return a floating array in this dtype; integers and booleans are returned unchanged."""
     xp = primitives(x)
     return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
 
 
 def cast_parameters(tree: TreeT, dtype: str) -> TreeT:
-    """Return every floating array of a tree in this dtype; all others stay as they are.
+    """Return a tree with every floating array in this dtype; others are unchanged.
 
     >>> import numpy
     >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
@@ -143,11 +141,11 @@ def cast_parameters(tree: TreeT, dtype: str) -> TreeT:
 
 
 class LossScale(Record):
-    """Keeps float16 gradients from underflowing: the loss is multiplied before gradients are taken,
-    and they are divided by the same afterwards.
+    """Keeps float16 gradients from underflowing: the loss is multiplied by a factor before
+    differentiation, and the gradients are divided by it afterwards.
 
-    The factor grows after `interval` finite steps, and shrinks with each step whose gradients are
-    infinite or NaN; such a step changes no parameter. The state is arrays, so it works inside
+    The factor grows after `interval` finite steps, and shrinks with each step that has infinite or
+    NaN gradients; such a step changes no parameter. The state is arrays, so it works inside
     compiled code.
 
     >>> import numpy
@@ -181,7 +179,7 @@ class LossScale(Record):
         return mapped(lambda g: ops.multiply(ops.astype(g, "float32"), factor), gradients)
 
     def finite(self, gradients: Tree) -> Array:
-        """Whether all gradients are finite, as an array without axes."""
+        """Whether all gradients are finite, as a 0-d array."""
         counts = [_nonfinite_count(leaf) for leaf in leaves(gradients)]
         return ops.equal(reduce(ops.add, counts), 0.0)
 
@@ -199,7 +197,7 @@ class LossScale(Record):
 
 
 def _nonfinite_count(x: Array) -> Array:
-    """Return how many elements are infinite or NaN, as a float32 without axes."""
+    """Return the number of elements that are infinite or NaN, as a 0-d float32."""
     finite = ops.less_equal(ops.abs(ops.astype(x, "float32")), _LARGEST_FLOAT32)
     return ops.sum(ops.astype(ops.logical_not(finite), "float32"))
 

@@ -1,9 +1,9 @@
-"""The libraries that have modules of their own, as data: a row for each kind of module.
+"""The libraries that have modules, as data: a row for each kind of module.
 
 The code of a library is in the folder of its engine, in files of the same names: `module` (how a
 module is called, moved and verified), `step` (how it is trained), `mesh` (several processes and
-devices), `pipeline`, `random`, `trees`, `trace`. A file is loaded when a value of that library is
-seen: nothing here imports a library that you have not.
+devices), `pipeline`, `random`, `trees`, `trace`. A file is loaded when a value of that library
+appears: nothing here imports a library that you have not.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from anydevice._core.record import Record
 
 
 class ModuleRow(Record):
-    """One kind of module: `module` has its class `Module`, `library` is the engine of its arrays.
+    """One kind of module: `module` has the class `Module`, `library` is the engine of its arrays.
 
-    `adapter` is the name of its class in `_libraries/<library>/module.py`, and `layer` that of its
-    class in `_libraries/<library>/step.py`.
+    `adapter` is a class in `_libraries/<library>/module.py`, and `layer` a class in
+    `_libraries/<library>/step.py`.
     """
 
     module: str
@@ -40,7 +40,7 @@ ROWS = (
 def row_of(model: object) -> ModuleRow | None:
     """Return the row of a module; `None` if `model` is no module of an imported library.
 
-    A function that `jax.vmap` made of a module of Equinox counts as one.
+    A function made by `jax.vmap` of an Equinox module counts as a module.
     """
     row = next((row for row in ROWS if is_of(model, row.module, "Module")), None)
     if row is None and is_loaded("equinox") and part("jax", "module").mapped_module(model):
@@ -55,7 +55,7 @@ def is_torch_module(model: object) -> bool:
 
 @cache
 def part(library: str, name: str) -> ModuleType:
-    """Load a file of a library, which must be imported already, or be asked for by the user.
+    """Load a file of a library that is already imported, or that the user asked for.
 
     >>> part("numpy", "module")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Updates of parameters that lie on several devices, one device after another."""
+"""Updates of parameters on several devices, one device after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def home_of(x: Any) -> Device:
 
 
 def device_masks(tree: Tree) -> list[list[bool]]:
-    """Return, for each device, whether each leaf of a tree is on it."""
+    """Return a mask for each device: whether each leaf of a tree is on it."""
     homes = [home_of(x) for x in leaves(tree)]
     return [[home == device for home in homes] for device in dict.fromkeys(homes)]
 

@@ -1,6 +1,6 @@
 """Arrays over the devices of a mesh, by JAX's own sharding. Importing this imports JAX.
 
-Over several processes, each makes the parts of an array that its own devices hold.
+With several processes, each makes the parts of an array for its own devices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anydevice.errors import ConfigurationError
 
 _AXES = ("replicate", "shard")
 _HEARTBEAT = 20
-"""Seconds without a sign of life after which JAX takes a process for dead."""
+"""Seconds without a heartbeat after which JAX considers a process dead."""
 
 
 class JaxProcesses(HostExchange):
@@ -37,9 +37,9 @@ class JaxProcesses(HostExchange):
         return np.asarray(multihost_utils.process_allgather(numbers))
 
     def sum(self, arrays: Sequence[jax.Array], share: float = 1.0) -> list[jax.Array]:
-        """Return the sums over all processes of arrays, each times the share of its process.
+        """Return the sums of arrays over all processes, each weighted by the process's share.
 
-        Not inside of a function that is compiled: there, compute on arrays over a mesh.
+        Not for compiled functions: there, compute on arrays over a mesh.
         """
         engine = registry.load("jax")
         found = [self.every(np.asarray(engine.to_host(x)) * np.float32(share)) for x in arrays]
@@ -47,21 +47,21 @@ class JaxProcesses(HostExchange):
         return [jax.device_put(each.sum(0).astype(x.dtype), x.sharding) for each, x in pairs]
 
     def from_first(self, x: jax.Array) -> Any:
-        """Return an array of the first process, in each of them."""
+        """Broadcast an array from the first process."""
         from jax.experimental import multihost_utils
 
         return multihost_utils.broadcast_one_to_all(x)
 
 
 def is_joined() -> bool:
-    """Whether this process is one of several of `jax.distributed` already."""
+    """Whether this process has already joined `jax.distributed`."""
     return bool(jax.distributed.is_initialized())
 
 
 def join(found: Launched | None) -> JaxProcesses:
-    """Return the processes of `jax.distributed`, after joining them if need be.
+    """Return the processes of `jax.distributed`, joining them if necessary.
 
-    Raises `ConfigurationError` if JAX has started its devices before.
+    Raises `ConfigurationError` if JAX has already started its devices.
     """
     if not is_joined():
         assert found is not None, "a process alone joins none"
@@ -71,7 +71,7 @@ def join(found: Launched | None) -> JaxProcesses:
                 "call parallel.initialize() first",
                 source="parallel.initialize",
             )
-        # JAX would keep a request to end for itself, as the notice of a cluster.
+        # JAX would intercept SIGTERM as the preemption notice of a cluster.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             f"{found.address}:{found.port}",
@@ -85,12 +85,12 @@ def join(found: Launched | None) -> JaxProcesses:
 
 
 def leave() -> None:
-    """Leave the other processes, once all have come here."""
+    """Leave the other processes, once all have called this."""
     jax.distributed.shutdown()
 
 
 def _end_failed() -> None:
-    """End a program that failed: JAX would wait for the others, which wait for this one."""
+    """End a program that failed: JAX would wait for the others, which wait for this process."""
     error = getattr(sys, "last_value", None)
     if error is not None:
         sys.stdout.flush()
@@ -100,10 +100,7 @@ def _end_failed() -> None:
 
 
 def sharded(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """Return an array cut along its longest axis that divides evenly.
-
-    A copy everywhere without one.
-    """
+    """Return an array cut along its longest axis that divides evenly, else replicated."""
     spec: list[str | None] = [None] * x.ndim
     axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
     if axes and mesh.shard > 1:
@@ -118,19 +115,16 @@ def replicated(x: jax.Array, mesh: MeshLike) -> jax.Array:
 
 
 def divided(x: jax.Array, mesh: MeshLike) -> jax.Array:
-    """Return the rows of an array, divided over all devices.
-
-    A copy everywhere where that is uneven.
-    """
+    """Return an array with its rows divided over all devices, replicated if that is uneven."""
     if not x.ndim or x.shape[0] % mesh.size:
         return replicated(x, mesh)
     return _place(x, mesh, PartitionSpec(_AXES))
 
 
 def gathered(x: jax.Array) -> jax.Array:
-    """Return an array that is spread over processes, whole on one device of each.
+    """Gather an array that is spread over processes onto one device of each.
 
-    All must call this.
+    All processes must call this.
     """
     if not x.is_fully_replicated:
         x = _placed_as(NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
@@ -152,7 +146,7 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
 def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:
     """Return the numbers of each process, one row each.
 
-    An array that is there once all have asked.
+    The array is ready once all processes have called this.
     """
     mine = np.asarray([numbers], np.int32)
     place = NamedSharding(_native(mesh), PartitionSpec(_AXES))
@@ -198,7 +192,7 @@ def _make_grid(devices: tuple[Device, ...], replicate: int, shard: int, all_proc
 
 
 def _of_each_process(own: list[Any]) -> list[Any]:
-    """Return the devices of all processes: of each, those that stand where the own ones do here."""
+    """Return the devices of all processes that match this process's devices by position."""
     every: dict[int, list[Any]] = {}
     for device in jax.devices(own[0].platform):
         every.setdefault(device.process_index, []).append(device)

@@ -32,11 +32,11 @@ from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError
 
 _MOST_WRAPPERS = 8
-"""Functions inside of one another that are searched for a module."""
+"""Depth to which nested functions are searched for a module."""
 
 
 class JaxAdapter(ArraysAdapter):
-    """A module that is a tree of arrays and static values; the latter are part of the code."""
+    """A module that is a tree of arrays and static values, which are part of the code."""
 
     library = "jax"
     arguments: list[Array]
@@ -127,12 +127,12 @@ class JaxAdapter(ArraysAdapter):
         raise NotImplementedError
 
     def _in_training(self) -> str | None:
-        """Return the first part in training mode whose output depends on it."""
+        """Return the first part whose output depends on its training mode."""
         raise NotImplementedError
 
 
 class EquinoxAdapter(JaxAdapter):
-    """A module of Equinox, also in `jax.vmap`. It cannot be changed, so no changes are detected."""
+    """A module of Equinox, also in `jax.vmap`. It is immutable, so no changes are detected."""
 
     kind = "equinox.Module"
     _training_note = training_mode_note("equinox.nn.inference_mode")
@@ -156,11 +156,11 @@ class EquinoxAdapter(JaxAdapter):
             raise
 
     def with_weights(self, arguments: Sequence[Array]) -> Any:
-        """Return the model as it was given, with other arrays."""
+        """Return the user's model with other arrays."""
         return self.over(self.bound(arguments))
 
     def over(self, module: Any) -> Any:
-        """Return the model as it was given, over another module."""
+        """Return the user's model over another module."""
         return _with_module(self._given, self.module, module)
 
     def _parts(self, module: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class EquinoxAdapter(JaxAdapter):
 
 
 class NnxAdapter(JaxAdapter):
-    """A module of Flax NNX. Changes that it makes to itself when it is called are not kept."""
+    """A module of Flax NNX. Changes that it makes to itself in a call are discarded."""
 
     kind = "flax.nnx.Module"
     _training_note = f"{training_mode_note()}; its random numbers are the same in every call"
@@ -228,10 +228,7 @@ class NnxAdapter(JaxAdapter):
 
 
 def mapped_module(function: Any) -> Any:
-    """Return the module of Equinox inside a function that `jax.vmap` made of it.
-
-    `None` of any other.
-    """
+    """Return the Equinox module inside a function made by `jax.vmap`; `None` for others."""
     base = equinox().Module
     inside = function
     while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
@@ -242,7 +239,7 @@ def mapped_module(function: Any) -> Any:
 
 @contextmanager
 def in_inference(model: Any) -> Iterator[Any]:
-    """Give a copy of a module, or of a function that `jax.vmap` made of one, in inference mode."""
+    """Yield a copy of a module, or of a `jax.vmap` of one, in inference mode."""
     if is_of(model, "flax.nnx", "Module"):
         from flax import nnx
 
@@ -256,9 +253,9 @@ def in_inference(model: Any) -> Iterator[Any]:
 
 
 def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
-    """Return the function over another module; itself where it is none over `old`.
+    """Return the function over another module; unchanged if it is not over `old`.
 
-    One that `jax.jit` made is taken without it: it is part of what is compiled.
+    `jax.jit` is unwrapped, since the whole is compiled anyway.
     """
     if function is old:
         return new
@@ -280,18 +277,18 @@ def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
     made = FunctionType(code, scope, function.__name__, defaults, tuple(cells))
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
-    if hasattr(function, "__wrapped__"):  # by which it is known to be over a module
+    if hasattr(function, "__wrapped__"):  # marks a function over a module
         made.__dict__["__wrapped__"] = _with_module(function.__wrapped__, old, new, depth + 1)
     return made
 
 
 def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether the module takes each of these examples alone."""
+    """Whether the module accepts each of these examples alone."""
     axes = [0 if getattr(x, "shape", ()) else None for x in inputs]
     mapped = jax.vmap(lambda *one: module(*one, **named), in_axes=axes)
     try:
         jax.eval_shape(mapped, *inputs)
-    except Exception:  # whatever a module raises for inputs that it does not take
+    except Exception:  # a module may raise anything for inputs that it does not accept
         return False
     return True
 
@@ -316,7 +313,7 @@ def _watch_objects(module: Any) -> Watched:
 
 
 def _reader_of(variable: Any) -> Callable[[], Any]:
-    # In earlier releases it is an attribute.
+    # An attribute in earlier releases.
     return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
 
 
@@ -341,7 +338,7 @@ def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether it is an array, and not one of keys of random numbers."""
+    """Whether the value is an array, but not of random keys."""
     if not is_array(value):
         return False
     dtypes = jax.dtypes
@@ -349,7 +346,7 @@ def _is_numbers(value: Any) -> bool:
 
 
 def equinox() -> ModuleType:
-    """Return Equinox, which the user of one of its modules has imported."""
+    """Return Equinox, already imported by the user of its module."""
     import equinox
 
     return equinox
@@ -363,6 +360,6 @@ def float64_scope() -> Iterator[None]:
 
 
 def wide_numbers() -> AbstractContextManager[None]:
-    """Return a block in which JAX has 64-bit numbers."""
+    """Return a context in which JAX supports 64-bit numbers."""
     block: AbstractContextManager[None] = jax.enable_x64(True)
     return block

@@ -8,5 +8,5 @@ from anydevice._nn.layer import Run
 
 
 def key_of(run: Run) -> jax.Array:
-    """Return a key of JAX's random numbers for the batch under way."""
+    """Return a JAX random key for the current batch."""
     return jax.random.fold_in(jax.random.key(run.seed), run.step)

@@ -1,4 +1,4 @@
-"""Training of modules of Equinox and Flax NNX, and of optimizers of optax."""
+"""Training of Equinox and Flax NNX modules, and with optax optimizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anydevice._nn.layer import Run
 
 
 class EquinoxLayer(ModuleLayer):
-    """A module of Equinox, also in `jax.vmap`. It cannot change, so a new one is the result."""
+    """A module of Equinox, also in `jax.vmap`. It is immutable, so the result is a new one."""
 
     adapter: Any = None
 
@@ -67,7 +67,7 @@ class EquinoxLayer(ModuleLayer):
 
 
 class NnxLayer(ModuleLayer):
-    """A module of Flax NNX. The given one keeps its mode, and gets the trained values."""
+    """A module of Flax NNX. The user's module keeps its mode, and gets the trained values."""
 
     graphs: Any = None
     structures: Any = None
@@ -124,7 +124,7 @@ class NnxLayer(ModuleLayer):
 
 
 def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
-    """Return the parameters of a module, and all else: arrays by path, and their structure."""
+    """Return the parameters of a module, and the rest: arrays by path, and their structure."""
     from flax import nnx
 
     _, *states = nnx.split(module, nnx.Param, ...)
@@ -137,12 +137,12 @@ def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
 
 
 def _path_text(path: Any) -> str:
-    """Get the path of a value in a state of Flax NNX, whose last step leads into its variable."""
+    """Return the path of a value in a state of Flax NNX, without the step into its variable."""
     return ".".join(str(getattr(step, "key", getattr(step, "idx", step))) for step in path[:-1])
 
 
 def _key_kind(x: Any) -> Any:
-    """Return how a key of random numbers is made; `None` of other arrays."""
+    """Return the implementation of a random key; `None` for other arrays."""
     is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(x)) if is_key else None
 

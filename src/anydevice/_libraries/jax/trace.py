@@ -45,7 +45,7 @@ def batch_call(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[..., A
 def _call_one(
     adapter: ModelAdapter, shape: tuple[int, ...], call: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a function of a batch of one, even if the module takes an example by itself."""
+    """Return a function of a batch of one, even if the module takes a single example."""
 
     def single(x: Any) -> Any:
         return call(x[0])[None]
@@ -55,18 +55,18 @@ def _call_one(
     dtype = adapter.arguments[0].dtype if adapter.arguments else np.float32
     try:
         jax.eval_shape(single, jax.ShapeDtypeStruct((1, *shape), dtype))
-    except Exception:  # a module may raise anything for an input that it does not take
+    except Exception:  # a module may raise anything for inputs that it does not accept
         return call
     return single
 
 
 def _constant(value: Any) -> FixedTensor:
-    """Return a constant of a jaxpr: JAX 0.9 keeps arrays of NumPy in a class of its own."""
+    """Return a constant of a jaxpr; JAX 0.9 wraps NumPy arrays in its own class."""
     return FixedTensor(host_array(value if isinstance(value, jax.Array) else np.asarray(value)))
 
 
 def _run(trace: Trace, jaxpr: Any, inputs: list[TracedTensor], path: str) -> list[TracedTensor]:
-    """Trace the equations of a jaxpr, whose constants come first among the inputs."""
+    """Trace the equations of a jaxpr; its constants come first among the inputs."""
     tensors: dict[Any, TracedTensor] = dict(
         zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True)
     )
@@ -106,7 +106,7 @@ def _trace_equation(
 
 
 def _compute(equation: Any, inputs: list[FixedTensor]) -> list[TracedTensor]:
-    """Let JAX compute what does not depend on the input, and count its roundings."""
+    """Let JAX compute values that do not depend on the input, and count their roundings."""
     off = max([x.off for x in inputs], default=0.0)
     arrays = [
         jax.numpy.asarray(x.value, variable.aval.dtype)
@@ -315,7 +315,7 @@ _FLOAT64 = (
     "broadcast_in_dim",
     "squeeze",
 )
-"""Primitives that are computed here in float64, also if all inputs are fixed."""
+"""Primitives that are computed here in float64, even if all inputs are fixed."""
 _EXACT = (
     "reshape",
     "transpose",
@@ -331,7 +331,7 @@ _EXACT = (
     "expand_dims",
     "rev",
 )
-"""Primitives that round nothing."""
+"""Primitives without rounding."""
 
 _RULES: dict[str, Rule] = {
     "abs": lambda trace, a, **_: trace.absolute(a),

@@ -1,7 +1,7 @@
-"""The rules of JAX's and Flax's containers, in which models are values: they are new objects.
+"""Rules for JAX's and Flax's containers, which are rebuilt as new objects.
 
-JAX's own registry takes apart the trees that it knows. Flax NNX objects are graphs that may share
-variables, which the registry would double, so they have their own rules.
+JAX's own registry flattens the trees that it knows. Flax NNX objects are graphs that may share
+variables, which the registry would duplicate, so they have their own rules.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from anydevice._arrays.trees.rules import AttributeRule, Parts, Rule, TypeRule
 
 
 class RegisteredTreeRule(Rule):
-    """Containers that JAX's registry knows. JAX is asked about each object, because a type may be
-    registered at any time.
-    """
+    """Containers in JAX's registry, queried per object: types can be registered at any time."""
 
     certain = False
 
     def take_apart(self, container: Any) -> Parts | None:
         if trees.all_leaves((container,)):
             return None
-        # One level: the first thing that JAX asks about is the container, all others are parts.
+        # One level: JAX asks first about the container, and everything else is a part.
         answers = chain((False,), repeat(True))
         parts, structure = trees.tree_flatten(container, is_leaf=lambda _: next(answers))
-        # JAX would never come to an end with the names of what holds itself.
+        # JAX would recurse forever on the names of a container that contains itself.
         named = None if any(part is container for part in parts) else container
         return [(index, structure, named) for index in range(len(parts))], parts
 
@@ -52,7 +50,7 @@ class VariableRule(TypeRule):
     """`flax.nnx.Variable`: a new variable with the same metadata and the new value."""
 
     def take_apart(self, container: Any) -> Parts:
-        # Earlier versions of Flax have an attribute in place of the method.
+        # Earlier versions of Flax have an attribute instead of the method.
         read = getattr(type(container), "get_raw_value", None)
         return (None,), [read(container) if read else container.raw_value]
 
@@ -71,7 +69,7 @@ class NnxObjectRule(AttributeRule):
 
 
 class NnxStateRule(AttributeRule):
-    """`flax.nnx.State`, a wrapper of a dict that does not show in paths."""
+    """`flax.nnx.State`, a wrapper of a dict that does not appear in paths."""
 
     def __init__(self, kind: type) -> None:
         super().__init__(kind, hidden=("_mapping",))

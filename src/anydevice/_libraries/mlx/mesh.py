@@ -24,10 +24,10 @@ class RingProcesses(HostExchange):
         return found.reshape(self.size, *numbers.shape)
 
     def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
-        """Return the sums over all processes of arrays, each times the share of its process.
+        """Return the sums of arrays over all processes, each weighted by the process's share.
 
-        A function that compilers can trace. An array of a process without a share does not count,
-        whatever its numbers.
+        Compilers can trace this. Arrays of a process with share 0 are ignored, even if they are
+        NaN.
         """
         flat = mx.concatenate([x.reshape(-1).astype(mx.float32) for x in arrays])
         flat = flat * share if share else mx.zeros_like(flat)
@@ -39,20 +39,20 @@ class RingProcesses(HostExchange):
         ]
 
     def from_first(self, x: mx.array) -> Any:
-        """Return an array of the first process, in each of them."""
+        """Broadcast an array from the first process."""
         own = x if self.rank == 0 else mx.zeros_like(x)
         return mx.distributed.all_sum(own, group=_ring())
 
     def of_processes(self, numbers: Sequence[int]) -> Any:
         """Return the numbers of each process, one row each.
 
-        An array that is there once all have asked.
+        The array is ready once all processes have called this.
         """
         own = mx.array(list(numbers), mx.int32)
         return mx.distributed.all_gather(own, group=_ring()).reshape(self.size, len(numbers))
 
     def largest(self, number: float, like: Any = None) -> float:
-        """Return the largest of a number that each process has."""
+        """Return the maximum of a number over all processes."""
         return float(self.every(np.asarray([number], np.float32)).max())
 
 
@@ -60,7 +60,7 @@ _rings: list[Any] = []
 
 
 def _ring() -> Any:
-    """Return the ring that a launcher told MLX about; `UnsupportedError` without one."""
+    """Return the ring of MLX's launcher; raise `UnsupportedError` without one."""
     if not _rings:
         if _RING not in os.environ:
             raise Absent(

@@ -30,11 +30,11 @@ from anydevice._libraries.native import paths_of
 from anydevice._libraries.precision import cast, cast_parameters
 
 _changing = ForkSafeLock(reentrant=True, leaves="the weights of a model")
-"""Held while a module has other weights than its own."""
+"""Locked while a module has other weights than its own."""
 
 
 class MlxAdapter(ArraysAdapter):
-    """A `mlx.nn.Module`. Each call puts weights into it, and its own back afterwards."""
+    """An `mlx.nn.Module`. Each call sets its weights, and restores its own afterwards."""
 
     kind = "mlx.nn.Module"
     library = "mlx"
@@ -125,7 +125,7 @@ def _structure_of(module: Any) -> list[Any]:
 
 @contextmanager
 def float64_scope() -> Iterator[None]:
-    """Compute on the CPU inside the block, where MLX has float64."""
+    """Compute on the CPU inside the block, because MLX has float64 only there."""
     with mx.stream(mx.cpu):
         yield
 

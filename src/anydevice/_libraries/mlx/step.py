@@ -1,4 +1,4 @@
-"""Training of MLX's modules, and of its optimizers."""
+"""Training of MLX modules, and with MLX optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anydevice._nn.layer import Run
 
 
 class MlxLayer(ModuleLayer):
-    """A module of MLX. Each call puts parameters into it, and its own back afterwards."""
+    """A module of MLX. Each call sets its parameters, and restores its own afterwards."""
 
     library = "mlx"
 
@@ -81,7 +81,7 @@ class MlxOptimizer(LibraryOptimizer):
 
 
 def _present(tree: Tree) -> Tree:
-    """Return the tree without `None`, which MLX takes for an array."""
+    """Return the tree without `None`, which MLX would treat as an array."""
     return (
         {name: x for name, x in tree.items() if x is not None} if isinstance(tree, dict) else tree
     )

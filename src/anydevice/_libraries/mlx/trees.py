@@ -1,4 +1,4 @@
-"""The rules of MLX's modules and optimizers, which are changed in place and returned."""
+"""Rules for MLX's modules and optimizers, which are changed in place and returned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MlxModuleRule(InPlaceRule):
 
 
 class MlxOptimizerRule(MlxModuleRule):
-    """`mlx.optimizers.Optimizer`: its state, a dict that stays the same dict."""
+    """`mlx.optimizers.Optimizer`: its state, updated in the same dict."""
 
     instead = "its state"
 
@@ -40,6 +40,6 @@ class MlxOptimizerRule(MlxModuleRule):
         return ("state",), [container.state]
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        # Reached only where the same dict also occurs outside the optimizer, and was made again.
+        # Reached only if the same dict also occurs outside the optimizer, and was rebuilt.
         container.state = parts[0]
         return container

@@ -25,7 +25,7 @@ from anydevice._core.trees import mapped
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
 
-# Their names before PyTorch 2.13 are deprecated.
+# The names before PyTorch 2.13 are deprecated.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _reduce_scatter = (
     getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
@@ -33,20 +33,20 @@ _reduce_scatter = (
 
 
 Rows = tuple[int, int, int]
-"""The first row of a part of a batch, its number of rows, and that of the batch."""
+"""First row of a part of a batch, number of rows of the part, number of rows of the batch."""
 
 _LAST_WAIT = 10.0
-"""Seconds that a process which has ended waits for the others."""
+"""Seconds that a process waits for the others at its end."""
 
 _FIRST_WAIT = 60.0
-"""Seconds until it is left to PyTorch to find the first process, or to say that it is not there."""
+"""Seconds to wait for the first process before PyTorch takes over, or reports that it is absent."""
 
 
 class Group(Processes):
-    """The processes of a `torch.distributed` group: the number of this one, and how many."""
+    """The processes of a `torch.distributed` group: the rank of this one, and their number."""
 
     def sum(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> list[Any]:
-        """Return the sums over all processes of tensors, each times the share of its process."""
+        """Return the sums of tensors over all processes, each weighted by the process's share."""
         flat = torch.cat([x.detach().reshape(-1).to(torch.float32) for x in tensors])
         if share != 1.0:
             flat *= share
@@ -55,17 +55,17 @@ class Group(Processes):
         return [part.view(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
 
     def largest(self, number: float, like: Any) -> float:
-        """Return the largest of a number that each process has."""
+        """Return the maximum of a number over all processes."""
         held = torch.tensor([number], dtype=torch.float64, device=like.device)
         distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
         return float(held[0])
 
     def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
-        """Tell the others some numbers; what waits for those of each, a tensor of rows."""
+        """Send numbers to all; return a function that waits for everyone's, a tensor of rows."""
         rows = [[0.0] * len(numbers)] * self.size
         rows[self.rank] = list(numbers)
         found = torch.tensor(rows, device=registry.load("torch").native(device))
-        work = distributed.all_reduce(found, async_op=True)  # which every backend has everywhere
+        work = distributed.all_reduce(found, async_op=True)  # supported by every backend
 
         def waited() -> Any:
             work.wait()
@@ -74,7 +74,7 @@ class Group(Processes):
         return waited
 
     def of_first(self, value: Any, root: int = 0) -> Any:
-        """Return a small value of the first process, or of another one, in each of them."""
+        """Broadcast a small value from process `root`, by default the first."""
         held = [value]
         distributed.broadcast_object_list(held, src=root)
         return held[0]
@@ -85,11 +85,11 @@ class Group(Processes):
             distributed.broadcast(x, 0)
 
     def wait(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until every process has called this."""
         distributed.barrier()
 
     def sum_gradients(self, weights: Sequence[torch.Tensor]) -> None:
-        """Replace gradients by their sums; a weight that none of the processes used has none."""
+        """Replace gradients by their sums; a weight unused in all processes has none."""
         is_used = [float(x.grad is not None) for x in weights]
         known = torch.tensor(is_used, device=weights[0].device)
         gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
@@ -99,7 +99,7 @@ class Group(Processes):
 
 
 def existing() -> Group | None:
-    """Return the group that this process is in already, as one of Ray or Lightning is."""
+    """Return the group that this process has already joined, for example through Ray."""
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return Group(distributed.get_rank(), distributed.get_world_size())
@@ -110,7 +110,7 @@ def join(found: Launched, device: Device) -> Group:
     backend = "gloo"
     if device.backend in ("cuda", "rocm") and distributed.is_nccl_available():
         torch.cuda.set_device(device.index)
-        # NCCL refuses two processes on one card.
+        # NCCL rejects two processes on one card.
         backend = "nccl" if (found.here or found.size) <= torch.cuda.device_count() else "gloo"
     place = "env://"
     if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -142,7 +142,7 @@ def _is_taken(port: int) -> bool:
 
 
 def _await_first(found: Launched) -> None:
-    """Wait until the first process listens: PyTorch looks for it less and less often."""
+    """Wait until the first process listens: PyTorch retries at growing intervals."""
     until = time.monotonic() + _FIRST_WAIT
     while found.rank and time.monotonic() < until:
         try:
@@ -153,25 +153,25 @@ def _await_first(found: Launched) -> None:
 
 
 def leave() -> None:
-    """End the group when the program ends: one that leaves early would take others with it.
+    """End the group when the program ends: a process that leaves early would break the others.
 
-    A program that failed does not wait for the others, which may wait for it: they see its end.
+    A program that failed does not wait for the others, which may wait for it: they see it end.
     """
     if not distributed.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     if distributed.get_backend() == "gloo":
-        with suppress(Exception):  # such as that the first process is gone
+        with suppress(Exception):  # for example, the first process is gone
             _await_others(distributed.distributed_c10d._get_default_store())
     with suppress(Exception):
         distributed.destroy_process_group()
 
 
 def _await_others(store: Any) -> None:
-    """Wait until all have come here, but not for ever: one may have ended in the middle.
+    """Wait, for a limited time, until all processes have called this: one may have crashed.
 
-    A barrier of PyTorch would wait for half an hour, and a group does not end during one. The first
-    process, which has the store, waits until the others have seen it: they would ask one that is
-    gone, and PyTorch writes pages about that.
+    A PyTorch barrier would wait for half an hour, and a group cannot end during one. The first
+    process, which has the store, waits until the others have read it: asking a store that is gone
+    makes PyTorch print pages of errors.
     """
     until, size = time.monotonic() + _LAST_WAIT, distributed.get_world_size()
 
@@ -187,12 +187,12 @@ def _await_others(store: Any) -> None:
 
 
 def part_of(x: torch.Tensor) -> Any:
-    """Return what this process holds of a tensor: all of it, but a part of a `DTensor`."""
+    """Return the local part of a `DTensor`; any other tensor is returned whole."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
 class Layout(Record):
-    """How a tensor lies over the processes of a mesh: along which axis it is cut, and its shape."""
+    """The layout of a tensor over the processes of a mesh: the axis it is cut along, its shape."""
 
     mesh: MeshLike
     axis: int | None
@@ -203,7 +203,7 @@ class Layout(Record):
         return [Replicate(), Replicate() if self.axis is None else Shard(self.axis)]
 
     def joined(self, part: torch.Tensor) -> Any:
-        """Return the tensor of which each process has this part."""
+        """Return the tensor made of each process's part."""
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
             part, grid_of(self.mesh), self.placements, run_check=False, shape=self.shape,
@@ -211,11 +211,11 @@ class Layout(Record):
         )  # fmt: skip
 
     def gathered(self, part: torch.Tensor) -> Any:
-        """Return all numbers, of which this process has a part; gradients are summed."""
+        """Gather the whole tensor from its parts; gradients are summed."""
         return self._whole(part, sums=True)
 
     def whole(self, part: torch.Tensor) -> Any:
-        """Return all numbers; the gradient of a part is that of its numbers here alone."""
+        """Gather the whole tensor; the gradient of a part comes from this process alone."""
         return self._whole(part, sums=False)
 
     def _whole(self, part: torch.Tensor, sums: bool) -> Any:
@@ -225,9 +225,9 @@ class Layout(Record):
 
 
 class _Gathered(torch.autograd.Function):  # type: ignore[misc]
-    """The parts of a group, joined along an axis, `None` where each process has all numbers.
+    """The parts of a group joined along `axis`; `None` if each process has the whole tensor.
 
-    Gradients are sums over that group and over `copies`, or else those of this process.
+    Gradients are summed over the group and over `copies`, or else taken from this process.
     """
 
     @staticmethod
@@ -262,7 +262,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
 
 
 def whole_of(x: torch.Tensor) -> Any:
-    """Return all numbers of a `DTensor`; none in a process that has no part in it."""
+    """Return the whole of a `DTensor`; empty in a process that has no part in it."""
     *others, last = x.placements
     is_plain = type(last) is Shard and all(type(each) is Replicate for each in others)
     if not is_plain or x.device_mesh.get_coordinate() is None:
@@ -272,10 +272,10 @@ def whole_of(x: torch.Tensor) -> Any:
 
 
 def _all_gathered(part: torch.Tensor, axis: int, size: int, group: distributed.ProcessGroup) -> Any:
-    """Return the parts of all processes one after the other, `size` rows along an axis.
+    """Return the parts of all processes in order, `size` rows along an axis.
 
-    By the plain call: what a `DTensor` calls ends a process whose group is one of gloo and whose
-    tensors are on a card, as where several processes share one.
+    This is the plain call: the one that a `DTensor` makes crashes a process with a gloo group and
+    tensors on a card, for example if several processes share a card.
     """
     rows = part.movedim(axis, 0)
     each = -(-size // group.size())
@@ -285,7 +285,7 @@ def _all_gathered(part: torch.Tensor, axis: int, size: int, group: distributed.P
 
 
 def _pad_rows(rows: torch.Tensor, count: int) -> Any:
-    """Fill rows up with zeros to `count`, so that all processes have one size."""
+    """Pad rows with zeros to `count`, so that all processes have the same size."""
     missing = count - len(rows)
     if not missing:
         return rows.contiguous()
@@ -293,7 +293,7 @@ def _pad_rows(rows: torch.Tensor, count: int) -> Any:
 
 
 def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
-    """Return how a tensor is cut: along its longest axis, of those that divide evenly, if any."""
+    """Return the layout of a tensor: cut along its longest axis that divides evenly, if any."""
     shape = tuple(x.shape)
     axes = [axis for axis, size in enumerate(shape) if size]
     even = [axis for axis in axes if shape[axis] % mesh.shard == 0]
@@ -302,11 +302,9 @@ def layout_of(x: torch.Tensor, mesh: MeshLike) -> Layout:
 
 
 def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
-    """Return a tensor that all processes have, cut into a `DTensor`.
+    """Return a tensor that all processes have, cut into a `DTensor`, with the first one's values.
 
-    The numbers are those of the first.
-
-    One that is cut already stays as it is.
+    A tensor that is already cut is returned unchanged.
     """
     if isinstance(x, DTensor):
         return x
@@ -314,15 +312,12 @@ def sharded(x: torch.Tensor, mesh: MeshLike) -> Any:
 
 
 def is_cut(x: torch.Tensor) -> bool:
-    """Whether it is a tensor of which each process has a part."""
+    """Whether each process has only a part of the tensor."""
     return isinstance(x, DTensor)
 
 
 def cut_as(other: torch.Tensor, x: torch.Tensor) -> Any:
-    """Return a tensor that all processes have, cut as another one of its shape is.
-
-    Others as they are.
-    """
+    """Return a tensor that all processes have, cut like `other` if the shapes are equal."""
     if not isinstance(other, DTensor) or isinstance(x, DTensor):
         return x
     if getattr(x, "shape", None) != other.shape:
@@ -332,7 +327,7 @@ def cut_as(other: torch.Tensor, x: torch.Tensor) -> Any:
 
 
 def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
-    """Return a tensor that is cut as another one is, of which each process has this part."""
+    """Return a tensor cut like `other`, from each process's part."""
     if not isinstance(other, DTensor) or part.shape != other.to_local().shape:
         return part
     return DTensor.from_local(
@@ -344,9 +339,8 @@ def joined_as(other: torch.Tensor, part: torch.Tensor) -> Any:
 def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
     """Return the module, sharded in place by FSDP2.
 
-    Its blocks one by one, so that each is gathered alone.
-
-    Gradients become sums over all processes.
+    Its blocks are sharded one by one, so that each is gathered alone. Gradients become sums over
+    all processes.
     """
     try:
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -371,7 +365,7 @@ def fully_sharded(module: torch.nn.Module, mesh: MeshLike) -> Any:
 
 
 def _blocks(module: torch.nn.Module) -> list[Any]:
-    """Return the parts of its lists and chains, unless they share weights with others."""
+    """Return the parts of the module's lists and chains, unless they share weights with others."""
     chains = [
         x for x in module.modules() if isinstance(x, torch.nn.ModuleList | torch.nn.Sequential)
     ]
@@ -388,11 +382,11 @@ def _blocks(module: torch.nn.Module) -> list[Any]:
 
 
 class JoinedLoss:
-    """A loss of (output, y) that is no mean over rows, such as one of masked tokens.
+    """A loss of (output, y) that is no mean over rows, such as a loss over masked tokens.
 
-    Once it `is_on`, each process computes the loss of the outputs of all, joined by a DTensor, and
-    takes gradients by its own. `rows` describe the part that is computed: its first row, its number
-    of rows and that of the batch; its share of the batch; and the ranges of all processes.
+    Once it `is_on`, each process computes the loss of all outputs, joined by a DTensor, and
+    differentiates by its own. `rows` describe the local part: its first row, its number of rows and
+    the rows of the batch; its share of the batch; and the ranges of all processes.
     """
 
     def __init__(self, loss: Any, mesh: MeshLike) -> None:
@@ -407,7 +401,7 @@ class JoinedLoss:
         return self.loss(mapped(self._join_rows, output), mapped(self._join_rows, y))
 
     def _join_rows(self, x: torch.Tensor) -> Any:
-        """Return the rows of all processes, of which this one has some."""
+        """Return the rows of all processes."""
         assert self.rows is not None, "rows are joined while a part is computed"
         (_, count, _), share, ranges = self.rows
         if not getattr(x, "ndim", 0) or x.shape[0] % count:
@@ -415,7 +409,7 @@ class JoinedLoss:
         times = x.shape[0] // count
         most = (ranges[0][1] - ranges[0][0]) * times
         own = x if share else x[:0]
-        # Of equal size in all of them, as a DTensor has it.
+        # A DTensor needs parts of equal size.
         part = torch.cat([own, own.new_zeros((most - own.shape[0], *x.shape[1:]))])
         at = Layout(self._mesh, 0, (most * self._mesh.size, *x.shape[1:]))
         every_row = at.whole(part)
@@ -427,16 +421,16 @@ class JoinedLoss:
 
 
 def whole(x: torch.Tensor) -> Any:
-    """Return all numbers of a tensor, be it cut or not."""
+    """Return the whole tensor, whether or not it is cut."""
     return whole_of(x) if isinstance(x, DTensor) else x
 
 
 def clip_parts(
     parts: Sequence[torch.Tensor], counts: Sequence[bool], limit: float, mesh: MeshLike
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Clip gradients of which each process has parts to a global norm; return both.
+    """Clip gradients that are divided over processes to a global norm; return both.
 
-    `counts` says whether a part counts here: one that each process has as a whole counts once.
+    `counts` tells whether a part counts here: one that each process has whole counts only once.
     """
     squares = [x.float().square().sum() for x, own in zip(parts, counts, strict=True) if own]
     square = torch.stack(squares).sum() if squares else parts[0].new_zeros((), dtype=torch.float32)
@@ -446,14 +440,14 @@ def clip_parts(
 
 
 def summed(x: torch.Tensor, mesh: MeshLike) -> Any:
-    """Return the sum of a tensor over the processes that hold one copy of everything together."""
+    """Return the sum of a tensor over the processes of one group of shards."""
     total = x.detach().clone()
     distributed.all_reduce(total, group=grid_of(mesh).get_group(1))
     return total
 
 
 def grid_of(mesh: MeshLike) -> Any:
-    """Return the mesh as PyTorch has it, with two axes."""
+    """Return the mesh as a PyTorch mesh with two axes."""
     sizes = mesh.replicate, mesh.shard
     kind = "cuda" if mesh.devices[0].backend in ("cuda", "rocm") else mesh.devices[0].backend
     return _make_grid(kind, sizes, distributed.group.WORLD)

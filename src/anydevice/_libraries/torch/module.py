@@ -53,8 +53,8 @@ _RANDOM_IN_TRAINING = re.compile("Dropout|BatchNorm|InstanceNorm|RReLU|DropPath"
 class TorchAdapter(ModelAdapter):
     """A `torch.nn.Module`; forward hooks read the outputs of its parts.
 
-    It is moved in place, as PyTorch moves modules. Where its weights have another dtype than asked
-    for, it is copied, and the given module stays as it is; later changes of it go to the copy too.
+    It is moved in place, as PyTorch moves modules. If its weights need another dtype, it is copied,
+    and the user's module is unchanged; later changes of it are copied too.
     """
 
     kind = "torch.nn.Module"
@@ -104,7 +104,7 @@ class TorchAdapter(ModelAdapter):
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         with ExitStack() as hooks:
             for path, part in self.module.named_modules():
-                if path and not isinstance(part, torch.jit.ScriptModule):  # that runs no hooks
+                if path and not isinstance(part, torch.jit.ScriptModule):  # it runs no hooks
                     hook = partial(_forward_hook, f"{path} {type(part).__name__}", after)
                     hooks.callback(part.register_forward_hook(hook).remove)
             return self.module(*inputs, **named)
@@ -120,7 +120,7 @@ class TorchAdapter(ModelAdapter):
         types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
         if types <= {wanted}:
             moved = TorchAdapter(to_device(self.module, device), _notes(self.module))
-            # The weights are the module's own. Of the rest, compiled code does not see the hooks.
+            # The weights are shared with the module. Compiled code does not run the hooks.
             moved.detector = ChangeDetector(lambda: _watch_code(moved.module))
             return moved
         copied = _copy_of(self.module).to(wanted)
@@ -200,7 +200,7 @@ class TorchAdapter(ModelAdapter):
                 raise training_mode_error(name)
 
     def has_coarse_products(self, device: Device) -> bool:
-        """See the base class. Weights of convolutions have three axes and more."""
+        """Whether TF32 is used, as in the base class; convolution weights have 3 or more axes."""
         recurrent = torch.nn.RNNBase
         convolutions = max([x.ndim for x in self.weights().values()], default=0) > 2
         for part in self.module.modules():
@@ -214,8 +214,7 @@ class TorchAdapter(ModelAdapter):
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, with results that carry no gradients, unless one of its arrays requires
-    them.
+    """Return the function, with results that carry no gradients unless an input requires them.
 
     Its first argument is the weights, the others are arrays.
     """
@@ -231,7 +230,7 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def no_gradients() -> AbstractContextManager[None]:
-    """Return a block whose results carry no gradients."""
+    """Return a context in which results carry no gradients."""
     scope: AbstractContextManager[None] = torch.no_grad()
     return scope
 
@@ -240,7 +239,7 @@ float64_scope = no_gradients
 
 
 def allows_tf32(*, convolutions: bool) -> bool:
-    """Whether PyTorch's settings allow TF32 for products of matrices, or for `convolutions`."""
+    """Whether PyTorch's settings allow TF32 for matrix products, or for `convolutions`."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
         parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
@@ -253,7 +252,7 @@ def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -
 
 
 def _wide_array(x: torch.Tensor) -> HostArray:
-    """Read a tensor as a NumPy array; floating numbers as float64, which holds them all."""
+    """Read a tensor as a NumPy array; floats as float64, which represents them exactly."""
     x = x.detach().resolve_conj().resolve_neg()
     return x.to("cpu", torch.float64 if x.is_floating_point() else x.dtype, copy=True).numpy()
 
@@ -261,13 +260,13 @@ def _wide_array(x: torch.Tensor) -> HostArray:
 def _copy_of(module: nn.Module) -> nn.Module:
     copied = deepcopy(module)
     for x in copied.parameters():
-        if not x.is_leaf:  # copied by TorchScript, as something computed from the first one
+        if not x.is_leaf:  # TorchScript copies it as a value computed from the original
             x.detach_().requires_grad_()
     return copied
 
 
 def _name_of(module: nn.Module) -> str:
-    """Get the name of a module's class; TorchScript has one class for all, and keeps the name."""
+    """Return the class name of a module; TorchScript stores the original name."""
     script = isinstance(module, torch.jit.ScriptModule)
     return str(module.original_name if script else type(module).__name__)
 
@@ -294,7 +293,7 @@ def _watch_module(module: nn.Module, *, buffers: bool = True) -> Watched:
 
 
 def _watch_code(module: nn.Module) -> Watched:
-    """Watch what decides how a module computes: its parts, hooks, and each `forward`."""
+    """Watch everything that decides the computation: parts, hooks, and each `forward`."""
     parts = list(module.modules())
     everywhere = torch.nn.modules.module
     held = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
@@ -311,19 +310,19 @@ def _watch_code(module: nn.Module) -> Watched:
 
 
 def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collection[Any]]]:
-    """Return the plain dicts among these, and the values of the others, which TorchScript has."""
+    """Return the plain dicts of `held`, and the values of TorchScript's other containers."""
     plain = tuple([x for x in held if type(x) in (dict, OrderedDict)])
     return plain, [x.values() for x in held if type(x) not in (dict, OrderedDict)]
 
 
 def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
-    """Return the `forward` of each class, and each that is a part's own, with whose it is."""
+    """Return the `forward` of each class, and each part's own `forward` with its identity."""
     own = [(id(part), part["forward"]) for part in parts if "forward" in part]
     return [*map(_FORWARD, kinds), *own]
 
 
 def _modes(parts: list[nn.Module]) -> list[Callable[[], Iterable[Any]]]:
-    """Readers of whether each part is in training mode, from its dict where it is kept there."""
+    """Return readers of each part's training mode, from its `vars` if it is there."""
     own = [vars(part) for part in parts if "training" in vars(part)]
     others = [part for part in parts if "training" not in vars(part)]
     return [
@@ -333,7 +332,7 @@ def _modes(parts: list[nn.Module]) -> list[Callable[[], Iterable[Any]]]:
 
 
 def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
-    """Get all that can be seen of a module, without what it rewrites itself when it is called."""
+    """Watch everything visible of a module, except for state that it rewrites itself in a call."""
     watched = _watch_module(module, buffers=False)
     plain = {*vars(torch.nn.Module()), *rewritten}
     held = [
@@ -359,9 +358,9 @@ def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
 
 
 class _StepCounter:
-    """Counts the steps of optimizers that hold one of these weights.
+    """Counts the steps of optimizers that train one of these weights.
 
-    Optimizers with `fused=True` write weights without moving PyTorch's counters of writes.
+    Optimizers with `fused=True` write weights without increasing PyTorch's version counters.
     """
 
     def __init__(self, weights: Iterator[Any]) -> None:
@@ -374,14 +373,14 @@ class _StepCounter:
         return (self._count,)
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer took a step."""
+        """Count a step of an optimizer."""
         groups = [group["params"] for group in optimizer.param_groups]
         self._count += any(id(x) in self._weights for x in chain.from_iterable(groups))
 
 
 @cache
 def _step_counters() -> dict[int, ref[_StepCounter]]:
-    """Return all that there are. PyTorch tells them of each step, from the first module on."""
+    """Return all step counters. PyTorch reports each step to them, from the first module on."""
     counters: dict[int, ref[_StepCounter]] = {}
 
     def after_step(optimizer: torch.optim.Optimizer, given: Any, named: Any) -> None:
@@ -400,7 +399,7 @@ def _version_of(x: Any) -> int:
 
 
 def _has_version(x: torch.Tensor | None) -> bool:
-    """Whether PyTorch counts changes of this tensor; those of inference mode have no version."""
+    """Whether PyTorch counts writes to this tensor; inference tensors have no version."""
     return x is not None and not x.is_inference()
 
 

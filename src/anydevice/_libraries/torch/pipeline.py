@@ -1,7 +1,7 @@
-"""Modules of PyTorch whose layers lie in several places: their units, and forwards that bring them.
+"""PyTorch modules with layers in several places: their units, and forwards that fetch weights.
 
-The layers are those of the list of modules with most parameters; what comes before it goes with
-the first of them, what comes after with the last. Each gets its inputs where it is.
+The layers are the list of modules with the most parameters; modules before it belong to the first
+layer, modules after it to the last. Each layer gets its inputs on its own device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
 
 Units = Mapping[str, tuple[Any, bool]]
-"""Modules by name, in their order, and whether each is a layer."""
+"""Modules by name, in order, and whether each is a layer."""
 
 
 class WeightFetcher(Protocol):
-    """Brings the weights of parts to a device, one part ahead; a call holds `turn` meanwhile."""
+    """Fetches the weights of parts to a device, one part ahead; a call holds `turn` meanwhile."""
 
     turn: ForkSafeLock
 
@@ -34,16 +34,16 @@ class WeightFetcher(Protocol):
         """Return the arrays of a part on the device."""
 
     def release(self, number: int, result: Any) -> None:
-        """Let the memory of a part go to another."""
+        """Release the memory of a part for another."""
 
     def close(self) -> None:
-        """Forget the parts that were brought ahead."""
+        """Discard the prefetched parts."""
 
 
 def module_units(module: nn.Module) -> Units:
-    """Return the modules that a module can be cut between.
+    """Return the units that a module can be cut into.
 
-    Raises `ConfigurationError` for one without a list of layers.
+    Raises `ConfigurationError` for a module without a list of layers.
     """
     blocks = _blocks(module)
     if blocks is None:
@@ -67,7 +67,7 @@ def _walk(module: nn.Module, path: str, blocks: str) -> Iterator[tuple[str, tupl
 
 
 def _blocks(module: nn.Module) -> str | None:
-    """Return the name of the list of layers with most parameters; of two, that of the outer one."""
+    """Return the name of the list of layers with the most parameters; ties go to the outer one."""
     lists = [
         (bytes_of(part), -len(name), name)
         for name, part in module.named_modules()
@@ -82,7 +82,7 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def tied_units(units: Units) -> dict[str, str]:
-    """Return the names of units that share a parameter with an earlier one, and its name."""
+    """Return the names of units that share a parameter with an earlier unit, and its name."""
     seen: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, (part, _) in units.items():
@@ -94,7 +94,7 @@ def tied_units(units: Units) -> dict[str, str]:
 
 
 def outside(module: nn.Module, parts: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """Parameters and buffers of the modules around the units."""
+    """Return the parameters and buffers of the modules around the units."""
     inside = {id(x) for part in parts for x in tensors_of(part)}
     return [x for x in tensors_of(module) if id(x) not in inside]
 
@@ -115,11 +115,11 @@ def _moved_tree(tree: Any, device: Device) -> Any:
         return {name: _moved_tree(x, device) for name, x in tree.items()}
     if type(tree) in (tuple, list):
         return type(tree)(_moved_tree(x, device) for x in tree)
-    return tree  # such as a cache, which keeps what each layer gives it where that is
+    return tree  # for example a cache, which stores each layer's tensors on its device
 
 
 def on_device(forward: Callable[..., Any], device: Device) -> Callable[..., Any]:
-    """Return a forward function that gets its tensors on a device."""
+    """Return a forward function that moves its tensors to a device first."""
 
     def here(*arguments: Any, **named: Any) -> Any:
         return forward(*_moved_tree(arguments, device), **_moved_tree(named, device))
@@ -128,7 +128,7 @@ def on_device(forward: Callable[..., Any], device: Device) -> Callable[..., Any]
 
 
 def check_inputs(forward: Callable[..., Any], first: Device) -> Callable[..., Any]:
-    """Return the forward function of a whole module, which takes its inputs on the first device."""
+    """Return a whole module's forward function that checks for inputs on the first device."""
     owner = registry.load("torch")
 
     def checked(*arguments: Any, **named: Any) -> Any:
@@ -153,28 +153,28 @@ def check_inputs(forward: Callable[..., Any], first: Device) -> Callable[..., An
 
 
 def move_tensor(x: torch.Tensor, device: Device) -> torch.Tensor:
-    """Return a tensor on a device, directly from where it is."""
+    """Return a tensor on a device, by a direct copy."""
     owner = registry.load("torch")
     moved: torch.Tensor = x if owner.devices_of(x) == (device,) else owner.move(x, device)
     return moved
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
-    """Move the data of a parameter to host memory, one number after the other; return the data."""
+    """Move the data of a parameter to contiguous host memory; return the data."""
     x.data = move_tensor(x.data, Device("cpu", engine="torch")).contiguous()
     return x.data
 
 
 def read_from(array: np.ndarray, x: torch.Tensor) -> None:
-    """Let a parameter read its numbers from a map of a file; it is not trained any more."""
+    """Back a parameter by a memory map of a file; it cannot be trained any more."""
     x.requires_grad_(False)
     x.data = from_map(array, x)
 
 
 def from_map(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over a map of a file, of the dtype and shape of `like`."""
+    """Return a tensor over a memory map of a file, with the dtype and shape of `like`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written: it is not
+        warnings.simplefilter("ignore")  # it warns that the map is read-only, but nothing writes
         raw = torch.from_numpy(array.reshape(-1).view(np.uint8))
     return raw.view(like.dtype).view(like.shape)
 
@@ -186,7 +186,7 @@ def stream_weights(
     fetcher: WeightFetcher,
     device: Device,
 ) -> Callable[..., Any]:
-    """Return a forward function whose weights are brought to the device before it runs."""
+    """Return a forward function that first fetches its weights to the device."""
     forward = part.forward
     homes = [x.data for x in weights]
 
@@ -194,7 +194,7 @@ def stream_weights(
         arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
         if _takes_gradients(weights, arguments, named):
             return again(*arguments, **named)
-        with fetcher.turn.native:  # the weights are those of one call at a time
+        with fetcher.turn.native:  # one call at a time has the weights
             for x, here in zip(weights, fetcher.acquire(number), strict=True):
                 x.data = here
             try:
@@ -205,8 +205,8 @@ def stream_weights(
                 fetcher.release(number, None)
 
     def again(*arguments: Any, **named: Any) -> Any:
-        """Weights are copied for this call, and once more for its gradients."""
-        fetcher.close()  # what was brought ahead may be written to
+        """Copy the weights for this call, and once more for its gradients."""
+        fetcher.close()  # prefetched weights may be written to
 
         def called(*inputs: Any, **more: Any) -> Any:
             own = {name: move_tensor(x, device) for name, x in part.named_parameters()}
@@ -236,12 +236,12 @@ def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def takes_gradients(arrays: Sequence[Any]) -> bool:
-    """Whether gradients are taken by any of these arrays."""
+    """Whether gradients are taken with respect to any of these arrays."""
     return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in arrays)
 
 
 def wait_for_computed(place: torch.device) -> Callable[[], None]:
-    """Return a function that waits for all that was started on a card until now."""
+    """Return a function that waits for all work started on a card until now."""
     return _record(torch.cuda.current_stream(place))
 
 
@@ -257,7 +257,7 @@ class CopyStream:
         self._stream.synchronize()
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that waits for the copies until now."""
+        """Return a function that waits for the copies started until now."""
         return _record(self._stream)
 
 

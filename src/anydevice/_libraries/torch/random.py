@@ -1,4 +1,4 @@
-"""PyTorch's global random numbers. A state is a text, ready for JSON."""
+"""PyTorch's global random numbers. A state is a string, ready for JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anydevice._machine.engines import registry
 
 
 def state(loader: object) -> dict[str, Any]:
-    """Return the state of PyTorch's generator, and of those that a loader has of its own."""
+    """Return the state of PyTorch's generator, and of a loader's own generators."""
     return {
         "torch": _text(torch.get_rng_state()),
         "loader": [_text(generator.get_state()) for generator in _generators(loader)],
@@ -31,7 +31,7 @@ def set_state(saved: Mapping[str, Any], loader: object) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed the random numbers that modules draw."""
+    """Seed the random generator of modules."""
     torch.manual_seed(number)
 
 
@@ -50,7 +50,7 @@ def set_device_state(device: Device, saved: str | None) -> None:
 
 @contextmanager
 def dropping_as_whole(rows: tuple[int, int, int]) -> Iterator[None]:
-    """Let dropout of these rows be that of the whole batch, cut, inside the block.
+    """Apply the dropout of the whole batch to these rows of it, inside the block.
 
     `rows` are the first row, their number, and the number of rows in the batch.
     """
@@ -82,7 +82,7 @@ def dropping_as_whole(rows: tuple[int, int, int]) -> Iterator[None]:
 def _accelerator(device: Device) -> tuple[ModuleType, tuple[int, ...]] | None:
     if device.engine != "torch" or device.kind == "cpu":
         return None
-    if registry.load("torch").native(device).type == "cpu":  # which stands for a fake device
+    if registry.load("torch").native(device).type == "cpu":  # it stands for a fake device
         return None
     return (torch.mps, ()) if device.backend == "metal" else (torch.cuda, (device.index,))
 

@@ -1,6 +1,6 @@
-"""Steps of PyTorch's own modules, as a loop by hand takes them: its autograd, autocast, optimizers.
+"""Steps of PyTorch modules, as in a hand-written loop: autograd, autocast, optimizers.
 
-The module is trained in place, and the given optimizer keeps its state.
+The module is trained in place, and the user's optimizer keeps its state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CPU = Device("cpu", engine="torch")
 
 
 class TorchLayer(ModuleLayer):
-    """A `torch.nn.Module`: it is its own parameters, which a step changes in place."""
+    """A `torch.nn.Module`, whose parameters a step changes in place."""
 
     library = "torch"
     has_stepper = True
@@ -68,11 +68,11 @@ class TorchLayer(ModuleLayer):
         return self.given
 
     def load(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Give the module that is trained other parameters."""
+        """Set the parameters of the module in training."""
         self.finished(parameters)
 
     def placed(self, device: Device, dtype: str) -> None:
-        """Move the module to a device, and its weights to a dtype of 16 bits."""
+        """Move the module to a device, and its weights to a 16-bit dtype if asked for."""
         module = self.given
         if "float16" in (dtype, narrow_dtype(module)):
             raise ConfigurationError(
@@ -97,7 +97,7 @@ class TorchStepper(Stepper):
     """Takes steps of a module with an optimizer of `torch.optim`, or one of ours.
 
     `schedule` is one of `torch.optim.lr_scheduler`, or `None`. A loss that is NaN or infinite stops
-    all later steps; on an accelerator it is seen after the steps in flight.
+    all later steps; on an accelerator it is detected after the steps in flight.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class TorchStepper(Stepper):
         self._added += weight
         self.batches += 1
         value = self._strategy.module_total(value, self._failed)
-        if not self._finite:  # where a look at the number would wait for the device
+        if not self._finite:  # on an accelerator, reading the number would wait
             self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
         elif not math.isfinite(value.item()):
             self._failed = torch.ones_like(self._failed)
@@ -217,7 +217,7 @@ class TorchStepper(Stepper):
             torch._foreach_mul_([x.grad for x in self._weights if x.grad is not None], factor)
         if self.config.clip is not None:
             torch.nn.utils.clip_grad_norm_(self._weights, self.config.clip)
-        if rate != self.rate:  # which is the rate, unless a schedule of ours has another
+        if rate != self.rate:  # only a schedule of anydevice changes it
             _set_rate(optimizer, rate)
         self._added = 0.0
         if scaler is not None:
@@ -241,7 +241,7 @@ class TorchStepper(Stepper):
 
     def _zero(self) -> None:
         self._optimizer.zero_grad()
-        for x in self._others:  # else their gradients would add up, and count for clip
+        for x in self._others:  # else their gradients would accumulate, and count for clip
             x.grad = None
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
@@ -278,7 +278,7 @@ class TorchStepper(Stepper):
 
 
 def narrow_dtype(module: nn.Module) -> str | None:
-    """Return the dtype of all weights of a module, where that is one of 16 bits."""
+    """Return the dtype of all weights of a module if it is a 16-bit one."""
     kinds = _float_dtypes(module)
     name = str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 else ""
     return name if name in ("bfloat16", "float16") else None
@@ -293,7 +293,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
-    """Refuse an optimizer or a schedule of PyTorch that would not train the module."""
+    """Raise for an optimizer or a schedule of PyTorch that would not train the module."""
     name, kind = type(module).__name__, type(optimizer).__name__
     own = {id(x) for x in module.parameters() if x.requires_grad}
     if own.isdisjoint(id(x) for x in parameters_of(optimizer)):
@@ -303,7 +303,7 @@ def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
             "model.parameters()) of the model that is given here",
             source="optimizer",
         )
-    # Schedulers put functions of their own over those of an optimizer.
+    # Schedulers wrap the functions of an optimizer.
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ConfigurationError(
@@ -323,7 +323,7 @@ def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
 
 
 def check_all_held(layer: Any, optimizer: Any) -> None:
-    """Refuse to save a training of which an optimizer of PyTorch trains more than the module."""
+    """Raise if a training is saved whose PyTorch optimizer trains more than the module."""
     own = {id(x) for x in layer.given.parameters()}
     others = sum(id(x) not in own for x in parameters_of(optimizer))
     if others:
@@ -336,13 +336,13 @@ def check_all_held(layer: Any, optimizer: Any) -> None:
 
 
 def _statistics(module: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers that norms change when they are called in training."""
+    """Return the buffers that norms update in training."""
     norms = [part for part in module.modules() if getattr(part, "track_running_stats", False)]
     return [x for norm in norms for x in norm.buffers(recurse=False)]
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of all groups; each keeps its own relation to the first one."""
+    """Set the rate of all groups; each keeps its ratio to the first one."""
     groups = optimizer.param_groups
     for group in groups:
         group.setdefault("initial_lr", group["lr"])
@@ -352,7 +352,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class OwnUpdate:
-    """One of our optimizers, as `torch.optim` has them, over the weights of a module."""
+    """An optimizer of anydevice with the interface of `torch.optim`, over a module's weights."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._own = optimizer
@@ -394,7 +394,7 @@ class OwnUpdate:
         self._state, self._steps = mapped(part_of, saved["state"]), saved["steps"]
 
     def _as_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the trees of the state, over processes as the weights are."""
+        """Return the trees of the state, divided over processes like the weights."""
         if not any(hasattr(x, "to_local") for x in self._weights.values()):
             return dict(state)
         return {
@@ -404,7 +404,7 @@ class OwnUpdate:
 
 
 class ShardedLayer(TorchLayer):
-    """A copy of a user's module that FSDP2 has sharded; `original` is the user's own."""
+    """A copy of a user's module, sharded by FSDP2; `original` is the user's module."""
 
     original: Any = None
 
@@ -430,9 +430,9 @@ class ShardedLayer(TorchLayer):
 def shard_layer(
     layer: TorchLayer, dtype: str, mesh: MeshLike, group: Group, optimizer: Any
 ) -> ShardedLayer:
-    """Return a copy of a module that FSDP2 shards over a mesh; `optimizer` then trains the copy.
+    """Return a copy of a module, sharded by FSDP2 over a mesh; `optimizer` then trains the copy.
 
-    The numbers are those of the first process.
+    The values are those of the first process.
     """
     layer.placed(_CPU, dtype)
     native = registry.load("torch").native(mesh.devices[0])
@@ -449,7 +449,7 @@ def shard_layer(
 
 
 def _point_to(optimizer: Any, new: Mapping[int, torch.Tensor]) -> None:
-    """Let an optimizer of PyTorch train other weights, with the state that it has."""
+    """Make an optimizer of PyTorch train other weights, with its current state."""
     state = {new.get(id(x), x): own for x, own in optimizer.state.items()}
     for group in optimizer.param_groups:
         group["params"] = [new.get(id(x), x) for x in group["params"]]
@@ -458,5 +458,5 @@ def _point_to(optimizer: Any, new: Mapping[int, torch.Tensor]) -> None:
 
 
 def cut_state(state: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
-    """Return the state of a weight, with tensors of its shape cut as the weight is."""
+    """Return the state of a weight, with tensors of its shape cut like the weight."""
     return {name: cut_as(weight, x) for name, x in state.items()}

@@ -1,4 +1,4 @@
-"""Traces a module of PyTorch: `TorchDispatchMode` sees each primitive of ATen while it runs."""
+"""Traces a PyTorch module: `TorchDispatchMode` intercepts each ATen primitive as it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anydevice._libraries.base import ModelAdapter, host_array
 
 Rule = Callable[..., Any]
 _READERS = [getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")]
-"""The methods that read the numbers of a tensor without a primitive."""
+"""Methods that read the values of a tensor without a primitive."""
 
 
 def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) -> TracedTensor:
@@ -68,7 +68,7 @@ def _path_in(part: Any, name: str, trace: Trace) -> Iterator[None]:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Compute attention by products and a softmax inside of this block."""
+    """Compute attention as matrix products and a softmax inside the block."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -79,11 +79,11 @@ def _plain_attention() -> Iterator[None]:
 
 
 class _Watcher:
-    """Traces each primitive, and keeps each tensor that depends on the input."""
+    """Traces each primitive, and stores each tensor that depends on the input."""
 
     def __init__(self, trace: Trace, x: Any) -> None:
         self.trace = trace
-        # Tensors are kept, so that no other one gets their identity or their memory.
+        # Tensors are kept alive, so that no other one gets their identity or memory.
         self._tensors: dict[int, tuple[Any, TracedTensor | None]] = {id(x): (x, trace.input)}
         self._memory = {_memory_of(x)}
 
@@ -100,7 +100,7 @@ class _Watcher:
         inputs, options = _map_leaves(args, self._input), _map_leaves(named, self._input)
         try:
             traced = rule(self.trace, *inputs, **options)
-        except TypeError as error:  # an argument that the rule does not have
+        except TypeError as error:  # an argument that the rule does not support
             raise self.trace.refuse(f"this use of aten.{name}") from error
         if inplace:
             self._forget_views(args[0])
@@ -113,7 +113,7 @@ class _Watcher:
         return result
 
     def tensor(self, x: Any) -> TracedTensor:
-        """Return a tensor of PyTorch as the trace knows it."""
+        """Return the traced tensor of a PyTorch tensor."""
         if id(x) in self._tensors:
             _, value = self._tensors[id(x)]
             if value is None:
@@ -134,7 +134,7 @@ class _Watcher:
 
 
 class _Watched:
-    """A block in which a watcher looks on."""
+    """A block with an active watcher."""
 
     def __init__(self, watcher: _Watcher) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _SeePrimitives(_Watched, TorchDispatchMode):  # type: ignore[misc]
 
 
 class _RefuseReading(_Watched, TorchFunctionMode):  # type: ignore[misc]
-    """A block in which numbers that depend on the input are not read: no primitive shows it."""
+    """A block that refuses to read values that depend on the input: no primitive shows it."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -178,7 +178,7 @@ def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-# Rules of primitives: their arguments are those of ATen, with traced tensors
+# Rules of primitives: their arguments are ATen's, with traced tensors
 
 
 def _tensor(trace: Trace, x: TracedTensor | float) -> TracedTensor:
@@ -372,7 +372,7 @@ def _identity(trace: Trace, a: TracedTensor, *_: Any, **__: Any) -> TracedTensor
 
 
 def _rearrange(change: Callable[..., Any]) -> Rule:
-    """Return the rule of a primitive that moves elements, as `change` does with an array."""
+    """Return the rule of a primitive that rearranges elements like `change` does."""
     return lambda trace, a, *rest, **_: trace.rearrange(lambda x: change(x, *rest), a)
 
 

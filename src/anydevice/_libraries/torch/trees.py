@@ -1,7 +1,7 @@
-"""The rules of PyTorch's containers: modules, optimizers, packed sequences, storages.
+"""Rules for PyTorch's containers: modules, optimizers, packed sequences, storages.
 
-Modules and optimizers are changed in place and returned, as `Module.to` does, because others hold
-on to them: an optimizer has the very `Parameter` objects of its model.
+Modules and optimizers are changed in place and returned, like `Module.to`, because others refer to
+them: an optimizer has the very `Parameter` objects of its model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ModuleRule(TensorsRule):
     """`torch.nn.Module`: parameters with their gradients, buffers, and the modules within.
 
     A `Parameter` stays the same object with new data, so that optimizers, ties between modules,
-    hooks and `requires_grad` are as before. A plain tensor attribute is left alone, as PyTorch
-    itself leaves it.
+    hooks and `requires_grad` are as before. A plain tensor attribute is left alone, as in PyTorch
+    itself.
     """
 
     def take_apart(self, container: Any) -> Parts:
@@ -67,7 +67,7 @@ class ModuleRule(TensorsRule):
                     moved["gradient", name] = parameter.grad
                 changed = True
         if changed and hasattr(container, "flatten_parameters"):
-            container.flatten_parameters()  # cuDNN wants the weights of an RNN in one piece
+            container.flatten_parameters()  # cuDNN wants the weights of an RNN contiguous
         return list(moved.values())
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
@@ -80,7 +80,7 @@ class ModuleRule(TensorsRule):
 class OptimizerRule(TensorsRule):
     """`torch.optim.Optimizer`: its state. The parameters belong to the model, and move with it.
 
-    A `step` stays on the host unless the optimizer is fused or capturable, as PyTorch wants it.
+    A `step` stays on the host unless the optimizer is fused or capturable, as PyTorch requires.
     """
 
     def take_apart(self, container: Any) -> Parts:
@@ -145,15 +145,15 @@ class StorageRule(TypeRule):
 
 
 def _gradient_of(tensor: Any) -> Any:
-    """Return the gradient that a tensor stores; an intermediate result would warn."""
+    """Return the gradient that a tensor stores, without the warning for intermediate results."""
     return tensor.grad if tensor.is_leaf else None
 
 
 def _renew(parameter: Any, new: Any, new_gradient: Any) -> None:
-    """Give a parameter and its gradient new data, and keep both objects."""
+    """Give a parameter and its gradient new data, keeping both objects."""
     gradient = _gradient_of(parameter)
     if gradient is not None:
-        # Put aside meanwhile: PyTorch wants a parameter and its gradient to fit at any moment.
+        # Set aside meanwhile: PyTorch requires a parameter and its gradient to match at all times.
         parameter.grad = None
     if new is not parameter and _is_composite(new):
         replacement = torch.nn.Parameter(new.detach(), requires_grad=parameter.requires_grad)
@@ -168,5 +168,5 @@ def _renew(parameter: Any, new: Any, new_gradient: Any) -> None:
 
 
 def _is_composite(tensor: Any) -> bool:
-    """Whether a tensor is made of other tensors, and has no data of its own."""
+    """Whether a tensor is made of other tensors, without data of its own."""
     return hasattr(tensor, "__tensor_flatten__")
