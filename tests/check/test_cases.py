@@ -36,7 +36,7 @@ class Shapes(Draw):
     def _count(self, shape: tuple[int, ...]) -> int:
         return 1
 
-    def _filled(self, drawn: Any, shape: tuple[int, ...]) -> Any:
+    def _fill(self, drawn: Any, shape: tuple[int, ...]) -> Any:
         return np.broadcast_to(drawn.astype(self.dtype.numpy())[:1].reshape(()), shape)
 
     def chance(self, *shape: int, of: float = 0.5) -> Any:

@@ -198,7 +198,13 @@ def added_backends() -> frozenset[str]:
 
 def status_of(device: Device) -> DeviceStatus | None:
     """Return the status of a device that was made by hand; `None` if the machine lacks it."""
-    return next((one.status for one in discover().devices if one == device), None)
+    backend = device.backend
+    for finding in discover().findings:
+        if finding.backend == backend:
+            for one in finding.devices:
+                if one == device:
+                    return one.status
+    return None
 
 
 def free_memory(device: Device) -> int | None:
