@@ -1,7 +1,7 @@
 """Draws docs/architecture.svg from the imports of src/anydevice: `python docs/draw_layers.py`.
 
 The rooms stand in the order of `.importlinter`. A dot in a row is a room that the row's room imports:
-every dot lies right of the diagonal, as the contract of the layers demands, but for `errors`, which
+every dot lies right of the diagonal, as the contract of the layers demands, except `errors`, which
 prints its messages with `_core.text`.
 """
 

@@ -524,7 +524,7 @@ _PAIRS_AT_ONCE = 1 << 24
 
 
 def _argsort(x: ArrayT, axis: int, descending: bool) -> ArrayT:
-    """Return how many come before each element, from comparing all pairs, is its place in the
+    """Rank each element by comparing all pairs: the number before it is its position in the
     order.
     """
     xp = primitives(x)

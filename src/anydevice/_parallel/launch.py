@@ -78,12 +78,13 @@ def launch(
             "give a function that a module or the script defines, and arguments that can be "
             "pickled, or call launch before anything computes",
         )
-        print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
     context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
     running: dict[int, tuple[Any, Connection]] = {}
     sys.stdout.flush()
     sys.stderr.flush()
     with environment(engine, processes) as variables:
+        if why is not None:
+            print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
         try:
             for rank in range(processes):
                 ours, theirs = context.Pipe(duplex=False)

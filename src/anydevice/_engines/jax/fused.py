@@ -187,7 +187,7 @@ def _attend(
     q: Array, k: Array, v: Array, mask: Array | None, lengths: Array | None, sinks: Array | None,
     causal: bool, scale: float | None, window: int | None, soft_cap: float | None,
 ) -> Array:  # fmt: skip
-    """Return the heads of one key head are rows of one product, so that no key is copied."""
+    """Attend with the heads of one key head as rows of one product, so that no key is copied."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)

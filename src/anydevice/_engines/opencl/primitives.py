@@ -173,7 +173,7 @@ class OpenclPrimitives:
     logical_or = _two("logical_or")
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
-        """Return the elements are copied as bits: any dtype will do."""
+        """Select elements of `a` or `b`; they are copied as bits, in any dtype."""
         arrays = [x for x in (a, b) if isinstance(x, Array)]
         dtype, context = same_dtype("where", *arrays), arrays[0].context
         bits = bits_of(dtype)
