@@ -39,12 +39,8 @@ chat: $(CHAT) $(if $(FOLDER),,$(MODEL)) ## talk to a small language model; FOLDE
 test: $(TESTS) model-if-possible ## all tests; ARGS="tests/ops -x" for some
 	$(PYTEST) $(or $(ARGS),tests)
 
-# The contract tests count no lines: the others alone must reach the coverage, and counting would
-# double their time.
 coverage: $(TESTS) model-if-possible ## all tests, and the coverage that they must reach; line by line in htmlcov/
-	$(PYTEST) tests --ignore=tests/contract \
-	  --cov --cov-report=term --cov-report=html --cov-fail-under=95
-	$(PYTEST) tests/contract
+	$(PYTEST) tests --cov --cov-report=term --cov-report=html --cov-fail-under=95
 
 check: $(TESTS) ## format, lint, types and layers
 	$(BIN)/ruff format --check .

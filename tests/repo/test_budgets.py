@@ -1,0 +1,58 @@
+"""Lines by room: a change that adds above the budget takes away elsewhere, or says why here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "anydevice"
+
+BUDGETS = {
+    "_arrays": 3_950,
+    "_bench": 1_650,
+    "_check": 5_800,
+    "_compile": 2_100,
+    "_core": 5_700,
+    "_engines": 12_300,
+    "_formats": 2_250,
+    "_libraries": 5_400,
+    "_llm": 4_800,
+    "_machine": 8_850,
+    "_nn": 3_850,
+    "_ops": 5_000,
+    "_parallel": 2_350,
+    "_plan": 6_150,
+    "_proofs": 8_650,
+    "_report": 1_950,
+    "_testing": 600,
+    "_train": 6_400,
+    "cli": 3_150,
+    "compat": 1_500,
+}
+"""The largest number of lines of Python in each room."""
+
+OTHERS = 1_050
+"""The same of all public files, and of the modules of 0.2 that only forward."""
+
+
+def lines_by_room() -> Counter[str]:
+    """Count the lines of Python in each room, and in all other files."""
+    lines: Counter[str] = Counter()
+    for path in (ROOT / "src").rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0] if path.is_relative_to(SOURCE) else ""
+        with path.open("rb") as file:
+            lines[room if room in BUDGETS else "others"] += sum(1 for _ in file)
+    return lines
+
+
+def test_every_room_keeps_to_its_budget() -> None:
+    limits = {**BUDGETS, "others": OTHERS}
+    over = {room: n - limits[room] for room, n in lines_by_room().items() if n > limits[room]}
+    assert not over, "lines above the budget"
+
+
+def test_no_budget_is_too_large() -> None:
+    lines = lines_by_room()
+    loose = {room: limit for room, limit in BUDGETS.items() if lines[room] < 0.9 * limit}
+    assert not loose, "lower these, so that they say something"
