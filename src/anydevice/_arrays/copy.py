@@ -57,7 +57,7 @@ def upload(
 def _upload_together(
     arrays: Sequence[HostArray], engine: Engine, device: Device
 ) -> dict[int, Array]:
-    """Get the small arrays of which many are alike, by their position, each with its own memory."""
+    """Place many small arrays of one kind together; return each, by position, in its own memory."""
     if device.backend != "cuda" or len(arrays) < MANY:
         return {}
     alike: dict[object, list[int]] = defaultdict(list)

@@ -232,7 +232,7 @@ def place(
 def _place_straight(
     joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """Return a large array of which the library gives out the address; else `None`."""
+    """Return a large array if the library gives out its address, else `None`."""
     size = prod(joined.shape) * joined.dtype.itemsize
     if size < WORTH_STAGING or joined.dtype.kind == "bool":
         return None

@@ -58,7 +58,7 @@ class KeptArray(Record):
     start: int
     file: PlainFile | None = None
     holder: Any = None
-    """The array of which this is a part: its changes are changes of this one."""
+    """The array that this is a part of: if that changes, so does this."""
 
     memory: Any = None
     """The object that keeps the memory at the address alive."""

@@ -38,7 +38,7 @@ class Constants(Record):
     """Fitted efficiencies, as fractions of the card's peak.
 
     `products` and `attention` are shares of the stated FLOPs, for products of many tokens and for
-    attention, of which only the half that a token sees counts. `few_tokens` is the size of a
+    attention; only the half that a token sees counts. `few_tokens` is the size of a
     micro-batch whose products reach half of that. `traffic` is the bytes that move, in one pass,
     for each element that a layer would save of a token; `loss_traffic` those for each logit;
     `update_traffic` those for each parameter that a card updates.
@@ -116,7 +116,7 @@ class StepTime(Record):
 def step_time(
     shape: ModelShape, run: TrainingRun, cluster: Cluster, constants: Constants = FITTED
 ) -> StepTime:
-    """Return the time of one step of the optimizer on a card of which the rates are known.
+    """Return the time of one step of the optimizer on a card whose rates are known.
 
     The times of split products, sequences and pipelines are not known.
 

@@ -22,8 +22,7 @@ _NUMBERS = (bool, int, float)
 
 
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
-    """Return the function as one compiled program, of which the arguments at these places are
-    constants.
+    """Compile the function as one program; the arguments at these positions are constants.
 
     Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
     which are Python around such a program, or several. What is traced takes it in as it is.

@@ -79,7 +79,7 @@ def _attention(
     q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Any, window: int | None,
     lengths: Any, soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
-    """Return each text with the keys that are valid, of which nothing is copied."""
+    """Attend to the valid keys of each text alone, without copying them."""
     _, heads, queries, size = q.shape
     _, kv_heads, keys, _ = k.shape
     if mask is not None or lengths is None or not (q.size and k.size and v.size):

@@ -154,9 +154,9 @@ class Pool:
         return data if self.held <= before else None
 
     def _bytes_left(self) -> tuple[float, Any]:
-        """Return how many bytes may still be taken, infinity without a limit, and of which device.
+        """Return the bytes that may still be taken, and their device; infinity without a limit.
 
-        Of several devices it is the one that has least left.
+        With several devices, the one with the least left counts.
         """
         return min(
             ((_left_of(native), native) for native in self.devices), key=lambda pair: pair[0]

@@ -402,7 +402,7 @@ def _visible_keys(
     window: int | None,
     lengths: Tensor | None,
 ) -> Tensor:
-    """Return the keys that a query may attend to: four axes, of which the first two may be 1."""
+    """Return the keys that a query may attend to, on four axes; the first two may have size 1."""
     queries = q.shape[2]
     key = torch.arange(keys, device=q.device)
     valid, visible = keys, torch.ones_like(key, dtype=torch.bool)

@@ -50,7 +50,7 @@ class Graphics(Record):
 
 
 def running_until(deadline: float) -> Run:
-    """Return a way to run commands, all of which together end by `deadline` of the monotonic clock.
+    """Return a function that runs commands; all of them end by `deadline`, on the monotonic clock.
 
     A command that prints something and fails all the same counts by what it printed: sysctl does
     that where one of several names is unknown.

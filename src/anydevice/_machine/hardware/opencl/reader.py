@@ -44,7 +44,7 @@ def look_through(
     limit: float,
     question: Question | None = None,
 ) -> BackendScan:
-    """Return the same through these loaders, of which the first is the one that counts."""
+    """Ask through these loaders; the answer of the first one counts."""
     # Loaded while the child is at work.
     from anydevice._machine.hardware.opencl import diagnosis
 
