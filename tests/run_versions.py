@@ -153,6 +153,7 @@ def set_up(environment: Environment, folder: Path, python: str) -> None:
         (folder / f"{name}.txt").write_text("\n".join(lines), "utf-8")
         options += [f"--{name.removesuffix('s')}", folder / f"{name}.txt"]
     pip_install(folder, "--upgrade", "--upgrade-strategy=eager", "--editable", ROOT, *options)
+    subprocess.run([python_of(folder), ROOT / "tests" / "fix_pocl.py"], check=True)
     stamp.write_text(wanted, "utf-8")
 
 
