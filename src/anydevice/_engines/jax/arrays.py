@@ -105,17 +105,10 @@ class JaxEngine(BaseEngine):
         # goes with the part.
         return np.array(x.addressable_data(0) if x.is_fully_replicated else x)
 
-    def adopt(self, x: Any) -> Array:
-        """Return an array of JAX on the same memory; on the CPU it must be aligned to 64 bytes."""
-        try:
-            if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
-                raise BufferError(NO_64_BITS.what)
-            return jax.dlpack.from_dlpack(x, copy=False)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise self.not_adopted(error) from error
-
-    def export(self, x: Array) -> Array:
-        return x
+    def from_dlpack(self, x: Any) -> Array:
+        if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
+            raise BufferError(NO_64_BITS.what)
+        return jax.dlpack.from_dlpack(x, copy=False)  # on the CPU, of aligned memory alone
 
     def move(self, x: Array, device: Device) -> Array:
         target = self.native(device)

@@ -24,8 +24,8 @@ _NUMBERS = (bool, int, float)
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
     """Compile the function as one program; the arguments at these positions are constants.
 
-    Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
-    which are Python around such a program, or several. What is traced takes it in as it is.
+    It starts in less time than the functions of `jax.numpy`, most of which are Python around one
+    or several programs.
     """
     program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
     return program
@@ -75,24 +75,22 @@ def _sum(x: Array, axis: Axes, keepdims: bool = False) -> Array:
 
 
 _PASSED_OVER = 1024
-"""Rows that are shorter give NaN as they are."""
+"""Elements of a row from which on XLA passes NaN over."""
 
 
-@partial(_one_program, static=(1, 2))
-def _max(x: Array, axis: Axes, keepdims: bool = False) -> Array:
-    return _with_nan(x, jnp.max(x, axis, keepdims=keepdims), axis, keepdims)
+def _extreme(function: Callable[..., Array]) -> Callable[..., Any]:
+    """Compile `jnp.max` or `jnp.min`, with NaN where there is one.
 
+    Of many numbers, XLA on a CPU finds the largest of the others.
+    """
 
-@partial(_one_program, static=(1, 2))
-def _min(x: Array, axis: Axes, keepdims: bool = False) -> Array:
-    return _with_nan(x, jnp.min(x, axis, keepdims=keepdims), axis, keepdims)
+    def run(x: Array, axis: Axes, keepdims: bool = False) -> Array:
+        result = function(x, axis, keepdims=keepdims)
+        if x.size < _PASSED_OVER * result.size or not jnp.issubdtype(x.dtype, jnp.floating):
+            return result
+        return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, result)
 
-
-def _with_nan(x: Array, result: Array, axis: Axes, keepdims: bool) -> Array:
-    """NaN where there is one: of many numbers, XLA on a CPU finds the largest of the others."""
-    if x.size < _PASSED_OVER * result.size or not jnp.issubdtype(x.dtype, jnp.floating):
-        return result
-    return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, result)
+    return _one_program(run, [1, 2])
 
 
 class JaxPrimitives:
@@ -170,8 +168,8 @@ class JaxPrimitives:
     # Along axes
 
     sum = staticmethod(_sum)
-    max = staticmethod(_max)
-    min = staticmethod(_min)
+    max = staticmethod(_extreme(jnp.max))
+    min = staticmethod(_extreme(jnp.min))
 
     def argmax(self, x: Array, axis: int) -> Array:
         return jax.lax.argmax(x, axis % x.ndim, jnp.int32)
@@ -253,9 +251,7 @@ def _wide(x: Array) -> bool:
 
 
 def _outside_is_size(indices: Array, size: int) -> Array:
-    """Return the indices, with the axis' size for each that is out of range: JAX counts negative
-    ones.
-    """
+    """Return the indices, with `size` for those out of range: JAX counts negative ones."""
     if indices.dtype.itemsize < 4:
         indices = indices.astype(jnp.int32)  # so that the size is a number of its dtype
     inside = (indices >= 0) & (indices < size)

@@ -15,10 +15,9 @@ from anydevice._engines.base import check_names, compiled_for_each
 class MlxCompiler:
     """`mx.compile`, with arguments that are constants.
 
-    `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
-    no reference to the array is left. `whole` and `most` change nothing either: MLX compiles
-    functions as a whole or not at all, and in one way. The state of `mx.random` is an input and an
-    output of what is compiled: random numbers are others in every call, as without a compiler.
+    `donate`, `whole` and `max_effort` change nothing: MLX reuses the memory of an array that nobody
+    refers to, and compiles whole functions in one way. The state of `mx.random` is an input and an
+    output of the compiled function, so random numbers differ in each call.
     """
 
     def compile(

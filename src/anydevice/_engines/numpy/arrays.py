@@ -21,6 +21,7 @@ class NumpyEngine(BaseEngine):
     name = "numpy"
     has_views = True
     dlpack = None
+    from_dlpack = staticmethod(np.from_dlpack)
 
     def devices(self) -> tuple[Device, ...]:
         return (_CPU,)
@@ -63,16 +64,6 @@ class NumpyEngine(BaseEngine):
 
     def to_host(self, x: Any) -> Any:
         return private(x)
-
-    def adopt(self, x: Any) -> Any:
-        """Return an array of NumPy on the same memory; read-only if the other library says so."""
-        try:
-            return np.from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise self.not_adopted(error) from error
-
-    def export(self, x: Any) -> Any:
-        return x
 
     def separate(self, stacked: Any) -> list[Any]:
         return [row.copy() for row in stacked]

@@ -6,6 +6,7 @@ import pyopencl as cl
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.opencl.arrays import ENGINE
 from anydevice._engines.opencl.buffers import LimitReachedError, limits, pools_of
 
@@ -19,7 +20,7 @@ _CODES = frozenset(
 )
 
 
-class OpenclMemory:
+class OpenclMemory(BaseMemory):
     """Memory of our pools, by device; buffers that PyOpenCL makes by itself are not counted."""
 
     def use(self, device: Device) -> MemoryUse:
@@ -52,8 +53,7 @@ class OpenclMemory:
     def ran_out(self, error: BaseException) -> bool:
         """Whether a driver or our pool is out of memory.
 
-        OUT_OF_RESOURCES counts: drivers say it where a kernel's arrays do not fit the device.
-        They say it of some kernels that fail for other reasons, too, and nothing tells which.
+        OUT_OF_RESOURCES counts, although some kernels fail with it for other reasons.
         """
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
             return True
@@ -64,4 +64,4 @@ class OpenclMemory:
         return error.asked if isinstance(error, LimitReachedError) else None
 
 
-MEMORY: Memory = OpenclMemory()
+MEMORY: Memory = OpenclMemory(ENGINE)

@@ -45,13 +45,11 @@ _LOOKED_AT = ("TENSOR_MATCH", "SHAPE_ENV", "GRAD_MODE", "GLOBAL_STATE", "DEFAULT
 """Guards that PyTorch checks before each call if only arrays differ between calls."""
 
 
-def _few(guards: Sequence[Any]) -> list[bool]:
-    return [guard.guard_type in _LOOKED_AT for guard in guards]
-
-
-# Releases of PyTorch before 2.7 look at everything.
+# Releases of PyTorch before 2.7 check all guards.
 _FIXED: dict[str, Any] = (
-    {"guard_filter_fn": _few} if hasattr(torch.compiler, "keep_tensor_guards_unsafe") else {}
+    {"guard_filter_fn": lambda guards: [guard.guard_type in _LOOKED_AT for guard in guards]}
+    if hasattr(torch.compiler, "keep_tensor_guards_unsafe")
+    else {}
 )
 
 
@@ -100,10 +98,9 @@ def _own_folder() -> str | None:
     return os.path.abspath(module.default_cache_dir()) if module else None
 
 
-# Indices out of range. On the CPU, the machine code of an index that is out of range raises a C++
-# exception on a thread of its own, which ends the process. So what PyTorch compiles gets a check
-# before each use of an index, which raises IndexError, as PyTorch does where nothing is compiled.
-# On a GPU, both fail in the same way, and a check would have to wait for the GPU.
+# Indices out of range. On the CPU, compiled code raises a C++ exception on a thread of its own,
+# which ends the process. So each use of an index gets a check that raises IndexError, as PyTorch
+# does without a compiler. On a GPU, both fail alike, and a check would have to wait.
 
 _OPS = torch.library.Library("anydevice", "FRAGMENT")
 _OPS.define("zero_in_range(Tensor index, Tensor is_outside, int low, int high) -> Tensor")
@@ -162,9 +159,7 @@ def _options(max_effort: bool) -> dict[str, Any]:
 
 @cache
 def _checks() -> dict[str, Any]:
-    """Return the option that puts checks in; none before PyTorch 2.6, which would keep no such
-    code.
-    """
+    """Return the option that inserts checks; none before PyTorch 2.6, which would not cache it."""
     try:
         from torch._inductor.custom_graph_pass import CustomGraphPass
     except ImportError:
@@ -216,9 +211,7 @@ def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
 
 
 def _range_of(node: torch.fx.Node) -> tuple[float, float]:
-    """Return the least and the largest number that its elements can be, as far as that is easily
-    seen.
-    """
+    """Return bounds of the node's elements, as far as they are easily seen."""
     if isinstance(node, int):
         return node, node
     if not _has_integers(node):  # those of floating-point numbers may come from NaN

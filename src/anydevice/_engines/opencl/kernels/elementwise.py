@@ -25,7 +25,7 @@ from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.kernels.programs import Number, bits_of, dtype_of
 
 LARGEST_INDEX = 2**31 - 1
-"""Prefix of functions on 32 bits."""
+"""The largest index of 32 bits."""
 
 
 class Walk(Record):
@@ -185,10 +185,9 @@ _GROUP = 256
 
 
 class Reading(Record):
-    """An array that a kernel reads, with the strides by which it walks through the result's shape.
+    """An array that a kernel reads, with its strides in the shape of the result.
 
-    In the text of a kernel the one by the name of `a` is: `a` its element, `pa` its memory, and
-    `ia` the place of the element there.
+    In the text of a kernel, array `a` has its element `a`, its memory `pa` and its index `ia`.
     """
 
     array: Any
@@ -211,7 +210,7 @@ def run(
     strides: Ints | None = None,
     extras: Sequence[tuple[str, Number | None, Any]] = (),
 ) -> Any:
-    """Run a kernel over a shape, that of `out` where none is named, and return `out`.
+    """Run a kernel over a shape, by default that of `out`, and return `out`.
 
     `body` is a statement; the result is `pr` at `ir`, the work item `item`. `extras` are further
     arguments: name, type (`None` for an index) and value.

@@ -131,9 +131,7 @@ def _product(a: Array, b: Array, out: Array, number: Number, stack: Ints) -> Pro
 
 
 def _with_neighbours(x: Array) -> Array:
-    """Return the array with neighbours in memory along one of its last axes, so that reading is
-    fast.
-    """
+    """Return the array with neighbours in memory along one of its last two axes."""
     row, column = buffers.strides_of(x)[-2:]
     rows, columns = x.shape[-2:]
     return x if 1 in (row, column) or columns == 1 or rows == 1 else plain(x)
@@ -281,9 +279,7 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
 
 
 def _most_across(context: cl.Context) -> int:
-    """Return how many neighbouring columns the items of a group read; more items share the same
-    ones.
-    """
+    """Return how many neighbouring columns the items of a group read."""
     return 64 if programs.limits(context).is_cpu else 32
 
 

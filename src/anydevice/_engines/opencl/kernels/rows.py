@@ -16,8 +16,8 @@ from anydevice._engines.opencl.kernels.elementwise import extent, index_types, i
 from anydevice._engines.opencl.kernels.programs import Number, dtype_of, number_of
 
 _PER_ITEM = 128
-"""The numbers that a work item may keep. Softmax over rows that 256 items of an NVIDIA card can
-just keep runs at 0.85 of the speed of a copy, and at 0.6 of it where the rows are read twice."""
+"""Numbers that a work item may keep in registers. On an NVIDIA card, softmax then runs at 0.85 of
+the speed of a copy, and at 0.6 if it reads rows twice."""
 
 
 def softmax(x: Array, axis: int) -> Array:
@@ -96,14 +96,13 @@ def rope(
     x: Array, positions: Array, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
     length: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Rotary positions: each pair of numbers turned by its angle.
-
-    `NotImplemented` where the frequencies are scaled other than by one factor.
-    """
-    factor = _factor(scaling)
+    """Rotate each pair of numbers; `NotImplemented` if more than one factor scales frequencies."""
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     number = number_of(dtype_of(x), x.context)
-    if factor is None or not number.floating or x.shape[-1] % 2:
+    if kind not in ("default", "linear") or not number.floating or x.shape[-1] % 2:
         return NotImplemented
+    factor = float(scaling["factor"]) if kind == "linear" else 1.0
     out = buffers.new(x.shape, dtype_of(x), x.context)
     if not x.size:
         return out
@@ -121,15 +120,6 @@ def rope(
         reads=[x, positions],
     )  # fmt: skip
     return out
-
-
-def _factor(scaling: Mapping[str, Any] | None) -> float | None:
-    """Return the factor that divides all frequencies; `None` if they are scaled in another way."""
-    scaling = scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return 1.0
-    return float(scaling["factor"]) if kind == "linear" else None
 
 
 @lru_cache(maxsize=32)

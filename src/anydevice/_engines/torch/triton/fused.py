@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
 from anydevice._engines.trust import is_trusted
 
@@ -324,10 +323,10 @@ def _draw_token(
     return _kernel("draw_token")(logits, numbers, seeds, place, greedy, top_p, min_p, constants)
 
 
-def _decoder_layer(*arguments: Any) -> Any:
+def _decoder_layer(x: Tensor, *arguments: Any) -> Any:
     from anydevice._engines.torch.triton.decoder_layer import decoder_layer, fits
 
-    return _whole_layer(decoder_layer, fits, *arguments)
+    return _whole_layer(decoder_layer, fits, x, *arguments)
 
 
 def _prompt_layer(x: Tensor, *others: Any) -> Any:
@@ -342,29 +341,28 @@ def _prompt_layer(x: Tensor, *others: Any) -> Any:
 
 def _whole_layer(
     layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor,
-    keys: Tensor, values: Tensor, attention_norm: Tensor, qkv: Tensor, output: Tensor,
-    mlp_norm: Tensor, gate_up: Tensor, down: Tensor, qkv_bias: Tensor | None,
-    output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None,
-    numbers: LayerConfig,
+    keys: Tensor, values: Tensor, *arguments: Any,
 ) -> Any:  # fmt: skip
-    weights = attention_norm, qkv, output, mlp_norm, gate_up, down
-    others = qkv_bias, output_bias, query_norm, key_norm
-    present = [one for one in (*weights, *others) if one is not None]
+    from anydevice._engines.torch.triton.decode_attention import Rotation
+    from anydevice._engines.torch.triton.decoder_layer import LayerWeights
+
+    weights, config = LayerWeights(*arguments[:-1]), arguments[-1]
+    present = [weight for weight in weights if weight is not None]
     if (
         x.dtype not in _HALF
         or torch.compiler.is_compiling()
         or not _serves(x, positions, keys, values, *present)
         or positions.dtype not in _INTEGERS
-        or depends_on_length(dict(numbers.scaling))
+        or depends_on_length(dict(config.scaling))
         or _needs_gradient(x, keys, values, *present)
-        or not fits(x, positions, keys, values, present, numbers)
+        or not fits(x, positions, keys, values, present, config)
     ):
         return NotImplemented
-    steps, factor = None, 1.0
-    if numbers.rotated:
-        steps, factor = _frequencies(numbers.rotated, numbers.theta, numbers.scaling, x.device)
-    after = layer(x, positions, keys, values, *weights, *others, numbers, steps, factor)
-    return after, keys, values
+    rotation = Rotation()
+    if config.rotated:
+        steps = _frequencies(config.rotated, config.theta, config.scaling, x.device)
+        rotation = Rotation(*steps)
+    return layer(x, positions, keys, values, weights, config, rotation), keys, values
 
 
 def _final_logits(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
