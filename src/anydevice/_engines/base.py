@@ -19,6 +19,7 @@ from anydevice._core.dtypes import DType
 from anydevice._core.engine import Absent, Engine, Memory, MemoryUse, Storage
 from anydevice._core.hooks import load
 from anydevice._core.primitives import Autodiff, Compiler, Primitives
+from anydevice._core.record import Record
 from anydevice._core.text import parse_size, warn
 from anydevice._engines.host import known_dtype
 from anydevice._machine.engines.registry import row_of
@@ -280,6 +281,16 @@ def check_names(function: Callable[..., Any], names: Sequence[str]) -> None:
         raise ConfigurationError(
             f"the function has no argument {', '.join(unknown)}; it has {', '.join(parameters)}"
         )
+
+
+class CompileOptions(Record):
+    """The options of `Compiler.compile`, which documents them."""
+
+    static: Sequence[str] = ()
+    donate: Sequence[str] = ()
+    whole: bool = True
+    max_effort: bool = False
+    fixed: bool = False
 
 
 def compiled_for_each(

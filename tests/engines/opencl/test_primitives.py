@@ -420,12 +420,6 @@ def test_tiles_that_a_device_does_not_take_are_passed_over(
     check(get(xp.matmul(put(x), put(x))), x.astype(np.float64) @ x, "float32", 100)
 
 
-def test_a_product_without_terms_is_zero(put: Put, get: Any) -> None:
-    a, b = put(np.ones((2, 0), np.float32)), put(np.ones((0, 3), np.float32))
-    assert_same_values(get(xp.matmul(a, b)), np.zeros((2, 3)), because=EXACT)
-    assert get(xp.matmul(b, put(np.ones((3, 4), np.float32)))).shape == (0, 4)
-
-
 @pytest.mark.parametrize("dtype", ["int16", "complex64"])
 def test_taking(put: Put, get: Any, dtype: str) -> None:
     x = np.arange(24).reshape(2, 3, 4).astype(DTYPES[dtype].numpy())

@@ -494,12 +494,3 @@ def test_on_the_cpu_nothing_of_it_is_used() -> None:
         assert fused.KERNELS[name](*given) is NotImplemented
         assert fused.UNTRUSTED_KERNELS[name](*given) is NotImplemented
     assert fused.warm_up("cpu") == ()
-
-
-def test_the_table_of_trust() -> None:
-    trust.trust("rope", "float16", "cuda:1")
-    assert trust.is_trusted("rope", "float16", "cuda:1")
-    for other in (("rope", "float16", "cuda:0"), ("rope", "float32", "cuda:1")):
-        assert not trust.is_trusted(*other)
-    trust.forget()
-    assert not trust.is_trusted("rope", "float16", "cuda:1")

@@ -29,10 +29,7 @@ class CupyMemory(BaseMemory):
             )
 
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what the pool takes of the GPU, in arrays and kept for later ones.
-
-        Lifting it gives back the limit that the pool had before.
-        """
+        """Limit the pool, its cache included; lifting restores the limit from before."""
         with ENGINE.native(device):
             pool = cupy.get_default_memory_pool()
             if limit is not None:

@@ -72,11 +72,6 @@ def _of_floats(function: Function) -> Function:
     return run
 
 
-@compiled()
-def _swiglu(gate: Array, up: Array) -> Array:
-    return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
-
-
 def _variance(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     total = jnp.sum(jnp.square(x - jnp.mean(x, axis, keepdims=True)), axis, keepdims=keepdims)
     return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
@@ -96,14 +91,7 @@ def _argsort(x: Array, axis: int, descending: bool) -> Array:
     return order.astype(jnp.int32)
 
 
-@compiled(1, 2)
-def _prod(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
-
-
-_log_of_sum = _compute_wide(
-    lambda x, axis, keepdims: jax.nn.logsumexp(x, axis, keepdims=keepdims), 1, 2
-)
+_log_of_sum = _compute_wide(lambda x, axis, keep: jax.nn.logsumexp(x, axis, keepdims=keep), 1, 2)
 
 
 @compiled(1)
@@ -418,11 +406,6 @@ def _scan(x: Array, states: Array, step: Function, last: bool) -> Any:
 
 
 @_of_floats
-def _max_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
-    return largest_of_windows(x, size, size if stride is None else stride)
-
-
-@_of_floats
 @compiled(1, 2)
 def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
     window, step = (1, 1, *size), (1, 1, *(size if stride is None else stride))
@@ -437,7 +420,7 @@ def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
 
 
 @compiled(1, 2)
-def largest_of_windows(x: Array, size: Pair, stride: Pair) -> Array:
+def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
     """Return the largest of each window of (batch, channels, height, width); NaN is the largest.
 
     Of several that are the largest, the first one gets the gradient.
@@ -564,7 +547,7 @@ FUSED: Mapping[str, Function] = {
     "relu": compiled()(jax.nn.relu),
     "silu": _compute_wide(jax.nn.silu),
     "gelu": _compute_wide(jax.nn.gelu, 1),
-    "swiglu": _swiglu,
+    "swiglu": _compute_wide(lambda gate, up: jax.nn.silu(gate) * wide(up)),
     "softmax": _compute_wide(jax.nn.softmax, 1),
     "log_softmax": _compute_wide(jax.nn.log_softmax, 1),
     "mean": _of_floats(
@@ -575,7 +558,7 @@ FUSED: Mapping[str, Function] = {
     "sort": _sort,
     "argsort": _argsort,
     "argmin": compiled(1)(lambda x, axis: jax.lax.argmin(x, axis, jnp.int32)),
-    "prod": _prod,
+    "prod": _compute_wide(lambda x, axis, keep: jnp.prod(x, axis, keepdims=keep), 1, 2),
     "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
     "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
     "logsumexp": lambda x, *axes: _log_of_sum(x, *axes) if x.size else NotImplemented,
@@ -599,7 +582,7 @@ FUSED: Mapping[str, Function] = {
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
     "scan": _scan,
-    "max_pool2d": _max_pool2d,
+    "max_pool2d": _of_floats(lambda x, size, stride: _max_pool2d(x, size, stride or size)),
     "avg_pool2d": _avg_pool2d,
     "update_sgd": _of_lists(_sgd, 3),
     "update_adam": _of_lists(_adam, 4),

@@ -21,9 +21,8 @@ _ABOUT_EQUAL = 0.03
 class JaxMemory(BaseMemory):
     """Memory of JAX's allocators, by device.
 
-    JAX counts its peak from its start on, and keeps what its allocator has taken until the process
-    ends, for later arrays. With `XLA_PYTHON_CLIENT_ALLOCATOR=platform` it gives memory back, and is
-    slower.
+    JAX keeps memory until its process ends, and counts its peak from the start. With
+    `XLA_PYTHON_CLIENT_ALLOCATOR=platform` it gives memory back, and is slower.
     """
 
     def use(self, device: Device) -> MemoryUse | None:
@@ -46,10 +45,7 @@ class JaxMemory(BaseMemory):
         )
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
-        """Say why it has no effect: JAX takes its limit when it starts, and it has started.
-
-        Nothing is said where JAX's limit is about that one already.
-        """
+        """Return why it has no effect: JAX takes its limit when it starts, and it has started."""
         now = self.use(device)
         if device.backend not in ("cuda", "rocm") or now is None:
             if limit is None:

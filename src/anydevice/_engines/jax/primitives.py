@@ -79,10 +79,7 @@ _PASSED_OVER = 1024
 
 
 def _extreme(function: Callable[..., Array]) -> Callable[..., Any]:
-    """Compile `jnp.max` or `jnp.min`, with NaN where there is one.
-
-    Of many numbers, XLA on a CPU finds the largest of the others.
-    """
+    """Compile `jnp.max` or `jnp.min`, with NaN, which XLA on a CPU passes over in long rows."""
 
     def run(x: Array, axis: Axes, keepdims: bool = False) -> Array:
         result = function(x, axis, keepdims=keepdims)
@@ -96,8 +93,6 @@ def _extreme(function: Callable[..., Array]) -> Callable[..., Any]:
 class JaxPrimitives:
     """Every primitive over `Array`."""
 
-    # Making
-
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
         return jnp.full(shape, value, _theirs(dtype), device=_device(like))
 
@@ -107,8 +102,6 @@ class JaxPrimitives:
     def asarray(self, values: Any, like: Array) -> Array:
         _theirs(known_dtype(values.dtype))
         return jnp.array(values, device=_device(like))
-
-    # Types and shapes
 
     def dtype(self, x: Array) -> DType:
         return known_dtype(x.dtype)
@@ -129,8 +122,6 @@ class JaxPrimitives:
     def slice_axis(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
         return _slice_axis(x, start, stop, step, axis)
 
-    # One array
-
     abs = staticmethod(jnp.abs)
     negative = staticmethod(jnp.negative)
     sign = staticmethod(jnp.sign)
@@ -146,8 +137,6 @@ class JaxPrimitives:
     erf = staticmethod(jax.lax.erf)
     isnan = staticmethod(jnp.isnan)
     logical_not = staticmethod(jnp.logical_not)
-
-    # Two arrays, or an array and a number
 
     add = _two(_one_program(lambda a, b: jnp.add(a, b)))
     subtract = _two(_one_program(lambda a, b: jnp.subtract(a, b)))
@@ -165,8 +154,6 @@ class JaxPrimitives:
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         return jnp.where(condition, *_pair(a, b))
 
-    # Along axes
-
     sum = staticmethod(_sum)
     max = staticmethod(_extreme(jnp.max))
     min = staticmethod(_extreme(jnp.min))
@@ -180,8 +167,6 @@ class JaxPrimitives:
             x = jnp.where(jnp.isnan(x), jnp.nan, x)
         largest, places = jax.lax.top_k(x, k)
         return largest, places.astype(jnp.int32)
-
-    # Products and places
 
     matmul = staticmethod(_matmul)
 

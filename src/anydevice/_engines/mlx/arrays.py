@@ -172,10 +172,7 @@ def set_memory_limit(limit: int | None) -> None:
 
 
 def refuse_beyond_limit(size: int) -> None:
-    """Raise `LimitReachedError` if this many more bytes are too many for MLX or the machine.
-
-    A container counts as a machine of its size.
-    """
+    """Raise `LimitReachedError` if MLX, the machine or the container has no room for `size`."""
     most = _machine() if _limit is None else _limit
     in_use = mx.get_active_memory()
     if in_use + size <= most:

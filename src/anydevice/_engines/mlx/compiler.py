@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import mlx.core as mx
 
 from anydevice._core.primitives import Compiler
-from anydevice._engines.base import check_names, compiled_for_each
+from anydevice._engines.base import CompileOptions, check_names, compiled_for_each
 
 
 class MlxCompiler:
@@ -20,18 +20,12 @@ class MlxCompiler:
     output of the compiled function, so random numbers differ in each call.
     """
 
-    def compile(
-        self,
-        function: Callable[..., mx.array],
-        *,
-        static: Sequence[str] = (),
-        donate: Sequence[str] = (),
-        whole: bool = True,
-        max_effort: bool = False,
-        fixed: bool = False,
-    ) -> Callable[..., Any]:
-        check_names(function, donate)
-        return compiled_for_each(function, static, _compile) if static else _compile(function)
+    def compile(self, function: Callable[..., mx.array], **named: Any) -> Callable[..., Any]:
+        options = CompileOptions(**named)
+        check_names(function, options.donate)
+        if not options.static:
+            return _compile(function)
+        return compiled_for_each(function, options.static, _compile)
 
     def efforts(self, max_effort: bool) -> str:
         return "mx.compile, which has one way of compiling" if max_effort else "mx.compile"

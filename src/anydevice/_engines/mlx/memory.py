@@ -39,8 +39,7 @@ class MlxMemory(BaseMemory):
     def set_limit(self, device: Device, limit: int | None) -> None:
         """Limit what MLX holds in all.
 
-        Arrays that are placed or made beyond it are refused. A computation's results are not: MLX
-        makes them when it likes, and then gives back what it keeps for later, but goes on.
+        New arrays beyond it are refused. Results of computations are not: MLX goes on beyond it.
         """
         ENGINE.native(device)
         set_memory_limit(limit)

@@ -61,10 +61,10 @@ _LONG_ROW = 1024
 
 
 class MlxPrimitives:
-    """MLX's own functions, with what they leave open decided.
+    """MLX's own functions, with their gaps filled.
 
-    In `float64` MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
-    `float32`; they are put together here from functions that it computes in full.
+    In `float64`, MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
+    `float32`; here they are composed of functions that it computes in full.
     """
 
     reshape = staticmethod(mx.reshape)

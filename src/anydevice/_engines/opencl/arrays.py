@@ -61,10 +61,7 @@ class OpenclEngine(BaseEngine):
         return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
-        """Return a copy on the device, also of dtypes that OpenCL cannot compute with.
-
-        With `narrow`, float64 is rounded where the device computes none.
-        """
+        """Return a copy, also of dtypes that OpenCL only stores; `narrow` rounds float64."""
         queue = queue_of_device(self.native(device))
         absent = limits(queue.context).no_doubles if narrow else None
         if absent is not None:

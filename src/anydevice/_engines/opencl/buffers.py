@@ -260,10 +260,7 @@ def collapsed(shape: Ints, *strides: Ints) -> tuple[Ints, tuple[Ints, ...]]:
 
 
 def broadcast_strides(x: Array, shape: Ints) -> Ints:
-    """Return the strides with which an array is read as if it had a larger shape.
-
-    Raises `ValueError` if it cannot be repeated to that shape.
-    """
+    """Return the strides in a larger shape; raises `ValueError` if `x` does not broadcast to it."""
     missing = len(shape) - x.ndim
     own = strides_of(x)
     if missing < 0 or any(

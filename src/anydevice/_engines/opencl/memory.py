@@ -51,10 +51,7 @@ class OpenclMemory(BaseMemory):
             each.release()
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether a driver or our pool is out of memory.
-
-        OUT_OF_RESOURCES counts, although some kernels fail with it for other reasons.
-        """
+        """Whether memory ran out; OUT_OF_RESOURCES counts, although it has other causes, too."""
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
             return True
         return isinstance(error, cl.Error) and getattr(error, "code", None) in _CODES

@@ -34,10 +34,9 @@ from anydevice._engines.opencl.kernels.programs import (
 
 
 def computed(operation: str, *operands: Any) -> Any:
-    """Return the result of an elementwise operation on arrays, or on an array and numbers.
+    """Compute an elementwise operation on arrays, or on an array and numbers.
 
-    Raises `UnsupportedError` if the operation is not defined for the dtype of the arrays, or
-    they have several.
+    Raises `UnsupportedError` for several dtypes, or one without the operation.
     """
     arrays = [x for x in operands if isinstance(x, Array)]
     dtype, context = same_dtype(operation, *arrays), arrays[0].context
@@ -57,10 +56,7 @@ def computed(operation: str, *operands: Any) -> Any:
 
 
 def same_dtype(operation: str, *arrays: Array) -> DType:
-    """Return the dtype of arrays.
-
-    Raises `UnsupportedError` if they have several.
-    """
+    """Return the dtype of arrays; raises `UnsupportedError` if they have several."""
     first = arrays[0].dtype
     for x in arrays:
         if x.dtype != first:

@@ -214,10 +214,7 @@ class TorchEngine(BaseEngine):
         return scope
 
     def inference_scope(self, device: Device) -> AbstractContextManager[object]:
-        """Weights that are trained as well keep no steps for gradients.
-
-        On the CPU, a token of a small language model takes 4 % less time in this mode.
-        """
+        """Keep no steps for gradients; on the CPU, this mode saves 4 % of a small model's token."""
         mode = torch.inference_mode if device.backend == "cpu" else torch.no_grad
         scope: AbstractContextManager[object] = mode()
         return scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from inspect import signature
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anydevice._core.primitives import Compiler
-from anydevice._engines.base import compiled_for_each
+from anydevice._engines.base import CompileOptions, compiled_for_each
 
 with warnings.catch_warnings(), suppress(ImportError):
     # PyTorch's compiler loads this file of its own, which warns of PyTorch's own old calls.
@@ -56,24 +56,13 @@ _FIXED: dict[str, Any] = (
 class TorchCompiler:
     """Whole functions by `torch.compile`: what it cannot look through is an error, not slow."""
 
-    def compile(
-        self,
-        function: Callable[..., Tensor],
-        *,
-        static: Sequence[str] = (),
-        donate: Sequence[str] = (),
-        whole: bool = True,
-        max_effort: bool = False,
-        fixed: bool = False,
-    ) -> Callable[..., Any]:
-        """See the protocol. PyTorch has no donation: results never take an argument's memory.
-
-        Values of `static` arguments must be hashable; each set of them is compiled by itself.
-        """
-        options = _options(max_effort) | (_FIXED if fixed else {})
-        compile_one = partial(torch.compile, fullgraph=whole, options=options, **_OPTIONS)
-        if static:
-            return compiled_for_each(function, static, compile_one)
+    def compile(self, function: Callable[..., Tensor], **named: Any) -> Callable[..., Any]:
+        """See the protocol. Donation has no effect; values of `static` arguments are hashable."""
+        chosen = CompileOptions(**named)
+        options = _options(chosen.max_effort) | (_FIXED if chosen.fixed else {})
+        compile_one = partial(torch.compile, fullgraph=chosen.whole, options=options, **_OPTIONS)
+        if chosen.static:
+            return compiled_for_each(function, chosen.static, compile_one)
         compiled: Callable[..., Any] = compile_one(function)
         return compiled
 
@@ -81,10 +70,7 @@ class TorchCompiler:
         return f"torch.compile, mode {_MOST}" if max_effort else "torch.compile"
 
     def keep(self, folder: str) -> str | None:
-        """See the protocol. PyTorch reads the variable whenever it compiles.
-
-        PyTorch itself sets it to a temporary folder if it is not set.
-        """
+        """See the protocol. PyTorch reads the variable when it compiles, and sets a default."""
         if os.environ.get(_KEEPING) == "0":
             return None
         if _FOLDER in os.environ and os.environ[_FOLDER] == _own_folder():

@@ -132,10 +132,7 @@ def _rotate(x: Tensor, at: tuple[int, ...], config: LayerConfig) -> Tensor:
 def _tables(
     at: tuple[int, ...], size: int, theta: float, scaling: Scaling, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (rows, 1, size), negative for the first of a pair.
-
-    All layers of a step share them.
-    """
+    """Return cosines and sines (rows, 1, size); the sines of a pair are -sine and sine."""
     frequency, factor = frequencies(size, theta, dict(scaling) if scaling else None)
     steps = torch.tensor(frequency, dtype=torch.float32)
     angles = torch.tensor(at, dtype=torch.float32)[:, None, None] * steps

@@ -35,10 +35,7 @@ class TorchMemory(BaseMemory):
     """Memory of PyTorch's allocators, by device."""
 
     def use(self, device: Device) -> MemoryUse | None:
-        """Return the bytes of a GPU's allocator; `None` for the CPU, where PyTorch does not count.
-
-        Metal has no peak. Asking does not start a GPU that PyTorch has not started yet.
-        """
+        """Return the bytes of a GPU's allocator, without starting it; `None` for the CPU."""
         target = ENGINE.native(device)
         limit = _limits.get(device)
         if target.type == "cuda":

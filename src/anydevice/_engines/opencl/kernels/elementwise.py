@@ -164,10 +164,7 @@ BOOLEAN: dict[str, str] = {
 
 
 def expression(operation: str, number: Number) -> str:
-    """Return the text of an operation on elements of a dtype.
-
-    Raises `UnsupportedError` if it is not defined for them.
-    """
+    """Return the text of an operation; raises `UnsupportedError` if the dtype has none."""
     own = FLOATING if number.floating else INTEGER
     text = BOOLEAN.get(operation) or own.get(operation)
     if text is None:

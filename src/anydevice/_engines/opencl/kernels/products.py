@@ -96,10 +96,7 @@ class Product(Record):
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return the products of matrices (…, m, k) and (…, k, n); the axes before them broadcast.
-
-    Raises `ValueError` if the shapes do not fit.
-    """
+    """Return the products of matrices (…, m, k) and (…, k, n); raises `ValueError` for others."""
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a matrix {a.shape} cannot be multiplied by a matrix {b.shape}")
     dtype = dtype_of(a)

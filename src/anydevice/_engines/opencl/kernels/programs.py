@@ -26,10 +26,7 @@ from anydevice._machine.hardware.opencl.diagnosis import float64_defect
 
 
 class Assumed(Record):
-    """Limits assumed of every device, so that a CPU tests what is written for GPUs.
-
-    Caches of these files do not know of it.
-    """
+    """Limits that tests assume of a device, so that a CPU runs code for GPUs; caches ignore it."""
 
     work_group: int | None = None
     is_cpu: bool | None = None

@@ -61,7 +61,6 @@ def decode_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     tile: DecodeTile | None = None,
-    overlap: bool = True,
 ) -> Tensor:
     """Attention of `q` (batch, heads, 1, size) to `k` and `v` (batch, kv heads, keys, size).
 
@@ -78,7 +77,7 @@ def decode_attention(
         return out.zero_()
     pairs, device = batch * key_heads, q.device
     cut = tile or decode_tile(pairs, keys, size, multiprocessors(device), shared_memory(device))
-    options = overlapping(device) if overlap else {"overlap": False}
+    options = overlapping(device)
     alone = cut.parts == 1
     averages, sums = out, out
     if not alone:

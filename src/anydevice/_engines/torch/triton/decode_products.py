@@ -42,10 +42,9 @@ Release = Literal["first", "waited", "last"]
 class ProductTile(Record):
     """Tile of a product: `outputs` of a program, `inputs` at a time, by `warps`.
 
-    `stages` loads are in flight. `splits` programs share the inputs of one output (split-K), and
-    the last of them adds up. `inside`: the norm is computed in the product, not in a launch before
-    it. `ahead`: all weights of a program are prefetched into the cache before the wait, not the
-    first tile alone. `release` is when the next launch may start.
+    `stages` loads are in flight. `splits` programs share the inputs of one output (split-K).
+    `inside`: the norm is computed in the product, not in a launch before it. `ahead`: all weights
+    of a program are prefetched before the wait. `release` is when the next launch may start.
     """
 
     outputs: int
@@ -249,6 +248,25 @@ def _silu(x):
     return x / (1.0 + tl.exp2(-x * LOG2_E))
 
 
+@triton.jit
+def _after(
+    result, others, root, bias, output, known, outputs,
+    normed: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
+):  # fmt: skip
+    """Scale the sums by the norm's root, add the bias, and multiply by the others if gated."""
+    if normed:
+        result *= root
+    if biased:
+        result += tl.load(bias + output, known, 0).to(tl.float32)
+    if gated:
+        if normed:
+            others *= root
+        if biased:
+            others += tl.load(bias + outputs + output, known, 0).to(tl.float32)
+        result = _silu(result) * others
+    return result
+
+
 # Grid (outputs / block_outputs, 1): a matrix-vector product. A program multiplies tiles of
 # block_outputs × block weights with the row, and sums along the inputs at the end.
 @triton.jit(do_not_specialize=["rows"])
@@ -294,19 +312,14 @@ def _one_row(
             sums_of_others += tile.to(tl.float32) * value[None, :]
 
     end(overlap, release)
-    result = tl.sum(sums, 1)
+    root = 1.0
     if normed:
         root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
-        result *= root
-    if biased:
-        result += tl.load(bias + output, known, 0).to(tl.float32)
+    result = tl.sum(sums, 1)
+    others = result
     if gated:
         others = tl.sum(sums_of_others, 1)
-        if normed:
-            others *= root
-        if biased:
-            others += tl.load(bias + outputs + output, known, 0).to(tl.float32)
-        result = _silu(result) * others
+    result = _after(result, others, root, bias, output, known, outputs, normed, biased, gated)
     if summed:
         result = tl.load(residual + output, known, 0).to(tl.float32) + factor * result
     tl.store(out + output, result.to(out.dtype.element_ty), known)
@@ -403,19 +416,24 @@ def _some_rows(
                     sums_of_others += tl.load(there, known[:, None], 0, cache_modifier=".cg")
 
     if is_last:
-        result = sums
+        root = 1.0
         if normed:
-            root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
-            result *= root[None, :]
-        if biased:
-            result += tl.load(bias + output, known, 0).to(tl.float32)[:, None]
+            root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)[None, :]
+        others = sums
         if gated:
             others = sums_of_others
-            if normed:
-                others *= root[None, :]
-            if biased:
-                others += tl.load(bias + outputs + output, known, 0).to(tl.float32)[:, None]
-            result = _silu(result) * others
+        result = _after(
+            sums,
+            others,
+            root,
+            bias,
+            output[:, None],
+            known[:, None],
+            outputs,
+            normed,
+            biased,
+            gated,
+        )
         where = row[None, :] * outputs + output[:, None]
         here = known[:, None] & (row < rows)[None, :]
         if summed:

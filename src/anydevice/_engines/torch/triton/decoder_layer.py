@@ -48,10 +48,9 @@ def decoder_layer(
     tiles: ProductTiles | None = None,
     attention_tile: AttentionTile | None = None,
 ) -> Tensor:
-    """Apply the layer to `x` (rows, 1, hidden); its cache is changed in place.
+    """Apply the layer to `x` (rows, 1, hidden), and write keys and values into the cache.
 
-    `positions` (rows,) says where the tokens stand; `keys` and `values` are (rows, kv heads, slots,
-    size).
+    `positions` is (rows,), `keys` and `values` are (rows, kv heads, slots, size).
     """
     eps, factor = config.eps, config.factor
     rows, _, hidden = x.shape

@@ -1,11 +1,11 @@
 """Our own Triton kernels as versions of ops, for tensors on NVIDIA and AMD GPUs.
 
-Each function takes all arguments of its op by place, and returns `NotImplemented`, before it does
-anything, where its kernel does not fit or was not found to be right on this device. Under PyTorch's
-compiler, `rmsnorm`, `swiglu` and `rope` are left to it: it fuses them with what stands beside them.
+Each function takes all arguments of its op by position, and returns `NotImplemented` before any
+work if its kernel does not fit or is not trusted on this device. PyTorch's compiler fuses
+`rmsnorm`, `swiglu` and `rope` itself.
 
-A kernel is also an operator of PyTorch, through which gradients and its compiler can pass. Where
-there is neither, it is started directly, which takes less time on the host.
+A kernel is also an operator of PyTorch, for gradients and the compiler. Without these it is started
+directly, which takes less time on the host.
 """
 
 from __future__ import annotations
@@ -193,8 +193,7 @@ def _run(name: str, as_operator: bool, *arguments: Any) -> Tensor:
 
 def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(x, weight)
+        not _serves_eagerly(x, weight)
         or weight.dtype not in (x.dtype, torch.float32)
         or not (x.is_contiguous() and weight.is_contiguous())
     ):
@@ -210,8 +209,7 @@ def _softmax(x: Tensor, axis: int) -> Tensor:
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(gate, up)
+        not _serves_eagerly(gate, up)
         or gate.dtype != up.dtype
         or gate.shape != up.shape
         or not (_has_rows(gate) and _has_rows(up))
@@ -225,9 +223,8 @@ def _rope(
     scaling: Mapping[str, Any] | None, length: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     if (
-        torch.compiler.is_compiling()
-        or depends_on_length(scaling)
-        or not _serves(x, positions)
+        depends_on_length(scaling)
+        or not _serves_eagerly(x, positions)
         or positions.dtype not in _INTEGERS
         or x.stride(-1) != 1
     ):
@@ -281,8 +278,7 @@ def _attention(
 
 def _cache_write(cache: Tensor, new: Tensor, positions: Tensor) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(cache, new, positions)
+        not _serves_eagerly(cache, new, positions)
         or positions.dtype not in _INTEGERS
         or 0 in cache.stride()
         or not (cache.stride(-1) == 1 and new.stride(-1) == 1)
@@ -294,8 +290,7 @@ def _cache_write(cache: Tensor, new: Tensor, positions: Tensor) -> Tensor:
 
 def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(weight, ids)
+        not _serves_eagerly(weight, ids)
         or ids.dtype not in _INTEGERS
         or weight.stride(1) != 1
         or not ids.is_contiguous()
@@ -310,8 +305,7 @@ def _draw_token(
     min_p: bool, constants: tuple[Any, ...],
 ) -> Tensor:  # fmt: skip
     if (
-        torch.compiler.is_compiling()
-        or not _serves(logits, numbers, seeds, place)
+        not _serves_eagerly(logits, numbers, seeds, place)
         or logits.ndim != 2
         or not logits.numel()
         or logits.stride(1) != 1
@@ -350,8 +344,7 @@ def _whole_layer(
     present = [weight for weight in weights if weight is not None]
     if (
         x.dtype not in _HALF
-        or torch.compiler.is_compiling()
-        or not _serves(x, positions, keys, values, *present)
+        or not _serves_eagerly(x, positions, keys, values, *present)
         or positions.dtype not in _INTEGERS
         or depends_on_length(dict(config.scaling))
         or _needs_gradient(x, keys, values, *present)
@@ -368,8 +361,7 @@ def _whole_layer(
 def _final_logits(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
     if (
         x.dtype not in _HALF
-        or torch.compiler.is_compiling()
-        or not _serves(x, norm, head)
+        or not _serves_eagerly(x, norm, head)
         or not (x.ndim == 2 and 1 <= x.shape[0] <= MOST_NORMED_ROWS)
         or not x.dtype == norm.dtype == head.dtype
         or not (x.is_contiguous() and norm.is_contiguous() and head.is_contiguous())
@@ -386,6 +378,10 @@ def _serves(x: Tensor, *others: Any) -> bool:
     if any(other.device != x.device for other in others):
         return False
     return torch.compiler.is_compiling() or all(_is_plain(one) for one in (x, *others))
+
+
+def _serves_eagerly(x: Tensor, *others: Any) -> bool:
+    return not torch.compiler.is_compiling() and _serves(x, *others)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -415,9 +411,7 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def _frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
 ) -> tuple[Tensor, float]:
-    """Return the angle of each pair for one position, on the device, and the factor of cosine and
-    sine.
-    """
+    """Return the angle of each pair for one position, and the factor of cosine and sine."""
     frequency, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
     with torch.inference_mode(False):  # it is kept, and a gradient may need it later
         return torch.tensor(frequency, dtype=torch.float32, device=device), float(factor)
@@ -458,9 +452,9 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
 def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ...]:
     """Compile the kernels of ops for the widths of usual models, ahead of their first use.
 
-    Returns the names of the kernels that are compiled now: none on a machine without Triton, or
-    for a device that is no NVIDIA or AMD GPU. PyTorch and Triton raise their own errors where the
-    device is not there or a kernel cannot be compiled for it.
+    Returns the names of the compiled kernels: none without Triton, or for a device that is no
+    NVIDIA or AMD GPU. PyTorch and Triton raise their own errors for a missing device or a kernel
+    that cannot be compiled.
 
     >>> warm_up("meta")
     ()
@@ -475,7 +469,7 @@ def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ..
 
 
 def _usual(new: Callable[..., Tensor], one: Any) -> Iterable[tuple[str, tuple[Any, ...]]]:
-    """Small calls that need the same machine code as those of usual models."""
+    """Yield small calls that need the same machine code as usual models."""
     for width in (2048, 4096, 8192):
         yield "rmsnorm", (new(1, width), new(width), 1e-6)
         yield "embedding", (new(8, width), one)

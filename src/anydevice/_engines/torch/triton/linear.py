@@ -45,8 +45,7 @@ def matvec(
 ) -> Tensor:
     """Return `x` (rows, inputs) times the transpose of `weight` (outputs, inputs), plus `bias`.
 
-    At most eight rows. The rows of `x` and `weight` must be contiguous, one by one. Sums are
-    float32, rounded once.
+    At most eight rows, each contiguous, as those of `weight`. Sums are float32, rounded once.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]

@@ -121,10 +121,10 @@ def draw_token(
 ) -> Tensor:
     """Draw a token (rows,) int32 from logits (rows, vocabulary), whose rows are contiguous.
 
-    `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`; with `greedy`
-    they mean nothing, and the likeliest token is taken, the first of several. `constants` are the
-    factors of seed, place and token, what is added between rounds, how many rounds and halvings
-    there are, and the faintest logit. -1 stands for a row with a logit that is not finite.
+    `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`. `greedy` takes
+    the likeliest token, the first of several. `constants` are the factors of seed, place and token,
+    the addend, the numbers of rounds and halvings, and the faintest logit. The result is -1 if a
+    logit is not finite.
     """
     rows, columns = logits.shape
     out = torch.empty((rows,), dtype=torch.int32, device=logits.device)
