@@ -368,6 +368,7 @@ SHAPES = [
         ("cpu", "int32", SHAPES[:2]),
         ("gpu", "bfloat16", SHAPES[1:2]),
         ("gpu", "float64", SHAPES[1:2]),
+        ("gpu", "float32", [((300, 100), (100, 260), False)]),
     ],
     indirect=["assumed"],
 )
@@ -401,14 +402,6 @@ def test_products_of_views(put: Put, get: Any, assumed: None) -> None:
         (2, 2, 3, 24, 11), "float32", 2
     )
     check(get(xp.matmul(grouped, others)), wanted, "float32", 100)
-
-
-def test_large_tiles_are_used_for_large_products(put: Put, get: Any, assume: Assume) -> None:
-    assume(is_cpu=False)
-    x, y = numbers((300, 100), "float32"), numbers((100, 260), "float32", 1)
-    check(
-        get(xp.matmul(put(x), put(y))), x.astype(np.float64) @ y.astype(np.float64), "float32", 100
-    )
 
 
 def test_tiles_that_a_device_does_not_take_are_passed_over(

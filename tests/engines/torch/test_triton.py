@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from anydevice._check import reference
 from anydevice._core.rope_scaling import frequencies as scaled_frequencies
 from anydevice._engines import trust
 
@@ -145,21 +146,12 @@ def right_attention(
     q: Any, k: Any, v: Any, scale: float, window: int | None, lengths: Any,
     soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
-    group = q.shape[1] // k.shape[1]
-    key, value = (one.double().repeat_interleave(group, 1) for one in (k, v))
-    place = torch.arange(k.shape[2], device=q.device)
-    valid = lengths[:, None, None, None]
-    seen = place < valid
-    if window is not None:
-        seen = seen & (place >= valid - window)
-    scores = q.double() @ key.mT * scale
-    if soft_cap is not None:
-        scores = soft_cap * (scores / soft_cap).tanh()
-    scores = scores.masked_fill(~seen, -math.inf)
-    if sinks is not None:
-        beside = sinks.double()[:, None, None].expand(len(q), -1, 1, 1)
-        scores = torch.cat((scores, beside), -1)
-    return scores.softmax(-1).nan_to_num(0)[..., : k.shape[2]] @ value
+    host = [x if x is None else x.double().cpu().numpy() for x in (q, k, v, sinks)]
+    result = reference.call(
+        "attention", *host[:3], causal=True, scale=scale, window=window,
+        lengths=lengths.cpu().numpy(), soft_cap=soft_cap, sinks=host[3],
+    )  # fmt: skip
+    return torch.from_numpy(result).to(q.device)
 
 
 # The kernels

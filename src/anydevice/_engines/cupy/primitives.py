@@ -262,7 +262,7 @@ def _is_bfloat16(dtype: Any) -> bool:
 
 
 def _wide(x: ndarray) -> ndarray:
-    """Floating numbers of 16 bits as `float32`, everything else as it is."""
+    """Return floating-point numbers of 16 bits as `float32`, all else as it is."""
     if not isinstance(x, ndarray):
         return x
     narrow = x.dtype.itemsize == 2 and _is_floating(x)
@@ -295,7 +295,7 @@ def _bits(x: ndarray) -> ndarray:
 
 
 def ordered(x: ndarray) -> ndarray:
-    """Integers in the order of the elements; NaN is the largest of all."""
+    """Return integers that sort like the elements; NaN is the largest."""
     if not _is_floating(x):
         return x.view(np.uint8) if x.dtype == np.bool_ else x
     wide = _wide(x) + 0.0  # without the sign of a zero
@@ -312,7 +312,7 @@ def _nothing(x: ndarray) -> float:
 
 
 def _safe(indices: ndarray, size: int) -> tuple[ndarray, ndarray]:
-    """Indices that are in range, and which of them were so before."""
+    """Return indices clipped to the range, and which of them were in it."""
     wide = indices.astype(np.int64, copy=False)
     return cupy.clip(wide, 0, size - 1), (wide >= 0) & (wide < size)
 

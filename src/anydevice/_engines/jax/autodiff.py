@@ -36,7 +36,13 @@ class JaxAutodiff:
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Array, Array]:
             for path, leaf in jax.tree_util.tree_leaves_with_path(first):
-                _refuse_constant(path, leaf)
+                kind = getattr(leaf, "dtype", None)
+                if kind is None or not jnp.issubdtype(kind, jnp.floating):
+                    where = jax.tree_util.keystr(path) or "the first argument"
+                    raise Absent(
+                        f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
+                        instead="pass it as another argument",
+                    ).error()
             result: tuple[Any, Any] = transformed(first, *others, **named)
             return result
 
@@ -118,16 +124,6 @@ def _true(slopes: list[Array]) -> Any:
     """Return true in a way that the compiler cannot see: a number times 0 is never above 1."""
     numbers = [x for x in slopes if x.size and jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True
-
-
-def _refuse_constant(path: Any, leaf: Any) -> None:
-    kind = getattr(leaf, "dtype", None)
-    if kind is None or not jnp.issubdtype(kind, jnp.floating):
-        where = jax.tree_util.keystr(path) or "the first argument"
-        raise Absent(
-            f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
-            instead="pass it as another argument",
-        ).error()
 
 
 AUTODIFF: Autodiff = JaxAutodiff()

@@ -99,7 +99,7 @@ def _remove_cut_off(files: dict[str, os.stat_result], looked: str) -> None:
     being written, are left to a later process.
     """
     until = time.perf_counter() + _LOOKING
-    written = {each: files[each].st_mtime_ns for each in files if each.endswith("-cache")}
+    written = {path: files[path].st_mtime_ns for path in files if path.endswith("-cache")}
     since = files[looked].st_mtime_ns if looked in files else 0
     before = time.time_ns() - int(_WRITING * 1e9)
     new = [path for path, at in written.items() if since < at < before]

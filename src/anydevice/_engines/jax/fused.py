@@ -185,7 +185,7 @@ def _attend(
 
 
 def _product_like(q: Array) -> Function:
-    """Sums of products in 32 bits or more."""
+    """Return an einsum that adds up in 32 bits or more."""
     precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
     return partial(jnp.einsum, precision=precision, preferred_element_type=wide(q).dtype)
 
@@ -328,7 +328,7 @@ def _in_blocks(x: Array, stacks: Array, numbers: Array, between: Function) -> Ar
 
 
 def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Array:
-    """Blocks (n, rows, hidden), each through the expert of its number, one after the other."""
+    """Apply the expert of its number to each of the blocks (n, rows, hidden), in one loop."""
 
     def step(_: None, block: Array) -> Any:
         at, rows = jnp.minimum(block[0], len(stacks[0]) - 1), block[1]
@@ -339,7 +339,7 @@ def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Ar
 
 
 def _through(matrices: Array, rows: Array, between: Function) -> Array:
-    """Rows (n, rows, hidden) through n experts."""
+    """Apply n experts to rows (n, rows, hidden)."""
     gate_up, down, bias, last_bias = matrices
     precision = jax.lax.Precision.HIGHEST if rows.dtype.itemsize > 2 else None
     kind = wide(rows).dtype
@@ -537,7 +537,7 @@ def _lion(
 
 
 def _bias_correction(beta: float, count: Any) -> Array:
-    """`1 - beta**count`, without the digits that the difference would lose."""
+    """Return `1 - beta**count` without cancellation."""
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 

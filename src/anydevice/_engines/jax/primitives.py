@@ -193,7 +193,7 @@ class JaxPrimitives:
 
 
 def _theirs(dtype: DType) -> Any:
-    """NumPy's dtype for the row; JAX would narrow 64 bits with no more than a warning."""
+    """Return NumPy's dtype for the row; JAX itself would narrow 64 bits with a mere warning."""
     if dtype.name in NARROWER and not jax.config.jax_enable_x64:
         raise NO_64_BITS.error()
     if dtype.packed and dtype.kind == "float":

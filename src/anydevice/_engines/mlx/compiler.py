@@ -15,8 +15,8 @@ from anydevice._engines.base import CompileOptions, check_names, compiled_for_ea
 class MlxCompiler:
     """`mx.compile`, with arguments that are constants.
 
-    `donate`, `whole` and `max_effort` change nothing: MLX reuses the memory of an array that nobody
-    refers to, and compiles whole functions in one way. The state of `mx.random` is an input and an
+    `donate`, `whole` and `max_effort` change nothing: MLX reuses the memory of unreferenced
+    arrays, and compiles whole functions in one way. The state of `mx.random` is an input and an
     output of the compiled function, so random numbers differ in each call.
     """
 

@@ -30,7 +30,7 @@ _allowed = _Allowed()
 
 @contextmanager
 def host_products() -> Iterator[None]:
-    """While the block runs, products on the CPU may be NumPy's in this thread."""
+    """Let this thread compute products on the CPU with NumPy within the block."""
     before, _allowed.now = _allowed.now, sys.platform == "linux"
     try:
         yield

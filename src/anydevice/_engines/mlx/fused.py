@@ -117,7 +117,7 @@ def _experts(
     numbers = mx.where(inside, wide, count).astype(mx.int32)
 
     def through(rows: mx.array, experts: mx.array) -> mx.array:
-        """Rows (…, rows, hidden) through the experts of these numbers (…)."""
+        """Apply the numbered experts (…) to rows (…, rows, hidden)."""
         both = _chosen_product(rows, gate_up, gate_up_bias, experts)
         between = _gate(activation, alpha, limit, *mx.split(both, 2, axis=-1))
         return _chosen_product(between.astype(x.dtype), down, down_bias, experts)
@@ -157,8 +157,8 @@ def _in_blocks(
     if _gathers(x):
         outputs = through(rows, expert)
     else:  # one after the other, so that the copies of the matrices do not add up
-        each = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
-        outputs = mx.concatenate(each)
+        parts = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
+        outputs = mx.concatenate(parts)
     outputs = outputs.reshape(-1, hidden)
     places = mx.put_along_axis(mx.zeros(length, dtype=mx.int32), order, place, axis=0)
     return outputs[mx.minimum(places, blocks * size - 1)]
@@ -167,7 +167,7 @@ def _in_blocks(
 def _chosen_product(
     rows: mx.array, matrices: mx.array, bias: mx.array | None, numbers: mx.array
 ) -> mx.array:
-    """Rows (…, rows, inputs) times the matrices of these numbers (…), in 32 bits or more."""
+    """Multiply rows (…, rows, inputs) with the numbered matrices (…), in 32 bits or more."""
     transposed = matrices.swapaxes(-1, -2)
     if _gathers(rows):
         product = mx.gather_mm(rows, transposed, rhs_indices=numbers.astype(mx.uint32))
@@ -219,10 +219,6 @@ def _wide(x: mx.array) -> mx.array:
     return x.astype(_FLOAT32) if x.dtype in _HALF else x
 
 
-def _cumulative_sum(x: mx.array, axis: int) -> mx.array:
-    return mx.cumsum(_wide(x), axis=axis).astype(x.dtype) if x.size else x
-
-
 def _prod(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     if not x.size:
         return NotImplemented
@@ -245,7 +241,9 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "any": partial(_truths, mx.any),
     "argsort": _argsort,
     "attention": _attention,
-    "cumulative_sum": _cumulative_sum,
+    "cumulative_sum": lambda x, axis: (
+        mx.cumsum(_wide(x), axis=axis).astype(x.dtype) if x.size else x
+    ),
     "decoder_layer": decoder_layer,
     "experts": _experts,
     "flip": _flip,

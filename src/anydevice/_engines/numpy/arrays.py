@@ -27,7 +27,7 @@ class NumpyEngine(BaseEngine):
         return (_CPU,)
 
     def native(self, device: Device) -> str:
-        """NumPy's word for its only device, as the array API standard spells it."""
+        """Return the name of NumPy's only device in the array API standard."""
         if device != _CPU:
             raise self.not_seen(device)
         return "cpu"
@@ -91,7 +91,7 @@ def _pointer(x: Any) -> int:
 
 
 def _allocation(x: Any) -> tuple[int, int]:
-    """Address and size of the memory at the end of an array's chain of bases."""
+    """Return address and size of the memory at the end of an array's chain of bases."""
     top = x
     while isinstance(top.base, np.ndarray):
         top = top.base

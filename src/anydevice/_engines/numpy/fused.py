@@ -1,7 +1,6 @@
-"""NumPy's own versions of composite ops: a few rows at a time, in memory that is used again.
+"""NumPy's own versions of composite ops: a few rows at a time, within the processor's cache.
 
-The definitions make an array of full size for each step. Large ones do not fit the processor's
-cache, and every step waits for memory; these stay within it.
+The definitions make an array of full size for each step, and wait for memory.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _attention(
 
 
 def _weights(scores: Array, sinks: Any) -> tuple[Array, Array]:
-    """Exponentials of the scores, and what they are to be divided by."""
+    """Return the exponentials of the scores, and their divisors."""
     largest = scores.max(-1, keepdims=True)
     if sinks is not None:
         largest = np.maximum(largest, sinks)

@@ -37,7 +37,7 @@ def _sort_with_index(x: Array, axis: int, descending: bool) -> tuple[Array, Arra
     order = [at for at in range(x.ndim) if at != axis] + [axis]
     result = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
     back = sorted(range(x.ndim), key=order.__getitem__)
-    values, places = (PRIMITIVES.permute_dims(each, back) for each in result)
+    values, places = (PRIMITIVES.permute_dims(array, back) for array in result)
     return values, places
 
 

@@ -28,15 +28,15 @@ class OpenclMemory(BaseMemory):
         native = ENGINE.native(device)
         pools = pools_of(native)
         return MemoryUse(
-            in_use=sum(each.in_use for each in pools),
-            reserved=sum(each.held for each in pools),
-            peak=sum(max(each.peak, each.in_use) for each in pools),
+            in_use=sum(pool.in_use for pool in pools),
+            reserved=sum(pool.held for pool in pools),
+            peak=sum(max(pool.peak, pool.in_use) for pool in pools),
             limit=limits.get(native),
         )
 
     def reset_peak(self, device: Device) -> None:
-        for each in pools_of(ENGINE.native(device)):
-            each.reset_peak()
+        for pool in pools_of(ENGINE.native(device)):
+            pool.reset_peak()
 
     def set_limit(self, device: Device, limit: int | None) -> None:
         """Limit what our pools take of the device, in arrays and kept for later ones."""
@@ -47,8 +47,8 @@ class OpenclMemory(BaseMemory):
             limits[native] = limit
 
     def release(self, device: Device) -> None:
-        for each in pools_of(ENGINE.native(device)):
-            each.release()
+        for pool in pools_of(ENGINE.native(device)):
+            pool.release()
 
     def ran_out(self, error: BaseException) -> bool:
         """Whether memory ran out; OUT_OF_RESOURCES counts, although it has other causes, too."""

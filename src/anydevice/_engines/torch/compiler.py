@@ -73,15 +73,11 @@ class TorchCompiler:
         """See the protocol. PyTorch reads the variable when it compiles, and sets a default."""
         if os.environ.get(_KEEPING) == "0":
             return None
-        if _FOLDER in os.environ and os.environ[_FOLDER] == _own_folder():
+        module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+        default = os.path.abspath(module.default_cache_dir()) if module else None
+        if default is not None and os.environ.get(_FOLDER) == default:
             del os.environ[_FOLDER]
         return os.environ.setdefault(_FOLDER, folder)
-
-
-def _own_folder() -> str | None:
-    """Return the folder that PyTorch takes unasked; `None` before it has compiled anything."""
-    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-    return os.path.abspath(module.default_cache_dir()) if module else None
 
 
 # Indices out of range. On the CPU, compiled code raises a C++ exception on a thread of its own,
@@ -93,7 +89,7 @@ _OPS.define("zero_in_range(Tensor index, Tensor is_outside, int low, int high) -
 
 
 def _zero_in_range(index: Any, is_outside: Any, low: int, high: int) -> Any:
-    """0 in the dtype of the index; raises `IndexError` if an element is outside."""
+    """Return 0 in the dtype of the index; raises `IndexError` if an element is outside."""
     if is_outside:
         first = index[(index < low) | (index >= high)].reshape(-1)[0]
         raise IndexError(
@@ -193,7 +189,7 @@ def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
         uses = [(index, -size, size) for index, size in sizes if index is not None]
     if not all(_has_integers(index) for index, _, _ in uses):
         return  # a mask, which stands for several axes
-    yield from (each for each in uses if isinstance(each[2], int))  # else a size may change
+    yield from (use for use in uses if isinstance(use[2], int))  # else a size may change
 
 
 def _range_of(node: torch.fx.Node) -> tuple[float, float]:

@@ -124,7 +124,7 @@ def _spread(
     return function(x, axis, correction=correction, keepdim=keepdims)
 
 
-def _sorted(x: Tensor, axis: int, descending: bool) -> Any:
+def _sort(x: Tensor, axis: int, descending: bool) -> Any:
     return torch.sort(sortable(x), dim=axis, descending=descending, stable=True)
 
 
@@ -141,10 +141,6 @@ def _cumulative_sum(x: Tensor, axis: int) -> Tensor:
 
 def _truths(function: Function, x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     return function(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
-
-
-def _logsumexp(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
-    return _log_of_sum(x, axis, keepdims) if axis and x.numel() else NotImplemented
 
 
 _log_of_sum = _compute_wide(torch.logsumexp)
@@ -454,7 +450,7 @@ def _alike(lists: Sequence[Arrays]) -> bool:
 
 
 def _copies(arrays: Arrays) -> list[Tensor]:
-    """Tensors that the kernels may write: copies, or the given ones where they are donated."""
+    """Return tensors that the kernels may write: copies, or donated ones."""
     if donation.allowed and all(x.is_contiguous() for x in arrays):
         return list(arrays)
     return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
@@ -489,7 +485,7 @@ def _sequence(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
 
 def _step_by_step(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
     arrays, states = _initial_states(x, *weights)
-    states = [each[0] for each in states]
+    states = [state[0] for state in states]
     outputs = []
     for one in arrays[0].unbind(1):
         if kind == "lstm":
@@ -501,10 +497,10 @@ def _step_by_step(kind: str, x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def _initial_states(x: Tensor, *weights: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the arrays that there are, of 32 bits or more, and two states that are 0."""
-    arrays = [each for each in (x, *weights) if each is not None]
+    """Return the given arrays in 32 bits or more, and two states of zeros."""
+    arrays = [array for array in (x, *weights) if array is not None]
     if x.dtype not in _WIDE:
-        arrays = [each.float() for each in arrays]
+        arrays = [array.float() for array in arrays]
     return arrays, [arrays[0].new_zeros(1, len(x), weights[1].shape[1])] * 2
 
 
@@ -512,13 +508,13 @@ _ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias,
 
 
 def _sequence_gradients(slope: Tensor, kind: str, *arrays: Tensor) -> list[Tensor]:
-    """Return the gradients by the arrays that there are."""
+    """Return the gradients by the given arrays."""
 
     def outputs(*given: Tensor) -> Any:  # oneDNN's layer has no gradient below that of the op
         return _step_by_step(kind, *given, *arrays[len(given) :])
 
-    _, gradients = torch.func.vjp(outputs, *[each for each in arrays if each is not None])
-    return [each.contiguous() for each in gradients(slope)]
+    _, gradients = torch.func.vjp(outputs, *[x for x in arrays if x is not None])
+    return [x.contiguous() for x in gradients(slope)]
 
 
 def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, output: Tensor) -> None:
@@ -529,7 +525,7 @@ def _keep_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: Tensor, outpu
 def _backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Any:
     arrays = ctx.saved_tensors
     gradients = iter(_whole_gradients(slope, ctx.kind, *arrays))
-    return None, *[each if each is None else next(gradients) for each in arrays]
+    return None, *[x if x is None else next(gradients) for x in arrays]
 
 
 _whole_sequence: Any = torch.library.custom_op(
@@ -560,13 +556,15 @@ _OWN: dict[str, Function] = {
     "mean": _mean,
     "var": partial(_spread, torch.var),
     "std": partial(_spread, torch.std),
-    "sort": lambda x, *how: _sorted(x, *how)[0].to(x.dtype),
-    "argsort": lambda x, *how: _sorted(x, *how)[1].to(torch.int32),
+    "sort": lambda x, *how: _sort(x, *how)[0].to(x.dtype),
+    "argsort": lambda x, *how: _sort(x, *how)[1].to(torch.int32),
     "argmin": lambda x, axis: torch.argmin(sortable(x), axis).to(torch.int32),
     "prod": _prod,
     "any": partial(_truths, torch.any),
     "all": partial(_truths, torch.all),
-    "logsumexp": _logsumexp,
+    "logsumexp": lambda x, axis, keepdims: (
+        _log_of_sum(x, axis, keepdims) if axis and x.numel() else NotImplemented
+    ),
     "cumulative_sum": _cumulative_sum,
     "clip": _clip,
     "isfinite": torch.isfinite,

@@ -99,7 +99,7 @@ def _run(
         across = _mask_strides(mask, (batch, heads, queries, keys))
         arguments += (mask.base_data, buffers.offset_of(mask), *across)
         far = max(far, extent(buffers.offset_of(mask), (batch, heads, queries, keys), across))
-    places = (size, *starts, *(step for each in steps for step in each))
+    places = (size, *starts, *(step for strides in steps for step in strides))
     variant = Variant(
         number, size, heads // k.shape[1], mask is not None, kind,
         not any(place % 8 for place in places), is_wide(far),

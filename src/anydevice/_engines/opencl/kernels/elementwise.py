@@ -1,8 +1,7 @@
 """Kernels that compute each element of a result from elements of the operands.
 
-They walk through arrays by sizes and strides, which are arguments of the kernel: a program serves
-every shape with the same number of axes. Only a last stride of 0 or 1 is part of the text, since
-compilers make vectors of it.
+Sizes and strides are arguments of the kernel, so a program serves every shape with the same number
+of axes. Only a last stride of 0 or 1 is part of the text, since compilers vectorize it.
 """
 
 from __future__ import annotations
@@ -217,12 +216,14 @@ def run(
     if not count:
         return out
     strides = buffers.strides_of(out) if strides is None else strides
-    sizes, steps = buffers.collapsed(shape, strides, *(each.strides for each in readings.values()))
-    arrays = [out, *(each.array for each in readings.values())]
+    sizes, steps = buffers.collapsed(
+        shape, strides, *(operand.strides for operand in readings.values())
+    )
+    arrays = [out, *(operand.array for operand in readings.values())]
     starts = [buffers.offset_of(x) for x in arrays]
     far = max(extent(s, sizes, t) for s, t in zip(starts, steps, strict=True))
     far = max(far, count, *(value for _, kind, value in extras if kind is None), 0)
-    numbers = (number, *(each.number for each in readings.values()))
+    numbers = (number, *(operand.number for operand in readings.values()))
     more = tuple((name, kind) for name, kind, _ in extras)
     names = ("r", *readings)
     route = walk(sizes, steps, names)

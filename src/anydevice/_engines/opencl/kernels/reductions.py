@@ -85,7 +85,7 @@ def _run(
     number: Number,
     out: Array,
 ) -> None:
-    """One pass, or two where there are fewer results than the device can compute at once."""
+    """Reduce in one pass, or in two if there are fewer results than processors."""
     outer, (strides,) = buffers.collapsed(outer, strides)
     gone, (steps,) = buffers.collapsed(gone, steps)
     outputs, count = prod(outer), prod(gone)
@@ -242,7 +242,7 @@ def in_order(x: Array, descending: bool) -> tuple[Array, Array]:
         pairs.reverse()
         to_values, to_places = pairs[0]
         arrays = (values, places, to_values, to_places)
-        pointers = [each.base_data for each in arrays]
+        pointers = [array.base_data for array in arrays]
         kernel.over(x.size, x.size, count, width, *pointers, reads=[values, places])
         (values, places), width = pairs[0], 2 * width
     return values, places

@@ -41,24 +41,24 @@ def _rows(
     name: str, x: Array, factors: list[Array] | None = None, eps: float | None = None
 ) -> Array:
     factors = factors or []
-    given = [each for each in factors if each is not None]
+    given = [factor for factor in factors if factor is not None]
     number = number_of(dtype_of(x), x.context)
-    if not number.floating or any(each.dtype != x.dtype for each in given):
+    if not number.floating or any(factor.dtype != x.dtype for factor in given):
         return NotImplemented
-    x, given = plain(x), [plain(each) for each in given]
+    x, given = plain(x), [plain(factor) for factor in given]
     out = buffers.new(x.shape, dtype_of(x), x.context)
     if not x.size:
         return out
-    columns, starts = x.shape[-1], [buffers.offset_of(each) for each in (x, *given)]
+    columns, starts = x.shape[-1], [buffers.offset_of(factor) for factor in (x, *given)]
     about = programs.limits(x.context)
     widest = 4 if number.element in ("float", "double") and not about.is_cpu else 8
     aligned = not any(place % widest for place in (columns, *starts))
-    present = tuple(each is not None for each in factors)
+    present = tuple(factor is not None for factor in factors)
     kernel = _kernel(name, number, x.context, columns, widest if aligned else 1, present)
     arguments: list[Any] = [columns, x.base_data, starts[0], out.base_data]
-    for each in factors:
+    for factor in factors:
         # A kernel that uses no weight gets some memory all the same: not every driver takes none.
-        source = x if each is None else plain(each)
+        source = x if factor is None else plain(factor)
         arguments += (source.base_data, buffers.offset_of(source))
     arguments += [] if eps is None else [eps]
     kernel(x.size // columns, *arguments, reads=[x, *given])

@@ -107,7 +107,7 @@ def decode_attention(
 
 @triton.jit
 def _cap_scores(scores, soft_cap):
-    """Within the cap, by tanh; times the logarithm by which powers of e are powers of 2."""
+    """Cap the scores by tanh, and multiply them by log2(e) for `exp2`."""
     power = tl.exp2(scores * (2 * 1.4426950408889634 / soft_cap))
     return (1 - 2 / (1 + power)) * (soft_cap * 1.4426950408889634)
 

@@ -142,7 +142,7 @@ def attend(
 
 @triton.jit
 def _partner(place, rotated: tl.constexpr, interleaved: tl.constexpr):
-    """For each element: the other one of its pair, the number of the pair, and its sine's sign."""
+    """Return the partner of each element, the number of their pair, and the sign of the sine."""
     if interleaved:
         other = place ^ 1
         pair = place // 2

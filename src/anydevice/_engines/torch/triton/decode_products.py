@@ -217,14 +217,14 @@ def end(overlap: tl.constexpr, release: tl.constexpr):
 
 @triton.jit
 def _ask_for(weight, row, rows: tl.constexpr, inputs: tl.constexpr):
-    """Have some rows of the weight brought into the cache."""
+    """Prefetch some rows of the weight."""
     size: tl.constexpr = rows * inputs * weight.dtype.element_ty.primitive_bitwidth // 8
     fetch_ahead(weight + row.to(tl.int64) * inputs, size)
 
 
 @triton.jit
 def _weights(line, place, known, last, even: tl.constexpr):
-    """A tile of weights, (outputs, inputs); zeros beyond either end."""
+    """Load a tile of weights, (outputs, inputs); zeros beyond either end."""
     if even:
         tile = tl.load(line + place[None, :], eviction_policy="evict_first")
     else:
@@ -235,7 +235,7 @@ def _weights(line, place, known, last, even: tl.constexpr):
 
 @triton.jit
 def _values(x, place, last, even: tl.constexpr):
-    """A part of a row, as float32; zeros beyond its end."""
+    """Load a part of a row as float32; zeros beyond its end."""
     if even:
         value = tl.load(x + place, eviction_policy="evict_last")
     else:
@@ -327,7 +327,7 @@ def _one_row(
 
 @triton.jit
 def _columns(x, row, place, rows, last, inputs: tl.constexpr):
-    """A part of all rows, (inputs, rows)."""
+    """Load a part of all rows, (inputs, rows)."""
     here = (place < last)[:, None] & (row < rows)[None, :]
     where = x + row[None, :] * inputs + place[:, None]
     return tl.load(where, here, 0, eviction_policy="evict_last")
@@ -335,7 +335,7 @@ def _columns(x, row, place, rows, last, inputs: tl.constexpr):
 
 @triton.jit
 def _scale_tile(squares, value, scale):
-    """The sums of squares with those of a tile, and the tile times the norm's weight."""
+    """Add the squares of a tile, and multiply the tile by the norm's weight."""
     wide = value.to(tl.float32)
     return squares + wide * wide, (wide * scale[:, None]).to(value.dtype)
 

@@ -187,7 +187,7 @@ for _name, _backward, _keep in (
 
 
 def _run(name: str, as_operator: bool, *arguments: Any) -> Tensor:
-    """Through PyTorch's operator where a gradient or its compiler is to see it, or directly."""
+    """Start a kernel, through PyTorch's operator for a gradient or the compiler."""
     return (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
 
 
@@ -261,7 +261,7 @@ def _attention(
         q.shape[2] != 1
         or mask is not None
         or q.dtype not in _HALF
-        or not _serves(q, k, v, *(each for each in (lengths, sinks) if each is not None))
+        or not _serves(q, k, v, *(x for x in (lengths, sinks) if x is not None))
         or (sinks is not None and not sinks.is_contiguous())
         or not q.dtype == k.dtype == v.dtype
         or (lengths is not None and (lengths.dtype not in _INTEGERS or not lengths.is_contiguous()))

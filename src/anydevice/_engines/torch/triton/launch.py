@@ -1,7 +1,6 @@
-"""Starting Triton kernels, and the facts of a device that decide how their work is cut.
+"""Starting Triton kernels, and the facts of a device that decide their tiles.
 
-Nothing is measured when a kernel is started: how the work is cut is a function of its shape, found
-by `bench/gpu_ops.py`.
+Tiles are a function of the shape, found by `bench/gpu_ops.py`; nothing is measured at a start.
 """
 
 from __future__ import annotations

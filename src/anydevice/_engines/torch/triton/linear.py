@@ -1,4 +1,4 @@
-"""Products of a few rows with a large weight, as decoding has them: as fast as the weight is read.
+"""Products of a few rows with a large weight, as in decoding: as fast as the weight is read.
 
 One row is multiplied element by element; two to eight go through the matrix units, padded to 16.
 """

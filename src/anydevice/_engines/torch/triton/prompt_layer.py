@@ -1,8 +1,8 @@
 """The tokens of a prompt through a decoder layer: few launches, and few calls on the host.
 
 Products are the library's, and so is attention. Between them, one launch rotates queries and keys
-and puts keys and values into the cache; products add to the residual stream where it lies. A short
-prompt takes less time on the device than its calls take on the host if each op is called by itself.
+and puts keys and values into the cache; products add to the residual stream where it lies. For a
+short prompt, calls of single ops would take longer on the host than the work on the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Root-mean-square norm, softmax and SwiGLU: each row is read once and written once.
 
-Rows of up to 64 KiB stay in the registers of one program, which for softmax asks for its next row
-while it works on this one. Longer rows are read twice, the second time mostly out of the cache.
+Rows of up to 64 KiB stay in the registers of one program; softmax loads the next row meanwhile.
+Longer rows are read twice, the second time mostly from the cache.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def softmax_tile(columns: int, itemsize: int, shared: int, warps: int = 32) -> R
 
 
 def softmax(x: Tensor, tile: RowTile | None = None) -> Tensor:
-    """Softmax along the last axis of a contiguous tensor, in float32, rounded once."""
+    """Return the softmax along the last axis of a contiguous tensor, in float32, rounded once."""
     out = torch.empty_like(x)
     if not x.numel():
         return out

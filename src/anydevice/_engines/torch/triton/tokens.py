@@ -161,7 +161,7 @@ def _mix(x, between, rounds: tl.constexpr):
 
 @triton.jit
 def _noise(key, token, by_token, between, rounds: tl.constexpr):
-    """Gumbel noise, by arithmetic on 32-bit integers that wraps around."""
+    """Return Gumbel noise, by 32-bit integers that wrap around."""
     number = _mix(token * by_token + key, between, rounds) * (key * 2 + 1)
     number = tl.where(number < 0, -1 - number, number)
     v = (number.to(tl.float32) + 0.5) * 4.656612873077393e-10
@@ -231,13 +231,13 @@ def _load_row(line, place, columns):
 
 @triton.jit
 def _scale_row(line, place, columns, inverse, top):
-    # In this order: of a product and a sum the compiler makes one, and the largest were not quite 0
+    # In this order: fused to one product and sum, the largest would not be quite 0.
     return (_load_row(line, place, columns) - top) * inverse
 
 
 @triton.jit
 def _above(x, limit):
-    """The sum of the weights of logits above a limit."""
+    """Add up the weights of logits above a limit."""
     return tl.sum(tl.where(x > limit, tl.exp(x), 0.0), 1)[:, None]
 
 
