@@ -35,7 +35,7 @@ from anydevice._core.engine import LayerConfig
 from anydevice._core.record import replace
 from anydevice._engines.torch.captured import CapturedStep
 from anydevice._engines.torch.triton import decode_attention, decode_products, fused
-from anydevice._engines.torch.triton.decoder_layer import decoder_layer
+from anydevice._engines.torch.triton.decoder_layer import LayerWeights, decoder_layer
 from anydevice._llm import decoder
 from anydevice._llm.description import Description, LayerDescription, Rope
 from anydevice._machine.engines import registry
@@ -99,8 +99,8 @@ class Model:
         ]
         self.tiles: Tiles = dict(decode_products.TILES)
         self.attention: Any = None
-        steps, self.factor = fused._frequencies(shape.size, 10000.0, (), torch.device(place()))
-        self.frequencies = steps
+        steps = fused._frequencies(shape.size, 10000.0, (), torch.device(place()))
+        self.rotation = decode_attention.Rotation(*steps)
 
     def state(self, position: int) -> dict[str, torch.Tensor]:
         like = {"dtype": torch.int32, "device": PLACE}
@@ -123,13 +123,18 @@ class Model:
 
     def layer(self, x: Any, position: Any, layer: Any, kept: Any) -> Any:
         names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
-        weights: Any = {name: layer[name]["weight"] for name in names}
+        weights = LayerWeights(*(layer[name]["weight"] for name in names))
         return decoder_layer(
-            x, position, kept["keys"], kept["values"], **weights,
-            qkv_bias=None, output_bias=None, query_norm=None, key_norm=None,
-            config=self.shape.numbers, frequencies=self.frequencies, rope_factor=self.factor,
-            tiles=self.tiles, attention_tile=self.attention,
-        )  # fmt: skip
+            x,
+            position,
+            kept["keys"],
+            kept["values"],
+            weights,
+            self.shape.numbers,
+            self.rotation,
+            self.tiles,
+            self.attention,
+        )
 
     def in_ops(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The same step in ops, by the kernels that are trusted and the library's functions."""

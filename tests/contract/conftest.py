@@ -22,6 +22,8 @@ from anydevice._engines import host
 from anydevice._machine.engines import registry
 from anydevice.errors import AnyDeviceError
 
+from .home import Home
+
 
 @dataclass(frozen=True)
 class Place:
@@ -104,3 +106,8 @@ def engine(place: Place) -> Engine:
 @pytest.fixture
 def device(place: Place) -> Device:
     return place.device
+
+
+@pytest.fixture
+def at(engine: Engine, device: Device) -> Home:
+    return Home(engine, device)

@@ -14,11 +14,11 @@ from anydevice import ops, to_numpy
 from anydevice._check import checks as trials
 from anydevice._check.cases.case import LARGE
 from anydevice._check.cases.table import TABLE
-from anydevice._core.device import Device
-from anydevice._core.engine import Engine
 from anydevice._engines import trust
 from anydevice.errors import UnsupportedError
 from tests.comparing import assert_same_integers
+
+from .home import Home
 
 ONE_DEVICE = True  # see conftest.py
 PAGE = Path(__file__).parents[2] / "docs" / "computing.md"
@@ -60,28 +60,6 @@ ADDED = [
     "full_like",
     "conv_transpose2d",
 ]
-
-
-class Home:
-    """An engine on one of its devices."""
-
-    def __init__(self, engine: Engine, device: Device) -> None:
-        self.engine, self.device = engine, device
-
-    def put(self, values: Any, dtype: str) -> Any:
-        try:
-            return self.engine.place(np.array(values, dtype), self.device)
-        except UnsupportedError as error:
-            pytest.skip(str(error))
-
-    def get(self, x: Any) -> Any:
-        assert self.engine.owns(x)
-        return self.engine.to_host(x)
-
-
-@pytest.fixture
-def at(engine: Engine, device: Device) -> Home:
-    return Home(engine, device)
 
 
 @pytest.mark.parametrize("op", ADDED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,9 @@ from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.primitives import Autodiff
-from anydevice.errors import UnsupportedError
 
 from .combinations import each
+from .home import Home
 
 ONE_DEVICE = True  # see conftest.py
 TOLERANCE = {"float32": 2e-5, "float64": 2e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
@@ -156,13 +155,12 @@ for label, op, arguments, named in [
     CASES[label] = (op, arguments, named)
 
 
-@dataclass(frozen=True)
-class Home:
-    """Where a test runs: an engine's fast versions, on one of its devices."""
+class Fused(Home):
+    """An engine's fast versions of ops, on one of its devices."""
 
-    engine: Engine
-    device: Device
-    fused: Mapping[str, Callable[..., Any]]
+    @property
+    def fused(self) -> Mapping[str, Callable[..., Any]]:
+        return self.engine.fused
 
     def put(self, x: Any, dtype: str) -> Any:
         """An argument there: floating arrays as that type, integers as int32."""
@@ -170,11 +168,7 @@ class Home:
             return [self.put(part, dtype) for part in x]
         if not isinstance(x, np.ndarray):
             return x
-        kind = {"f": dtype, "i": "int32", "b": "bool"}[x.dtype.kind]
-        try:
-            return self.engine.place(x.astype(DTYPES[kind].numpy()), self.device)
-        except UnsupportedError as error:
-            pytest.skip(str(error))
+        return super().put(x, {"f": dtype, "i": "int32", "b": "bool"}[x.dtype.kind])
 
     def get(self, x: Any) -> Any:
         if isinstance(x, list | tuple):
@@ -205,8 +199,8 @@ class Home:
 
 
 @pytest.fixture
-def at(engine: Engine, device: Device) -> Home:
-    return Home(engine, device, engine.fused)
+def at(engine: Engine, device: Device) -> Fused:
+    return Fused(engine, device)
 
 
 def rounded(x: Any, dtype: str) -> Any:
@@ -246,7 +240,7 @@ def dtypes_of(case: str) -> list[str]:
 
 @each("dtype", dtypes_of)
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_what_the_reference_says(at: Home, case: str, dtype: str) -> None:
+def test_it_is_what_the_reference_says(at: Fused, case: str, dtype: str) -> None:
     op, arguments, _ = CASES[case]
     arguments = tuple(rounded(x, dtype) for x in arguments)
     given = [at.put(x, dtype) for x in arguments]
@@ -259,7 +253,7 @@ def test_it_is_what_the_reference_says(at: Home, case: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not CASES[case][0].startswith("upd")])
-def test_its_gradient_is_the_slope_of_the_reference(at: Home, case: str) -> None:
+def test_its_gradient_is_the_slope_of_the_reference(at: Fused, case: str) -> None:
     op, arguments, _ = CASES[case]
     arguments = tuple(rounded(x, "float32") for x in arguments)
     autodiff = at.autodiff()
@@ -287,19 +281,19 @@ def test_its_gradient_is_the_slope_of_the_reference(at: Home, case: str) -> None
 
 
 @each(dtype=["float32", "bfloat16"])
-def test_what_is_out_of_range_is_no_number(at: Home, dtype: str) -> None:
+def test_what_is_out_of_range_is_no_number(at: Fused, dtype: str) -> None:
     weight, ids = at.put(draw(4, 3), dtype), at.put(np.array([0, -1, 4, 2**31 - 1]), dtype)
     found = at.get(at.call("embedding", weight, ids))
     assert np.isnan(found).all(1).tolist() == [False, True, True, True]
 
 
 @each(target=[-1, 3, -100])
-def test_a_target_that_is_no_class_makes_the_loss_no_number(at: Home, target: int) -> None:
+def test_a_target_that_is_no_class_makes_the_loss_no_number(at: Fused, target: int) -> None:
     logits, targets = at.put(draw(2, 3), "float32"), at.put(np.array([1, target]), "float32")
     assert np.isnan(at.get(at.call("cross_entropy", logits, targets)))
 
 
-def test_what_is_no_number_passes_through(at: Home) -> None:
+def test_what_is_no_number_passes_through(at: Fused) -> None:
     x = np.array([[NAN, 1.0, 2.0, -1.0], [0.0, INF, -2.0, 1.0]])
     for op in ("relu", "silu"):
         compare(at.get(at.call(op, at.put(x, "float32"))), reference.call(op, x), 1e-5)
@@ -313,7 +307,7 @@ def test_what_is_no_number_passes_through(at: Home) -> None:
 
 
 @each(op=["max", "min"], length=[700, 3001, 5003], place=[0, 333, -1])
-def test_nan_is_found_in_long_rows(at: Home, op: str, length: int, place: int) -> None:
+def test_nan_is_found_in_long_rows(at: Fused, op: str, length: int, place: int) -> None:
     x = draw(2, length)
     x[0, place] = NAN
     for axis, array in ((1, x), (0, x.T)):
@@ -336,7 +330,7 @@ EXCLUDED: dict[str, tuple[int, bool, Any, Any]] = {
 
 @each(bad=[NAN, INF], dtype=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", EXCLUDED)
-def test_what_is_excluded_has_no_influence(at: Home, case: str, bad: float, dtype: str) -> None:
+def test_what_is_excluded_has_no_influence(at: Fused, case: str, bad: float, dtype: str) -> None:
     queries, causal, mask, lengths = EXCLUDED[case]
     q, k, v = heads(queries, 8)
     mask, lengths = at.put(mask, dtype), at.put(lengths, dtype)
@@ -349,7 +343,7 @@ def test_what_is_excluded_has_no_influence(at: Home, case: str, bad: float, dtyp
 
 
 @pytest.mark.parametrize("case", EXCLUDED)
-def test_what_is_excluded_has_no_influence_on_gradients(at: Home, case: str) -> None:
+def test_what_is_excluded_has_no_influence_on_gradients(at: Fused, case: str) -> None:
     queries, causal, mask, lengths = EXCLUDED[case]
     q, k, v = heads(queries, 8)
     autodiff, xp = at.autodiff(), at.engine.ops
@@ -371,7 +365,7 @@ def test_what_is_excluded_has_no_influence_on_gradients(at: Home, case: str) -> 
     compare(found[1], found[0], TOLERANCE["float32"])
 
 
-def test_nothing_to_attend_to_is_handed_over(at: Home) -> None:
+def test_nothing_to_attend_to_is_handed_over(at: Fused) -> None:
     q, k = at.put(draw(1, 2, 3, 4), "float32"), at.put(np.zeros((1, 2, 0, 4)), "float32")
     call: Any = partial(at.fused.get("attention", lambda *a: NotImplemented), q, k, k)
     result = call(False, None, None, None, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from anydevice.errors import UnsupportedError
 from tests.comparing import EXACT, assert_same_values
 
 from .combinations import each
+from .home import Home
 
 ONE_DEVICE = True  # see conftest.py
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -29,20 +29,12 @@ ALLOWED = {"float16": 2, "bfloat16": 2, "float32": 32, "float64": 32}
 """How many of its smallest steps a result may be off: 16-bit numbers are rounded once."""
 
 
-@dataclass(frozen=True)
-class Home:
-    """Where a test runs: an engine's primitives, on one of its devices."""
+class Primitive(Home):
+    """The primitives of an engine, on one of its devices."""
 
-    engine: Engine
-    device: Device
-    xp: Primitives
-
-    def put(self, values: Any, dtype: str) -> Any:
-        """The values there; the test does not apply where the type is not to be had."""
-        try:
-            return self.engine.place(np.asarray(values).astype(DTYPES[dtype].numpy()), self.device)
-        except UnsupportedError as error:
-            pytest.skip(str(error))
+    @property
+    def xp(self) -> Primitives:
+        return self.engine.ops
 
     def get(self, x: Any) -> np.ndarray[Any, Any]:
         """What is there, as numbers that NumPy can compare."""
@@ -64,8 +56,8 @@ class Home:
 
 
 @pytest.fixture
-def at(engine: Engine, device: Device) -> Home:
-    return Home(engine, device, engine.ops)
+def at(engine: Engine, device: Device) -> Primitive:
+    return Primitive(engine, device)
 
 
 def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray[Any, Any]:
@@ -79,7 +71,7 @@ def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray[An
 
 
 @each(dtype=ALL, shape=[(), (3,), (2, 0), (2, 3, 4)])
-def test_full(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
+def test_full(at: Primitive, dtype: str, shape: tuple[int, ...]) -> None:
     like = at.put(np.zeros(1), dtype)
     x = at.xp.full(shape, 1, DTYPES[dtype], like)
     at.is_like(x, np.ones(shape), dtype)
@@ -87,7 +79,7 @@ def test_full(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @each(dtype=NUMBERS, stop=[0, 1, 7])
-def test_arange(at: Home, dtype: str, stop: int) -> None:
+def test_arange(at: Primitive, dtype: str, stop: int) -> None:
     like = at.put(np.zeros(1), dtype)
     x = at.xp.arange(stop, DTYPES[dtype], like)
     at.is_like(x, np.arange(stop), dtype)
@@ -95,7 +87,7 @@ def test_arange(at: Home, dtype: str, stop: int) -> None:
 
 
 @each(dtype=ALL, shape=[(), (5,), (2, 0), (2, 3)])
-def test_asarray(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
+def test_asarray(at: Primitive, dtype: str, shape: tuple[int, ...]) -> None:
     like = at.put(np.zeros(1), dtype)
     values = numbers(*shape, dtype=dtype).astype(DTYPES[dtype].numpy())
     x = at.xp.asarray(values, like)
@@ -104,7 +96,7 @@ def test_asarray(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @each(source=ALL, target=ALL)
-def test_astype(at: Home, source: str, target: str) -> None:
+def test_astype(at: Primitive, source: str, target: str) -> None:
     host = np.abs(numbers(3, 4, dtype=source)) if source in NUMBERS else numbers(3, 4, dtype="bool")
     like, x = at.put([0], target), at.put(host, source)
     if target == "bool":
@@ -117,7 +109,7 @@ def test_astype(at: Home, source: str, target: str) -> None:
 
 
 @each(dtype=DTYPES)
-def test_a_type_that_the_engine_lacks_is_refused(at: Home, dtype: str) -> None:
+def test_a_type_that_the_engine_lacks_is_refused(at: Primitive, dtype: str) -> None:
     x = at.put([1], "float32")
     try:
         at.engine.empty((1,), DTYPES[dtype], at.device)
@@ -129,7 +121,7 @@ def test_a_type_that_the_engine_lacks_is_refused(at: Home, dtype: str) -> None:
 
 
 @each(dtype=ALL)
-def test_shapes(at: Home, dtype: str) -> None:
+def test_shapes(at: Primitive, dtype: str) -> None:
     host = numbers(2, 3, 4, dtype=dtype)
     x, xp = at.put(host, dtype), at.xp
     at.is_like(xp.reshape(x, (4, 6)), host.reshape(4, 6), dtype)
@@ -145,7 +137,7 @@ def test_shapes(at: Home, dtype: str) -> None:
 
 
 @each(dtype=ALL, axis=[0, 1, -1])
-def test_concat_and_slice_axis(at: Home, dtype: str, axis: int) -> None:
+def test_concat_and_slice_axis(at: Primitive, dtype: str, axis: int) -> None:
     a, b = numbers(2, 3, dtype=dtype), numbers(2, 3, dtype=dtype, seed=1)
     joined = at.xp.concat([at.put(a, dtype), at.put(b, dtype), at.put(a, dtype)], axis)
     expected = np.concatenate([a, b, a], axis)
@@ -185,7 +177,7 @@ def types_and_shapes(name: str) -> list[tuple[str, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("name", UNARY)
 @each(("dtype", "shape"), types_and_shapes)
-def test_one_array(at: Home, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+def test_one_array(at: Primitive, name: str, dtype: str, shape: tuple[int, ...]) -> None:
     reference, domain, _ = UNARY[name]
     host = numbers(*shape, dtype=dtype)
     host = domain(host) if domain else host
@@ -194,7 +186,7 @@ def test_one_array(at: Home, name: str, dtype: str, shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("name", ["abs", "exp", "erf", "isnan"])
-def test_one_array_that_does_not_lie_in_order(at: Home, name: str) -> None:
+def test_one_array_that_does_not_lie_in_order(at: Primitive, name: str) -> None:
     reference, domain, _ = UNARY[name]
     host = numbers(6, 5)
     host = domain(host) if domain else host
@@ -205,7 +197,7 @@ def test_one_array_that_does_not_lie_in_order(at: Home, name: str) -> None:
 
 @each(dtype=FLOATS)
 @pytest.mark.parametrize("name", [name for name in UNARY if name != "logical_not"])
-def test_one_array_of_what_is_no_number_or_infinite(at: Home, name: str, dtype: str) -> None:
+def test_one_array_of_what_is_no_number_or_infinite(at: Primitive, name: str, dtype: str) -> None:
     host = np.array([NAN, INF, -INF, 0.0, 1.0])
     with np.errstate(all="ignore"):
         expected = UNARY[name][0](host)
@@ -249,7 +241,7 @@ def types_and_pairs(name: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", BINARY)
 @each(("dtype", "left", "right"), types_and_pairs)
-def test_two_arrays(at: Home, name: str, dtype: str, left: Any, right: Any) -> None:
+def test_two_arrays(at: Primitive, name: str, dtype: str, left: Any, right: Any) -> None:
     a, b = numbers(*left, dtype=dtype), numbers(*right, dtype=dtype, seed=1)
     result = "bool" if name in TO_BOOL else dtype
     found = getattr(at.xp, name)(at.put(a, dtype), at.put(b, dtype))
@@ -258,7 +250,7 @@ def test_two_arrays(at: Home, name: str, dtype: str, left: Any, right: Any) -> N
 
 @each("dtype", lambda name: NUMBERS if name in ("add", "less") else ("float32", "int32"))
 @pytest.mark.parametrize("name", [name for name in BINARY if not name.startswith("logical")])
-def test_an_array_and_a_number(at: Home, name: str, dtype: str) -> None:
+def test_an_array_and_a_number(at: Primitive, name: str, dtype: str) -> None:
     if name == "divide" and dtype == "int32":
         return  # integers are not divided
     host = numbers(2, 3, dtype=dtype)
@@ -270,7 +262,7 @@ def test_an_array_and_a_number(at: Home, name: str, dtype: str) -> None:
         at.is_like(found(value, x), reference(value, host), result)
 
 
-def test_truths_beside_truths(at: Home) -> None:
+def test_truths_beside_truths(at: Primitive) -> None:
     x = at.put([True, False], "bool")
     at.is_like(at.xp.logical_and(x, True), [True, False], "bool")
     at.is_like(at.xp.logical_and(False, x), [False, False], "bool")
@@ -278,7 +270,7 @@ def test_truths_beside_truths(at: Home) -> None:
     at.is_like(at.xp.logical_or(False, x), [True, False], "bool")
 
 
-def test_a_fraction_beside_integers_becomes_whole(at: Home) -> None:
+def test_a_fraction_beside_integers_becomes_whole(at: Primitive) -> None:
     x = at.put([1, 2, 3], "int32")
     at.is_like(at.xp.add(x, 1.5), [2, 3, 4], "int32")
     at.is_like(at.xp.multiply(2.5, x), [2, 4, 6], "int32")
@@ -286,7 +278,7 @@ def test_a_fraction_beside_integers_becomes_whole(at: Home) -> None:
 
 
 @each(dtype=FLOATS)
-def test_pow(at: Home, dtype: str) -> None:
+def test_pow(at: Primitive, dtype: str) -> None:
     base, exponent = np.abs(numbers(4, 5, dtype=dtype)), numbers(5, dtype=dtype, seed=1)
     a, b, xp = at.put(base, dtype), at.put(exponent, dtype), at.xp
     at.is_like(xp.pow(a, b), base**exponent, dtype)
@@ -297,7 +289,7 @@ def test_pow(at: Home, dtype: str) -> None:
 
 
 @each(dtype=FLOATS)
-def test_the_larger_and_the_smaller_pass_on_what_is_no_number(at: Home, dtype: str) -> None:
+def test_the_larger_and_the_smaller_pass_on_what_is_no_number(at: Primitive, dtype: str) -> None:
     a, b = at.put([NAN, 1, -INF, NAN], dtype), at.put([0, NAN, 2, NAN], dtype)
     at.is_like(at.xp.maximum(a, b), [NAN, NAN, 2, NAN], dtype)
     at.is_like(at.xp.minimum(a, b), [NAN, NAN, -INF, NAN], dtype)
@@ -309,7 +301,7 @@ def test_the_larger_and_the_smaller_pass_on_what_is_no_number(at: Home, dtype: s
 
 
 @each(dtype=ALL)
-def test_where(at: Home, dtype: str) -> None:
+def test_where(at: Primitive, dtype: str) -> None:
     condition = numbers(3, 1, 4, seed=2) > 0
     a, b = numbers(2, 4, dtype=dtype), numbers(1, dtype=dtype, seed=1)
     test, x, y = at.put(condition, "bool"), at.put(a, dtype), at.put(b, dtype)
@@ -319,7 +311,7 @@ def test_where(at: Home, dtype: str) -> None:
     at.is_like(at.xp.where(test, one, x), np.where(condition, a.dtype.type(1), a), dtype)
 
 
-def test_where_takes_the_one_side_whatever_the_other_is(at: Home) -> None:
+def test_where_takes_the_one_side_whatever_the_other_is(at: Primitive) -> None:
     x = at.put([NAN, 1, INF], "float32")
     at.is_like(at.xp.where(at.xp.isnan(x), 0.0, x), [0, 1, INF], "float32")
     at.is_like(at.xp.where(at.xp.isnan(x), x, -INF), [NAN, -INF, -INF], "float32")
@@ -336,7 +328,7 @@ AXES: list[Any] = [0, 1, -1, (0, 1), (0, -1), (0, 1, 2), ()]
     + [("float32", axis, True) for axis in (1, (0, -1), ())]
     + [(dtype, (0, -1), False) for dtype in NUMBERS[1:]],
 )
-def test_sums_and_extremes(at: Home, dtype: str, axis: Any, keepdims: bool) -> None:
+def test_sums_and_extremes(at: Primitive, dtype: str, axis: Any, keepdims: bool) -> None:
     host = numbers(3, 4, 5, dtype=dtype)
     x = at.put(host, dtype)
     at.is_like(at.xp.sum(x, axis, keepdims), host.sum(axis, keepdims=keepdims), dtype, scale=60)
@@ -344,7 +336,7 @@ def test_sums_and_extremes(at: Home, dtype: str, axis: Any, keepdims: bool) -> N
     at.is_like(at.xp.min(x, axis, keepdims), host.min(axis, keepdims=keepdims), dtype)
 
 
-def test_sums_and_extremes_of_what_does_not_lie_in_order(at: Home) -> None:
+def test_sums_and_extremes_of_what_does_not_lie_in_order(at: Primitive) -> None:
     host = numbers(6, 5)
     x = at.xp.slice_axis(at.xp.permute_dims(at.put(host, "float32"), (1, 0)), 1, 1, 6, 2)
     for axis in (0, 1, (0, 1)):
@@ -353,47 +345,47 @@ def test_sums_and_extremes_of_what_does_not_lie_in_order(at: Home) -> None:
 
 
 @each(dtype=NUMBERS)
-def test_a_sum_of_nothing_is_zero(at: Home, dtype: str) -> None:
+def test_a_sum_of_nothing_is_zero(at: Primitive, dtype: str) -> None:
     x = at.put(np.zeros((3, 0)), dtype)
     at.is_like(at.xp.sum(x, 1), np.zeros(3), dtype)
     at.is_like(at.xp.sum(x, 0), np.zeros(0), dtype)
 
 
 @each(dtype=["float16", "bfloat16"], axis=[0, 1])
-def test_16_bit_sums_are_rounded_once(at: Home, dtype: str, axis: int) -> None:
+def test_16_bit_sums_are_rounded_once(at: Primitive, dtype: str, axis: int) -> None:
     host = np.ones((5000, 3) if axis == 0 else (3, 5000))
     at.is_like(at.xp.sum(at.put(host, dtype), axis), np.full(3, 5000.0), dtype)
 
 
 @each(dtype=FLOATS)
-def test_extremes_pass_on_what_is_no_number(at: Home, dtype: str) -> None:
+def test_extremes_pass_on_what_is_no_number(at: Primitive, dtype: str) -> None:
     x = at.put([[1, NAN, 3], [-INF, 2, INF], [NAN, NAN, NAN]], dtype)
     at.is_like(at.xp.max(x, 1), [NAN, INF, NAN], dtype)
     at.is_like(at.xp.min(x, 1), [NAN, -INF, NAN], dtype)
     at.is_like(at.xp.sum(x, 1), [NAN, NAN, NAN], dtype)
 
 
-def test_extremes_of_truths(at: Home) -> None:
+def test_extremes_of_truths(at: Primitive) -> None:
     x = at.put([[True, False], [False, False]], "bool")
     at.is_like(at.xp.max(x, 1), [True, False], "bool")
     at.is_like(at.xp.min(x, 0), [False, False], "bool")
 
 
 @each(("dtype", "axis"), [*((dtype, 1) for dtype in ALL), ("float32", 0), ("float32", -1)])
-def test_argmax(at: Home, dtype: str, axis: int) -> None:
+def test_argmax(at: Primitive, dtype: str, axis: int) -> None:
     host = np.round(numbers(40, 30)).astype(DTYPES[dtype].numpy())
     host = host.astype(np.float64) if dtype in FLOATS else host
     at.is_like(at.xp.argmax(at.put(host, dtype), axis), host.argmax(axis), "int32")
 
 
 @each(dtype=FLOATS)
-def test_argmax_takes_what_is_no_number_for_the_largest(at: Home, dtype: str) -> None:
+def test_argmax_takes_what_is_no_number_for_the_largest(at: Primitive, dtype: str) -> None:
     x = at.put([[1, NAN, INF, NAN], [0, 5, 5, 1], [-INF, -INF, -INF, -INF]], dtype)
     at.is_like(at.xp.argmax(x, 1), [1, 1, 0], "int32")
 
 
 @each(("dtype", "k"), [*((dtype, 3) for dtype in NUMBERS), ("float32", 1), ("float32", 10)])
-def test_top_k(at: Home, dtype: str, k: int) -> None:
+def test_top_k(at: Primitive, dtype: str, k: int) -> None:
     host = np.random.default_rng(0).permuted(np.arange(40).reshape(4, 10), axis=1) - 20
     largest, places = at.xp.top_k(at.put(host, dtype), k)
     order = np.argsort(-host, axis=1)[:, :k]
@@ -402,7 +394,7 @@ def test_top_k(at: Home, dtype: str, k: int) -> None:
 
 
 @each(dtype=FLOATS)
-def test_top_k_takes_what_is_no_number_for_the_largest(at: Home, dtype: str) -> None:
+def test_top_k_takes_what_is_no_number_for_the_largest(at: Primitive, dtype: str) -> None:
     host = [1, NAN, INF, -1, np.copysign(NAN, -1)]
     largest, places = at.xp.top_k(at.put(host, dtype), 3)
     at.is_like(largest, [NAN, NAN, INF], dtype)
@@ -410,7 +402,7 @@ def test_top_k_takes_what_is_no_number_for_the_largest(at: Home, dtype: str) -> 
     assert at.get(places)[2] == 2
 
 
-def test_top_k_of_truths_and_of_one_row(at: Home) -> None:
+def test_top_k_of_truths_and_of_one_row(at: Primitive) -> None:
     largest, places = at.xp.top_k(at.put([False, True, False], "bool"), 1)
     at.is_like(largest, [True], "bool")
     at.is_like(places, [1], "int32")
@@ -435,26 +427,26 @@ PRODUCTS = [
     [("float32", *pair) for pair in PRODUCTS]
     + [(dtype, *pair) for dtype in FLOATS[1:] for pair in (PRODUCTS[3], PRODUCTS[6])],
 )
-def test_matmul(at: Home, dtype: str, left: Any, right: Any) -> None:
+def test_matmul(at: Primitive, dtype: str, left: Any, right: Any) -> None:
     a, b = numbers(*left, dtype=dtype), numbers(*right, dtype=dtype, seed=1)
     found = at.xp.matmul(at.put(a, dtype), at.put(b, dtype))
     at.is_like(found, a @ b, dtype, scale=16 * math.sqrt(max(1, left[-1])))
 
 
 @each(dtype=FLOATS)
-def test_matmul_of_what_does_not_lie_in_order(at: Home, dtype: str) -> None:
+def test_matmul_of_what_does_not_lie_in_order(at: Primitive, dtype: str) -> None:
     a, b = numbers(2, 3, 4, dtype=dtype), numbers(2, 5, 4, dtype=dtype, seed=1)
     turned = at.xp.permute_dims(at.put(b, dtype), (0, 2, 1))
     at.is_like(at.xp.matmul(at.put(a, dtype), turned), a @ b.transpose(0, 2, 1), dtype, scale=32)
 
 
 @each(dtype=["float16", "bfloat16"])
-def test_16_bit_products_are_rounded_once(at: Home, dtype: str) -> None:
+def test_16_bit_products_are_rounded_once(at: Primitive, dtype: str) -> None:
     row, column = at.put(np.ones((1, 5000)), dtype), at.put(np.ones((5000, 1)), dtype)
     at.is_like(at.xp.matmul(row, column), [[5000.0]], dtype)
 
 
-def test_float32_products_are_float32_ones(at: Home) -> None:
+def test_float32_products_are_float32_ones(at: Primitive) -> None:
     a = 1 + numbers(64, 64) * 2.0**-12  # what fewer bits of mantissa would lose
     b = numbers(64, 64, seed=1)
     a = a.astype(np.float32).astype(np.float64)
@@ -477,7 +469,7 @@ def gathered(host: Any, indices: Any, axis: int) -> Any:
     [("float32", axis, shape) for axis in (0, 1, -1) for shape in [(), (4,), (2, 3), (0,)]]
     + [(dtype, 1, (2, 3)) for dtype in ALL[1:]],
 )
-def test_take(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
+def test_take(at: Primitive, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
     host = numbers(3, 5, 2, dtype=dtype)
     indices = np.random.default_rng(0).integers(0, host.shape[axis], shape)
     found = at.xp.take(at.put(host, dtype), at.put(indices, "int32"), axis)
@@ -485,7 +477,7 @@ def test_take(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
 
 
 @each(dtype=ALL, axis=[0, 1])
-def test_take_out_of_range_reads_nothing(at: Home, dtype: str, axis: int) -> None:
+def test_take_out_of_range_reads_nothing(at: Primitive, dtype: str, axis: int) -> None:
     host = numbers(3, 5, dtype=dtype)
     indices = np.array([0, -1, 2, 7, 2**31 - 1, -(2**31)])
     found = at.xp.take(at.put(host, dtype), at.put(indices, "int32"), axis)
@@ -493,7 +485,7 @@ def test_take_out_of_range_reads_nothing(at: Home, dtype: str, axis: int) -> Non
 
 
 @each(kind=["int8", "uint8", "int16", "int64", "uint32"])
-def test_indices_are_integers_of_any_type(at: Home, kind: str) -> None:
+def test_indices_are_integers_of_any_type(at: Primitive, kind: str) -> None:
     host, indices = numbers(300, 2), np.array([[0, 5], [100, 3]])
     if as_dtype(kind).kind == "int":
         indices[1, 1] = -3
@@ -509,7 +501,7 @@ def test_indices_are_integers_of_any_type(at: Home, kind: str) -> None:
 
 
 @each(dtype=ALL)
-def test_an_axis_of_nothing_has_nothing_to_take(at: Home, dtype: str) -> None:
+def test_an_axis_of_nothing_has_nothing_to_take(at: Primitive, dtype: str) -> None:
     nothing: Any = NAN if dtype in FLOATS else 0
     x, indices = at.put(np.zeros((0, 2)), dtype), at.put([0, 1, -1], "int32")
     at.is_like(at.xp.take(x, indices, 0), np.full((3, 2), nothing), dtype)
@@ -518,7 +510,7 @@ def test_an_axis_of_nothing_has_nothing_to_take(at: Home, dtype: str) -> None:
 
 
 @each(("axis", "shape"), [(0, (2, 4)), (1, (3, 1)), (-1, (1, 6)), (-1, (3, 0))], dtype=ALL)
-def test_take_along_axis(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
+def test_take_along_axis(at: Primitive, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
     host = numbers(3, 4, dtype=dtype)
     indices = np.random.default_rng(0).integers(-1, host.shape[axis] + 1, shape)
     inside = (indices >= 0) & (indices < host.shape[axis])
@@ -556,7 +548,7 @@ POSITIONS: list[list[list[int]]] = [
     [("float32", positions) for positions in POSITIONS]
     + [(dtype, positions) for dtype in ALL[1:] for positions in POSITIONS[:2]],
 )
-def test_write(at: Home, dtype: str, positions: list[list[int]]) -> None:
+def test_write(at: Primitive, dtype: str, positions: list[list[int]]) -> None:
     host = numbers(2, 3, 6, 4, dtype=dtype)
     new = numbers(2, 3, len(positions[0]), 4, dtype=dtype, seed=1)
     x, rows = at.put(host, dtype), at.put(new, dtype)
@@ -565,7 +557,7 @@ def test_write(at: Home, dtype: str, positions: list[list[int]]) -> None:
     at.is_like(rows, new, dtype)
 
 
-def test_write_again_and_again(at: Home) -> None:
+def test_write_again_and_again(at: Primitive) -> None:
     expected = np.zeros((1, 2, 8, 4))
     x = at.put(expected, "float32")
     for token in range(10):
@@ -575,7 +567,7 @@ def test_write_again_and_again(at: Home) -> None:
     at.is_like(x, expected, "float32")
 
 
-def test_write_takes_rows_that_do_not_lie_in_order(at: Home) -> None:
+def test_write_takes_rows_that_do_not_lie_in_order(at: Primitive) -> None:
     host, new = numbers(2, 3, 6, 4), numbers(2, 5, 3, 4, seed=1)
     rows = at.xp.permute_dims(at.put(new, "float32"), (0, 2, 1, 3))
     places = np.array([[3, 2, 1, 9, 0], [0, 1, 2, 3, 4]])
@@ -583,7 +575,7 @@ def test_write_takes_rows_that_do_not_lie_in_order(at: Home) -> None:
     at.is_like(found, written(host, new.transpose(0, 2, 1, 3), places), "float32")
 
 
-def test_nothing_else_changes_its_operands(at: Home) -> None:
+def test_nothing_else_changes_its_operands(at: Primitive) -> None:
     host = numbers(4, 6)
     x, y = at.put(host, "float32"), at.put(host, "float32")
     for name in UNARY:

@@ -18,6 +18,7 @@ from anydevice.errors import ConfigurationError
 from tests.comparing import EXACT, assert_same_integers, assert_same_values
 
 from .combinations import each
+from .home import Home
 
 ONE_DEVICE = True  # see conftest.py
 Array = np.ndarray[Any, Any]
@@ -30,11 +31,8 @@ HEADS: Array = np.ones((1, 1, 2, 4), np.float32)
 PLACES: Array = np.array([0, 1], np.int32)
 
 
-class Home:
-    """An engine and one of its devices."""
-
-    def __init__(self, engine: Engine, device: Device) -> None:
-        self.engine, self.device = engine, device
+class Refusing(Home):
+    """Checks that calls with arrays of the engine are refused."""
 
     def __call__(self, host: Array) -> Any:
         return self.engine.place(host, self.device)
@@ -45,67 +43,48 @@ class Home:
 
 
 @pytest.fixture
-def here(engine: Engine, device: Device) -> Home:
-    return Home(engine, device)
+def here(engine: Engine, device: Device) -> Refusing:
+    return Refusing(engine, device)
 
 
 # Arrays of two libraries. Those whose dtypes compare equal would mix without a word.
 
 Mixed = Callable[[Callable[[Array], Any], Callable[[Array], Any]], Any]
 
+F, W, T, H, P = FLOATS, WHOLE, TRUTHS, HEADS, PLACES
 MIXED: dict[str, tuple[str, str, Mixed]] = {
-    "add": ("a", "b", lambda u, v: ops.add(u(FLOATS), v(FLOATS))),
-    "equal": ("a", "b", lambda u, v: ops.equal(u(WHOLE), v(WHOLE))),
-    "logical_and": ("a", "b", lambda u, v: ops.logical_and(u(TRUTHS), v(TRUTHS))),
-    "matmul": ("a", "b", lambda u, v: ops.matmul(u(FLOATS), v(FLOATS))),
-    "linear": ("x", "weight", lambda u, v: ops.linear(u(FLOATS), v(FLOATS))),
-    "linear, bias": (
-        "x",
-        "bias",
-        lambda u, v: ops.linear(u(FLOATS), u(FLOATS), v(FLOATS[:, 0])),
-    ),
-    "where": ("condition", "a", lambda u, v: ops.where(u(TRUTHS), v(FLOATS), v(FLOATS))),
-    "where, operands": ("a", "b", lambda u, v: ops.where(u(TRUTHS), u(FLOATS), v(FLOATS))),
-    "where, a number": ("condition", "b", lambda u, v: ops.where(u(TRUTHS), 0.0, v(FLOATS))),
-    "concat": ("first", "another", lambda u, v: ops.concat([u(FLOATS), v(FLOATS)])),
-    "rmsnorm": ("x", "weight", lambda u, v: ops.rmsnorm(u(FLOATS), v(FLOATS[0]))),
-    "layernorm": ("x", "bias", lambda u, v: ops.layernorm(u(FLOATS), None, v(FLOATS[0]))),
-    "swiglu": ("gate", "up", lambda u, v: ops.swiglu(u(FLOATS), v(FLOATS))),
-    "embedding": ("weight", "ids", lambda u, v: ops.embedding(u(FLOATS), v(PLACES))),
-    "take": ("x", "indices", lambda u, v: ops.take(u(FLOATS), v(PLACES))),
-    "cache_write": (
-        "cache",
-        "positions",
-        lambda u, v: ops.cache_write(u(HEADS), u(HEADS), v(PLACES)),
-    ),
-    "cross_entropy": ("logits", "targets", lambda u, v: ops.cross_entropy(u(FLOATS), v(PLACES))),
-    "mean_squared_error": (
-        "x",
-        "y",
-        lambda u, v: ops.mean_squared_error(u(FLOATS), v(FLOATS)),
-    ),
-    "rope": ("x", "positions", lambda u, v: ops.rope(u(HEADS), v(PLACES))),
-    "attention": ("q", "k", lambda u, v: ops.attention(u(HEADS), v(HEADS), v(HEADS))),
+    "add": ("a", "b", lambda u, v: ops.add(u(F), v(F))),
+    "equal": ("a", "b", lambda u, v: ops.equal(u(W), v(W))),
+    "logical_and": ("a", "b", lambda u, v: ops.logical_and(u(T), v(T))),
+    "matmul": ("a", "b", lambda u, v: ops.matmul(u(F), v(F))),
+    "linear": ("x", "weight", lambda u, v: ops.linear(u(F), v(F))),
+    "linear, bias": ("x", "bias", lambda u, v: ops.linear(u(F), u(F), v(F[:, 0]))),
+    "where": ("condition", "a", lambda u, v: ops.where(u(T), v(F), v(F))),
+    "where, operands": ("a", "b", lambda u, v: ops.where(u(T), u(F), v(F))),
+    "where, a number": ("condition", "b", lambda u, v: ops.where(u(T), 0.0, v(F))),
+    "concat": ("first", "another", lambda u, v: ops.concat([u(F), v(F)])),
+    "rmsnorm": ("x", "weight", lambda u, v: ops.rmsnorm(u(F), v(F[0]))),
+    "layernorm": ("x", "bias", lambda u, v: ops.layernorm(u(F), None, v(F[0]))),
+    "swiglu": ("gate", "up", lambda u, v: ops.swiglu(u(F), v(F))),
+    "embedding": ("weight", "ids", lambda u, v: ops.embedding(u(F), v(P))),
+    "take": ("x", "indices", lambda u, v: ops.take(u(F), v(P))),
+    "cache_write": ("cache", "positions", lambda u, v: ops.cache_write(u(H), u(H), v(P))),
+    "cross_entropy": ("logits", "targets", lambda u, v: ops.cross_entropy(u(F), v(P))),
+    "mean_squared_error": ("x", "y", lambda u, v: ops.mean_squared_error(u(F), v(F))),
+    "rope": ("x", "positions", lambda u, v: ops.rope(u(H), v(P))),
+    "attention": ("q", "k", lambda u, v: ops.attention(u(H), v(H), v(H))),
     "attention, lengths": (
         "q",
         "lengths",
-        lambda u, v: ops.attention(*[u(HEADS)] * 3, lengths=v(PLACES[:1])),
+        lambda u, v: ops.attention(*[u(H)] * 3, lengths=v(P[:1])),
     ),
-    "attention, sinks": (
-        "q",
-        "sinks",
-        lambda u, v: ops.attention(*[u(HEADS)] * 3, sinks=v(FLOATS[0][: HEADS.shape[1]])),
-    ),
-    "attention, mask": (
-        "q",
-        "mask",
-        lambda u, v: ops.attention(*[u(HEADS)] * 3, mask=v(TRUTHS[:1, :2])),
-    ),
+    "attention, sinks": ("q", "sinks", lambda u, v: ops.attention(*[u(H)] * 3, sinks=v(F[0, :1]))),
+    "attention, mask": ("q", "mask", lambda u, v: ops.attention(*[u(H)] * 3, mask=v(T[:1, :2]))),
 }
 
 
 @pytest.mark.parametrize("case", MIXED)
-def test_arrays_of_two_libraries_are_refused_by_name(here: Home, case: str) -> None:
+def test_arrays_of_two_libraries_are_refused_by_name(here: Refusing, case: str) -> None:
     first, second, mixed = MIXED[case]
     other = registry.load("numpy" if here.engine.name != "numpy" else _first_beside_numpy())
     cpu = next(device for device in other.devices() if device.backend == "cpu")
@@ -135,7 +114,7 @@ def _first_beside_numpy() -> str:
 
 
 @pytest.mark.parametrize("op", [ops.add, ops.multiply, ops.less, ops.maximum, ops.power])
-def test_a_number_outside_of_the_arrays_type_is_refused(here: Home, op: Any) -> None:
+def test_a_number_outside_of_the_arrays_type_is_refused(here: Refusing, op: Any) -> None:
     name = op.__name__
     told = rf"^{name}: 1099511627776 does not fit into int32 \(-2147483648 to 2147483647\)"
     here.refuses(told + r".*astype\(a, 'int64'\)", lambda x: op(x, 2**40), WHOLE)
@@ -148,7 +127,7 @@ def test_a_number_outside_of_the_arrays_type_is_refused(here: Home, op: Any) -> 
     )
 
 
-def test_numbers_at_the_ends_of_a_type_are_taken(here: Home) -> None:
+def test_numbers_at_the_ends_of_a_type_are_taken(here: Refusing) -> None:
     for number in (-(2**31), 2**31 - 1):
         assert here.engine.to_host(ops.equal(here(WHOLE), number)).tolist() == [[False] * 3] * 2
     assert here.engine.to_host(ops.less(here(BYTES), 255)).tolist() == [True] * 3
@@ -156,13 +135,13 @@ def test_numbers_at_the_ends_of_a_type_are_taken(here: Home) -> None:
     assert_same_integers(here.engine.to_host(ops.equal(here(TRUTHS), 1)), TRUTHS)
 
 
-def test_where_refuses_such_numbers_too(here: Home) -> None:
+def test_where_refuses_such_numbers_too(here: Refusing) -> None:
     told = "^where: -1 does not fit into uint8"
     here.refuses(told, lambda c, x: ops.where(c, x, -1), TRUTHS[0], BYTES)
     here.refuses("^where: 2 does not fit into bool", lambda c: ops.where(c, c, 2), TRUTHS)
 
 
-def test_integers_have_no_negative_powers(here: Home) -> None:
+def test_integers_have_no_negative_powers(here: Refusing) -> None:
     told = r"^power: integers have no power -1, and a is int32; use astype\(a"
     here.refuses(told, lambda x: ops.power(x, -1), WHOLE)
     result = here.engine.to_host(ops.power(here(FLOATS), -1))
@@ -175,7 +154,7 @@ def test_integers_have_no_negative_powers(here: Home) -> None:
 @pytest.mark.parametrize(
     "name", ["negative", "abs", "sign", "floor", "relu", "subtract", "power", "matmul", "linear"]
 )
-def test_booleans_are_no_numbers(here: Home, name: str) -> None:
+def test_booleans_are_no_numbers(here: Refusing, name: str) -> None:
     op = getattr(ops, name)
     two = name in ("subtract", "power", "matmul", "linear")
     told = f"^{name}: this is an array of bool, and the op takes numbers; use astype"
@@ -185,7 +164,7 @@ def test_booleans_are_no_numbers(here: Home, name: str) -> None:
         here.refuses(told, lambda x: op(1, x), TRUTHS)
 
 
-def test_what_booleans_do_is_the_same_everywhere(here: Home) -> None:
+def test_what_booleans_do_is_the_same_everywhere(here: Refusing) -> None:
     x, y = here(TRUTHS), here(TRUTHS[::-1].copy())
     expected = {"add": np.logical_or, "multiply": np.logical_and, "maximum": np.logical_or}
     for name, same in expected.items():
@@ -212,7 +191,7 @@ ALONG_SEVERAL: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", [*ALONG_ONE, *ALONG_SEVERAL])
-def test_odd_axes(here: Home, name: str) -> None:
+def test_odd_axes(here: Refusing, name: str) -> None:
     op = (ALONG_ONE | ALONG_SEVERAL)[name]
     for odd, shown in ((1.0, r"1\.0"), (True, "True"), ("last", "'last'")):
         told = f"^{name}: axis must be an integer.*, not {shown}$"
@@ -232,7 +211,7 @@ def test_odd_axes(here: Home, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reshape", "broadcast_to"])
-def test_odd_shapes(here: Home, name: str) -> None:
+def test_odd_shapes(here: Refusing, name: str) -> None:
     op = getattr(ops, name)
     for odd, shown in (
         ((2, 3.0), r"but 3\.0 is in it"),
@@ -246,18 +225,18 @@ def test_odd_shapes(here: Home, name: str) -> None:
 
 
 @each(shape=[(-1, -1), (-2, 3), (-1, 0), (4, -1), (7,), (), (-2, -3)])
-def test_shapes_that_an_array_does_not_have(here: Home, shape: tuple[int, ...]) -> None:
+def test_shapes_that_an_array_does_not_have(here: Refusing, shape: tuple[int, ...]) -> None:
     told = rf"^reshape: the shape {re.escape(str(shape))} must have as many elements as x"
     here.refuses(told, lambda x: ops.reshape(x, shape), FLOATS)
 
 
 @each(shape=[(-1, 2, 3), (3,), (2, 4), (-2, 3)])
-def test_shapes_that_an_array_is_not_repeated_to(here: Home, shape: tuple[int, ...]) -> None:
+def test_shapes_that_an_array_is_not_repeated_to(here: Refusing, shape: tuple[int, ...]) -> None:
     told = rf"^broadcast_to: x must broadcast to {re.escape(str(shape))}, but x is \(2, 3\)"
     here.refuses(told, lambda x: ops.broadcast_to(x, shape), FLOATS)
 
 
-def test_odd_orders(here: Home) -> None:
+def test_odd_orders(here: Refusing) -> None:
     for axes in ((0, 0), (0,), (0, 1, 0), ()):
         told = rf"^permute: {re.escape(str(axes))} must name each axis of x once"
         here.refuses(told, lambda x, axes=axes: ops.permute(x, axes), FLOATS)
@@ -271,7 +250,7 @@ def test_odd_orders(here: Home) -> None:
         here.refuses(told, lambda x, odd=odd: ops.permute(x, odd), FLOATS)
 
 
-def test_odd_parts(here: Home) -> None:
+def test_odd_parts(here: Refusing) -> None:
     for start, stop, step in ((0, 3, 0), (0, 3, -1), (2, 1, 1), (-1, 2, 1), (0, 4, 1)):
         told = rf"^slice_axis: {start}:{stop}:{step} must be a range within axis 1, counted from"
         here.refuses(told, lambda x, at=(start, stop, step): ops.slice_axis(x, 1, *at), FLOATS)
@@ -284,7 +263,7 @@ def test_odd_parts(here: Home) -> None:
     assert here.engine.to_host(taken).tolist() == [[2, 3], [5, 6]]
 
 
-def test_odd_counts(here: Home) -> None:
+def test_odd_counts(here: Refusing) -> None:
     for k in (-1, 0, 4):
         told = f"^top_k: k = {k} must be from 1 to the size of the last axis"
         here.refuses(told, lambda x, k=k: ops.top_k(x, k), FLOATS)
@@ -293,13 +272,13 @@ def test_odd_counts(here: Home) -> None:
         here.refuses(told, lambda x, odd=odd: ops.top_k(x, odd), FLOATS)
 
 
-def test_odd_lists(here: Home) -> None:
+def test_odd_lists(here: Refusing) -> None:
     here.refuses("^concat: it takes a list of arrays, not a ", ops.concat, FLOATS)
     here.refuses("^concat: it needs at least one array", lambda _: ops.concat([]), FLOATS)
     here.refuses("^concat: another is not an array", lambda x: ops.concat([x, 1.0]), FLOATS)
 
 
-def test_odd_epsilons(here: Home) -> None:
+def test_odd_epsilons(here: Refusing) -> None:
     for odd, shown in ((None, "None"), ("small", "'small'"), (True, "True")):
         told = f"norm: eps must be a number, not {shown}"
         here.refuses(told, lambda x, w, odd=odd: ops.rmsnorm(x, w, odd), FLOATS, FLOATS[0])

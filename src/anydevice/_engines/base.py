@@ -1,8 +1,8 @@
 """The base class of engines, and helpers that several of their files share.
 
-An engine is a folder. `arrays.py` has its class, a `BaseEngine`; what it computes with lies beside
-it in `primitives.py`, `fused.py`, `memory.py`, `autodiff.py` and `compiler.py`. Each file has one
-value, named after the file, and is loaded when that is first used.
+An engine is a folder. `arrays.py` has its class, a `BaseEngine`; beside it lie `primitives.py`,
+`fused.py`, `memory.py`, `autodiff.py` and `compiler.py`. Each has one value, named after the file,
+and is loaded when that is first used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DType
-from anydevice._core.engine import Absent, Engine, Memory, Storage
+from anydevice._core.engine import Absent, Engine, Memory, MemoryUse, Storage
 from anydevice._core.hooks import load
 from anydevice._core.primitives import Autodiff, Compiler, Primitives
+from anydevice._core.record import Record
 from anydevice._core.text import parse_size, warn
 from anydevice._engines.host import known_dtype
 from anydevice._machine.engines.registry import row_of
@@ -33,10 +34,10 @@ _ALLOCATION = re.compile(
 
 
 class BaseEngine(Engine):
-    """An engine without what only its library can do: see `_core/engine.py` for each method.
+    """Defaults for a library that computes at once, without views and DLPack.
 
-    A subclass adds `name`, `devices`, `native`, `owns`, `devices_of`, `empty`, `place` and
-    `to_host`. The defaults fit a library that computes at once, has no views and no DLPack.
+    `_core/engine.py` documents each method. A subclass adds `name`, `devices`, `native`, `owns`,
+    `devices_of`, `empty`, `place` and `to_host`.
     """
 
     shares_memory = False
@@ -58,7 +59,7 @@ class BaseEngine(Engine):
 
     @cached_property
     def memory(self) -> Memory:
-        memory: Memory = self._part("memory", UncountedMemory(self))
+        memory: Memory = self._part("memory", BaseMemory(self))
         return memory
 
     @cached_property
@@ -107,11 +108,19 @@ class BaseEngine(Engine):
         ).error()
 
     def adopt(self, x: Any) -> Any:
-        assert self.dlpack is not None, "an engine with DLPack has its own"
-        raise self.dlpack.error()
+        if self.dlpack is not None:
+            raise self.dlpack.error()
+        try:
+            return self.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise self.not_adopted(error) from error
+
+    def from_dlpack(self, x: Any, /) -> Any:
+        """Return an array on the memory of another library's; any engine with DLPack has it."""
+        raise NotImplementedError
 
     def export(self, x: Any) -> Any:
-        return self.adopt(x)
+        return x if self.dlpack is None else self.adopt(x)
 
     def move(self, x: Any, device: Device) -> Any:
         self.native(device)
@@ -179,14 +188,18 @@ class BaseEngine(Engine):
             return default
 
 
-class UncountedMemory:
-    """Memory that a library takes from the system, and does not count."""
+class BaseMemory:
+    """Memory that a library takes from the system and does not count.
+
+    The base class for libraries that count: they override `use`, and whatever else they can do.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def use(self, device: Device) -> None:
+    def use(self, device: Device) -> MemoryUse | None:
         self._engine.native(device)
+        return None
 
     def reset_peak(self, device: Device) -> None:
         self._engine.native(device)
@@ -227,7 +240,7 @@ def amount_asked(message: str) -> int | None:
 
 
 def refuse_non_scalar(value: Any, is_array: bool) -> None:
-    """Raise `TypeError`, and say what to do, unless a function to differentiate gave a scalar."""
+    """Raise `TypeError` unless a function to differentiate returned a scalar."""
     if is_array and not value.shape:
         return
     result = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
@@ -235,6 +248,29 @@ def refuse_non_scalar(value: Any, is_array: bool) -> None:
         f"a gradient needs a function that returns one number, and this one returned {result}; "
         "end it with ops.sum or ops.mean"
     )
+
+
+def visible_keys(
+    arange: Callable[[int], Any], queries: int, keys: int, valid: Any, causal: bool,
+    window: int | None, mask: Any,
+) -> Any:  # fmt: skip
+    """Return the keys that each query of attention sees, broadcast to the scores; `None` for all.
+
+    `valid`, the number of valid keys of each sequence, and `mask` have the axes of the scores.
+    """
+    key = arange(keys)
+    conditions = [] if valid is None else [key < valid]
+    if causal:
+        last = arange(queries)[:, None] + ((keys if valid is None else valid) - queries)
+        conditions.append(key <= last)
+        if window is not None:
+            conditions.append(key > last - window)
+    if mask is not None:
+        conditions.append(mask)
+    visible = None
+    for condition in conditions:
+        visible = condition if visible is None else visible & condition
+    return visible
 
 
 def check_names(function: Callable[..., Any], names: Sequence[str]) -> None:
@@ -245,6 +281,16 @@ def check_names(function: Callable[..., Any], names: Sequence[str]) -> None:
         raise ConfigurationError(
             f"the function has no argument {', '.join(unknown)}; it has {', '.join(parameters)}"
         )
+
+
+class CompileOptions(Record):
+    """The options of `Compiler.compile`, which documents them."""
+
+    static: Sequence[str] = ()
+    donate: Sequence[str] = ()
+    whole: bool = True
+    max_effort: bool = False
+    fixed: bool = False
 
 
 def compiled_for_each(

@@ -76,10 +76,7 @@ class CudaDriver:
         return True
 
     def pin(self, address: int, size: int) -> bool:
-        """Let the device read memory of the program by itself.
-
-        `False` where that is refused, also because some of it is pinned: see `is_pinned` then.
-        """
+        """Let the device read memory of the program; `False` if refused, as for pinned memory."""
         start, count = ctypes.c_void_p(address), ctypes.c_size_t(size)
         return bool(self._cuda.cuMemHostRegister_v2(start, count, _PORTABLE) == 0)
 

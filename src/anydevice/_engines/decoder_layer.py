@@ -5,7 +5,6 @@ It needs a tenth of the calls that a layer in ops takes, which is what counts fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -77,7 +76,7 @@ def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def _rotate(x: Array, at: tuple[int, ...], config: LayerConfig) -> Array:
-    """Queries and keys (rows, heads, size), rotated as their positions say."""
+    """Rotate queries and keys (rows, heads, size) by their positions."""
     size, interleaved = config.rotated, config.interleaved
     cosine, sine = _tables(at, size, config.theta, config.scaling)
     step, half = (2, 1) if interleaved else (1, size // 2)
@@ -90,7 +89,7 @@ def _rotate(x: Array, at: tuple[int, ...], config: LayerConfig) -> Array:
 
 @lru_cache(maxsize=16)
 def _tables(at: tuple[int, ...], size: int, theta: float, scaling: Scaling) -> tuple[Array, Array]:
-    """Cosines and sines (rows, 1, pairs), the same for all layers of a step."""
+    """Return cosines and sines (rows, 1, pairs), the same for all layers of a step."""
     steps, factor = frequencies(size, theta, dict(scaling) if scaling else None)
     angles = np.array(at, np.float32)[:, None, None] * np.array(steps, np.float32)
     return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
@@ -143,8 +142,3 @@ def draw_token(
         return NotImplemented
     finite = np.isfinite(_sum(logits, -1))
     return np.where(finite, logits.argmax(-1), -1).astype(np.int32)
-
-
-def numpy_views(arrays: Sequence[Any]) -> list[Any]:
-    """Return arrays of a library whose memory NumPy reads as it is, as NumPy's; `None` stays."""
-    return [None if each is None else np.asarray(each) for each in arrays]

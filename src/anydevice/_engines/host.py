@@ -23,10 +23,7 @@ _warned = False
 
 @lru_cache(maxsize=256)
 def known_dtype(spec: object) -> DType:
-    """Return the row of a library's own object for a dtype.
-
-    Raises `UnsupportedError` for texts, dates, objects, and whatever else is not in the table.
-    """
+    """Return the row of a library's own dtype; raises `UnsupportedError` if there is none."""
     try:
         return as_dtype(spec)
     except ConfigurationError as error:
@@ -45,7 +42,7 @@ def lacking(library: str, dtype: DType) -> UnsupportedError:
 
 
 def plain(x: Array) -> Array:
-    """Return the same numbers in C order, native byte order and aligned: `x` itself where it is so.
+    """Return the array in C order, native byte order and aligned, copied only if needed.
 
     Raises `UnsupportedError` if it has a mask, or a dtype that no device has.
     """
@@ -74,8 +71,7 @@ def narrowed(
 ) -> Array:
     """Return the array in a dtype that a library has, given the 64-bit ones that it `lacks`.
 
-    `why` says the cause and `remedy` what would keep all bits, both for the message. Rules as in
-    `Engine.place`.
+    The message says `why`, and the `remedy` that keeps all bits. Rules as in `Engine.place`.
     """
     wide = known_dtype(x.dtype).name
     if wide not in lacks:

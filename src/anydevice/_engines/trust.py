@@ -27,7 +27,11 @@ def trust(kernel: str, dtype: str, device: str) -> None:
     >>> trust("softmax", "bfloat16", "cuda:7")
     >>> is_trusted("softmax", "bfloat16", "cuda:7"), is_trusted("softmax", "float16", "cuda:7")
     (True, False)
+    >>> is_trusted("softmax", "bfloat16", "cuda:0")
+    False
     >>> forget()
+    >>> is_trusted("softmax", "bfloat16", "cuda:7")
+    False
     """
     _trusted.add(_row(kernel, dtype, device))
 

@@ -36,7 +36,7 @@ def test_the_limit_of_cupy_is_that_of_before_when_it_is_lifted(
     monkeypatch.setitem(sys.modules, "cupy", library)
     monkeypatch.setitem(sys.modules, "anydevice._engines.cupy.arrays", engine)
     monkeypatch.delitem(sys.modules, "anydevice._engines.cupy.memory", raising=False)
-    memory = import_module("anydevice._engines.cupy.memory").CupyMemory()
+    memory = import_module("anydevice._engines.cupy.memory").MEMORY
     del sys.modules["anydevice._engines.cupy.memory"]  # it must not be there after the test
     memory.set_limit(CARD, None)
     assert pool.limit == 7 * GIB

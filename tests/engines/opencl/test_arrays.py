@@ -17,9 +17,6 @@ HERE = Device("opencl")
 
 def test_native_is_a_pyopencl_device(engine: Engine) -> None:
     assert engine.native(HERE) == cl.get_platforms()[0].get_devices()[0]
-
-
-def test_the_arrays_of_one_device_share_a_context(engine: Engine) -> None:
     first, second = (engine.place(np.ones(3, np.float32), HERE) for _ in range(2))
     assert first.context == second.context
 

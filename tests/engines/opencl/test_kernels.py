@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import special
 
+from anydevice._check import reference
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
 from anydevice._engines import trust
@@ -45,17 +45,13 @@ def check(got: Any, wanted: Any, dtype: str) -> None:
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=error)
 
 
-def rms(x: Any, weight: Any, eps: float) -> Any:
-    x = x.astype(np.float64)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64)
+def wide(x: Any) -> Any:
+    """Return an array in float64."""
+    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind in "fV" else x
 
 
-def layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    x = x.astype(np.float64)
-    away = x - x.mean(-1, keepdims=True)
-    scaled = away / np.sqrt((away * away).mean(-1, keepdims=True) + eps)
-    scaled = scaled if weight is None else scaled * weight.astype(np.float64)
-    return scaled if bias is None else scaled + bias.astype(np.float64)
+def expected(op: str, *arguments: Any, **options: Any) -> Any:
+    return reference.call(op, *map(wide, arguments), **options)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +75,19 @@ def test_rows(put: Put, get: Any, assumed: None, shape: Any, dtype: str) -> None
     x = numbers(shape, dtype)
     weight, bias = numbers(shape[-1:], dtype, 1), numbers(shape[-1:], dtype, 2)
     placed = put(x)
-    check(get(KERNELS["softmax"](placed, -1)), special.softmax(x.astype(np.float64), -1), dtype)
-    check(get(KERNELS["rmsnorm"](placed, put(weight), 1e-6)), rms(x, weight, 1e-6), dtype)
+    check(get(KERNELS["softmax"](placed, -1)), expected("softmax", x, -1), dtype)
+    check(
+        get(KERNELS["rmsnorm"](placed, put(weight), 1e-6)),
+        expected("rmsnorm", x, weight, 1e-6),
+        dtype,
+    )
     for one, two in ((weight, bias), (None, bias), (weight, None), (None, None)):
         given = [None if each is None else put(each) for each in (one, two)]
-        check(get(KERNELS["layernorm"](placed, *given, 1e-5)), layer(x, one, two, 1e-5), dtype)
+        check(
+            get(KERNELS["layernorm"](placed, *given, 1e-5)),
+            expected("layernorm", x, one, two, 1e-5),
+            dtype,
+        )
         if dtype != "float32":
             break
 
@@ -91,9 +95,9 @@ def test_rows(put: Put, get: Any, assumed: None, shape: Any, dtype: str) -> None
 def test_rows_of_views_and_of_nothing(put: Put, get: Any) -> None:
     x = numbers((6, 8), "float32")
     turned = xp.permute_dims(put(x), (1, 0))
-    check(get(KERNELS["softmax"](turned, 1)), special.softmax(x.T.astype(np.float64), 1), "float32")
+    check(get(KERNELS["softmax"](turned, 1)), expected("softmax", x.T, 1), "float32")
     some = xp.slice_axis(put(x), 0, 1, 5)
-    check(get(KERNELS["softmax"](some, 1)), special.softmax(x[1:5].astype(float), 1), "float32")
+    check(get(KERNELS["softmax"](some, 1)), expected("softmax", x[1:5], 1), "float32")
     assert get(KERNELS["softmax"](put(x[:0]), 1)).shape == (0, 8)
 
 
@@ -121,10 +125,8 @@ def test_rows_that_other_kernels_must_do(put: Put) -> None:
 def test_activations(put: Put, get: Any, dtype: str) -> None:
     gate, up = numbers((3, 7), dtype), numbers((3, 7), dtype, 1)
     gate *= gate.dtype.type(4)
-    wide = gate.astype(np.float64)
-    check(get(KERNELS["silu"](put(gate))), wide * special.expit(wide), dtype)
-    wanted = wide * special.expit(wide) * up.astype(np.float64)
-    check(get(KERNELS["swiglu"](put(gate), put(up))), wanted, dtype)
+    check(get(KERNELS["silu"](put(gate))), expected("silu", gate), dtype)
+    check(get(KERNELS["swiglu"](put(gate), put(up))), expected("swiglu", gate, up), dtype)
 
 
 def test_activations_at_the_ends(put: Put, get: Any) -> None:
@@ -135,33 +137,18 @@ def test_activations_at_the_ends(put: Put, get: Any) -> None:
     assert KERNELS["swiglu"](x, whole) is NotImplemented
 
 
-def turned(x: Any, positions: Any, theta: float, interleaved: bool, factor: float) -> Any:
-    size = x.shape[-1]
-    frequencies = theta ** -(np.arange(0, size, 2) / size) / factor
-    angles = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None] * frequencies
-    x = x.astype(np.float64)
-    one, two = (
-        (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., : size // 2], x[..., size // 2 :])
-    )
-    a = one * np.cos(angles) - two * np.sin(angles)
-    b = two * np.cos(angles) + one * np.sin(angles)
-    if interleaved:
-        return np.stack([a, b], -1).reshape(x.shape)
-    return np.concatenate([a, b], -1)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rope(put: Put, get: Any, dtype: str, interleaved: bool) -> None:
     x = numbers((2, 3, 5, 8), dtype)
     flat, each = np.arange(5) + 100, np.array([[0, 1, 2, 3, 4], [7, 6, 5, 4, 3]], np.int32)
     got = get(KERNELS["rope"](put(x), put(flat), 10000.0, interleaved, None))
-    wanted = turned(x, flat, 10000.0, interleaved, 1)
+    wanted = expected("rope", x, flat, theta=10000.0, interleaved=interleaved)
     np.testing.assert_allclose(got.astype(np.float64), wanted, atol=max(ERRORS[dtype], 5e-5) * 3)
     source = xp.permute_dims(put(x.swapaxes(1, 2)), (0, 2, 1, 3))
     linear = {"rope_type": "linear", "factor": 4.0}
     got = get(KERNELS["rope"](source, put(each), 500.0, interleaved, linear))
-    wanted = turned(x, each, 500.0, interleaved, 4)
+    wanted = expected("rope", x, each, theta=500.0, interleaved=interleaved, scaling=linear)
     np.testing.assert_allclose(got.astype(np.float64), wanted, atol=ERRORS[dtype] * 3)
 
 
@@ -176,26 +163,9 @@ def test_rope_that_other_kernels_must_do(put: Put, get: Any) -> None:
     assert get(none).shape == (0, 1, 2, 4)
 
 
-def attended(
-    q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any
-) -> Any:
-    batch, heads, queries, size = q.shape
-    keys = k.shape[2]
-    k, v = (np.repeat(x, heads // x.shape[1], 1).astype(np.float64) for x in (k, v))
-    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) * (size**-0.5 if scale is None else scale)
-    valid = np.full(batch, keys) if lengths is None else np.asarray(lengths)
-    j, last = np.arange(keys), valid[:, None] - queries + np.arange(queries)
-    seen = np.broadcast_to(j < valid[:, None, None], (batch, queries, keys))
-    if causal:
-        seen = seen & (j <= last[..., None])
-    if window:
-        seen = seen & (j > last[..., None] - window)
-    seen = np.broadcast_to(seen[:, None], scores.shape)
-    if mask is not None:
-        seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
-    weights = np.where(seen, np.exp(scores - scores.max(-1, keepdims=True)), 0)
-    total = weights.sum(-1, keepdims=True)
-    return np.where(total > 0, weights / np.where(total > 0, total, 1), 0) @ v
+def attended(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    names = ("causal", "scale", "mask", "window", "lengths")
+    return expected("attention", q, k, v, **dict(zip(names, options, strict=True)))
 
 
 CASES: dict[str, Any] = {

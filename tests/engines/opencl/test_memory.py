@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,29 +16,38 @@ import pytest
 from anydevice import ops
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
-from anydevice._core.engine import Engine
+from anydevice._core.engine import Engine, MemoryUse
 from tests.comparing import COPIED, assert_same_values
+
+cl = pytest.importorskip("pyopencl")
+
+from anydevice._engines.opencl import buffers
 
 FLOAT32 = as_dtype("float32")
 MIB = 2**20
 
 
-def in_use(engine: Engine, device: Device) -> int:
+UINT8 = as_dtype("uint8")
+
+
+def use_of(engine: Engine, device: Device) -> MemoryUse:
     use = engine.memory.use(device)
     assert use is not None
-    return use.in_use
+    return use
 
 
 @pytest.fixture
-def here(engine: Engine) -> Device:
+def here(engine: Engine) -> Iterator[Device]:
+    """The device, without unused memory; a limit is lifted after the test."""
     gc.collect()  # arrays of earlier tests that are garbage would be freed while these count
     device = engine.devices()[0]
     engine.memory.release(device)
-    return device
+    yield device
+    engine.memory.set_limit(device, None)
 
 
 def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
-    before = in_use(engine, here)
+    before = use_of(engine, here).in_use
     made: list[Any] = [engine.place(np.ones((512, 512), np.float32), here)]
     for grow in (
         lambda x: engine.empty((512, 512), FLOAT32, here),
@@ -49,96 +59,73 @@ def test_everything_on_opencl_is_counted(engine: Engine, here: Device) -> None:
     ):
         made.append(grow(made[0]))
         engine.synchronize(here)
-        assert in_use(engine, here) >= before + len(made) * MIB
+        assert use_of(engine, here).in_use >= before + len(made) * MIB
     made.clear()
     engine.synchronize(here)
-    assert in_use(engine, here) == before
+    assert use_of(engine, here).in_use == before
 
 
 def test_a_small_table_is_made_without_waiting_and_not_counted(
     engine: Engine, here: Device
 ) -> None:
     x = engine.place(np.ones(4, np.float32), here)
-    before = in_use(engine, here)
+    before = use_of(engine, here).in_use
     small = engine.ops.asarray(np.arange(4, dtype=np.float32), x)
     assert_same_values(engine.to_host(small), np.arange(4), because=COPIED)
-    assert in_use(engine, here) == before
+    assert use_of(engine, here).in_use == before
 
 
 def test_little_is_lost_to_rounding(engine: Engine, here: Device) -> None:
-    use = engine.memory.use(here)
-    assert use is not None
-    held = [engine.empty((size,), as_dtype("uint8"), here) for size in (MIB, 3 * MIB, 100_000)]
-    after = engine.memory.use(here)
-    assert after is not None
+    use = use_of(engine, here)
+    held = [engine.empty((size,), UINT8, here) for size in (MIB, 3 * MIB, 100_000)]
+    after = use_of(engine, here)
     taken = after.reserved - use.reserved
     assert 4 * MIB + 100_000 <= taken <= 1.01 * (4 * MIB + 100_000)
     del held
 
 
 def test_a_driver_that_has_no_room_is_recognised(engine: Engine, here: Device) -> None:
-    import pyopencl as cl
-
     most = engine.native(here).max_mem_alloc_size
     with pytest.raises(cl.LogicError, match="INVALID_BUFFER_SIZE") as caught:
-        engine.empty((2 * most,), as_dtype("uint8"), here)
+        engine.empty((2 * most,), UINT8, here)
     assert engine.memory.ran_out(caught.value)
     assert engine.memory.asked(caught.value) is None
     assert not engine.memory.ran_out(cl.LogicError("no record of what went wrong"))
 
 
 def test_a_limit_of_opencl_says_what_was_asked(engine: Engine, here: Device) -> None:
-    engine.memory.set_limit(here, in_use(engine, here) + MIB)
-    try:
-        with pytest.raises(Exception, match="would exceed the limit of") as caught:
-            engine.empty((3, MIB), as_dtype("uint8"), here)
-        assert engine.memory.asked(caught.value) == 3 * MIB
-    finally:
-        engine.memory.set_limit(here, None)
+    engine.memory.set_limit(here, use_of(engine, here).in_use + MIB)
+    with pytest.raises(Exception, match="would exceed the limit of") as caught:
+        engine.empty((3, MIB), UINT8, here)
+    assert engine.memory.asked(caught.value) == 3 * MIB
 
 
 def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(engine: Engine, here: Device) -> None:
-    import pyopencl as cl
-
-    first = [engine.empty((MIB,), as_dtype("uint8"), here) for _ in range(4)]
-    use = engine.memory.use(here)
-    assert use is not None
+    first = [engine.empty((MIB,), UINT8, here) for _ in range(4)]
+    use = use_of(engine, here)
     engine.memory.set_limit(here, use.reserved)
-    try:
-        del first[:2]
-        again = engine.empty((MIB,), as_dtype("uint8"), here)
-        after = engine.memory.use(here)
-        assert after is not None
-        assert after.reserved == use.reserved  # the other one is still kept
-        # Of what is kept nothing fits: it makes room, and the limit holds.
-        larger = engine.empty((3, MIB // 4), as_dtype("uint8"), here)
-        after = engine.memory.use(here)
-        assert after is not None
-        assert after.in_use <= after.reserved <= use.reserved
-        with pytest.raises(cl.MemoryError, match="would exceed the limit of") as caught:
-            engine.empty((MIB,), as_dtype("uint8"), here)
-        assert str(use.reserved) in str(caught.value)
-        del again, larger
-    finally:
-        engine.memory.set_limit(here, None)
+    del first[:2]
+    again = engine.empty((MIB,), UINT8, here)
+    assert use_of(engine, here).reserved == use.reserved  # the other one is still kept
+    # Of what is kept nothing fits: it makes room, and the limit holds.
+    larger = engine.empty((3, MIB // 4), UINT8, here)
+    after = use_of(engine, here)
+    assert after.in_use <= after.reserved <= use.reserved
+    with pytest.raises(cl.MemoryError, match="would exceed the limit of") as caught:
+        engine.empty((MIB,), UINT8, here)
+    assert str(use.reserved) in str(caught.value)
+    del again, larger
 
 
 def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(engine: Engine, here: Device) -> None:
-    import pyopencl as cl
-
-    from anydevice._engines.opencl.buffers import pool
-
-    other = pool(cl.Context([engine.native(here)]))
+    other = buffers.pool(cl.Context([engine.native(here)]))
     held = other.allocate(4 * MIB)
-    engine.memory.set_limit(here, in_use(engine, here) + 2 * MIB)
-    try:
-        with pytest.raises(cl.MemoryError, match="would exceed the limit of"):
-            engine.empty((4 * MIB,), as_dtype("uint8"), here)
-        del held  # what another pool keeps is given back for it
-        assert engine.empty((4 * MIB,), as_dtype("uint8"), here).nbytes == 4 * MIB
-        assert other.held == 0
-    finally:
-        engine.memory.set_limit(here, None)
+    engine.memory.set_limit(here, use_of(engine, here).in_use + 2 * MIB)
+    with pytest.raises(cl.MemoryError, match="would exceed the limit of"):
+        engine.empty((4 * MIB,), UINT8, here)
+    del held  # what another pool keeps is given back for it
+    assert engine.empty((4 * MIB,), UINT8, here).nbytes == 4 * MIB
+    assert other.held == 0
 
 
 FIRST_USE = """
@@ -181,10 +168,6 @@ def test_threads_that_use_a_device_first_share_its_context(engine: Engine) -> No
 def test_a_context_that_is_slow_to_make_is_made_once(
     engine: Engine, here: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pyopencl as cl
-
-    from anydevice._engines.opencl import buffers
-
     def slowly(*arguments: Any, make: Any = buffers.Pool) -> Any:
         time.sleep(0.05)
         return make(*arguments)

@@ -76,8 +76,8 @@ for rows in map(int, sys.argv[1:]):
     cache = new(rows, 8, 1024, 128)
     at = torch.zeros(rows, dtype=torch.int32)
     decoder_layer.decoder_layer(
-        new(rows, 1, 512), at, cache, cache, *weights, None, None, None, None,
-        numbers, torch.ones(64),
+        new(rows, 1, 512), at, cache, cache, decoder_layer.LayerWeights(*weights), numbers,
+        decoder_layer.Rotation(torch.ones(64)),
     )
 """
 
@@ -286,16 +286,16 @@ def test_a_wrong_prompt_layer_is_caught(
 ) -> None:
     from anydevice._engines.torch.triton import prompt_layer
 
-    right = prompt_layer.turned
+    right = prompt_layer.rotate
 
-    def turned(qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
+    def rotate(qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
         if wrong == "not turned":
-            others = (others[0], None, *others[2:])
+            others = (others[0], prompt_layer.Rotation(), *others[2:])
         if wrong == "not kept":
             keys, values = keys.clone(), values.clone()
         return right(qkv, positions + (wrong == "one place off"), keys, values, *others)
 
-    monkeypatch.setattr(prompt_layer, "turned", turned)
+    monkeypatch.setattr(prompt_layer, "rotate", rotate)
     if wrong == "nothing added":
         monkeypatch.setattr(prompt_layer, "_add_product", lambda *arguments: None)
     layer = fused.UNTRUSTED_KERNELS["prompt_layer"]
@@ -359,14 +359,15 @@ def turned_halves(whole: Any, kind: str, x: Any, weight: Any, **options: Any) ->
 
 
 def backwards(whole: Any, *arguments: Any) -> Any:
-    *given, frequencies, query_norm, key_norm, tile = arguments
-    turned = None if frequencies is None else -frequencies
-    return whole(*given, turned, query_norm, key_norm, tile)
+    *given, rotation, norms, tile = arguments
+    if rotation.frequencies is not None:
+        rotation = rotation._replace(frequencies=-rotation.frequencies)
+    return whole(*given, rotation, norms, tile)
 
 
 def one_key_less(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
-    numbers = replace(others[0], window=int(positions.max()))
-    return whole(qkv, positions, keys, values, numbers, *others[1:])
+    window = int(positions.max())
+    return whole(qkv, positions, keys, values, *others, window=window)
 
 
 def one_place_off(

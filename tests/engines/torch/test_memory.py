@@ -13,6 +13,8 @@ from anydevice._core.device import Device
 from anydevice._core.engine import Engine, MemoryUse
 from anydevice._machine.engines import registry
 
+torch = pytest.importorskip("torch")
+
 GIB = 2**30
 CARD = Device("cuda", 0)
 
@@ -20,16 +22,12 @@ CARD = Device("cuda", 0)
 class Card:
     """What PyTorch's module for CUDA would do on a card of 100 GiB."""
 
-    def __init__(self, *, started: bool) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, started: bool) -> None:
         self.started = started
         self.share = 1.0
         self.emptied = 0
         self.peak = 9
         self.waiting: list[Callable[[], None]] = []
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        import torch
-
         for name, stand_in in {
             "is_initialized": lambda: self.started,
             "memory_allocated": lambda device: 5,
@@ -54,8 +52,6 @@ class Card:
 @pytest.fixture
 def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """PyTorch with a card and Metal, as far as our file for it knows."""
-    import torch
-
     from anydevice._engines.torch import memory as facet
 
     engine = registry.load("torch")
@@ -69,8 +65,7 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def test_a_card_is_counted_and_limited(
     torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = Card(started=True)
-    card.install(monkeypatch)
+    card = Card(monkeypatch, started=True)
     memory = torch_engine.memory
     assert memory.use(CARD) == MemoryUse(in_use=5, reserved=8, peak=9)
     memory.reset_peak(CARD)
@@ -89,8 +84,7 @@ def test_a_card_is_counted_and_limited(
 def test_a_limit_does_not_start_a_card_but_waits_for_it(
     torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = Card(started=False)
-    card.install(monkeypatch)
+    card = Card(monkeypatch, started=False)
     memory = torch_engine.memory
     assert memory.set_limit(CARD, None) is None
     assert card.waiting == []
@@ -107,10 +101,7 @@ def test_a_limit_does_not_start_a_card_but_waits_for_it(
 def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
     torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    card = Card(started=True)
-    card.install(monkeypatch)
+    card = Card(monkeypatch, started=True)
     card.share = 0.5
     memory = torch_engine.memory
     for limit in (60 * GIB, 40 * GIB, None):
@@ -120,8 +111,7 @@ def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
     for limit in (60 * GIB, None):
         memory.set_limit(CARD, limit)
     assert card.share == 1.0
-    later = Card(started=False)
-    later.install(monkeypatch)
+    later = Card(monkeypatch, started=False)
     later.share = 0.5
     for limit in (60 * GIB, None):
         memory.set_limit(CARD, limit)
@@ -132,8 +122,6 @@ def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
 def test_metal_is_counted_and_limited(
     torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     metal, done = Device("metal"), []
     for name, stand_in in {
         "current_allocated_memory": lambda: 5,
@@ -174,8 +162,6 @@ def test_metal_is_counted_and_limited(
     ],
 )
 def test_errors_of_torch(message: str, out: bool) -> None:
-    import torch
-
     memory = registry.load("torch").memory
     assert memory.ran_out(RuntimeError(message)) is out
     assert memory.ran_out(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))

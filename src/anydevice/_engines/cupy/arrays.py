@@ -77,7 +77,10 @@ class CupyEngine(BaseEngine):
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> ndarray:
         target = self.native(device)
-        _refuse_unknown(dtype)
+        if dtype.name == "bfloat16" and version_numbers(cupy.__version__)[:1] < _BFLOAT16_SINCE:
+            raise _LACKS["bfloat16"].error()
+        if dtype.module != "numpy" and dtype.name != "bfloat16":
+            raise lacking("CuPy", dtype)
         with target:
             made = cupy.empty(shape, dtype.numpy())
             # CuPy gives freed memory out again while the stream that used it is still at work.
@@ -97,16 +100,10 @@ class CupyEngine(BaseEngine):
         with x.device:
             return cupy.asnumpy(x)
 
-    def adopt(self, x: Any) -> ndarray:
-        try:
-            if x.__dlpack_device__()[0] not in _ON_GPU:
-                raise BufferError("it does not lie on a GPU")
-            return cupy.from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise self.not_adopted(error) from error
-
-    def export(self, x: ndarray) -> ndarray:
-        return x
+    def from_dlpack(self, x: Any) -> ndarray:
+        if x.__dlpack_device__()[0] not in _ON_GPU:
+            raise BufferError("it does not lie on a GPU")
+        return cupy.from_dlpack(x)
 
     def move(self, x: ndarray, device: Device) -> ndarray:
         if self.devices_of(x) == (device,):
@@ -133,15 +130,6 @@ class CupyEngine(BaseEngine):
     def default_scope(self, device: Device) -> AbstractContextManager[object]:
         scope: AbstractContextManager[object] = self.native(device)
         return scope
-
-
-def _refuse_unknown(dtype: DType) -> None:
-    if dtype.module == "numpy":
-        return
-    if dtype.name != "bfloat16":
-        raise lacking("CuPy", dtype)
-    if version_numbers(cupy.__version__)[:1] < _BFLOAT16_SINCE:
-        raise _LACKS["bfloat16"].error()
 
 
 ENGINE: Engine = CupyEngine()

@@ -25,20 +25,6 @@ def _fused_swiglu(gate: ndarray, up: ndarray) -> ndarray:
     return gate / (cupy.exp(-gate) + 1) * up
 
 
-def _silu(x: ndarray) -> ndarray:
-    if x.dtype not in _FULL:  # of 16 bits, which the definition rounds only once
-        return NotImplemented
-    with x.device:
-        return _fused_silu(x)
-
-
-def _swiglu(gate: ndarray, up: ndarray) -> ndarray:
-    if gate.dtype not in _FULL or up.dtype != gate.dtype:
-        return NotImplemented
-    with gate.device:
-        return _fused_swiglu(gate, up)
-
-
 def _argsort(x: ndarray, axis: int, descending: bool) -> ndarray:
     with x.device:
         if not x.size:
@@ -70,11 +56,12 @@ def _truths(
         return function(x, axes, keepdims=keepdims)
 
 
-def _round(x: ndarray) -> ndarray:
-    if x.dtype not in _FULL:
+def _full_only(function: Callable[..., ndarray], *arrays: ndarray) -> ndarray:
+    """Call a function of `float32` or `float64`: the definitions round 16-bit numbers only once."""
+    if arrays[0].dtype not in _FULL or arrays[0].dtype != arrays[-1].dtype:
         return NotImplemented
-    with x.device:
-        return cupy.rint(x)
+    with arrays[0].device:
+        return function(*arrays)
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
@@ -84,7 +71,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "cumulative_sum": _cumulative_sum,
     "flip": lambda x, axes: cupy.flip(x, axes) if axes else x,
     "prod": _prod,
-    "round": _round,
-    "silu": _silu,
-    "swiglu": _swiglu,
+    "round": partial(_full_only, cupy.rint),
+    "silu": partial(_full_only, _fused_silu),
+    "swiglu": partial(_full_only, _fused_swiglu),
 }

@@ -6,7 +6,7 @@ import cupy
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
-from anydevice._engines.base import amount_asked
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.cupy.arrays import ENGINE
 
 _SAID = ("cudaerrormemoryallocation", "hiperroroutofmemory", "out of memory", "alloc_failed")
@@ -15,7 +15,7 @@ _before: dict[Device, int] = {}
 """The limits of the pool from before ours; 0 is none."""
 
 
-class CupyMemory:
+class CupyMemory(BaseMemory):
     """Memory of CuPy's default pool, by device."""
 
     def use(self, device: Device) -> MemoryUse:
@@ -28,15 +28,8 @@ class CupyMemory:
                 limit=pool.get_limit() or None,
             )
 
-    def reset_peak(self, device: Device) -> None:
-        """Return at once: CuPy keeps no peak."""
-        ENGINE.native(device)
-
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what the pool takes of the GPU, in arrays and kept for later ones.
-
-        Lifting it gives back the limit that the pool had before.
-        """
+        """Limit the pool, its cache included; lifting restores the limit from before."""
         with ENGINE.native(device):
             pool = cupy.get_default_memory_pool()
             if limit is not None:
@@ -57,8 +50,5 @@ class CupyMemory:
         message = str(error).lower()
         return isinstance(error, RuntimeError) and ours and any(words in message for words in _SAID)
 
-    def asked(self, error: BaseException) -> int | None:
-        return amount_asked(str(error))
 
-
-MEMORY: Memory = CupyMemory()
+MEMORY: Memory = CupyMemory(ENGINE)

@@ -30,18 +30,14 @@ def _there(function: Callable[..., ndarray]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(self: CupyPrimitives, *arguments: Any, **named: Any) -> Any:
-        index = next(a.data.device_id for a in _flat(arguments) if isinstance(a, ndarray))
+        arrays = arguments[0] if isinstance(arguments[0], list | tuple) else arguments
+        index = next(x.data.device_id for x in arrays if isinstance(x, ndarray))
         if index == cupy.cuda.runtime.getDevice():
             return function(self, *arguments, **named)
         with cupy.cuda.Device(index):
             return function(self, *arguments, **named)
 
     return call
-
-
-def _flat(arguments: tuple[Any, ...]) -> Sequence[ndarray]:
-    """Return the arguments, or those in the list that stands in the first place."""
-    return arguments[0] if isinstance(arguments[0], list | tuple) else arguments
 
 
 def _one(function: Callable[[ndarray], ndarray]) -> Callable[..., Any]:
@@ -58,6 +54,18 @@ def _two(function: Callable[[ndarray, ndarray], ndarray]) -> Callable[..., Any]:
 
     def call(_: CupyPrimitives, a: ndarray, b: ndarray) -> Any:
         return function(*_alike(a, b))
+
+    return _there(call)
+
+
+def _extreme(on_host: Callable[..., Any], function: Callable[..., ndarray]) -> Callable[..., Any]:
+    """Return `max` or `min`; for no elements, NumPy says which shape is left, or what to refuse."""
+
+    def call(_: CupyPrimitives, x: ndarray, axis: Axes, keepdims: bool = False) -> Any:
+        if not x.size:
+            left = on_host(np.empty(x.shape), axis=axis, keepdims=keepdims)
+            return cupy.empty(left.shape, x.dtype)
+        return function(_wide(x), axis=axis, keepdims=keepdims).astype(x.dtype, copy=False)
 
     return _there(call)
 
@@ -160,13 +168,8 @@ class CupyPrimitives:
         total = cupy.sum(wide, axis=axis, dtype=dtype, keepdims=keepdims)
         return total if x.dtype == np.bool_ else total.astype(x.dtype, copy=False)
 
-    @_there
-    def max(self, x: ndarray, axis: Axes, keepdims: bool = False) -> ndarray:
-        return _extreme(np.max, cupy.max, x, axis, keepdims)
-
-    @_there
-    def min(self, x: ndarray, axis: Axes, keepdims: bool = False) -> ndarray:
-        return _extreme(np.min, cupy.min, x, axis, keepdims)
+    max = _extreme(np.max, cupy.max)
+    min = _extreme(np.min, cupy.min)
 
     @_there
     def argmax(self, x: ndarray, axis: int) -> ndarray:
@@ -225,11 +228,9 @@ class CupyPrimitives:
 
     @_there
     def write(self, x: ndarray, new: ndarray, positions: ndarray) -> ndarray:
-        """Return `x` itself, written into.
+        """Write into `x` and return it, without reading positions on the host.
 
-        A row that goes nowhere writes again what the first row of its batch that goes somewhere
-        writes; where there is none, what stands there already. So nothing has to be known of the
-        positions on the host, and no place is given two different rows.
+        A row out of range repeats the first row of its batch that is in range, or what is there.
         """
         if not new.size or not x.size:
             return x
@@ -261,7 +262,7 @@ def _is_bfloat16(dtype: Any) -> bool:
 
 
 def _wide(x: ndarray) -> ndarray:
-    """Floating numbers of 16 bits as `float32`, everything else as it is."""
+    """Return floating-point numbers of 16 bits as `float32`, all else as it is."""
     if not isinstance(x, ndarray):
         return x
     narrow = x.dtype.itemsize == 2 and _is_floating(x)
@@ -273,7 +274,7 @@ def _type_of(a: ndarray, b: ndarray) -> Any:
 
 
 def _alike(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
-    """Get the operands, a number among them so that it does not change the dtype of the result."""
+    """Return the operands; a Python number becomes one that does not change the other's dtype."""
     if not isinstance(b, ndarray):
         return a, _number(b, a)
     if not isinstance(a, ndarray):
@@ -294,7 +295,7 @@ def _bits(x: ndarray) -> ndarray:
 
 
 def ordered(x: ndarray) -> ndarray:
-    """Integers in the order of the elements; NaN is the largest of all."""
+    """Return integers that sort like the elements; NaN is the largest."""
     if not _is_floating(x):
         return x.view(np.uint8) if x.dtype == np.bool_ else x
     wide = _wide(x) + 0.0  # without the sign of a zero
@@ -311,22 +312,9 @@ def _nothing(x: ndarray) -> float:
 
 
 def _safe(indices: ndarray, size: int) -> tuple[ndarray, ndarray]:
-    """Indices that are in range, and which of them were so before."""
+    """Return indices clipped to the range, and which of them were in it."""
     wide = indices.astype(np.int64, copy=False)
     return cupy.clip(wide, 0, size - 1), (wide >= 0) & (wide < size)
-
-
-def _extreme(
-    on_host: Callable[..., ndarray],
-    function: Callable[..., ndarray],
-    x: ndarray,
-    axis: Axes,
-    keepdims: bool,
-) -> ndarray:
-    if not x.size:  # NumPy knows which shape is left, and what to refuse
-        left = on_host(np.empty(x.shape), axis=axis, keepdims=keepdims)
-        return cupy.empty(left.shape, x.dtype)
-    return function(_wide(x), axis=axis, keepdims=keepdims).astype(x.dtype, copy=False)
 
 
 PRIMITIVES: Primitives = CupyPrimitives()

@@ -71,7 +71,9 @@ class JaxEngine(BaseEngine):
         places = self.devices_of(x)
         if len(places) != 1 or places[0].backend not in _WITH_POINTERS or self.dtype_of(x).packed:
             return None
-        if x.ndim > 1 and not _in_c_order(x):
+        # An older JAX does not tell the layout.
+        layout = getattr(getattr(x, "format", None), "layout", None)
+        if x.ndim > 1 and getattr(layout, "major_to_minor", None) != tuple(range(x.ndim)):
             return None
         pointer: int = x.unsafe_buffer_pointer()
         return pointer
@@ -101,21 +103,13 @@ class JaxEngine(BaseEngine):
             raise _TRACED.error()
         if not (x.is_fully_addressable or x.is_fully_replicated):
             raise _ELSEWHERE.error()
-        # JAX keeps what NumPy has read beside the array; of a part that is made for reading, it
-        # goes with the part.
+        # JAX keeps the host copy beside the array that is read: here, a part that is dropped.
         return np.array(x.addressable_data(0) if x.is_fully_replicated else x)
 
-    def adopt(self, x: Any) -> Array:
-        """Return an array of JAX on the same memory; on the CPU it must be aligned to 64 bytes."""
-        try:
-            if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
-                raise BufferError(NO_64_BITS.what)
-            return jax.dlpack.from_dlpack(x, copy=False)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise self.not_adopted(error) from error
-
-    def export(self, x: Array) -> Array:
-        return x
+    def from_dlpack(self, x: Any) -> Array:
+        if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
+            raise BufferError(NO_64_BITS.what)
+        return jax.dlpack.from_dlpack(x, copy=False)  # on the CPU, of aligned memory alone
 
     def move(self, x: Array, device: Device) -> Array:
         target = self.native(device)
@@ -200,21 +194,12 @@ def _refuse_unknown(dtype: DType, target: Any) -> None:
 
 
 def _refuse_impossible(size: int, target: Any) -> None:
-    """Refuse what is more than JAX may ever hold there.
-
-    XLA would first wait ten seconds for somebody to give memory back.
-    """
+    """Refuse more than JAX may ever hold there: XLA would first wait ten seconds for memory."""
     if size < _WORTH_ASKING:
         return
     most = (target.memory_stats() or {}).get("bytes_limit") or size  # nothing on the CPU
     if size > most:
         raise MemoryError(f"tried to allocate {size} bytes on {target}: JAX may hold {most} there")
-
-
-def _in_c_order(x: Array) -> bool:
-    # Where an older JAX does not say, the answer is the one that cannot be wrong.
-    layout = getattr(getattr(x, "format", None), "layout", None)
-    return layout is not None and layout.major_to_minor == tuple(range(x.ndim))
 
 
 def _rows_of(stacked: Array, at: int) -> list[Array]:

@@ -36,7 +36,13 @@ class JaxAutodiff:
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Array, Array]:
             for path, leaf in jax.tree_util.tree_leaves_with_path(first):
-                _refuse_constant(path, leaf)
+                kind = getattr(leaf, "dtype", None)
+                if kind is None or not jnp.issubdtype(kind, jnp.floating):
+                    where = jax.tree_util.keystr(path) or "the first argument"
+                    raise Absent(
+                        f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
+                        instead="pass it as another argument",
+                    ).error()
             result: tuple[Any, Any] = transformed(first, *others, **named)
             return result
 
@@ -48,8 +54,7 @@ class JaxAutodiff:
     def checkpoint(self, function: Callable[..., Array]) -> Callable[..., Any]:
         """See the protocol.
 
-        `jax.checkpoint` has no effect on the CPU: there XLA drops the barrier between the two
-        runs, finds that they are the same, and keeps all of the first.
+        `jax.checkpoint` has no effect on the CPU: XLA drops the barrier and merges the two runs.
         """
 
         @wraps(function)
@@ -68,32 +73,23 @@ class JaxAutodiff:
         return tree
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run_checkpointed(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
-    return _run(jaxpr, inputs)
-
-
 def _run(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> list[Array]:
     constants = len(jaxpr.constvars)
     outputs: list[Any] = jax.core.eval_jaxpr(jaxpr, inputs[:constants], *inputs[constants:])
     return outputs
 
 
-def _forward(jaxpr: jax.core.Jaxpr, inputs: list[Array]) -> tuple[list[Array], list[Array]]:
-    return _run(jaxpr, inputs), inputs
-
-
 def _backward(
     jaxpr: jax.core.Jaxpr, inputs: list[Array], slopes: list[Array]
 ) -> tuple[list[Array]]:
-    floating = [at for at, each in enumerate(inputs) if jnp.issubdtype(each.dtype, jnp.inexact)]
+    floating = [at for at, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     def gradients(inputs: list[Array], slopes: list[Array]) -> list[Array]:
         def of(floats: list[Array]) -> list[Array]:
             return _run(jaxpr, _with(inputs, floating, floats))
 
-        found: list[Any] = jax.vjp(of, [inputs[at] for at in floating])[1](slopes)[0]
-        return found
+        by_inputs: list[Any] = jax.vjp(of, [inputs[at] for at in floating])[1](slopes)[0]
+        return by_inputs
 
     def behind_barrier(inputs: list[Array], slopes: list[Array]) -> Array:
         return gradients(*lax.optimization_barrier((inputs, slopes)))
@@ -104,39 +100,30 @@ def _backward(
 
         return lax.cond(_true(slopes), gradients, never, inputs, slopes)
 
-    if any(isinstance(each, jax.core.Tracer) for each in slopes):
-        found = lax.platform_dependent(inputs, slopes, cpu=in_branch, default=behind_barrier)
+    if any(isinstance(slope, jax.core.Tracer) for slope in slopes):
+        result = lax.platform_dependent(inputs, slopes, cpu=in_branch, default=behind_barrier)
     else:  # nothing is compiled, so nothing is left out
-        found = gradients(inputs, slopes)
-    none = [np.zeros(each.shape, jax.dtypes.float0) for each in inputs]
-    return (_with(none, floating, found),)
+        result = gradients(inputs, slopes)
+    none = [np.zeros(x.shape, jax.dtypes.float0) for x in inputs]
+    return (_with(none, floating, result),)
 
 
-_run_checkpointed.defvjp(_forward, _backward)
+_run_checkpointed = jax.custom_vjp(_run, nondiff_argnums=(0,))
+_run_checkpointed.defvjp(lambda jaxpr, inputs: (_run(jaxpr, inputs), inputs), _backward)
 
 
 def _with(values: list[Array], places: list[int], others: list[Array]) -> list[Array]:
     """Return the values, with others in some places."""
     changed = list(values)
-    for at, each in zip(places, others, strict=True):
-        changed[at] = each
+    for at, value in zip(places, others, strict=True):
+        changed[at] = value
     return changed
 
 
 def _true(slopes: list[Array]) -> Any:
-    """True, as the compiler cannot know: a number times 0 is never above 1, and nor is NaN."""
-    numbers = [each for each in slopes if each.size and jnp.issubdtype(each.dtype, jnp.inexact)]
+    """Return true in a way that the compiler cannot see: a number times 0 is never above 1."""
+    numbers = [x for x in slopes if x.size and jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True
-
-
-def _refuse_constant(path: Any, leaf: Any) -> None:
-    kind = getattr(leaf, "dtype", None)
-    if kind is None or not jnp.issubdtype(kind, jnp.floating):
-        where = jax.tree_util.keystr(path) or "the first argument"
-        raise Absent(
-            f"{where} is of type {kind or type(leaf).__name__}, which has no gradient",
-            instead="pass it as another argument",
-        ).error()
 
 
 AUTODIFF: Autodiff = JaxAutodiff()

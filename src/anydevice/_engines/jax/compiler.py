@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from stat import S_ISREG
 from typing import Any
@@ -15,6 +15,7 @@ from jax import Array
 from jax.experimental.compilation_cache import compilation_cache
 
 from anydevice._core.primitives import Compiler
+from anydevice._engines.base import CompileOptions
 
 _MOST: dict[str, float | str] = (
     {"exec_time_optimization_effort": 1.0}
@@ -27,13 +28,13 @@ _KEEP_ALL = {
 }
 
 KEPT = 2**30
-"""Bytes of compiled code that are in the folder when a process begins with it, at most.
+"""The most bytes of compiled code that stay in the folder from process to process.
 
-JAX has such a limit (jax_compilation_cache_max_size) only where `filelock` is installed.
+JAX has such a limit (jax_compilation_cache_max_size) only if `filelock` is installed.
 """
 
 _LOOKED = "looked"
-"""The file whose time is that of the last entry that was looked at: whether it is whole."""
+"""The file whose time is that of the last entry that was checked."""
 _LOOKING = 0.05
 _WRITING = 10.0
 """Seconds that an entry may take to be written, far more than it does."""
@@ -44,37 +45,27 @@ _ZLIB, _ZSTD = b"\x78", b"\x28\xb5\x2f\xfd"
 class JaxCompiler:
     """Whole functions by `jax.jit`."""
 
-    def compile(
-        self,
-        function: Callable[..., Array],
-        *,
-        static: Sequence[str] = (),
-        donate: Sequence[str] = (),
-        whole: bool = True,
-        max_effort: bool = False,
-        fixed: bool = False,
-    ) -> Callable[..., Any]:
+    def compile(self, function: Callable[..., Array], **named: Any) -> Callable[..., Any]:
         """See the protocol. Values of `static` arguments must be hashable.
 
-        A donated array is deleted by the call: JAX raises where it is used again. JAX compiles
-        functions as a whole or not at all.
+        The call deletes a donated array. JAX compiles whole functions or nothing.
         """
-        options = {"compiler_options": dict(_MOST)} if max_effort else {}
+        options = CompileOptions(**named)
+        static, donate = tuple(options.static), tuple(options.donate)
+        effort = {"compiler_options": dict(_MOST)} if options.max_effort else {}
         compiled: Callable[..., Any] = jax.jit(
-            function, static_argnames=tuple(static), donate_argnames=tuple(donate), **options
+            function, static_argnames=static, donate_argnames=donate, **effort
         )
         return compiled
 
     def efforts(self, max_effort: bool) -> str:
-        if max_effort:
-            return "jax.jit, XLA told to spend most effort on fast code"
-        return "jax.jit"
+        return f"jax.jit{', XLA told to spend most effort on fast code' if max_effort else ''}"
 
     def keep(self, folder: str) -> str | None:
-        """See the protocol. Code is kept however small it is and however fast it was made.
+        """See the protocol. All code is kept, however small and fast to compile.
 
-        What was longest not used goes where there is more than `KEPT`, and so does what a process
-        was killed at: JAX would warn of it each time, and never write it again.
+        Beyond `KEPT` bytes, the least recently used files go. Entries that are cut off go, too:
+        JAX would warn of them each time, and never write them again.
         """
         if not jax.config.jax_enable_compilation_cache:
             return None
@@ -94,7 +85,6 @@ class JaxCompiler:
 
 
 def _tidy(folder: str) -> None:
-    """Remove what is of no use, and what is too much."""
     with os.scandir(folder) as entries:
         files = {entry.path: entry.stat(follow_symlinks=False) for entry in entries}
     files = {path: status for path, status in files.items() if S_ISREG(status.st_mode)}
@@ -103,13 +93,13 @@ def _tidy(folder: str) -> None:
 
 
 def _remove_cut_off(files: dict[str, os.stat_result], looked: str) -> None:
-    """Remove entries that are not whole, among those written since a process last looked.
+    """Remove incomplete entries among those written since a process last looked.
 
-    The oldest come first, for about `_LOOKING` seconds; a later process looks at the rest. What was
-    written a moment ago may still be being written, and is left to a later process, too.
+    The oldest come first, for about `_LOOKING` seconds; the rest, and entries that may still be
+    being written, are left to a later process.
     """
     until = time.perf_counter() + _LOOKING
-    written = {each: files[each].st_mtime_ns for each in files if each.endswith("-cache")}
+    written = {path: files[path].st_mtime_ns for path in files if path.endswith("-cache")}
     since = files[looked].st_mtime_ns if looked in files else 0
     before = time.time_ns() - int(_WRITING * 1e9)
     new = [path for path, at in written.items() if since < at < before]
@@ -156,7 +146,7 @@ def _end_of_zstd(data: bytes) -> int:
 
 
 def _remove_oldest(files: dict[str, os.stat_result]) -> None:
-    """Remove files, those first that were longest not read, until what is left is `KEPT`."""
+    """Remove the least recently used files until `KEPT` bytes are left."""
     total = sum(status.st_size for status in files.values())
     if total <= KEPT:
         return

@@ -1,8 +1,7 @@
-"""Whole ops on JAX, each compiled as one: called on arrays as they are, it starts one program.
+"""Whole ops on JAX, each compiled as one program, or part of the program that is being traced.
 
-Inside of a function that is compiled anyway they become part of it. XLA does the fusing. Updates of
-optimizers are one program for a whole list: the rate and the count of steps are its arguments, so
-that they may change at each step; the other numbers are constants, and keep all of Python's digits.
+Updates of optimizers are one program for a whole list. Rate and step are its arguments, since they
+change; the other numbers are constants, with all of Python's digits.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from anydevice._engines.base import visible_keys
 from anydevice._engines.host import known_dtype
 from anydevice._engines.jax.primitives import PRIMITIVES
 
@@ -33,7 +33,7 @@ _MOST_PLACES = 9
 
 
 def compiled(*static: int) -> Callable[[Function], Function]:
-    """Compile as one program, with the arguments at these places as constants of it."""
+    """Compile as one program; the arguments at these positions are constants."""
     return partial(jax.jit, static_argnums=static, inline=True)
 
 
@@ -72,49 +72,26 @@ def _of_floats(function: Function) -> Function:
     return run
 
 
-@compiled()
-def _swiglu(gate: Array, up: Array) -> Array:
-    return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
-
-
 def _variance(x: Array, axis: tuple[int, ...], keepdims: bool, correction: float) -> Array:
     total = jnp.sum(jnp.square(x - jnp.mean(x, axis, keepdims=True)), axis, keepdims=keepdims)
     return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
 
 
-def _both_ways(function: Function) -> Function:
-    """Return a sort that can descend, with equal ones in the order in which they stand."""
-
-    @compiled(1, 2)
-    def run(x: Array, axis: int, descending: bool) -> Any:
-        ordered = jnp.flip(x, axis) if descending else x
-        result = function(ordered, axis=axis, stable=True)
-        return jnp.flip(result, axis) if descending else result
-
-    return run
-
-
-_sort = _both_ways(jnp.sort)
+@compiled(1, 2)
+def _sort(x: Array, axis: int, descending: bool) -> Array:
+    # Sorted backwards and reversed, equal elements keep their order.
+    result = jnp.sort(jnp.flip(x, axis) if descending else x, axis=axis, stable=True)
+    return jnp.flip(result, axis) if descending else result
 
 
 @compiled(1, 2)
 def _argsort(x: Array, axis: int, descending: bool) -> Array:
-    places = _both_ways(jnp.argsort)(x, axis, descending)
-    return (x.shape[axis] - 1 - places if descending else places).astype(jnp.int32)
+    order = jnp.argsort(jnp.flip(x, axis) if descending else x, axis=axis, stable=True)
+    order = x.shape[axis] - 1 - jnp.flip(order, axis) if descending else order
+    return order.astype(jnp.int32)
 
 
-@compiled(1, 2)
-def _prod(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
-
-
-def _logsumexp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return _log_of_sum(x, axis, keepdims) if x.size else NotImplemented
-
-
-_log_of_sum = _compute_wide(
-    lambda x, axis, keepdims: jax.nn.logsumexp(x, axis, keepdims=keepdims), 1, 2
-)
+_log_of_sum = _compute_wide(lambda x, axis, keep: jax.nn.logsumexp(x, axis, keepdims=keep), 1, 2)
 
 
 @compiled(1)
@@ -139,14 +116,8 @@ def _layernorm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
     return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
 
 
-def _rope(
-    x: Array,
-    positions: Array,
-    theta: float,
-    interleaved: bool,
-    scaling: Any,
-    length: Array | None = None,
-) -> Array:
+def _rope(x: Array, positions: Array, *options: Any) -> Array:
+    theta, interleaved, scaling, *_ = options
     return _rotate(x, positions, theta, interleaved) if scaling is None else NotImplemented
 
 
@@ -192,14 +163,16 @@ def _attend(
     kv_heads, keys = k.shape[1], k.shape[2]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
     product = _product_like(q)
-    valid_keys = _visible_keys(q, kv_heads, keys, False, mask, None, lengths)
-    if valid_keys is not None:  # a weight of 0 is not enough: times NaN it is NaN
-        some = valid_keys.any((2, 3))[..., None]
+    valid = None if lengths is None else _valid(lengths, keys)
+    mask = None if mask is None else _grouped_mask(mask, kv_heads)
+    shown = visible_keys(jnp.arange, queries, keys, valid, False, None, mask)
+    if shown is not None:  # a weight of 0 is not enough: times NaN it is NaN
+        some = shown.any((2, 3))[..., None]
         k, v = jnp.where(some, k, 0), jnp.where(some, v, 0)
     scores = _scores(product, grouped, k) * (size**-0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    visible = _visible_keys(q, kv_heads, keys, causal, mask, window, lengths)
+    visible = visible_keys(jnp.arange, queries, keys, valid, causal, window, mask)
     if visible is None:
         weights = _softmax_beside(scores, sinks)
     else:
@@ -212,13 +185,13 @@ def _attend(
 
 
 def _product_like(q: Array) -> Function:
-    """Sums of products in 32 bits or more."""
+    """Return an einsum that adds up in 32 bits or more."""
     precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
     return partial(jnp.einsum, precision=precision, preferred_element_type=wide(q).dtype)
 
 
 def _scores(product: Function, q: Array, k: Array) -> Array:
-    """Get each query with each key; for few queries with the keys first, as XLA would turn them."""
+    """Return the score of each query with each key; for few queries, XLA wants the keys first."""
     if q.shape[2] * q.shape[3] > _FEW_ROWS:
         return product("bghqs,bgks->bghqk", q, k)
     return jnp.moveaxis(product("bgks,bghqs->bgkhq", k, q), 2, -1)
@@ -226,22 +199,23 @@ def _scores(product: Function, q: Array, k: Array) -> Array:
 
 @compiled(0)
 def _one_token(options: Any, *arrays: Array) -> Array:
-    """Return one query with a long cache, given scale, window and soft cap."""
+    """Attend with one query to a long cache; `options` are scale, window and soft cap."""
     ways = [partial(way, options) for way in (_by_block, _all_keys)]
     return jax.lax.platform_dependent(*arrays, cpu=ways[0], default=ways[1])
 
 
-def _all_keys(
-    options: Any, q: Array, k: Array, v: Array, lengths: Array | None, sinks: Array | None
-) -> Array:
-    return _attend(q, k, v, None, lengths, sinks, options[1] is not None, *options)
+def _all_keys(options: Any, q: Array, k: Array, v: Array, *others: Array | None) -> Array:
+    return _attend(q, k, v, None, *others, options[1] is not None, *options)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_block(
     options: Any, q: Array, k: Array, v: Array, lengths: Array | None, sinks: Array | None
 ) -> Array:
-    """Attention to the valid keys of a cache, some at a time: it takes as long as the text is."""
+    """Attend to the valid keys of a cache block by block, in time for the text's length.
+
+    Online softmax (Milakov and Gimelshein 2018).
+    """
     scale, window, soft_cap = options
     (batch, heads, _, size), (_, kv_heads, keys, _) = q.shape, k.shape
     product, kind = _product_like(q), wide(q).dtype
@@ -284,9 +258,7 @@ _by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_all_keys, given
 
 
 def _softmax_beside(scores: Array, sinks: Array | None) -> Array:
-    """Return the softmax of the scores, (batch, kv heads, heads of each, queries, keys), and of
-    sinks.
-    """
+    """Return the softmax of scores (batch, kv heads, heads of each, queries, keys) and sinks."""
     if sinks is None:
         return jax.nn.softmax(scores, -1)
     beside = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
@@ -295,64 +267,32 @@ def _softmax_beside(scores: Array, sinks: Array | None) -> Array:
     return weights / (weights.sum(-1, keepdims=True) + jnp.exp(beside - largest))
 
 
-def _visible_keys(
-    q: Array,
-    kv_heads: int,
-    keys: int,
-    causal: bool,
-    mask: Array | None,
-    window: int | None,
-    lengths: Array | None,
-) -> Any:
-    """Return the keys that a query may attend to, broadcast to the scores; `None` for all."""
-    queries, key = q.shape[2], jnp.arange(keys)
-    valid, visible = keys, None
-    if lengths is not None:
-        valid = _valid(lengths, keys)
-        visible = key < valid
-    if causal:
-        own = jnp.arange(queries)[:, None] + (valid - queries)
-        before = key <= own
-        before = before if window is None else before & (key > own - window)
-        visible = before if visible is None else visible & before
-    if mask is None:
-        return visible
+def _grouped_mask(mask: Array, kv_heads: int) -> Array:
+    """Return the mask on five axes: batch, kv heads, heads of each, queries, keys."""
     if mask.ndim == 2:
         mask = mask[:, None, None, :]
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
-    mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
-    return mask if visible is None else mask & visible
+    return mask.reshape(mask.shape[0], *split, *mask.shape[2:])
 
 
-# Experts. Shapes may not depend on who chose what. A few choices are gone through one by one. Many
-# are sorted by expert and cut into blocks of one expert each, the last of an expert being filled
-# up: the number of blocks has a bound, and one loop goes through them.
+# Experts. No shape may depend on the choices. A few are computed one by one. Many are sorted by
+# expert and cut into blocks of one expert each, the last one padded: one loop over all blocks.
 
 
 def _experts(
     x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array,
-    gate_up_bias: Array | None, down_bias: Array | None, activation: str, alpha: float,
-    limit: float,
+    gate_up_bias: Array | None, down_bias: Array | None, *activation: Any,
 ) -> Array:  # fmt: skip
     if not (x.size and chosen.size and down.size):
         return NotImplemented
-    stacks = gate_up, down, gate_up_bias, down_bias
-    return _mixture(x, stacks, chosen, weights, activation, alpha, limit)
+    return _mixture(x, (gate_up, down, gate_up_bias, down_bias), chosen, weights, activation)
 
 
-@compiled(4, 5, 6)
-def _mixture(
-    x: Array,
-    stacks: Array,
-    chosen: Array,
-    weights: Array,
-    activation: str,
-    alpha: float,
-    limit: float,
-) -> Array:
+@compiled(4)
+def _mixture(x: Array, stacks: Any, chosen: Array, weights: Array, activation: Any) -> Array:
     (tokens, k), count = chosen.shape, len(stacks[0])
-    between = partial(_gate, activation, alpha, limit)
+    between = partial(_gate, *activation)
     narrow = chosen.astype(jnp.int32) if chosen.dtype.itemsize < 4 else chosen
     inside = (narrow >= 0) & (narrow < count)
     numbers = jnp.where(inside, narrow, count).astype(jnp.int32).reshape(-1)
@@ -360,13 +300,13 @@ def _mixture(
         outputs = _each(stacks, numbers, jnp.repeat(x, k, 0)[:, None], between)
     else:
         outputs = _in_blocks(x, stacks, numbers, between)
-    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    # Zeroed before they are multiplied: the gradient of 0 × NaN is NaN.
     own = jnp.where(inside[..., None], outputs.reshape(tokens, k, -1), 0)
     return (own * jnp.where(inside, weights, 0)[..., None]).sum(1).astype(x.dtype)
 
 
 def _in_blocks(x: Array, stacks: Array, numbers: Array, between: Function) -> Array:
-    """Apply the expert of each choice to its token; the number of experts stands for none."""
+    """Apply the expert of each choice to its token; the number of experts means none."""
     count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
     size = min(256, max(8, 1 << (length // count - 1).bit_length()))
     blocks = (length + min(count, length) * (size - 1)) // size
@@ -388,7 +328,7 @@ def _in_blocks(x: Array, stacks: Array, numbers: Array, between: Function) -> Ar
 
 
 def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Array:
-    """Blocks (n, rows, hidden), each through the expert of its number, one after the other."""
+    """Apply the expert of its number to each of the blocks (n, rows, hidden), in one loop."""
 
     def step(_: None, block: Array) -> Any:
         at, rows = jnp.minimum(block[0], len(stacks[0]) - 1), block[1]
@@ -399,7 +339,7 @@ def _each(stacks: Array, numbers: Array, blocks: Array, between: Function) -> Ar
 
 
 def _through(matrices: Array, rows: Array, between: Function) -> Array:
-    """Rows (n, rows, hidden) through n experts."""
+    """Apply n experts to rows (n, rows, hidden)."""
     gate_up, down, bias, last_bias = matrices
     precision = jax.lax.Precision.HIGHEST if rows.dtype.itemsize > 2 else None
     kind = wide(rows).dtype
@@ -431,37 +371,31 @@ def _cross_entropy(logits: Array, targets: Array) -> Array:
     return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
 
 
-@compiled(3, 4, 5)
-def _conv_transpose2d(
-    x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
-) -> Array:
-    kind = x.dtype
-    x, turned = wide(x), wide(jnp.flip(weight, (2, 3)).swapaxes(0, 1))
-    sides = [size - 1 - cut for size, cut in zip(weight.shape[2:], padding, strict=True)]
-    around = [(size, size + extra) for size, extra in zip(sides, more, strict=True)]
-    highest = jax.lax.Precision.HIGHEST
+def _convolve(x: Array, weight: Array, bias: Array | None, *window: Any, **options: Any) -> Array:
+    # In float32: XLA and cuDNN round numbers of 16 bits on the way.
     result = jax.lax.conv_general_dilated(
-        x, turned, (1, 1), around, lhs_dilation=stride, precision=highest
+        wide(x), wide(weight), *window, precision=jax.lax.Precision.HIGHEST, **options
     )
-    if bias is None:
-        return result.astype(kind)
-    return (result + wide(bias)[:, None, None]).astype(kind)
+    return (result if bias is None else result + wide(bias)[:, None, None]).astype(x.dtype)
 
 
 @compiled(3, 4)
 def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair) -> Array:
-    kind = x.dtype
-    x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
-    around = [(size, size) for size in padding]
-    highest = jax.lax.Precision.HIGHEST
-    result = jax.lax.conv_general_dilated(x, weight, stride, around, precision=highest)
-    if bias is None:
-        return result.astype(kind)
-    return (wide(result) + wide(bias)[:, None, None]).astype(kind)
+    return _convolve(x, weight, bias, stride, [(size, size) for size in padding])
+
+
+@compiled(3, 4, 5)
+def _conv_transpose2d(
+    x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
+) -> Array:
+    sides = [size - 1 - cut for size, cut in zip(weight.shape[2:], padding, strict=True)]
+    around = [(size, size + extra) for size, extra in zip(sides, more, strict=True)]
+    turned = jnp.flip(weight, (2, 3)).swapaxes(0, 1)
+    return _convolve(x, turned, bias, (1, 1), around, lhs_dilation=stride)
 
 
 def _scan(x: Array, states: Array, step: Function, last: bool) -> Any:
-    """Get the first state after each step over (batch, time, …), or after the last, as one loop."""
+    """Return the first state after each step over (batch, time, …), or after the last one."""
 
     def both(states: Array, x: Array) -> Any:
         states = step(states, x)
@@ -469,11 +403,6 @@ def _scan(x: Array, states: Array, step: Function, last: bool) -> Any:
 
     states, outputs = jax.lax.scan(both, states, jnp.swapaxes(x, 0, 1))
     return states[0] if last else jnp.swapaxes(outputs, 0, 1)
-
-
-@_of_floats
-def _max_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
-    return largest_of_windows(x, size, size if stride is None else stride)
 
 
 @_of_floats
@@ -491,7 +420,7 @@ def _avg_pool2d(x: Array, size: Pair, stride: Pair | None) -> Array:
 
 
 @compiled(1, 2)
-def largest_of_windows(x: Array, size: Pair, stride: Pair) -> Array:
+def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
     """Return the largest of each window of (batch, channels, height, width); NaN is the largest.
 
     Of several that are the largest, the first one gets the gradient.
@@ -538,19 +467,17 @@ def _channels_last(x: Array, size: Pair) -> Array:
 
 
 def _of_lists(update: Function, count: int) -> Function:
-    """Return the update, given its sequences as lists: JAX compiles for each kind of sequence
-    again.
-    """
+    """Give the update its sequences as lists: JAX compiles again for each kind of sequence."""
 
-    def run(*given: Array) -> Any:
-        lists = (None if arrays is None else list(arrays) for arrays in given[:count])
-        return update(*lists, *given[count:])
+    def run(*arguments: Any) -> Any:
+        lists = (None if arrays is None else list(arrays) for arrays in arguments[:count])
+        return update(*lists, *arguments[count:])
 
     return run
 
 
 def _in_full(like: Array) -> Callable[[Array], Array]:
-    """Get a function that brings arrays and numbers into the dtype in which `like` is computed."""
+    """Return a function that casts to the dtype in which `like` is computed."""
     kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
     return lambda x: jnp.asarray(x).astype(kind)
 
@@ -585,11 +512,8 @@ def _adam(
         g = g if decoupled else g + decay * p
         mean = beta1 * full(means[at]) + (1 - beta1) * g
         square = beta2 * full(squares[at]) + (1 - beta2) * g * g
-        change = (
-            mean
-            / _bias_correction(beta1, count)
-            / (jnp.sqrt(square / _bias_correction(beta2, count)) + eps)
-        )
+        mean_hat = mean / _bias_correction(beta1, count)
+        change = mean_hat / (jnp.sqrt(square / _bias_correction(beta2, count)) + eps)
         p = p - pace * decay * p if decoupled else p
         moved.append((p - pace * change).astype(parameter.dtype))
         new_means.append(mean.astype(means[at].dtype))
@@ -613,7 +537,7 @@ def _lion(
 
 
 def _bias_correction(beta: float, count: Any) -> Array:
-    """`1 - beta**count`, without the digits that the difference would lose."""
+    """Return `1 - beta**count` without cancellation."""
     return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 
@@ -623,7 +547,7 @@ FUSED: Mapping[str, Function] = {
     "relu": compiled()(jax.nn.relu),
     "silu": _compute_wide(jax.nn.silu),
     "gelu": _compute_wide(jax.nn.gelu, 1),
-    "swiglu": _swiglu,
+    "swiglu": _compute_wide(lambda gate, up: jax.nn.silu(gate) * wide(up)),
     "softmax": _compute_wide(jax.nn.softmax, 1),
     "log_softmax": _compute_wide(jax.nn.log_softmax, 1),
     "mean": _of_floats(
@@ -634,10 +558,10 @@ FUSED: Mapping[str, Function] = {
     "sort": _sort,
     "argsort": _argsort,
     "argmin": compiled(1)(lambda x, axis: jax.lax.argmin(x, axis, jnp.int32)),
-    "prod": _prod,
+    "prod": _compute_wide(lambda x, axis, keep: jnp.prod(x, axis, keepdims=keep), 1, 2),
     "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
     "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
-    "logsumexp": _logsumexp,
+    "logsumexp": lambda x, *axes: _log_of_sum(x, *axes) if x.size else NotImplemented,
     "cumulative_sum": _compute_wide(jnp.cumsum, 1),
     "clip": compiled()(lambda x, low, high: jnp.clip(x, low, high)),
     "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
@@ -658,7 +582,7 @@ FUSED: Mapping[str, Function] = {
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
     "scan": _scan,
-    "max_pool2d": _max_pool2d,
+    "max_pool2d": _of_floats(lambda x, size, stride: _max_pool2d(x, size, stride or size)),
     "avg_pool2d": _avg_pool2d,
     "update_sgd": _of_lists(_sgd, 3),
     "update_adam": _of_lists(_adam, 4),

@@ -10,7 +10,7 @@ import jax
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
 from anydevice._core.text import format_size
-from anydevice._engines.base import amount_asked
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.jax.arrays import ENGINE
 
 _FAILED: type[BaseException] = jax.errors.JaxRuntimeError
@@ -18,8 +18,12 @@ _ABOUT_EQUAL = 0.03
 """A driver and CUDA differ by a little on the memory of a card, and so do shares of it."""
 
 
-class JaxMemory:
-    """Memory of JAX's allocators, by device."""
+class JaxMemory(BaseMemory):
+    """Memory of JAX's allocators, by device.
+
+    JAX keeps memory until its process ends, and counts its peak from the start. With
+    `XLA_PYTHON_CLIENT_ALLOCATOR=platform` it gives memory back, and is slower.
+    """
 
     def use(self, device: Device) -> MemoryUse | None:
         """Return the bytes of XLA's allocator; `None` for the CPU, where it does not count.
@@ -40,15 +44,8 @@ class JaxMemory:
             preallocated=target.platform == "gpu" and _preallocates(),
         )
 
-    def reset_peak(self, device: Device) -> None:
-        """Return at once: JAX counts its peak from its start on."""
-        ENGINE.native(device)
-
     def set_limit(self, device: Device, limit: int | None) -> str | None:
-        """Say why it has no effect: JAX takes its limit when it starts, and it has started.
-
-        Nothing is said where JAX's limit is about that one already.
-        """
+        """Return why it has no effect: JAX takes its limit when it starts, and it has started."""
         now = self.use(device)
         if device.backend not in ("cuda", "rocm") or now is None:
             if limit is None:
@@ -67,14 +64,6 @@ class JaxMemory:
             "set XLA_PYTHON_CLIENT_MEM_FRACTION before Python starts"
         )
 
-    def release(self, device: Device) -> None:
-        """Return at once: JAX keeps what its allocator has taken until its process ends.
-
-        Memory of arrays that are gone is used for later ones. Where it is to go back to the
-        device, start JAX with `XLA_PYTHON_CLIENT_ALLOCATOR=platform`, which is slower.
-        """
-        ENGINE.native(device)
-
     def ran_out(self, error: BaseException) -> bool:
         if type(error) is MemoryError:
             return True
@@ -87,9 +76,6 @@ class JaxMemory:
             exhausted or "Out of memory" in message or "ERROR_OUT_OF_MEMORY" in message
         )
 
-    def asked(self, error: BaseException) -> int | None:
-        return amount_asked(str(error))
-
 
 @cache
 def _preallocates() -> bool:
@@ -99,4 +85,4 @@ def _preallocates() -> bool:
     return enabled and allocator != "platform"
 
 
-MEMORY: Memory = JaxMemory()
+MEMORY: Memory = JaxMemory(ENGINE)

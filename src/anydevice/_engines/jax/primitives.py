@@ -24,8 +24,8 @@ _NUMBERS = (bool, int, float)
 def _one_program(function: Callable[..., Array], static: Sequence[int] = ()) -> Callable[..., Any]:
     """Compile the function as one program; the arguments at these positions are constants.
 
-    Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
-    which are Python around such a program, or several. What is traced takes it in as it is.
+    It starts in less time than the functions of `jax.numpy`, most of which are Python around one
+    or several programs.
     """
     program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
     return program
@@ -75,30 +75,23 @@ def _sum(x: Array, axis: Axes, keepdims: bool = False) -> Array:
 
 
 _PASSED_OVER = 1024
-"""Rows that are shorter give NaN as they are."""
+"""Elements of a row from which on XLA passes NaN over."""
 
 
-@partial(_one_program, static=(1, 2))
-def _max(x: Array, axis: Axes, keepdims: bool = False) -> Array:
-    return _with_nan(x, jnp.max(x, axis, keepdims=keepdims), axis, keepdims)
+def _extreme(function: Callable[..., Array]) -> Callable[..., Any]:
+    """Compile `jnp.max` or `jnp.min`, with NaN, which XLA on a CPU passes over in long rows."""
 
+    def run(x: Array, axis: Axes, keepdims: bool = False) -> Array:
+        result = function(x, axis, keepdims=keepdims)
+        if x.size < _PASSED_OVER * result.size or not jnp.issubdtype(x.dtype, jnp.floating):
+            return result
+        return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, result)
 
-@partial(_one_program, static=(1, 2))
-def _min(x: Array, axis: Axes, keepdims: bool = False) -> Array:
-    return _with_nan(x, jnp.min(x, axis, keepdims=keepdims), axis, keepdims)
-
-
-def _with_nan(x: Array, result: Array, axis: Axes, keepdims: bool) -> Array:
-    """NaN where there is one: of many numbers, XLA on a CPU finds the largest of the others."""
-    if x.size < _PASSED_OVER * result.size or not jnp.issubdtype(x.dtype, jnp.floating):
-        return result
-    return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, result)
+    return _one_program(run, [1, 2])
 
 
 class JaxPrimitives:
     """Every primitive over `Array`."""
-
-    # Making
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Array) -> Array:
         return jnp.full(shape, value, _theirs(dtype), device=_device(like))
@@ -109,8 +102,6 @@ class JaxPrimitives:
     def asarray(self, values: Any, like: Array) -> Array:
         _theirs(known_dtype(values.dtype))
         return jnp.array(values, device=_device(like))
-
-    # Types and shapes
 
     def dtype(self, x: Array) -> DType:
         return known_dtype(x.dtype)
@@ -131,8 +122,6 @@ class JaxPrimitives:
     def slice_axis(self, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
         return _slice_axis(x, start, stop, step, axis)
 
-    # One array
-
     abs = staticmethod(jnp.abs)
     negative = staticmethod(jnp.negative)
     sign = staticmethod(jnp.sign)
@@ -148,8 +137,6 @@ class JaxPrimitives:
     erf = staticmethod(jax.lax.erf)
     isnan = staticmethod(jnp.isnan)
     logical_not = staticmethod(jnp.logical_not)
-
-    # Two arrays, or an array and a number
 
     add = _two(_one_program(lambda a, b: jnp.add(a, b)))
     subtract = _two(_one_program(lambda a, b: jnp.subtract(a, b)))
@@ -167,11 +154,9 @@ class JaxPrimitives:
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         return jnp.where(condition, *_pair(a, b))
 
-    # Along axes
-
     sum = staticmethod(_sum)
-    max = staticmethod(_max)
-    min = staticmethod(_min)
+    max = staticmethod(_extreme(jnp.max))
+    min = staticmethod(_extreme(jnp.min))
 
     def argmax(self, x: Array, axis: int) -> Array:
         return jax.lax.argmax(x, axis % x.ndim, jnp.int32)
@@ -182,8 +167,6 @@ class JaxPrimitives:
             x = jnp.where(jnp.isnan(x), jnp.nan, x)
         largest, places = jax.lax.top_k(x, k)
         return largest, places.astype(jnp.int32)
-
-    # Products and places
 
     matmul = staticmethod(_matmul)
 
@@ -210,7 +193,7 @@ class JaxPrimitives:
 
 
 def _theirs(dtype: DType) -> Any:
-    """NumPy's dtype for the row; JAX would narrow 64 bits with no more than a warning."""
+    """Return NumPy's dtype for the row; JAX itself would narrow 64 bits with a mere warning."""
     if dtype.name in NARROWER and not jax.config.jax_enable_x64:
         raise NO_64_BITS.error()
     if dtype.packed and dtype.kind == "float":
@@ -253,9 +236,7 @@ def _wide(x: Array) -> bool:
 
 
 def _outside_is_size(indices: Array, size: int) -> Array:
-    """Return the indices, with the axis' size for each that is out of range: JAX counts negative
-    ones.
-    """
+    """Return the indices, with `size` for those out of range: JAX counts negative ones."""
     if indices.dtype.itemsize < 4:
         indices = indices.astype(jnp.int32)  # so that the size is a number of its dtype
     inside = (indices >= 0) & (indices < size)

@@ -1,11 +1,10 @@
 """The MLX engine: Metal on Apple Silicon, and the CPU there and on Linux.
 
-An MLX array is in memory that CPU and GPU share; where it is worked on is decided by each
-operation, so it lives on every device that MLX has.
+CPU and GPU share the memory of an MLX array, and each operation says where it runs: the array lives
+on every device that MLX has.
 
-What MLX calls its memory limit is a guideline: beyond it, it gives back what it keeps for later
-and then allocates all the same. Where the machine has no memory left it ends the process. So an
-array beyond the limit, or beyond the machine, is refused here before MLX makes it.
+MLX takes its memory limit for a guideline, and ends the process if the machine has no memory left.
+So an array beyond the limit, or beyond the machine, is refused here before MLX makes it.
 """
 
 from __future__ import annotations
@@ -173,10 +172,7 @@ def set_memory_limit(limit: int | None) -> None:
 
 
 def refuse_beyond_limit(size: int) -> None:
-    """Raise `LimitReachedError` if this many more bytes are too many for MLX or the machine.
-
-    A container counts as a machine of its size.
-    """
+    """Raise `LimitReachedError` if MLX, the machine or the container has no room for `size`."""
     most = _machine() if _limit is None else _limit
     in_use = mx.get_active_memory()
     if in_use + size <= most:
@@ -191,9 +187,7 @@ def refuse_beyond_limit(size: int) -> None:
 
 @cache
 def _machine() -> float:
-    """Return the memory that this process can have; reading it takes longer than making a small
-    array.
-    """
+    """Return the memory that this process can have; reading it is slower than a small array."""
     most = reader.look().devices[0].facts.obtainable_memory
     return inf if most is None else most
 

@@ -15,11 +15,7 @@ from anydevice._engines.mlx.primitives import under_way
 
 
 class MlxAutodiff:
-    """MLX's transformations of functions.
-
-    A `None` in the first argument has the gradient `None`. Integers among its arrays are
-    refused by MLX.
-    """
+    """MLX's transformations; a `None` has the gradient `None`, and MLX refuses integers."""
 
     compiles = True
     stop_gradient = staticmethod(mx.stop_gradient)
@@ -58,8 +54,7 @@ class MlxAutodiff:
     def together(self, tree: Any) -> Any:
         """See the protocol.
 
-        MLX computes last what nothing else needs, the gradients by weights, and holds until then
-        what they are computed from.
+        MLX would compute gradients by weights last, and hold their inputs until then.
         """
         arrays = leaves(tree)
         floating = [at for at, x in enumerate(arrays) if mx.issubdtype(x.dtype, mx.floating)]

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import mlx.core as mx
 
 from anydevice._core.primitives import Compiler
-from anydevice._engines.base import check_names, compiled_for_each
+from anydevice._engines.base import CompileOptions, check_names, compiled_for_each
 
 
 class MlxCompiler:
     """`mx.compile`, with arguments that are constants.
 
-    `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
-    no reference to the array is left. `whole` and `most` change nothing either: MLX compiles
-    functions as a whole or not at all, and in one way. The state of `mx.random` is an input and an
-    output of what is compiled: random numbers are others in every call, as without a compiler.
+    `donate`, `whole` and `max_effort` change nothing: MLX reuses the memory of unreferenced
+    arrays, and compiles whole functions in one way. The state of `mx.random` is an input and an
+    output of the compiled function, so random numbers differ in each call.
     """
 
-    def compile(
-        self,
-        function: Callable[..., mx.array],
-        *,
-        static: Sequence[str] = (),
-        donate: Sequence[str] = (),
-        whole: bool = True,
-        max_effort: bool = False,
-        fixed: bool = False,
-    ) -> Callable[..., Any]:
-        check_names(function, donate)
-        return compiled_for_each(function, static, _compile) if static else _compile(function)
+    def compile(self, function: Callable[..., mx.array], **named: Any) -> Callable[..., Any]:
+        options = CompileOptions(**named)
+        check_names(function, options.donate)
+        if not options.static:
+            return _compile(function)
+        return compiled_for_each(function, options.static, _compile)
 
     def efforts(self, max_effort: bool) -> str:
         return "mx.compile, which has one way of compiling" if max_effort else "mx.compile"

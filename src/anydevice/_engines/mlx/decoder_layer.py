@@ -1,8 +1,7 @@
 """Products on the CPU by NumPy, in MLX's own memory, where MLX has no fast ones.
 
-MLX for Linux comes with the reference BLAS, which computes number by number on one core: three to
-seven times slower than NumPy's. An MLX array on the CPU is memory that NumPy reads without a copy.
-But what NumPy computes has no gradient, so this is only done in a block that asks for it.
+MLX for Linux comes with the reference BLAS, three to seven times slower than NumPy's. NumPy reads
+an MLX array without a copy. Its results have no gradient, so a block must ask for this.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import numpy as np
 
 from anydevice._core.engine import LayerConfig
 from anydevice._engines.decoder_layer import decoder_layer as on_host
-from anydevice._engines.decoder_layer import numpy_views
 
 _CPU = mx.Device(mx.cpu, 0)
 
@@ -32,7 +30,7 @@ _allowed = _Allowed()
 
 @contextmanager
 def host_products() -> Iterator[None]:
-    """While the block runs, products on the CPU may be NumPy's in this thread."""
+    """Let this thread compute products on the CPU with NumPy within the block."""
     before, _allowed.now = _allowed.now, sys.platform == "linux"
     try:
         yield
@@ -58,7 +56,9 @@ def decoder_layer(
     assert isinstance(config, LayerConfig)
     if not _allows(x):
         return NotImplemented
-    result = on_host(*numpy_views((x, positions, keys, values, *weights)), config)  # type: ignore[call-arg]
+    arrays = (x, positions, keys, values, *weights)
+    views: list[Any] = [None if array is None else np.asarray(array) for array in arrays]
+    result = on_host(*views, config)  # type: ignore[call-arg]
     return result if result is NotImplemented else (mx.array(result[0]), keys, values)
 
 

@@ -1,30 +1,29 @@
-"""MLX's own versions of composite ops.
+"""MLX's own versions of composite ops: one kernel each on a GPU, several on a CPU.
 
-MLX makes each of them one kernel on a GPU, and puts them together from others on a CPU. There, in
-16 bits, it rounds more than once on the way, and in `float64` it computes only as exactly as in
-`float32`: such arrays are left to the definitions. `mx.fast.rope` is not among them: it takes a
-position to begin at, while an op is given the position of each token.
+On a CPU, MLX rounds 16-bit numbers more than once, and computes `float64` only as exactly as
+`float32`: such arrays are left to the definitions. `mx.fast.rope` is not used: it takes a first
+position, while the op takes the position of each token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
+from anydevice._engines.base import visible_keys
 from anydevice._engines.mlx.decoder_layer import decoder_layer, linear
 from anydevice._engines.mlx.primitives import PRIMITIVES
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
 _CPU = mx.Device(mx.cpu, 0)
-_rms_norm, _layer_norm = mx.fast.rms_norm, mx.fast.layer_norm
 _attend = mx.fast.scaled_dot_product_attention
 _MAX_SCORES = 1 << 26
-"""More of them than this are not to be in memory together, as they are on a CPU."""
+"""Scores that may be in memory together on a CPU."""
 
 
 def _softmax(x: mx.array, axis: int) -> mx.array:
@@ -33,21 +32,15 @@ def _softmax(x: mx.array, axis: int) -> mx.array:
     return mx.softmax(x, axis=axis, precise=True)
 
 
-def _rmsnorm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    kind = x.dtype
-    if (kind == _FLOAT32 or _half_on_gpu(kind)) and x.size:
-        return _rms_norm(x, weight, eps)
-    return NotImplemented
+def _norm(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return MLX's norm, where it has enough digits: of 16-bit numbers, on a GPU alone."""
 
+    def run(x: mx.array, *others: Any) -> mx.array:
+        enough = x.dtype == _FLOAT32 or (x.dtype in _HALF and mx.default_device() != _CPU)
+        return function(x, *others) if enough and x.size else NotImplemented
 
-def _layernorm(x: mx.array, weight: mx.array, bias: mx.array | None, eps: float) -> mx.array:
-    kind = x.dtype
-    if (kind == _FLOAT32 or _half_on_gpu(kind)) and x.size:
-        return _layer_norm(x, weight, bias, eps)
-    return NotImplemented
-
-
-_rmsnorm.of_one_dtype = _layernorm.of_one_dtype = True  # type: ignore[attr-defined]
+    run.of_one_dtype = True  # type: ignore[attr-defined]
+    return run
 
 
 def _attention(
@@ -70,11 +63,17 @@ def _attention(
     if sinks is not None:
         options["sinks"] = sinks
     factor = size**-0.5 if scale is None else scale
+    if mask is not None and mask.ndim == 2:
+        mask = mask[:, None, None, :]
+    valid = None
+    if lengths is not None:
+        valid = mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)[:, None, None, None]
     visible: Any = None
     if mask is not None or window is not None or lengths is not None:
-        visible = _visible_keys(queries, keys, causal, mask, window, lengths)
-        if mask is not None or lengths is not None:
-            k, v = _zero_hidden_keys(k, v, _visible_keys(queries, keys, False, mask, None, lengths))
+        visible = visible_keys(mx.arange, queries, keys, valid, causal, window, mask)
+        shown = visible_keys(mx.arange, queries, keys, valid, False, None, mask)
+        if shown is not None:
+            k, v = _zero_hidden_keys(k, v, shown)
     elif causal:
         if queries > keys:  # the first queries see nothing
             return NotImplemented
@@ -93,31 +92,6 @@ def _attention(
     return result
 
 
-def _visible_keys(
-    queries: int,
-    keys: int,
-    causal: bool,
-    mask: mx.array | None,
-    window: Any,
-    lengths: mx.array | None,
-) -> Any:
-    """Return the keys that each query may attend to, broadcast to the scores."""
-    key = mx.arange(keys)
-    valid = keys if lengths is None else _within(lengths, keys)[:, None, None, None]
-    parts = [] if lengths is None else [key < valid]
-    if causal:
-        last = mx.arange(queries)[:, None] + (valid - queries)
-        parts.append(key <= last)
-        if window is not None:
-            parts.append(key > last - window)
-    if mask is not None:
-        parts.append(mask[:, None, None, :] if mask.ndim == 2 else mask)
-    visible = parts[0]
-    for part in parts[1:]:
-        visible = mx.logical_and(visible, part)
-    return visible
-
-
 def _zero_hidden_keys(k: mx.array, v: mx.array, visible: mx.array) -> tuple[mx.array, mx.array]:
     """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
     shape = (1,) * (4 - visible.ndim) + tuple(visible.shape)
@@ -126,13 +100,8 @@ def _zero_hidden_keys(k: mx.array, v: mx.array, visible: mx.array) -> tuple[mx.a
     return mx.where(some, k, 0), mx.where(some, v, 0)
 
 
-def _within(lengths: mx.array, keys: int) -> mx.array:
-    return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
-
-
-# Experts: matrices are multiplied with where they are, for each choice. Many choices are sorted by
-# expert and cut into blocks of one expert each, the last of an expert being filled up, so that no
-# shape depends on who chose what.
+# Experts: matrices are not copied for each choice. Many choices are sorted by expert and cut into
+# blocks of one expert each, the last one padded, so that no shape depends on the choices.
 
 
 def _experts(
@@ -148,7 +117,7 @@ def _experts(
     numbers = mx.where(inside, wide, count).astype(mx.int32)
 
     def through(rows: mx.array, experts: mx.array) -> mx.array:
-        """Rows (…, rows, hidden) through the experts of these numbers (…)."""
+        """Apply the numbered experts (…) to rows (…, rows, hidden)."""
         both = _chosen_product(rows, gate_up, gate_up_bias, experts)
         between = _gate(activation, alpha, limit, *mx.split(both, 2, axis=-1))
         return _chosen_product(between.astype(x.dtype), down, down_bias, experts)
@@ -157,7 +126,7 @@ def _experts(
         outputs = through(x[:, None, None, :], mx.where(inside, numbers, 0))[:, :, 0]
     else:
         outputs = _in_blocks(x, numbers.reshape(-1), count, through).reshape(tokens, k, -1)
-    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    # Zeroed before they are multiplied: the gradient of 0 × NaN is NaN.
     own = mx.where(inside[..., None], outputs, 0)
     shares = mx.where(inside, weights.astype(outputs.dtype), 0)
     return mx.sum(own * shares[..., None], axis=1).astype(x.dtype)
@@ -173,9 +142,7 @@ def _in_blocks(
         size *= 2
     blocks = (length + min(count, length) * (size - 1)) // size
     counts = mx.zeros(count + 1, dtype=mx.int32).at[numbers].add(1)
-    ends = mx.cumsum(
-        (counts[:count] + size - 1) // size
-    )  # in blocks, as far as each expert reaches
+    ends = mx.cumsum((counts[:count] + size - 1) // size)  # in blocks
     order = mx.argsort(numbers).astype(mx.int32)
     own = numbers[order]
     first = mx.concatenate([mx.zeros(1, dtype=mx.int32), ends]) * size
@@ -190,8 +157,8 @@ def _in_blocks(
     if _gathers(x):
         outputs = through(rows, expert)
     else:  # one after the other, so that the copies of the matrices do not add up
-        each = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
-        outputs = mx.concatenate(each)
+        parts = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
+        outputs = mx.concatenate(parts)
     outputs = outputs.reshape(-1, hidden)
     places = mx.put_along_axis(mx.zeros(length, dtype=mx.int32), order, place, axis=0)
     return outputs[mx.minimum(places, blocks * size - 1)]
@@ -200,14 +167,13 @@ def _in_blocks(
 def _chosen_product(
     rows: mx.array, matrices: mx.array, bias: mx.array | None, numbers: mx.array
 ) -> mx.array:
-    """Rows (…, rows, inputs) times the matrices of these numbers (…), in 32 bits or more."""
-    turned = matrices.swapaxes(-1, -2)
+    """Multiply rows (…, rows, inputs) with the numbered matrices (…), in 32 bits or more."""
+    transposed = matrices.swapaxes(-1, -2)
     if _gathers(rows):
-        product = mx.gather_mm(rows, turned, rhs_indices=numbers.astype(mx.uint32))
+        product = mx.gather_mm(rows, transposed, rhs_indices=numbers.astype(mx.uint32))
     else:
-        product = PRIMITIVES.matmul(rows, turned[numbers])
-    if product.dtype in _HALF:
-        product = product.astype(_FLOAT32)
+        product = PRIMITIVES.matmul(rows, transposed[numbers])
+    product = _wide(product)
     return product if bias is None else product + bias[numbers][..., None, :].astype(product.dtype)
 
 
@@ -249,17 +215,14 @@ def _sortable(x: mx.array) -> mx.array:
     return x.astype(mx.uint8) if x.dtype == mx.bool_ else x
 
 
-def _cumulative_sum(x: mx.array, axis: int) -> mx.array:
-    if not x.size:
-        return x
-    return mx.cumsum(x.astype(_FLOAT32) if x.dtype in _HALF else x, axis=axis).astype(x.dtype)
+def _wide(x: mx.array) -> mx.array:
+    return x.astype(_FLOAT32) if x.dtype in _HALF else x
 
 
 def _prod(x: mx.array, axes: tuple[int, ...], keepdims: bool) -> mx.array:
     if not x.size:
         return NotImplemented
-    wide = x.astype(_FLOAT32) if x.dtype in _HALF else x
-    return mx.prod(wide, axis=axes, keepdims=keepdims).astype(x.dtype)
+    return mx.prod(_wide(x), axis=axes, keepdims=keepdims).astype(x.dtype)
 
 
 def _truths(
@@ -268,18 +231,9 @@ def _truths(
     return function(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
 
 
-def _pad(x: mx.array, widths: Sequence[tuple[int, int]], value: float) -> mx.array:
-    return mx.pad(x, list(widths), constant_values=mx.array(value, dtype=x.dtype))
-
-
 def _flip(x: mx.array, axes: tuple[int, ...]) -> mx.array:
     backwards = slice(None, None, -1)
     return x[tuple(backwards if at in axes else slice(None) for at in range(x.ndim))]
-
-
-def _half_on_gpu(kind: Any) -> bool:
-    """Whether these are numbers of 16 bits where MLX normalizes them with enough digits."""
-    return bool(kind in _HALF and mx.default_device() != _CPU)
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
@@ -287,16 +241,20 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "any": partial(_truths, mx.any),
     "argsort": _argsort,
     "attention": _attention,
-    "cumulative_sum": _cumulative_sum,
+    "cumulative_sum": lambda x, axis: (
+        mx.cumsum(_wide(x), axis=axis).astype(x.dtype) if x.size else x
+    ),
     "decoder_layer": decoder_layer,
     "experts": _experts,
     "flip": _flip,
     "isfinite": mx.isfinite,
-    "layernorm": _layernorm,
+    "layernorm": _norm(mx.fast.layer_norm),
     "linear": linear,
-    "pad": _pad,
+    "pad": lambda x, widths, value: mx.pad(
+        x, list(widths), constant_values=mx.array(value, dtype=x.dtype)
+    ),
     "prod": _prod,
-    "rmsnorm": _rmsnorm,
+    "rmsnorm": _norm(mx.fast.rms_norm),
     "round": mx.round,
     "softmax": _softmax,
     "sort": _sort,

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
-from anydevice._engines.base import amount_asked
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.mlx.arrays import ENGINE, LimitReachedError, memory_limit, set_memory_limit
 
 _SAID = re.compile(
@@ -19,7 +19,7 @@ _SAID = re.compile(
 """How MLX begins to say it: it has no errors of its own, and those of Python are anybody's."""
 
 
-class MlxMemory:
+class MlxMemory(BaseMemory):
     """Memory of MLX in all: its devices share one memory."""
 
     def use(self, device: Device) -> MemoryUse:
@@ -39,8 +39,7 @@ class MlxMemory:
     def set_limit(self, device: Device, limit: int | None) -> None:
         """Limit what MLX holds in all.
 
-        Arrays that are placed or made beyond it are refused. A computation's results are not: MLX
-        makes them when it likes, and then gives back what it keeps for later, but goes on.
+        New arrays beyond it are refused. Results of computations are not: MLX goes on beyond it.
         """
         ENGINE.native(device)
         set_memory_limit(limit)
@@ -56,9 +55,7 @@ class MlxMemory:
         return plain and _SAID.match(str(error)) is not None
 
     def asked(self, error: BaseException) -> int | None:
-        if isinstance(error, LimitReachedError):
-            return error.asked
-        return amount_asked(str(error))
+        return error.asked if isinstance(error, LimitReachedError) else super().asked(error)
 
 
-MEMORY: Memory = MlxMemory()
+MEMORY: Memory = MlxMemory(ENGINE)

@@ -34,9 +34,7 @@ under_way = local()
 """`gradients`: how many are being taken, one inside the other, in this thread."""
 
 
-def _two(
-    function: Callable[..., mx.array],
-) -> Callable[..., mx.array]:
+def _two(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Return the function, in which a fraction beside integers becomes an integer."""
 
     def call(a: mx.array | float, b: mx.array | float) -> Any:
@@ -47,15 +45,26 @@ def _two(
     return call
 
 
+def _extreme(
+    function: Callable[..., mx.array], on_host: Callable[..., Any]
+) -> Callable[..., mx.array]:
+    def call(x: mx.array, axis: Axes, keepdims: bool = False) -> Any:
+        if not x.size:
+            return _of_nothing(on_host, x, axis, keepdims)
+        return function(x, axis=axis, keepdims=keepdims)
+
+    return call
+
+
 _LONG_ROW = 1024
 """Above this number of elements, partitioning is faster than sorting."""
 
 
 class MlxPrimitives:
-    """MLX's own functions, with what they leave open decided.
+    """MLX's own functions, with their gaps filled.
 
-    In `float64` MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
-    `float32`; they are put together here from functions that it computes in full.
+    In `float64`, MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
+    `float32`; here they are composed of functions that it computes in full.
     """
 
     reshape = staticmethod(mx.reshape)
@@ -162,15 +171,8 @@ class MlxPrimitives:
         # MLX itself widens integers of few bits.
         return mx.sum(wide, axis=axis, keepdims=keepdims).astype(dtype)
 
-    def max(self, x: mx.array, axis: Axes, keepdims: bool = False) -> mx.array:
-        if not x.size:
-            return _of_nothing(np.max, x, axis, keepdims)
-        return mx.max(x, axis=axis, keepdims=keepdims)
-
-    def min(self, x: mx.array, axis: Axes, keepdims: bool = False) -> mx.array:
-        if not x.size:
-            return _of_nothing(np.min, x, axis, keepdims)
-        return mx.min(x, axis=axis, keepdims=keepdims)
+    max = staticmethod(_extreme(mx.max, np.max))
+    min = staticmethod(_extreme(mx.min, np.min))
 
     def argmax(self, x: mx.array, axis: int) -> mx.array:
         if not x.size:
@@ -190,8 +192,7 @@ class MlxPrimitives:
         return self._in_order(x, k)
 
     def _in_order(self, x: mx.array, k: int) -> tuple[mx.array, mx.array]:
-        # The sort is stable and puts NaN last; read backwards, the first of
-        # equal ones would come last, so it is the array read backwards that is sorted.
+        # Sorted backwards and reversed, equal elements keep their order, and NaN comes first.
         size = x.shape[-1]
         order = mx.argsort(x[..., ::-1], axis=-1)[..., ::-1]
         places = (size - 1) - order[..., :k].astype(mx.int32)
@@ -217,8 +218,9 @@ class MlxPrimitives:
         return mx.where(inside, mx.take_along_axis(x, safe, axis=before), _nothing(x))
 
     def write(self, x: mx.array, new: mx.array, positions: mx.array) -> mx.array:
-        """See the protocol. One row for each batch goes into the memory of `x`, unless a gradient
-        of it may be asked for: `AUTODIFF` says so, and `mx.grad` itself then refuses it.
+        """See the protocol. One row for each batch goes into the memory of `x`.
+
+        Not under a gradient by `AUTODIFF`; `mx.grad` itself refuses the write in place.
         """
         positions = _as_index(positions)
         inside = mx.logical_and(positions >= 0, positions < x.shape[2])
@@ -232,11 +234,10 @@ class MlxPrimitives:
 
 
 def _written_in_place(x: mx.array, new: mx.array, positions: mx.array, inside: Any) -> mx.array:
-    """`x` with one row of each batch replaced, where it is inside.
+    """Replace one row of each batch, where it is inside.
 
-    MLX copies an array that is read and written by turns. So the old row is not read and chosen,
-    but taken away and the new one added, as integers of the same bits: exact for all numbers,
-    and nothing at all where the row is outside.
+    MLX copies an array that is read and written by turns. So the old row is multiplied by 0 and the
+    new one added, as integers of the same bits, which is exact.
     """
     batch, heads, keys, size = x.shape
     bits = _BITS[x.dtype.size]
@@ -300,12 +301,12 @@ def _nothing(x: mx.array) -> float:
 
 
 def _as_index(indices: mx.array) -> mx.array:
-    """Get the indices in a dtype that holds them, the size of any axis, and what is below both."""
+    """Return the indices in a dtype that holds the size of any axis and negative numbers."""
     return indices if indices.dtype in _AS_INDEX else indices.astype(mx.int64)
 
 
 def _safe(indices: mx.array, size: int) -> tuple[mx.array, mx.array]:
-    """Indices that are in range, and which of them were so before."""
+    """Return indices clipped to the range, and which of them were in it."""
     indices = _as_index(indices)
     inside = mx.logical_and(indices >= 0, indices < size)
     return mx.clip(indices, 0, size - 1), inside

@@ -21,12 +21,13 @@ class NumpyEngine(BaseEngine):
     name = "numpy"
     has_views = True
     dlpack = None
+    from_dlpack = staticmethod(np.from_dlpack)
 
     def devices(self) -> tuple[Device, ...]:
         return (_CPU,)
 
     def native(self, device: Device) -> str:
-        """NumPy's word for its only device, as the array API standard spells it."""
+        """Return the name of NumPy's only device in the array API standard."""
         if device != _CPU:
             raise self.not_seen(device)
         return "cpu"
@@ -64,16 +65,6 @@ class NumpyEngine(BaseEngine):
     def to_host(self, x: Any) -> Any:
         return private(x)
 
-    def adopt(self, x: Any) -> Any:
-        """Return an array of NumPy on the same memory; read-only if the other library says so."""
-        try:
-            return np.from_dlpack(x)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise self.not_adopted(error) from error
-
-    def export(self, x: Any) -> Any:
-        return x
-
     def separate(self, stacked: Any) -> list[Any]:
         return [row.copy() for row in stacked]
 
@@ -100,7 +91,7 @@ def _pointer(x: Any) -> int:
 
 
 def _allocation(x: Any) -> tuple[int, int]:
-    """Address and size of the memory at the end of an array's chain of bases."""
+    """Return address and size of the memory at the end of an array's chain of bases."""
     top = x
     while isinstance(top.base, np.ndarray):
         top = top.base

@@ -1,7 +1,6 @@
-"""NumPy's own versions of composite ops: a few rows at a time, in memory that is used again.
+"""NumPy's own versions of composite ops: a few rows at a time, within the processor's cache.
 
-The definitions make an array of full size for each step. Large ones do not fit the processor's
-cache, and every step waits for memory; these stay within it.
+The definitions make an array of full size for each step, and wait for memory.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anydevice._engines.decoder_layer import decoder_layer, draw_token, final_logits
-from anydevice._engines.host import known_dtype
+from anydevice._engines.numpy.primitives import is_narrow, wide
 
 Array = np.ndarray[Any, Any]
 
@@ -82,9 +81,8 @@ def _attention(
     """Attend to the valid keys of each text alone, without copying them."""
     _, heads, queries, size = q.shape
     _, kv_heads, keys, _ = k.shape
-    if mask is not None or lengths is None or not (q.size and k.size and v.size):
-        return NotImplemented
-    if heads * queries * keys > _MAX_SCORES:
+    nothing = not (q.size and k.size and v.size)
+    if mask is not None or lengths is None or nothing or heads * queries * keys > _MAX_SCORES:
         return NotImplemented
     kind = q.dtype if q.dtype in _FULL else np.dtype(np.float32)
     factor = kind.type(size**-0.5 if scale is None else scale)
@@ -118,7 +116,7 @@ def _attention(
 
 
 def _weights(scores: Array, sinks: Any) -> tuple[Array, Array]:
-    """Exponentials of the scores, and what they are to be divided by."""
+    """Return the exponentials of the scores, and their divisors."""
     largest = scores.max(-1, keepdims=True)
     if sinks is not None:
         largest = np.maximum(largest, sinks)
@@ -133,30 +131,23 @@ def _weights(scores: Array, sinks: Any) -> tuple[Array, Array]:
 
 
 def _argsort(x: Array, axis: int, descending: bool) -> Any:
-    if _is_narrow(x):
-        x = x.astype(np.float32)
     if not descending:
-        return np.argsort(x, axis, kind="stable").astype(np.int32)
-    # Sorting backwards twice leaves equal numbers in the order in which they stand.
-    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+        return np.argsort(wide(x), axis, kind="stable").astype(np.int32)
+    # Sorted backwards and reversed, equal numbers keep their order.
+    order = np.flip(np.argsort(np.flip(wide(x), axis), axis, kind="stable"), axis)
     return (x.shape[axis] - 1 - order).astype(np.int32)
 
 
 def _sort(x: Array, axis: int, descending: bool) -> Any:
-    if _is_narrow(x):
+    if is_narrow(x):
         return NotImplemented
     if not descending:
         return np.sort(x, axis, kind="stable")
     return np.flip(np.sort(np.flip(x, axis), axis, kind="stable"), axis)
 
 
-def _argmin(x: Array, axis: int) -> Any:
-    wide = x.astype(np.float32) if _is_narrow(x) else x
-    return np.asarray(np.argmin(wide, axis)).astype(np.int32)
-
-
 def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
-    if _is_narrow(x):
+    if is_narrow(x):
         return NotImplemented
     with np.errstate(all="ignore"):
         return np.asarray(_MULTIPLIED(x, axes, x.dtype, keepdims=keepdims))
@@ -165,18 +156,13 @@ def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
 def _cumulative_sum(x: Array, axis: int) -> Any:
     if x.dtype.kind in "iu":
         return np.add.accumulate(x, axis, x.dtype)
-    wide = np.dtype(np.float32) if _is_narrow(x) else x.dtype
+    kind = np.dtype(np.float32) if is_narrow(x) else x.dtype
     with np.errstate(all="ignore"):
-        return np.add.accumulate(x, axis, wide).astype(x.dtype, copy=False)
+        return np.add.accumulate(x, axis, kind).astype(x.dtype, copy=False)
 
 
 def _truths(function: np.ufunc, x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
     return np.asarray(function.reduce(x, axes, bool, keepdims=keepdims))
-
-
-def _is_narrow(x: Array) -> bool:
-    """Whether these are floating-point numbers of 16 bits or fewer."""
-    return x.dtype.itemsize < 4 and known_dtype(x.dtype).kind == "float"
 
 
 def _suits(x: Array) -> bool:
@@ -185,9 +171,7 @@ def _suits(x: Array) -> bool:
 
 
 def _by_rows(x: Array) -> tuple[Array, Array, int]:
-    """Return the array as rows, room for a result of that shape, and how many rows to take at a
-    time.
-    """
+    """Return the array as rows, an empty result of that shape, and the rows of a block."""
     rows = x.reshape(-1, x.shape[-1])
     return rows, np.empty(rows.shape, x.dtype), max(1, _BLOCK // x.shape[-1])
 
@@ -196,7 +180,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "all": partial(_truths, np.logical_and),
     "any": partial(_truths, np.logical_or),
     "attention": _attention,
-    "argmin": _argmin,
+    "argmin": lambda x, axis: np.asarray(np.argmin(wide(x), axis)).astype(np.int32),
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,
     "decoder_layer": decoder_layer,

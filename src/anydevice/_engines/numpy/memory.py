@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from anydevice._core.engine import Memory
-from anydevice._engines.base import UncountedMemory
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.numpy.arrays import ENGINE
 
 
-class NumpyMemory(UncountedMemory):
+class NumpyMemory(BaseMemory):
     """NumPy takes memory from the system and gives it back array by array."""
 
     def ran_out(self, error: BaseException) -> bool:

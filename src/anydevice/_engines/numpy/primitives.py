@@ -38,10 +38,7 @@ else:
 
 
 def _silent(function: Callable[P, Any]) -> Callable[P, Array]:
-    """Return the function without warnings, and its result as an array even where it has no axes.
-
-    Infinity and NaN are results like any other, as on every engine.
-    """
+    """Return the function without warnings, and its result as an array even without axes."""
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Array:
@@ -54,10 +51,14 @@ def _silent(function: Callable[P, Any]) -> Callable[P, Array]:
     return call
 
 
-def _wide(x: Array) -> Array:
-    """Floating numbers of 16 bits or fewer as `float32`, everything else as it is."""
-    narrow = x.dtype.itemsize < 4 and known_dtype(x.dtype).kind == "float"
-    return x.astype(np.float32) if narrow else x
+def is_narrow(x: Array) -> bool:
+    """Whether these are floating-point numbers of 16 bits or fewer."""
+    return x.dtype.itemsize < 4 and known_dtype(x.dtype).kind == "float"
+
+
+def wide(x: Array) -> Array:
+    """Return floating-point numbers of 16 bits or fewer as `float32`, all else as it is."""
+    return x.astype(np.float32) if is_narrow(x) else x
 
 
 def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array], Array]:
@@ -66,7 +67,7 @@ def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array],
     def call(_: NumpyPrimitives, x: Array) -> Array:
         before = _silence()
         try:
-            return _array(function(x if x.dtype.itemsize >= 4 else _wide(x)), x.dtype)
+            return _array(function(x if x.dtype.itemsize >= 4 else wide(x)), x.dtype)
         finally:
             _restore(before)
 
@@ -162,9 +163,9 @@ class NumpyPrimitives:
 
     @_silent
     def sigmoid(self, x: Array) -> Any:
-        wide = _wide(x)
-        small = np.exp(-np.abs(wide))  # never overflows, and keeps the digits of small results
-        return (np.where(wide < 0, small, 1) / (1 + small)).astype(x.dtype, copy=False)
+        y = wide(x)
+        small = np.exp(-np.abs(y))  # never overflows, and keeps the digits of small results
+        return (np.where(y < 0, small, 1) / (1 + small)).astype(x.dtype, copy=False)
 
     @_silent
     def erf(self, x: Array) -> Any:
@@ -199,10 +200,10 @@ class NumpyPrimitives:
         return np.where(condition, *_alike(a, b))
 
     def sum(self, x: Array, axis: Axes, keepdims: bool = False) -> Array:
-        wide = x if x.dtype.itemsize >= 4 else _wide(x)
+        y = x if x.dtype.itemsize >= 4 else wide(x)
         before = _silence()
         try:
-            return _array(_ADDED_UP(wide, axis, wide.dtype, keepdims=keepdims), x.dtype)
+            return _array(_ADDED_UP(y, axis, y.dtype, keepdims=keepdims), x.dtype)
         finally:
             _restore(before)
 
@@ -216,24 +217,24 @@ class NumpyPrimitives:
 
     @_silent
     def argmax(self, x: Array, axis: int) -> Any:
-        return np.argmax(_wide(x), axis).astype(np.int32)
+        return np.argmax(wide(x), axis).astype(np.int32)
 
     @_silent
     def _descending(self, x: Array) -> Any:
         # Sorting backwards twice leaves equal numbers in the order in which they stand, and puts
         # NaN, which NumPy sorts last, first.
-        order = np.argsort(_wide(x)[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+        order = np.argsort(wide(x)[..., ::-1], axis=-1, kind="stable")[..., ::-1]
         return x.shape[-1] - 1 - order
 
     @_silent
     def _largest(self, x: Array, k: int) -> Any:
-        """Get the same as the first k of `_descending`, where only those that may be are sorted."""
-        rows = _wide(x).reshape(-1, x.shape[-1])
+        """Return the first k of `_descending`, and sort only elements that may be among them."""
+        rows = wide(x).reshape(-1, x.shape[-1])
         least = np.partition(rows, rows.shape[-1] - k, axis=-1)[:, -k]
         index = np.empty((len(rows), k), np.int32)
         for number, row in enumerate(rows):
-            may_be = np.isnan(row) if np.isnan(least[number]) else ~(row < least[number])
-            places = np.flatnonzero(may_be)
+            candidates = np.isnan(row) if np.isnan(least[number]) else ~(row < least[number])
+            places = np.flatnonzero(candidates)
             index[number] = places[self._descending(row[places])[:k]]
         return index.reshape(*x.shape[:-1], k)
 
@@ -247,7 +248,7 @@ class NumpyPrimitives:
         try:
             if a.dtype.itemsize >= 4:
                 return _array(np.matmul(a, b), a.dtype)
-            return _array(np.matmul(_wide(a), _wide(b)), a.dtype)
+            return _array(np.matmul(wide(a), wide(b)), a.dtype)
         finally:
             _restore(before)
 
@@ -307,8 +308,7 @@ _BLOCK = 1 << 14
 
 @cache
 def _series() -> Array:
-    """Return the first terms of the error function's Taylor series around each centre, a row a
-    power.
+    """Return the Taylor series of the error function around each centre, a row a power.
 
     Its derivatives are Hermite polynomials times exp(-c²), by their recurrence.
     """
@@ -323,9 +323,7 @@ def _series() -> Array:
 
 
 def _erf(x: Array) -> Array:
-    """Return the error function in `float64`: to its last digits for such numbers, else to 9 or
-    more.
-    """
+    """Return the error function: to all digits for `float64`, else to 9 or more."""
     terms = _series() if x.dtype == np.float64 else _series()[:6]
     flat = x.reshape(-1)
     result = np.empty(flat.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,10 +61,7 @@ class OpenclEngine(BaseEngine):
         return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Array:
-        """Return a copy on the device, also of dtypes that OpenCL cannot compute with.
-
-        With `narrow`, float64 is rounded where the device computes none.
-        """
+        """Return a copy, also of dtypes that OpenCL only stores; `narrow` rounds float64."""
         queue = queue_of_device(self.native(device))
         absent = limits(queue.context).no_doubles if narrow else None
         if absent is not None:
@@ -100,19 +98,14 @@ class OpenclEngine(BaseEngine):
         queue_of_device(self.native(device)).finish()
 
 
-def _all_devices() -> list[cl.Device]:
+def _all_devices() -> list[Any]:
     """Return every device of every platform, numbered through as the drivers list them."""
-    try:
-        return [device for platform in cl.get_platforms() for device in _devices_of(platform)]
-    except cl.Error:  # the loader found no driver at all
-        return []
-
-
-def _devices_of(platform: cl.Platform) -> list[Any]:
-    try:
-        return list(platform.get_devices())
-    except cl.Error:  # a driver whose hardware is not there
-        return []
+    devices: list[Any] = []
+    with suppress(cl.Error):  # the loader found no driver at all
+        for platform in cl.get_platforms():
+            with suppress(cl.Error):  # a driver whose hardware is not there
+                devices += platform.get_devices()
+    return devices
 
 
 def _queue_of(x: Array) -> Any:

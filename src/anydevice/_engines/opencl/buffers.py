@@ -1,10 +1,10 @@
 """The memory of OpenCL arrays: queues, memory pools, and views by shape, strides and offset.
 
-All work of a context goes through one queue that keeps its order. A buffer that is given back is
-therefore free for whatever is started later, even while work that was started before still uses it.
+All work of a context goes through one queue that keeps its order. So a buffer that is given back
+is free at once, even if earlier work still uses it.
 
-PyOpenCL's arrays carry strides, but its own kernels ignore most of them. Ours do not, so whatever
-only rearranges elements is a view. Strides and offsets are counted in elements here.
+PyOpenCL's own kernels ignore most strides. Ours do not, so whatever only rearranges elements is a
+view. Strides and offsets are counted in elements here.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ class LimitReachedError(cl.MemoryError):  # type: ignore[misc]  # PyOpenCL's is 
 class Pool:
     """The memory of one context.
 
-    Allocating takes microseconds where a buffer of about that size was given back before. A new
-    one is filled in at once, which waits for the queue, so that a device that is full says so
-    here and not in the middle of a computation.
+    A new buffer is filled at once, which waits for the queue: a device that is full says so here,
+    not in the middle of a computation.
     """
 
     def __init__(self, queue: cl.CommandQueue) -> None:
@@ -107,8 +106,8 @@ class Pool:
     def allocate(self, size: int) -> Any:
         """Return a buffer of at least this size.
 
-        Raises `LimitReachedError` beyond the limit, and what PyOpenCL raises where the device is
-        full; both only after what is kept for later was given back.
+        Raises `LimitReachedError` beyond the limit, and PyOpenCL's error if the device is full,
+        after unused buffers were given back.
         """
         with self._lock.native:
             data = self._within_limits(size) if limits else self._pool.allocate(size)
@@ -129,12 +128,13 @@ class Pool:
             data = self._reuse(size, needed)
             if data is not None:
                 return data
-            for each in self._neighbours():
-                each.release()
+            for pool in _pools:
+                if set(pool.devices) & set(self.devices):
+                    pool.release()
             left, native = self._bytes_left()
             if needed <= left:
                 return self._pool.allocate(size)
-        in_use = sum(each.held for each in pools_of(native))
+        in_use = sum(pool.held for pool in pools_of(native))
         raise LimitReachedError(
             f"{size} bytes more, with {in_use} in use, would exceed the limit of "
             f"{int(left) + in_use} bytes",
@@ -142,10 +142,10 @@ class Pool:
         )
 
     def _reuse(self, size: int, needed: int) -> Any:
-        """Return a buffer that was given back and fits, where there is one.
+        """Return an unused buffer that fits, or `None`.
 
-        PyOpenCL does not tell which sizes it keeps. One that it had to make again is dropped again:
-        for that moment, the limit is exceeded.
+        PyOpenCL does not tell which sizes it keeps. If it makes a new buffer, that is dropped: for
+        a moment, the limit is exceeded.
         """
         before = self.held
         if not self._pool.held_blocks or before - self.in_use < needed:
@@ -154,21 +154,13 @@ class Pool:
         return data if self.held <= before else None
 
     def _bytes_left(self) -> tuple[float, Any]:
-        """Return the bytes that may still be taken, and their device; infinity without a limit.
-
-        With several devices, the one with the least left counts.
-        """
-        return min(
-            ((_left_of(native), native) for native in self.devices), key=lambda pair: pair[0]
-        )
-
-    def _neighbours(self) -> list[Pool]:
-        """Return every pool that shares a device with this one, itself included."""
-        return [each for each in _pools if set(each.devices) & set(self.devices)]
-
-
-def _left_of(native: cl.Device) -> float:
-    return limits.get(native, inf) - sum(each.held for each in pools_of(native))
+        """Return the bytes left below the limit, and the device: the one with the least left."""
+        left = {
+            native: limits.get(native, inf) - sum(pool.held for pool in pools_of(native))
+            for native in self.devices
+        }
+        native = min(left, key=left.__getitem__)
+        return left[native], native
 
 
 def new(shape: Ints, dtype: DType, context: cl.Context) -> Array:
@@ -181,10 +173,7 @@ def new(shape: Ints, dtype: DType, context: cl.Context) -> Array:
 
 
 def from_host(values: Any, context: cl.Context) -> Array:
-    """Return a NumPy array on the device; a small one without waiting for what is under way there.
-
-    A small one is not counted among the memory in use.
-    """
+    """Return a NumPy array on the device; a small one without waiting, and not counted."""
     queue, memory = queue_of_context(context), pool(context)
     if not values.size:
         return Array(queue, values.shape, values.dtype, allocator=memory)
@@ -229,8 +218,7 @@ def offset_of(x: Array) -> int:
 
 def events_of(*arrays: Array) -> list[Array] | None:
     """Return the events on other queues to wait for before arrays are read; `None` for none."""
-    waiting = [event for x in arrays if x.events for event in x.events]
-    return waiting or None
+    return [event for x in arrays if x.events for event in x.events] or None
 
 
 def may_be_written(x: Array) -> bool:
@@ -240,22 +228,18 @@ def may_be_written(x: Array) -> bool:
 
 def is_plain(x: Array) -> bool:
     """Whether the elements follow each other in C order."""
-    return not x.size or _merge_axes(x.shape, (strides_of(x),))[1][0] in ((1,), ())
+    return not x.size or collapsed(x.shape, strides_of(x))[1][0] in ((1,), ())
 
 
+@lru_cache(maxsize=4096)
 def collapsed(shape: Ints, *strides: Ints) -> tuple[Ints, tuple[Ints, ...]]:
-    """Return the shape with as few axes as walk through all operands, and each one's strides there.
+    """Return the shape with as few axes as walk through all operands, and their strides there.
 
     Axes of size 1 are left out; neighbours that are one step in every operand become one axis.
 
     >>> collapsed((2, 3, 4), (12, 4, 1), (0, 4, 1))
     ((2, 12), ((12, 1), (0, 1)))
     """
-    return _merge_axes(shape, strides)
-
-
-@lru_cache(maxsize=4096)
-def _merge_axes(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints, ...]]:
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
@@ -276,10 +260,7 @@ def _merge_axes(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Int
 
 
 def broadcast_strides(x: Array, shape: Ints) -> Ints:
-    """Return the strides with which an array is read as if it had a larger shape.
-
-    Raises `ValueError` if it cannot be repeated to that shape.
-    """
+    """Return the strides in a larger shape; raises `ValueError` if `x` does not broadcast to it."""
     missing = len(shape) - x.ndim
     own = strides_of(x)
     if missing < 0 or any(
@@ -291,10 +272,7 @@ def broadcast_strides(x: Array, shape: Ints) -> Ints:
 
 
 def broadcast_shape(*shapes: Ints) -> Ints:
-    """Return the shape that arrays of these shapes broadcast to.
-
-    Raises `ValueError` if they have none.
-    """
+    """Return the shape that these broadcast to; raises `ValueError` if they do not."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from types import MappingProxyType
 from typing import Any
 
 from pyopencl.array import Array
@@ -38,52 +37,43 @@ def _sort_with_index(x: Array, axis: int, descending: bool) -> tuple[Array, Arra
     order = [at for at in range(x.ndim) if at != axis] + [axis]
     result = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
     back = sorted(range(x.ndim), key=order.__getitem__)
-    values, places = (PRIMITIVES.permute_dims(each, back) for each in result)
+    values, places = (PRIMITIVES.permute_dims(array, back) for array in result)
     return values, places
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "softmax": rows.softmax,
-        "rmsnorm": rows.rmsnorm,
-        "layernorm": rows.layernorm,
-        "silu": silu,
-        "swiglu": swiglu,
-        "rope": rows.rope,
-        "attention": attention,
-    }
-)
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "softmax": rows.softmax,
+    "rmsnorm": rows.rmsnorm,
+    "layernorm": rows.layernorm,
+    "silu": silu,
+    "swiglu": swiglu,
+    "rope": rows.rope,
+    "attention": attention,
+}
 """The kernels by the names of their ops, called with all arguments of the op, in their order."""
+
+
+_devices: dict[Any, str] = {}
+"""The name of each context's device in the table of trust."""
 
 
 def _where_trusted(name: str, kernel: Callable[..., Array]) -> Callable[..., Any]:
     @wraps(kernel)
     def run(x: Array, *others: Any) -> Any:
-        if not trust.is_trusted(name, dtype_of(x).name, _device(x)):
-            return NotImplemented
-        return kernel(x, *others)
+        device = _devices.get(x.context)
+        if device is None:
+            device = _devices[x.context] = str(ENGINE.devices_of(x)[0])
+        trusted = trust.is_trusted(name, dtype_of(x).name, device)
+        return kernel(x, *others) if trusted else NotImplemented
 
     return run
 
 
-_names: dict[Any, str] = {}
-
-
-def _device(x: Array) -> str:
-    """Return the device of an array, as the table of trust names it."""
-    name = _names.get(x.context)
-    if name is None:
-        name = _names[x.context] = str(ENGINE.devices_of(x)[0])
-    return name
-
-
-FUSED: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "argsort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[1],
-        "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
-        "round": lambda x: computed("round", x),
-        "sort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[0],
-        **{name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()},
-    }
-)
+FUSED: Mapping[str, Callable[..., Any]] = {
+    "argsort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[1],
+    "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
+    "round": lambda x: computed("round", x),
+    "sort": lambda x, axis, descending: _sort_with_index(x, axis, descending)[0],
+    **{name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()},
+}
 """Primitives, and our kernels; a kernel that is not trusted returns `NotImplemented`."""

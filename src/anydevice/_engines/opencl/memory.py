@@ -6,6 +6,7 @@ import pyopencl as cl
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.opencl.arrays import ENGINE
 from anydevice._engines.opencl.buffers import LimitReachedError, limits, pools_of
 
@@ -19,7 +20,7 @@ _CODES = frozenset(
 )
 
 
-class OpenclMemory:
+class OpenclMemory(BaseMemory):
     """Memory of our pools, by device; buffers that PyOpenCL makes by itself are not counted."""
 
     def use(self, device: Device) -> MemoryUse:
@@ -27,15 +28,15 @@ class OpenclMemory:
         native = ENGINE.native(device)
         pools = pools_of(native)
         return MemoryUse(
-            in_use=sum(each.in_use for each in pools),
-            reserved=sum(each.held for each in pools),
-            peak=sum(max(each.peak, each.in_use) for each in pools),
+            in_use=sum(pool.in_use for pool in pools),
+            reserved=sum(pool.held for pool in pools),
+            peak=sum(max(pool.peak, pool.in_use) for pool in pools),
             limit=limits.get(native),
         )
 
     def reset_peak(self, device: Device) -> None:
-        for each in pools_of(ENGINE.native(device)):
-            each.reset_peak()
+        for pool in pools_of(ENGINE.native(device)):
+            pool.reset_peak()
 
     def set_limit(self, device: Device, limit: int | None) -> None:
         """Limit what our pools take of the device, in arrays and kept for later ones."""
@@ -46,15 +47,11 @@ class OpenclMemory:
             limits[native] = limit
 
     def release(self, device: Device) -> None:
-        for each in pools_of(ENGINE.native(device)):
-            each.release()
+        for pool in pools_of(ENGINE.native(device)):
+            pool.release()
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether a driver or our pool is out of memory.
-
-        OUT_OF_RESOURCES counts: drivers say it where a kernel's arrays do not fit the device.
-        They say it of some kernels that fail for other reasons, too, and nothing tells which.
-        """
+        """Whether memory ran out; OUT_OF_RESOURCES counts, although it has other causes, too."""
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
             return True
         return isinstance(error, cl.Error) and getattr(error, "code", None) in _CODES
@@ -64,4 +61,4 @@ class OpenclMemory:
         return error.asked if isinstance(error, LimitReachedError) else None
 
 
-MEMORY: Memory = OpenclMemory()
+MEMORY: Memory = OpenclMemory(ENGINE)

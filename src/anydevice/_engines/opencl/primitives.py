@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -34,10 +34,9 @@ from anydevice._engines.opencl.kernels.programs import (
 
 
 def computed(operation: str, *operands: Any) -> Any:
-    """Return the result of an elementwise operation on arrays, or on an array and numbers.
+    """Compute an elementwise operation on arrays, or on an array and numbers.
 
-    Raises `UnsupportedError` if the operation is not defined for the dtype of the arrays, or
-    they have several.
+    Raises `UnsupportedError` for several dtypes, or one without the operation.
     """
     arrays = [x for x in operands if isinstance(x, Array)]
     dtype, context = same_dtype(operation, *arrays), arrays[0].context
@@ -57,34 +56,13 @@ def computed(operation: str, *operands: Any) -> Any:
 
 
 def same_dtype(operation: str, *arrays: Array) -> DType:
-    """Return the dtype of arrays.
-
-    Raises `UnsupportedError` if they have several.
-    """
+    """Return the dtype of arrays; raises `UnsupportedError` if they have several."""
     first = arrays[0].dtype
     for x in arrays:
         if x.dtype != first:
             what = f"OpenCL computes no {operation} of {first} and {x.dtype}"
             raise no_dtype(what, "convert one of the arrays to the dtype of the other")
     return dtype_of(arrays[0])
-
-
-def _one(operation: str) -> Callable[..., Any]:
-    """Return the primitive of one array."""
-
-    def call(_: OpenclPrimitives, x: Array) -> Any:
-        return computed(operation, x)
-
-    return call
-
-
-def _two(operation: str) -> Callable[..., Any]:
-    """Return the primitive of two arrays, or of an array and a number."""
-
-    def call(_: OpenclPrimitives, a: Array, b: Array) -> Any:
-        return computed(operation, a, b)
-
-    return call
 
 
 class OpenclPrimitives:
@@ -143,34 +121,34 @@ class OpenclPrimitives:
 
     slice_axis = staticmethod(indexing.slice_axis)
 
-    abs = _one("abs")
-    negative = _one("negative")
-    sign = _one("sign")
-    floor = _one("floor")
-    exp = _one("exp")
-    log = _one("log")
-    sqrt = _one("sqrt")
-    rsqrt = _one("rsqrt")
-    sin = _one("sin")
-    cos = _one("cos")
-    tanh = _one("tanh")
-    sigmoid = _one("sigmoid")
-    erf = _one("erf")
-    isnan = _one("isnan")
-    logical_not = _one("logical_not")
+    abs = staticmethod(partial(computed, "abs"))
+    negative = staticmethod(partial(computed, "negative"))
+    sign = staticmethod(partial(computed, "sign"))
+    floor = staticmethod(partial(computed, "floor"))
+    exp = staticmethod(partial(computed, "exp"))
+    log = staticmethod(partial(computed, "log"))
+    sqrt = staticmethod(partial(computed, "sqrt"))
+    rsqrt = staticmethod(partial(computed, "rsqrt"))
+    sin = staticmethod(partial(computed, "sin"))
+    cos = staticmethod(partial(computed, "cos"))
+    tanh = staticmethod(partial(computed, "tanh"))
+    sigmoid = staticmethod(partial(computed, "sigmoid"))
+    erf = staticmethod(partial(computed, "erf"))
+    isnan = staticmethod(partial(computed, "isnan"))
+    logical_not = staticmethod(partial(computed, "logical_not"))
 
-    add = _two("add")
-    subtract = _two("subtract")
-    multiply = _two("multiply")
-    divide = _two("divide")
-    pow = _two("pow")
-    maximum = _two("maximum")
-    minimum = _two("minimum")
-    equal = _two("equal")
-    less = _two("less")
-    less_equal = _two("less_equal")
-    logical_and = _two("logical_and")
-    logical_or = _two("logical_or")
+    add = staticmethod(partial(computed, "add"))
+    subtract = staticmethod(partial(computed, "subtract"))
+    multiply = staticmethod(partial(computed, "multiply"))
+    divide = staticmethod(partial(computed, "divide"))
+    pow = staticmethod(partial(computed, "pow"))
+    maximum = staticmethod(partial(computed, "maximum"))
+    minimum = staticmethod(partial(computed, "minimum"))
+    equal = staticmethod(partial(computed, "equal"))
+    less = staticmethod(partial(computed, "less"))
+    less_equal = staticmethod(partial(computed, "less_equal"))
+    logical_and = staticmethod(partial(computed, "logical_and"))
+    logical_or = staticmethod(partial(computed, "logical_or"))
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         """Select elements of `a` or `b`; they are copied as bits, in any dtype."""

@@ -37,7 +37,10 @@ class TorchAutodiff:
             _under_way.depth = depth + 1
             try:
                 with torch.enable_grad():
-                    inputs = [_input(leaf, depth) for leaf in arrays]
+                    inputs = [
+                        x.view_as(x) if depth and x.requires_grad else x.detach().requires_grad_()
+                        for x in arrays
+                    ]
                     result = function(refilled(first, inputs), *others, **named)
                     value = result[0] if more else result
                     gradients = _gradients(value, inputs, depth)
@@ -76,11 +79,6 @@ def _no_gradient(tree: Any) -> Exception:
         f"{path or 'the first argument'} is of type {kind}, which has no gradient",
         instead="pass it as another argument",
     ).error()
-
-
-def _input(leaf: Tensor, depth: int) -> Tensor:
-    """Return a tensor of our own that gradients are taken by."""
-    return leaf.view_as(leaf) if depth and leaf.requires_grad else leaf.detach().requires_grad_()
 
 
 def _gradients(value: Any, inputs: list[Tensor], depth: int) -> list[Tensor]:

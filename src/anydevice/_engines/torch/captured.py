@@ -1,8 +1,8 @@
 """A step over tensors that is captured as one CUDA graph and replayed, and read one step late.
 
-A step takes a state, tensors by name, and gives those that change. The state stays where it is on
-the device: a replay needs nothing of the host, and the host reads what a step gave through pinned
-memory while the next one runs. On other devices a step is called again each time.
+A step takes a state, tensors by name, and returns those that change. The state stays on the device,
+and the host reads results through pinned memory while the next step runs. On other devices the step
+is called each time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class CapturedStep:
     """A step with its own copy of a state, begun by calling it.
 
     `step` must do the same each time, only with other numbers in the state, wait for nothing, and
-    keep no tensor that it makes. Before the capture it is run with the state as it is given, and
-    what it gives is dropped: what it writes elsewhere, it must write again the same. `read` names
-    the tensors that the host reads.
+    keep no tensor that it makes. It is run once before the capture, with the first state: what it
+    writes elsewhere, it must write again the same. `read` names the tensors that the host reads.
 
     >>> count = CapturedStep(lambda state: {"n": state["n"] + 1}, {"n": torch.zeros(1)}, ["n"])
     >>> first, second = count(), count()
@@ -92,7 +91,7 @@ class Reading:
     """Tensors on their way to the host."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
-        self._host = {name: _on_its_way(value) for name, value in values.items()}
+        self._host = {name: _copy_to_host(value) for name, value in values.items()}
         self._there: torch.cuda.Event | None = None
         first = next(iter(values.values()), None)
         if first is not None and first.is_cuda:
@@ -106,7 +105,7 @@ class Reading:
         return {name: value.numpy() for name, value in self._host.items()}
 
 
-def _on_its_way(value: Tensor) -> Tensor:
+def _copy_to_host(value: Tensor) -> Tensor:
     if not value.is_cuda:
         return value.clone()
     # PyTorch does not reuse this memory until the copy is done.
@@ -139,10 +138,7 @@ def _own_counters() -> Iterator[object]:
 
 
 def captured_step(step: Step, state: State, read: Sequence[str]) -> Any:
-    """Return the step as one CUDA graph; `NotImplemented` where there is none, as on a CPU.
-
-    For `engine.fused`, by which those above reach it.
-    """
+    """Return the step as one CUDA graph; `NotImplemented` where there is none, as on a CPU."""
     values = list(state.values())
     if not values or not all(value.is_cuda for value in values) or torch.version.hip:
         return NotImplemented

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from inspect import signature
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anydevice._core.primitives import Compiler
-from anydevice._engines.base import compiled_for_each
+from anydevice._engines.base import CompileOptions, compiled_for_each
 
 with warnings.catch_warnings(), suppress(ImportError):
     # PyTorch's compiler loads this file of its own, which warns of PyTorch's own old calls.
@@ -45,37 +45,24 @@ _LOOKED_AT = ("TENSOR_MATCH", "SHAPE_ENV", "GRAD_MODE", "GLOBAL_STATE", "DEFAULT
 """Guards that PyTorch checks before each call if only arrays differ between calls."""
 
 
-def _few(guards: Sequence[Any]) -> list[bool]:
-    return [guard.guard_type in _LOOKED_AT for guard in guards]
-
-
-# Releases of PyTorch before 2.7 look at everything.
+# Releases of PyTorch before 2.7 check all guards.
 _FIXED: dict[str, Any] = (
-    {"guard_filter_fn": _few} if hasattr(torch.compiler, "keep_tensor_guards_unsafe") else {}
+    {"guard_filter_fn": lambda guards: [guard.guard_type in _LOOKED_AT for guard in guards]}
+    if hasattr(torch.compiler, "keep_tensor_guards_unsafe")
+    else {}
 )
 
 
 class TorchCompiler:
     """Whole functions by `torch.compile`: what it cannot look through is an error, not slow."""
 
-    def compile(
-        self,
-        function: Callable[..., Tensor],
-        *,
-        static: Sequence[str] = (),
-        donate: Sequence[str] = (),
-        whole: bool = True,
-        max_effort: bool = False,
-        fixed: bool = False,
-    ) -> Callable[..., Any]:
-        """See the protocol. PyTorch has no donation: results never take an argument's memory.
-
-        Values of `static` arguments must be hashable; each set of them is compiled by itself.
-        """
-        options = _options(max_effort) | (_FIXED if fixed else {})
-        compile_one = partial(torch.compile, fullgraph=whole, options=options, **_OPTIONS)
-        if static:
-            return compiled_for_each(function, static, compile_one)
+    def compile(self, function: Callable[..., Tensor], **named: Any) -> Callable[..., Any]:
+        """See the protocol. Donation has no effect; values of `static` arguments are hashable."""
+        chosen = CompileOptions(**named)
+        options = _options(chosen.max_effort) | (_FIXED if chosen.fixed else {})
+        compile_one = partial(torch.compile, fullgraph=chosen.whole, options=options, **_OPTIONS)
+        if chosen.static:
+            return compiled_for_each(function, chosen.static, compile_one)
         compiled: Callable[..., Any] = compile_one(function)
         return compiled
 
@@ -83,34 +70,26 @@ class TorchCompiler:
         return f"torch.compile, mode {_MOST}" if max_effort else "torch.compile"
 
     def keep(self, folder: str) -> str | None:
-        """See the protocol. PyTorch reads the variable whenever it compiles.
-
-        PyTorch itself sets it to a temporary folder if it is not set.
-        """
+        """See the protocol. PyTorch reads the variable when it compiles, and sets a default."""
         if os.environ.get(_KEEPING) == "0":
             return None
-        if _FOLDER in os.environ and os.environ[_FOLDER] == _own_folder():
+        module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+        default = os.path.abspath(module.default_cache_dir()) if module else None
+        if default is not None and os.environ.get(_FOLDER) == default:
             del os.environ[_FOLDER]
         return os.environ.setdefault(_FOLDER, folder)
 
 
-def _own_folder() -> str | None:
-    """Return the folder that PyTorch takes unasked; `None` before it has compiled anything."""
-    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
-    return os.path.abspath(module.default_cache_dir()) if module else None
-
-
-# Indices out of range. On the CPU, the machine code of an index that is out of range raises a C++
-# exception on a thread of its own, which ends the process. So what PyTorch compiles gets a check
-# before each use of an index, which raises IndexError, as PyTorch does where nothing is compiled.
-# On a GPU, both fail in the same way, and a check would have to wait for the GPU.
+# Indices out of range. On the CPU, compiled code raises a C++ exception on a thread of its own,
+# which ends the process. So each use of an index gets a check that raises IndexError, as PyTorch
+# does without a compiler. On a GPU, both fail alike, and a check would have to wait.
 
 _OPS = torch.library.Library("anydevice", "FRAGMENT")
 _OPS.define("zero_in_range(Tensor index, Tensor is_outside, int low, int high) -> Tensor")
 
 
 def _zero_in_range(index: Any, is_outside: Any, low: int, high: int) -> Any:
-    """0 in the dtype of the index; raises `IndexError` if an element is outside."""
+    """Return 0 in the dtype of the index; raises `IndexError` if an element is outside."""
     if is_outside:
         first = index[(index < low) | (index >= high)].reshape(-1)[0]
         raise IndexError(
@@ -162,9 +141,7 @@ def _options(max_effort: bool) -> dict[str, Any]:
 
 @cache
 def _checks() -> dict[str, Any]:
-    """Return the option that puts checks in; none before PyTorch 2.6, which would keep no such
-    code.
-    """
+    """Return the option that inserts checks; none before PyTorch 2.6, which would not cache it."""
     try:
         from torch._inductor.custom_graph_pass import CustomGraphPass
     except ImportError:
@@ -212,13 +189,11 @@ def _indices_of(node: torch.fx.Node) -> Iterator[tuple[Any, int, int]]:
         uses = [(index, -size, size) for index, size in sizes if index is not None]
     if not all(_has_integers(index) for index, _, _ in uses):
         return  # a mask, which stands for several axes
-    yield from (each for each in uses if isinstance(each[2], int))  # else a size may change
+    yield from (use for use in uses if isinstance(use[2], int))  # else a size may change
 
 
 def _range_of(node: torch.fx.Node) -> tuple[float, float]:
-    """Return the least and the largest number that its elements can be, as far as that is easily
-    seen.
-    """
+    """Return bounds of the node's elements, as far as they are easily seen."""
     if isinstance(node, int):
         return node, node
     if not _has_integers(node):  # those of floating-point numbers may come from NaN

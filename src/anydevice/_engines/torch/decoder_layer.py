@@ -1,7 +1,7 @@
 """A decoder layer for one token of each row on the CPU, in as few calls of PyTorch as it takes.
 
-Each call costs some microseconds, and a small model has thirty layers: in ops, which look at
-everything they are given, a token takes half as long again.
+Each call costs some microseconds: in ops, which check their arguments, a token of a small model
+takes half as long again.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def _of_one_row(
     weights: tuple[Tensor, ...],
     config: LayerConfig,
 ) -> Tensor:
-    """Return the same for one row without biases: vectors, which take the shortest ways to the
-    BLAS.
-    """
+    """Return the same for one row without biases: products of vectors start faster."""
     attention_norm, qkv, output, mlp_norm, gate_up, down = weights
     heads, kv_heads, size, eps = config.heads, config.kv_heads, config.size, config.eps
     rope_heads, factor, slots = heads + kv_heads, config.factor, keys.shape[2]
@@ -92,7 +90,7 @@ def _of_one_row(
 
 
 def _normed_product(matrix: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Get the product with the RMS norm of a vector, whose one factor the BLAS multiplies with."""
+    """Return the product with the RMS norm of a vector, whose root is the factor of the BLAS."""
     mean = torch.dot(x, x).item() / x.shape[0] + eps
     factor = mean**-0.5 if mean else math.inf
     return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
@@ -118,7 +116,7 @@ def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, at: tuple[int, ...], config: LayerConfig) -> Tensor:
-    """Queries and keys (rows, heads, size), rotated as their positions say."""
+    """Rotate queries and keys (rows, heads, size) by their positions."""
     size, rotated, interleaved = config.size, config.rotated, config.interleaved
     cosine, sine = _tables(at, rotated, config.theta, config.scaling, interleaved)
     y = x if rotated == size else x[..., :rotated]
@@ -134,10 +132,7 @@ def _rotate(x: Tensor, at: tuple[int, ...], config: LayerConfig) -> Tensor:
 def _tables(
     at: tuple[int, ...], size: int, theta: float, scaling: Scaling, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (rows, 1, size); those of the first of a pair are negative.
-
-    All layers of a step have the same.
-    """
+    """Return cosines and sines (rows, 1, size); the sines of a pair are -sine and sine."""
     frequency, factor = frequencies(size, theta, dict(scaling) if scaling else None)
     steps = torch.tensor(frequency, dtype=torch.float32)
     angles = torch.tensor(at, dtype=torch.float32)[:, None, None] * steps
@@ -151,9 +146,7 @@ def _tables(
 def _write_cache(
     keys: Tensor, values: Tensor, k: Tensor, v: Tensor, at: tuple[int, ...], ring: bool
 ) -> tuple[int, Tensor | None]:
-    """Return how many slots hold what any row sees, and for unequal rows, which; k and v are in
-    place.
-    """
+    """Write k and v; return the number of slots that rows see, and which if they differ."""
     slots = keys.shape[2]
     for row, position in enumerate(at):
         slot = position % slots if ring else position

@@ -1,7 +1,7 @@
-"""Mixtures of experts on NVIDIA cards: rows in the order of their experts, in two products.
+"""Mixtures of experts on NVIDIA cards: rows sorted by expert, in two grouped products.
 
-PyTorch's grouped product takes the row at which each expert ends from the card, so nothing is
-waited for, and the matrices of experts that no token chose are neither copied nor read.
+PyTorch's grouped product reads the end of each expert's rows on the card, so the host waits for
+nothing, and matrices of experts that no token chose are neither copied nor read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def in_order_of_experts(
     (tokens, k), count = chosen.shape, len(gate_up)
     chosen = chosen.long()
     inside = (chosen >= 0) & (chosen < count)
-    # A choice that is none goes through the first expert, and is left out at the end.
+    # A choice out of range goes through the first expert, and is zeroed at the end.
     numbers, order = torch.where(inside, chosen, 0).reshape(-1).sort(stable=True)
     every = torch.arange(count, device=x.device)
     ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
@@ -80,7 +80,7 @@ def in_order_of_experts(
     between = _GATED[activation](gate, up, alpha, limit).to(x.dtype)
     outputs = product(between, down, down_bias)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    # Left out before they are multiplied: 0 × NaN would be a gradient.
+    # Zeroed before they are multiplied: the gradient of 0 × NaN is NaN.
     own = torch.where(inside[..., None], outputs[places].reshape(tokens, k, x.shape[1]), 0)
     shares = torch.where(inside, weights.float(), 0)
     return (own * shares[..., None]).sum(1).to(x.dtype)

@@ -10,7 +10,7 @@ import torch
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Memory, MemoryUse
-from anydevice._engines.base import amount_asked
+from anydevice._engines.base import BaseMemory
 from anydevice._engines.torch.arrays import ENGINE
 
 _OUT_OF_MEMORY: type[BaseException] = getattr(
@@ -31,14 +31,11 @@ _limits: dict[Device, int] = {}
 _shares_before: dict[Device, float] = {}
 
 
-class TorchMemory:
+class TorchMemory(BaseMemory):
     """Memory of PyTorch's allocators, by device."""
 
     def use(self, device: Device) -> MemoryUse | None:
-        """Return the bytes of a GPU's allocator; `None` for the CPU, where PyTorch does not count.
-
-        Metal has no peak. Asking does not start a GPU that PyTorch has not started yet.
-        """
+        """Return the bytes of a GPU's allocator, without starting it; `None` for the CPU."""
         target = ENGINE.native(device)
         limit = _limits.get(device)
         if target.type == "cuda":
@@ -61,11 +58,10 @@ class TorchMemory:
             torch.cuda.reset_peak_memory_stats(target)
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
-        """Limit what PyTorch may hold of a GPU, in arrays and kept for later ones.
+        """Limit what PyTorch may hold of a GPU, with its cache.
 
-        Where PyTorch has not started the GPU yet, the limit waits until it does: setting one does
-        not start it. Lifting it gives back the share that was set before; Metal does not tell one,
-        and is given PyTorch's own.
+        The limit waits until PyTorch starts the GPU. Lifting it restores the share from before; on
+        Metal, which does not tell one, PyTorch's own.
         """
         target = ENGINE.native(device)
         if target.type == "cpu":
@@ -104,26 +100,18 @@ class TorchMemory:
         message = str(error)
         return _SAID.search(message) is not None or (its_own and "out of memory" in message.lower())
 
-    def asked(self, error: BaseException) -> int | None:
-        return amount_asked(str(error))
-
 
 def _limit_card(device: Device, target: Any) -> None:
     limit = _limits.get(device)
     if limit is None:
         share = _shares_before.pop(device, None)
     else:
-        if device not in _shares_before:
-            _shares_before[device] = _share(target)
+        if device not in _shares_before:  # old releases do not tell the share
+            ask = getattr(torch.cuda, "get_per_process_memory_fraction", lambda target: 1.0)
+            _shares_before[device] = float(ask(target))
         share = min(1.0, limit / torch.cuda.get_device_properties(target).total_memory)
     if share is not None:  # a limit that was lifted before the GPU started has changed nothing
         torch.cuda.set_per_process_memory_fraction(share, target)
-
-
-def _share(target: Any) -> float:
-    """Return the share of a card that PyTorch may hold now; old releases do not tell."""
-    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    return 1.0 if ask is None else float(ask(target))
 
 
 def _limit_metal(device: Device) -> None:
@@ -135,4 +123,4 @@ def _limit_metal(device: Device) -> None:
     torch.mps.set_per_process_memory_fraction(share)
 
 
-MEMORY: Memory = TorchMemory()
+MEMORY: Memory = TorchMemory(ENGINE)

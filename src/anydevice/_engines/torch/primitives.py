@@ -31,9 +31,7 @@ def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     return call
 
 
-def _two_arrays(
-    function: Callable[[Tensor, Tensor], Tensor],
-) -> Callable[..., Any]:
+def _two_arrays(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     """Return the same where PyTorch's function takes arrays only: a number becomes one."""
 
     def call(_: TorchPrimitives, a: Tensor, b: Tensor) -> Any:
@@ -46,8 +44,6 @@ def _two_arrays(
 
 class TorchPrimitives:
     """Every primitive over `Tensor`."""
-
-    # Making
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Tensor) -> Tensor:
         return torch.full(shape, value, dtype=_theirs(dtype), device=like.device)
@@ -62,8 +58,6 @@ class TorchPrimitives:
             kind = _theirs(known_dtype(values.dtype))
             return torch.tensor(values.astype(np.float32), dtype=kind, device=like.device)
         return torch.tensor(values, device=like.device)
-
-    # Types and shapes
 
     def dtype(self, x: Tensor) -> DType:
         row = KNOWN.get(x.dtype)
@@ -87,8 +81,6 @@ class TorchPrimitives:
     def slice_axis(self, x: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
         return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
 
-    # One array
-
     abs = staticmethod(torch.abs)
     negative = staticmethod(torch.neg)
     floor = staticmethod(torch.floor)
@@ -109,8 +101,6 @@ class TorchPrimitives:
         signs = torch.sign(x)
         return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
 
-    # Two arrays, or an array and a number
-
     add = _two(operator.add)
     subtract = _two(operator.sub)
     multiply = _two(operator.mul)
@@ -126,8 +116,6 @@ class TorchPrimitives:
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.where(condition, *_pair(a, b))
-
-    # Along axes
 
     def sum(self, x: Tensor, axis: Axes, keepdims: bool = False) -> Tensor:
         kind = x.dtype
@@ -151,8 +139,6 @@ class TorchPrimitives:
     def top_k(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         largest, places = torch.topk(sortable(x), k)
         return largest.to(x.dtype), places.to(torch.int32)
-
-    # Products and places
 
     matmul = staticmethod(torch.matmul)
 
@@ -236,10 +222,7 @@ def _nothing(x: Tensor) -> float | bool:
 
 
 def _within(indices: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return whether indices are in range, and indices that all are.
-
-    An index out of range ends a process on CUDA, so that none may reach the library.
-    """
+    """Return whether indices are in range, and clamped ones: others would end a process on CUDA."""
     places = indices.to(torch.int64)
     safe = places.clamp(0, size - 1)
     return safe == places, safe

@@ -56,23 +56,22 @@ def attention(
         return NotImplemented
     context, size = q.context, q.shape[-1]
     number = number_of(dtype_of(q), context)
-    if not number.floating or not q.dtype == k.dtype == v.dtype:
-        return NotImplemented
-    if not 0 < size <= _LARGEST_SIZE or v.shape[-1] != size:
+    if (
+        not number.floating
+        or not q.dtype == k.dtype == v.dtype
+        or not 0 < size <= _LARGEST_SIZE
+        or v.shape[-1] != size
+    ):
         return NotImplemented
     out = buffers.new(q.shape, dtype_of(q), context)
     if not q.size:
         return out
-    q, k, v = (_with_rows(x) for x in (q, k, v))
+    # The numbers of each head in one piece.
+    q, k, v = (x if 1 in (buffers.strides_of(x)[-1], size) else plain(x) for x in (q, k, v))
     if not k.size:
         return filled(q.shape, number.scalar(0), dtype_of(q), number, context)
     _run(q, k, v, causal, size**-0.5 if scale is None else scale, mask, window, lengths, out)
     return out
-
-
-def _with_rows(x: Array) -> Array:
-    """Return the array with the numbers of each head in one piece."""
-    return x if buffers.strides_of(x)[-1] == 1 or x.shape[-1] == 1 else plain(x)
 
 
 def _run(
@@ -100,7 +99,7 @@ def _run(
         across = _mask_strides(mask, (batch, heads, queries, keys))
         arguments += (mask.base_data, buffers.offset_of(mask), *across)
         far = max(far, extent(buffers.offset_of(mask), (batch, heads, queries, keys), across))
-    places = (size, *starts, *(step for each in steps for step in each))
+    places = (size, *starts, *(step for strides in steps for step in strides))
     variant = Variant(
         number, size, heads // k.shape[1], mask is not None, kind,
         not any(place % 8 for place in places), is_wide(far),

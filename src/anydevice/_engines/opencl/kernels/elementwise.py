@@ -1,8 +1,7 @@
 """Kernels that compute each element of a result from elements of the operands.
 
-They walk through arrays by sizes and strides, which are arguments of the kernel: a program serves
-every shape with the same number of axes. Only a last stride of 0 or 1 is part of the text, since
-compilers make vectors of it.
+Sizes and strides are arguments of the kernel, so a program serves every shape with the same number
+of axes. Only a last stride of 0 or 1 is part of the text, since compilers vectorize it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from anydevice._engines.opencl.kernels import programs
 from anydevice._engines.opencl.kernels.programs import Number, bits_of, dtype_of
 
 LARGEST_INDEX = 2**31 - 1
-"""Prefix of functions on 32 bits."""
+"""The largest index of 32 bits."""
 
 
 class Walk(Record):
@@ -164,10 +163,7 @@ BOOLEAN: dict[str, str] = {
 
 
 def expression(operation: str, number: Number) -> str:
-    """Return the text of an operation on elements of a dtype.
-
-    Raises `UnsupportedError` if it is not defined for them.
-    """
+    """Return the text of an operation; raises `UnsupportedError` if the dtype has none."""
     own = FLOATING if number.floating else INTEGER
     text = BOOLEAN.get(operation) or own.get(operation)
     if text is None:
@@ -185,10 +181,9 @@ _GROUP = 256
 
 
 class Reading(Record):
-    """An array that a kernel reads, with the strides by which it walks through the result's shape.
+    """An array that a kernel reads, with its strides in the shape of the result.
 
-    In the text of a kernel the one by the name of `a` is: `a` its element, `pa` its memory, and
-    `ia` the place of the element there.
+    In the text of a kernel, array `a` has its element `a`, its memory `pa` and its index `ia`.
     """
 
     array: Any
@@ -211,7 +206,7 @@ def run(
     strides: Ints | None = None,
     extras: Sequence[tuple[str, Number | None, Any]] = (),
 ) -> Any:
-    """Run a kernel over a shape, that of `out` where none is named, and return `out`.
+    """Run a kernel over a shape, by default that of `out`, and return `out`.
 
     `body` is a statement; the result is `pr` at `ir`, the work item `item`. `extras` are further
     arguments: name, type (`None` for an index) and value.
@@ -221,12 +216,14 @@ def run(
     if not count:
         return out
     strides = buffers.strides_of(out) if strides is None else strides
-    sizes, steps = buffers.collapsed(shape, strides, *(each.strides for each in readings.values()))
-    arrays = [out, *(each.array for each in readings.values())]
+    sizes, steps = buffers.collapsed(
+        shape, strides, *(operand.strides for operand in readings.values())
+    )
+    arrays = [out, *(operand.array for operand in readings.values())]
     starts = [buffers.offset_of(x) for x in arrays]
     far = max(extent(s, sizes, t) for s, t in zip(starts, steps, strict=True))
     far = max(far, count, *(value for _, kind, value in extras if kind is None), 0)
-    numbers = (number, *(each.number for each in readings.values()))
+    numbers = (number, *(operand.number for operand in readings.values()))
     more = tuple((name, kind) for name, kind, _ in extras)
     names = ("r", *readings)
     route = walk(sizes, steps, names)

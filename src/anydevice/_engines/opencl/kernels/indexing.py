@@ -33,10 +33,7 @@ def take(x: Array, indices: Array, axis: int) -> Array:
 
 
 def take_along_axis(x: Array, indices: Array, axis: int) -> Array:
-    """Return one element for each index; NaN or 0 for those out of range.
-
-    Raises `ValueError` if the shapes do not fit.
-    """
+    """Return one element for each index, NaN or 0 if out of range; checks the shapes."""
     (at,) = axes_of(axis, x.ndim)
     if indices.ndim != x.ndim:
         raise ValueError(f"indices {indices.shape} have not the axes of an array {x.shape}")
@@ -72,10 +69,9 @@ def _reading_of_indices(indices: Array, strides: Ints) -> Reading:
 
 
 def write(x: Array, new: Array, positions: Array) -> Array:
-    """Return `x` (batch, heads, keys, size) with rows replaced, in place where it is no view.
+    """Return `x` (batch, heads, keys, size) with rows replaced: in place, or in a copy of a view.
 
-    A view of another array is copied first, so that the other one stays as it is. Raises
-    `ValueError` if the shapes do not fit.
+    Raises `ValueError` if the shapes do not fit.
     """
     batch, heads, keys, size = x.shape
     tokens = new.shape[2]
@@ -105,10 +101,7 @@ def write(x: Array, new: Array, positions: Array) -> Array:
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:
-    """Return the arrays one behind the other along an axis.
-
-    Raises `ValueError` if the shapes do not fit.
-    """
+    """Join arrays along an axis; raises `ValueError` if the shapes do not fit."""
     first = arrays[0]
     (at,) = axes_of(axis, first.ndim)
     around = first.shape[:at], first.shape[at + 1 :]

@@ -96,10 +96,7 @@ class Product(Record):
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return the products of matrices (…, m, k) and (…, k, n); the axes before them broadcast.
-
-    Raises `ValueError` if the shapes do not fit.
-    """
+    """Return the products of matrices (…, m, k) and (…, k, n); raises `ValueError` for others."""
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a matrix {a.shape} cannot be multiplied by a matrix {b.shape}")
     dtype = dtype_of(a)
@@ -131,9 +128,7 @@ def _product(a: Array, b: Array, out: Array, number: Number, stack: Ints) -> Pro
 
 
 def _with_neighbours(x: Array) -> Array:
-    """Return the array with neighbours in memory along one of its last axes, so that reading is
-    fast.
-    """
+    """Return the array with neighbours in memory along one of its last two axes."""
     row, column = buffers.strides_of(x)[-2:]
     rows, columns = x.shape[-2:]
     return x if 1 in (row, column) or columns == 1 or rows == 1 else plain(x)
@@ -281,9 +276,7 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
 
 
 def _most_across(context: cl.Context) -> int:
-    """Return how many neighbouring columns the items of a group read; more items share the same
-    ones.
-    """
+    """Return how many neighbouring columns the items of a group read."""
     return 64 if programs.limits(context).is_cpu else 32
 
 

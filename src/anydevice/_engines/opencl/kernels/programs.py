@@ -1,8 +1,7 @@
 """Programs for OpenCL devices, and how OpenCL C computes with each dtype.
 
-A program is put together from our sources and built when it is first needed. The process keeps it
-by its context and its text; the drivers of PoCL and NVIDIA, and PyOpenCL for all others, keep the
-binary for later processes.
+A program is built when it is first needed, and kept by its context and text. Drivers, or PyOpenCL
+for them, keep the binary for later processes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ from anydevice._machine.hardware.opencl.diagnosis import float64_defect
 
 
 class Assumed(Record):
-    """Limits assumed of every device, whatever it says itself.
-
-    With it, tests run on a CPU what is written for GPUs and for devices with small groups. The
-    caches of these files do not know of it.
-    """
+    """Limits that tests assume of a device, so that a CPU runs code for GPUs; caches ignore it."""
 
     work_group: int | None = None
     is_cpu: bool | None = None
@@ -115,8 +110,7 @@ def kernel(
     """Return a kernel of our files, with `GROUP` defined as the work items of a group.
 
     `defines` are put before the text. `scalars` are the NumPy types of the arguments, `None` for
-    buffers. The group is a power of two, and is halved until the device takes it: what a kernel
-    needs of a processor is known only when it was built.
+    buffers. The group is a power of two, halved until the device takes the built kernel.
     """
     group = 1 << (min(group, limits(context).work_group).bit_length() - 1)
     while (made := exact_kernel(context, files, name, defines, scalars, group)) is None:
@@ -211,9 +205,8 @@ _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 def number_of(dtype: DType, context: cl.Context) -> Number:
     """Return how the device of a context computes with a dtype.
 
-    Raises `UnsupportedError` for `float64` where the device has none or its driver is known to fail
-    with it, and for the dtypes that no kernel computes with: complex numbers and those of 8 bits
-    and less.
+    Raises `UnsupportedError` for complex and 8-bit floating dtypes, and for `float64` where the
+    device has none or its driver fails with it.
     """
     number = _NUMBERS.get(dtype.name)
     if number is None:

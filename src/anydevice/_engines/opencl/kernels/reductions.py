@@ -42,10 +42,7 @@ _SEGMENT = 8192
 
 
 def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
-    """Return the axes as integers from 0 up, each once.
-
-    Raises `ValueError` if there is none of that number.
-    """
+    """Return the axes counted from 0, sorted; raises `ValueError` for unknown or repeated ones."""
     named = axis if isinstance(axis, tuple) else (axis,)
     for one in named:
         if not -rank <= one < rank:
@@ -57,10 +54,7 @@ def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
 
 
 def reduce(kind: str, x: Array, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
-    """Return the `sum`, `prod`, `max` or `min` along axes.
-
-    Raises `ValueError` for the largest or smallest of nothing.
-    """
+    """Return `sum`, `prod`, `max` or `min` along axes; raises `ValueError` for `max` of nothing."""
     axes = axes_of(axis, x.ndim)
     dtype = dtype_of(x)
     number = number_of(dtype, x.context)
@@ -91,7 +85,7 @@ def _run(
     number: Number,
     out: Array,
 ) -> None:
-    """One pass, or two where there are fewer results than the device can compute at once."""
+    """Reduce in one pass, or in two if there are fewer results than processors."""
     outer, (strides,) = buffers.collapsed(outer, strides)
     gone, (steps,) = buffers.collapsed(gone, steps)
     outputs, count = prod(outer), prod(gone)
@@ -156,10 +150,7 @@ def _neutral(kind: str, number: Number) -> str:
 
 
 def argmax(x: Array, axis: int) -> Array:
-    """Return the index of the largest element along an axis.
-
-    Raises `ValueError` if there is none, because the axis has no elements.
-    """
+    """Return the index of the largest element; raises `ValueError` if the axis has none."""
     (at,) = axes_of(axis, x.ndim)
     outer, own = x.shape[:at] + x.shape[at + 1 :], buffers.strides_of(x)
     out = buffers.new(outer, INT32, x.context)
@@ -191,10 +182,7 @@ def _argmax(context: cl.Context, number: Number, route: Walk, wide: bool) -> pro
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """Return the `k` largest along the last axis, largest first, and where they are.
-
-    Raises `ValueError` if the axis has fewer.
-    """
+    """Return the `k` largest of the last axis, largest first, and their indices."""
     if not x.ndim or not 0 <= k <= x.shape[-1]:
         raise ValueError(f"there are no {k} largest along the last axis of an array {x.shape}")
     dtype = dtype_of(x)
@@ -233,10 +221,7 @@ _RUN = 16
 
 
 def in_order(x: Array, descending: bool) -> tuple[Array, Array]:
-    """Sort the last axis, stably; return the elements and their indices.
-
-    Runs of a few elements are merged to longer and longer ones, between two pairs of arrays.
-    """
+    """Sort the last axis by a stable merge sort; return the elements and their indices."""
     dtype, rows, count = dtype_of(x), plain(x), x.shape[-1]
     pairs = [
         (buffers.new(x.shape, dtype, x.context), buffers.new(x.shape, INT32, x.context))
@@ -257,7 +242,7 @@ def in_order(x: Array, descending: bool) -> tuple[Array, Array]:
         pairs.reverse()
         to_values, to_places = pairs[0]
         arrays = (values, places, to_values, to_places)
-        pointers = [each.base_data for each in arrays]
+        pointers = [array.base_data for array in arrays]
         kernel.over(x.size, x.size, count, width, *pointers, reads=[values, places])
         (values, places), width = pairs[0], 2 * width
     return values, places

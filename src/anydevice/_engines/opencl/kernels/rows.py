@@ -16,8 +16,8 @@ from anydevice._engines.opencl.kernels.elementwise import extent, index_types, i
 from anydevice._engines.opencl.kernels.programs import Number, dtype_of, number_of
 
 _PER_ITEM = 128
-"""The numbers that a work item may keep. Softmax over rows that 256 items of an NVIDIA card can
-just keep runs at 0.85 of the speed of a copy, and at 0.6 of it where the rows are read twice."""
+"""Numbers that a work item may keep in registers. On an NVIDIA card, softmax then runs at 0.85 of
+the speed of a copy, and at 0.6 if it reads rows twice."""
 
 
 def softmax(x: Array, axis: int) -> Array:
@@ -41,24 +41,24 @@ def _rows(
     name: str, x: Array, factors: list[Array] | None = None, eps: float | None = None
 ) -> Array:
     factors = factors or []
-    given = [each for each in factors if each is not None]
+    given = [factor for factor in factors if factor is not None]
     number = number_of(dtype_of(x), x.context)
-    if not number.floating or any(each.dtype != x.dtype for each in given):
+    if not number.floating or any(factor.dtype != x.dtype for factor in given):
         return NotImplemented
-    x, given = plain(x), [plain(each) for each in given]
+    x, given = plain(x), [plain(factor) for factor in given]
     out = buffers.new(x.shape, dtype_of(x), x.context)
     if not x.size:
         return out
-    columns, starts = x.shape[-1], [buffers.offset_of(each) for each in (x, *given)]
+    columns, starts = x.shape[-1], [buffers.offset_of(factor) for factor in (x, *given)]
     about = programs.limits(x.context)
     widest = 4 if number.element in ("float", "double") and not about.is_cpu else 8
     aligned = not any(place % widest for place in (columns, *starts))
-    present = tuple(each is not None for each in factors)
+    present = tuple(factor is not None for factor in factors)
     kernel = _kernel(name, number, x.context, columns, widest if aligned else 1, present)
     arguments: list[Any] = [columns, x.base_data, starts[0], out.base_data]
-    for each in factors:
+    for factor in factors:
         # A kernel that uses no weight gets some memory all the same: not every driver takes none.
-        source = x if each is None else plain(each)
+        source = x if factor is None else plain(factor)
         arguments += (source.base_data, buffers.offset_of(source))
     arguments += [] if eps is None else [eps]
     kernel(x.size // columns, *arguments, reads=[x, *given])
@@ -96,14 +96,13 @@ def rope(
     x: Array, positions: Array, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
     length: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Rotary positions: each pair of numbers turned by its angle.
-
-    `NotImplemented` where the frequencies are scaled other than by one factor.
-    """
-    factor = _factor(scaling)
+    """Rotate each pair of numbers; `NotImplemented` if more than one factor scales frequencies."""
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     number = number_of(dtype_of(x), x.context)
-    if factor is None or not number.floating or x.shape[-1] % 2:
+    if kind not in ("default", "linear") or not number.floating or x.shape[-1] % 2:
         return NotImplemented
+    factor = float(scaling["factor"]) if kind == "linear" else 1.0
     out = buffers.new(x.shape, dtype_of(x), x.context)
     if not x.size:
         return out
@@ -121,15 +120,6 @@ def rope(
         reads=[x, positions],
     )  # fmt: skip
     return out
-
-
-def _factor(scaling: Mapping[str, Any] | None) -> float | None:
-    """Return the factor that divides all frequencies; `None` if they are scaled in another way."""
-    scaling = scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return 1.0
-    return float(scaling["factor"]) if kind == "linear" else None
 
 
 @lru_cache(maxsize=32)

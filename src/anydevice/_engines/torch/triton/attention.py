@@ -61,7 +61,6 @@ def decode_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     tile: DecodeTile | None = None,
-    overlap: bool = True,
 ) -> Tensor:
     """Attention of `q` (batch, heads, 1, size) to `k` and `v` (batch, kv heads, keys, size).
 
@@ -78,7 +77,7 @@ def decode_attention(
         return out.zero_()
     pairs, device = batch * key_heads, q.device
     cut = tile or decode_tile(pairs, keys, size, multiprocessors(device), shared_memory(device))
-    options = overlapping(device) if overlap else {"overlap": False}
+    options = overlapping(device)
     alone = cut.parts == 1
     averages, sums = out, out
     if not alone:
@@ -108,7 +107,7 @@ def decode_attention(
 
 @triton.jit
 def _cap_scores(scores, soft_cap):
-    """Within the cap, by tanh; times the logarithm by which powers of e are powers of 2."""
+    """Cap the scores by tanh, and multiply them by log2(e) for `exp2`."""
     power = tl.exp2(scores * (2 * 1.4426950408889634 / soft_cap))
     return (1 - 2 / (1 + power)) * (soft_cap * 1.4426950408889634)
 

@@ -12,12 +12,14 @@ this launch begin only when all before it has ended (`in_order`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from anydevice._core.engine import LayerConfig
 from anydevice._core.record import Record
 from anydevice._engines.torch.triton.decode_products import Release, begin, end, padded_rows, wait
 from anydevice._engines.torch.triton.launch import counters, multiprocessors, overlapping, start
@@ -64,25 +66,14 @@ TILES: Mapping[tuple[int, int], AttentionTile] = {
 LARGEST_SIZE = 256
 
 
-class AttentionConfig(Record):
-    """Constants of a layer's attention, the same for every step.
+class Rotation(NamedTuple):
+    """Rope: the angles of one position, (rotated / 2,) float32, and the factor of cosine and sine.
 
-    `heads` of queries share `key_heads`, each of `size` elements, of which rope rotates the first
-    `rotated`, neighbours as pairs if `interleaved`. Cosines and sines are multiplied by `factor`,
-    scores by `scale`. `window` is the number of visible keys, its own included; `None`: all. With
-    `ring`, position p is in slot p % slots of the cache, else in slot p.
+    `_core/rope_scaling.py` computes both; without `frequencies`, nothing is rotated.
     """
 
-    heads: int
-    key_heads: int
-    size: int
-    scale: float
-    rotated: int = 0
-    interleaved: bool = False
+    frequencies: Tensor | None = None
     factor: float = 1.0
-    window: int | None = None
-    ring: bool = False
-    eps: float = 0.0
 
 
 def usual_tile(size: int, rows: int) -> AttentionTile:
@@ -105,22 +96,24 @@ def attend(
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
-    config: AttentionConfig,
-    frequencies: Tensor | None = None,
-    query_norm: Tensor | None = None,
-    key_norm: Tensor | None = None,
+    config: LayerConfig,
+    rotation: Rotation,
+    norms: tuple[Tensor | None, Tensor | None] = (None, None),
     tile: AttentionTile | None = None,
+    window: int = EVERY_KEY,
 ) -> Tensor:
     """Attention of one new token of each row; its key and value are written into the cache.
 
-    `qkv` (rows, (heads + 2 × key heads) × size) has the token's queries, keys and values,
-    `positions` (rows,) says where it stands. `keys` and `values` are (rows, key heads, slots,
-    size); a position that a cache without a ring does not have is not written. `frequencies`
-    (rotated / 2,) float32 are the angles for one position. Norms are of each head, (size,). The
-    result is (rows, heads × size). All tensors are contiguous. Scores and sums are float32.
+    `qkv` (rows, (heads + 2 × kv heads) × size) has the token's queries, keys and values,
+    `positions` (rows,) says where it stands. `keys` and `values` are (rows, kv heads, slots,
+    size); a position that a cache without a ring does not have is not written. `norms` are those
+    of each query and key head, (size,). `window` is the number of visible keys, its own included.
+    The result is (rows, heads × size). All tensors are contiguous. Scores and sums are float32.
     """
+    query_norm, key_norm = norms
+    frequencies, factor = rotation
     rows, slots = qkv.shape[0], keys.shape[2]
-    heads, key_heads, size = config.heads, config.key_heads, config.size
+    heads, key_heads, size = config.heads, config.kv_heads, config.size
     out = torch.empty((rows, heads * size), dtype=qkv.dtype, device=qkv.device)
     width = max(16, triton.next_power_of_2(size))
     cut = tile or usual_tile(width, rows)
@@ -131,13 +124,12 @@ def attend(
         counts = counters(qkv.device, pairs)
         averages = qkv.new_empty((pairs, parts, group, width), dtype=torch.float32)
         sums = qkv.new_empty((pairs, 2, group, parts), dtype=torch.float32)
-    window = EVERY_KEY if config.window is None else config.window
     start(
         _attend, (parts, pairs), qkv.device,
         qkv, positions, keys, values, qkv if frequencies is None else frequencies,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
         averages, sums, counts, out,
-        slots, window, config.scale * LOG2_E, config.factor, config.eps,
+        slots, window, config.scale * LOG2_E, factor, config.eps,
         key_heads=key_heads, group=group, block_group=LEAST_GROUP, size=size, width=width,
         rotated=0 if frequencies is None else config.rotated, interleaved=config.interleaved,
         normed=query_norm is not None, ring=config.ring, block=cut.keys, parts=parts,
@@ -150,7 +142,7 @@ def attend(
 
 @triton.jit
 def _partner(place, rotated: tl.constexpr, interleaved: tl.constexpr):
-    """For each element: the other one of its pair, the number of the pair, and its sine's sign."""
+    """Return the partner of each element, the number of their pair, and the sign of the sine."""
     if interleaved:
         other = place ^ 1
         pair = place // 2

@@ -42,10 +42,9 @@ Release = Literal["first", "waited", "last"]
 class ProductTile(Record):
     """Tile of a product: `outputs` of a program, `inputs` at a time, by `warps`.
 
-    `stages` loads are in flight. `splits` programs share the inputs of one output (split-K), and
-    the last of them adds up. `inside`: the norm is computed in the product, not in a launch before
-    it. `ahead`: all weights of a program are prefetched into the cache before the wait, not the
-    first tile alone. `release` is when the next launch may start.
+    `stages` loads are in flight. `splits` programs share the inputs of one output (split-K).
+    `inside`: the norm is computed in the product, not in a launch before it. `ahead`: all weights
+    of a program are prefetched before the wait. `release` is when the next launch may start.
     """
 
     outputs: int
@@ -218,14 +217,14 @@ def end(overlap: tl.constexpr, release: tl.constexpr):
 
 @triton.jit
 def _ask_for(weight, row, rows: tl.constexpr, inputs: tl.constexpr):
-    """Have some rows of the weight brought into the cache."""
+    """Prefetch some rows of the weight."""
     size: tl.constexpr = rows * inputs * weight.dtype.element_ty.primitive_bitwidth // 8
     fetch_ahead(weight + row.to(tl.int64) * inputs, size)
 
 
 @triton.jit
 def _weights(line, place, known, last, even: tl.constexpr):
-    """A tile of weights, (outputs, inputs); zeros beyond either end."""
+    """Load a tile of weights, (outputs, inputs); zeros beyond either end."""
     if even:
         tile = tl.load(line + place[None, :], eviction_policy="evict_first")
     else:
@@ -236,7 +235,7 @@ def _weights(line, place, known, last, even: tl.constexpr):
 
 @triton.jit
 def _values(x, place, last, even: tl.constexpr):
-    """A part of a row, as float32; zeros beyond its end."""
+    """Load a part of a row as float32; zeros beyond its end."""
     if even:
         value = tl.load(x + place, eviction_policy="evict_last")
     else:
@@ -247,6 +246,25 @@ def _values(x, place, last, even: tl.constexpr):
 @triton.jit
 def _silu(x):
     return x / (1.0 + tl.exp2(-x * LOG2_E))
+
+
+@triton.jit
+def _after(
+    result, others, root, bias, output, known, outputs,
+    normed: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
+):  # fmt: skip
+    """Scale the sums by the norm's root, add the bias, and multiply by the others if gated."""
+    if normed:
+        result *= root
+    if biased:
+        result += tl.load(bias + output, known, 0).to(tl.float32)
+    if gated:
+        if normed:
+            others *= root
+        if biased:
+            others += tl.load(bias + outputs + output, known, 0).to(tl.float32)
+        result = _silu(result) * others
+    return result
 
 
 # Grid (outputs / block_outputs, 1): a matrix-vector product. A program multiplies tiles of
@@ -294,19 +312,14 @@ def _one_row(
             sums_of_others += tile.to(tl.float32) * value[None, :]
 
     end(overlap, release)
-    result = tl.sum(sums, 1)
+    root = 1.0
     if normed:
         root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
-        result *= root
-    if biased:
-        result += tl.load(bias + output, known, 0).to(tl.float32)
+    result = tl.sum(sums, 1)
+    others = result
     if gated:
         others = tl.sum(sums_of_others, 1)
-        if normed:
-            others *= root
-        if biased:
-            others += tl.load(bias + outputs + output, known, 0).to(tl.float32)
-        result = _silu(result) * others
+    result = _after(result, others, root, bias, output, known, outputs, normed, biased, gated)
     if summed:
         result = tl.load(residual + output, known, 0).to(tl.float32) + factor * result
     tl.store(out + output, result.to(out.dtype.element_ty), known)
@@ -314,7 +327,7 @@ def _one_row(
 
 @triton.jit
 def _columns(x, row, place, rows, last, inputs: tl.constexpr):
-    """A part of all rows, (inputs, rows)."""
+    """Load a part of all rows, (inputs, rows)."""
     here = (place < last)[:, None] & (row < rows)[None, :]
     where = x + row[None, :] * inputs + place[:, None]
     return tl.load(where, here, 0, eviction_policy="evict_last")
@@ -322,7 +335,7 @@ def _columns(x, row, place, rows, last, inputs: tl.constexpr):
 
 @triton.jit
 def _scale_tile(squares, value, scale):
-    """The sums of squares with those of a tile, and the tile times the norm's weight."""
+    """Add the squares of a tile, and multiply the tile by the norm's weight."""
     wide = value.to(tl.float32)
     return squares + wide * wide, (wide * scale[:, None]).to(value.dtype)
 
@@ -403,19 +416,24 @@ def _some_rows(
                     sums_of_others += tl.load(there, known[:, None], 0, cache_modifier=".cg")
 
     if is_last:
-        result = sums
+        root = 1.0
         if normed:
-            root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
-            result *= root[None, :]
-        if biased:
-            result += tl.load(bias + output, known, 0).to(tl.float32)[:, None]
+            root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)[None, :]
+        others = sums
         if gated:
             others = sums_of_others
-            if normed:
-                others *= root[None, :]
-            if biased:
-                others += tl.load(bias + outputs + output, known, 0).to(tl.float32)[:, None]
-            result = _silu(result) * others
+        result = _after(
+            sums,
+            others,
+            root,
+            bias,
+            output[:, None],
+            known[:, None],
+            outputs,
+            normed,
+            biased,
+            gated,
+        )
         where = row[None, :] * outputs + output[:, None]
         here = known[:, None] & (row < rows)[None, :]
         if summed:

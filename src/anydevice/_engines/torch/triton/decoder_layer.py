@@ -7,7 +7,7 @@ launch of its own, as the tiles say.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,11 +15,26 @@ from anydevice._core.engine import LayerConfig
 from anydevice._engines.torch.triton.decode_attention import (
     LARGEST_SIZE,
     MOST_GROUP,
-    AttentionConfig,
     AttentionTile,
+    Rotation,
     attend,
 )
 from anydevice._engines.torch.triton.decode_products import MOST_ROWS, ProductTiles, product
+
+
+class LayerWeights(NamedTuple):
+    """The weights of a decoder layer, in the order of the op's arguments."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
 
 
 def decoder_layer(
@@ -27,59 +42,34 @@ def decoder_layer(
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
-    attention_norm: Tensor,
-    qkv: Tensor,
-    output: Tensor,
-    mlp_norm: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    qkv_bias: Tensor | None,
-    output_bias: Tensor | None,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
+    weights: LayerWeights,
     config: LayerConfig,
-    frequencies: Tensor | None,
-    rope_factor: float = 1.0,
+    rotation: Rotation,
     tiles: ProductTiles | None = None,
     attention_tile: AttentionTile | None = None,
 ) -> Tensor:
-    """Apply the layer to `x` (rows, 1, hidden); its cache is changed in place.
+    """Apply the layer to `x` (rows, 1, hidden), and write keys and values into the cache.
 
-    `positions` (rows,) says where the tokens stand; `keys` and `values` are (rows, kv heads, slots,
-    size). `frequencies` and `rope_factor` are those of `_core/rope_scaling.py`.
+    `positions` is (rows,), `keys` and `values` are (rows, kv heads, slots, size).
     """
     eps, factor = config.eps, config.factor
     rows, _, hidden = x.shape
     stream = x.view(rows, hidden)
     y = product(
-        "qkv", stream, qkv, norm=attention_norm, eps=eps, bias=qkv_bias,
+        "qkv", stream, weights.qkv, norm=weights.attention_norm, eps=eps, bias=weights.qkv_bias,
         tiles=tiles, in_order=True,
     )  # fmt: skip
-    y = attend(
-        y, positions, keys, values, _attention_config(config, rope_factor),
-        frequencies, query_norm, key_norm, attention_tile,
-    )  # fmt: skip
+    norms = weights.query_norm, weights.key_norm
+    y = attend(y, positions, keys, values, config, rotation, norms, attention_tile)
     stream = product(
-        "output", y, output, bias=output_bias, residual=stream, factor=factor, tiles=tiles
+        "output", y, weights.output, bias=weights.output_bias, residual=stream, factor=factor,
+        tiles=tiles,
+    )  # fmt: skip
+    y = product(
+        "gate_up", stream, weights.gate_up, norm=weights.mlp_norm, eps=eps, gated=True, tiles=tiles
     )
-    y = product("gate_up", stream, gate_up, norm=mlp_norm, eps=eps, gated=True, tiles=tiles)
-    stream = product("down", y, down, residual=stream, factor=factor, tiles=tiles)
+    stream = product("down", y, weights.down, residual=stream, factor=factor, tiles=tiles)
     return stream.view(rows, 1, hidden)
-
-
-@lru_cache(maxsize=256)
-def _attention_config(config: LayerConfig, rope_factor: float) -> AttentionConfig:
-    return AttentionConfig(
-        heads=config.heads,
-        key_heads=config.kv_heads,
-        size=config.size,
-        scale=config.scale,
-        rotated=config.rotated,
-        interleaved=config.interleaved,
-        factor=rope_factor,
-        ring=config.ring,
-        eps=config.eps,
-    )
 
 
 def fits(

@@ -1,11 +1,11 @@
 """Our own Triton kernels as versions of ops, for tensors on NVIDIA and AMD GPUs.
 
-Each function takes all arguments of its op by place, and returns `NotImplemented`, before it does
-anything, where its kernel does not fit or was not found to be right on this device. Under PyTorch's
-compiler, `rmsnorm`, `swiglu` and `rope` are left to it: it fuses them with what stands beside them.
+Each function takes all arguments of its op by position, and returns `NotImplemented` before any
+work if its kernel does not fit or is not trusted on this device. PyTorch's compiler fuses
+`rmsnorm`, `swiglu` and `rope` itself.
 
-A kernel is also an operator of PyTorch, through which gradients and its compiler can pass. Where
-there is neither, it is started directly, which takes less time on the host.
+A kernel is also an operator of PyTorch, for gradients and the compiler. Without these it is started
+directly, which takes less time on the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anydevice._core.engine import LayerConfig
 from anydevice._core.rope_scaling import depends_on_length, frequencies
 from anydevice._engines.trust import is_trusted
 
@@ -188,14 +187,13 @@ for _name, _backward, _keep in (
 
 
 def _run(name: str, as_operator: bool, *arguments: Any) -> Tensor:
-    """Through PyTorch's operator where a gradient or its compiler is to see it, or directly."""
+    """Start a kernel, through PyTorch's operator for a gradient or the compiler."""
     return (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
 
 
 def _rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(x, weight)
+        not _serves_eagerly(x, weight)
         or weight.dtype not in (x.dtype, torch.float32)
         or not (x.is_contiguous() and weight.is_contiguous())
     ):
@@ -211,8 +209,7 @@ def _softmax(x: Tensor, axis: int) -> Tensor:
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(gate, up)
+        not _serves_eagerly(gate, up)
         or gate.dtype != up.dtype
         or gate.shape != up.shape
         or not (_has_rows(gate) and _has_rows(up))
@@ -226,9 +223,8 @@ def _rope(
     scaling: Mapping[str, Any] | None, length: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     if (
-        torch.compiler.is_compiling()
-        or depends_on_length(scaling)
-        or not _serves(x, positions)
+        depends_on_length(scaling)
+        or not _serves_eagerly(x, positions)
         or positions.dtype not in _INTEGERS
         or x.stride(-1) != 1
     ):
@@ -265,7 +261,7 @@ def _attention(
         q.shape[2] != 1
         or mask is not None
         or q.dtype not in _HALF
-        or not _serves(q, k, v, *(each for each in (lengths, sinks) if each is not None))
+        or not _serves(q, k, v, *(x for x in (lengths, sinks) if x is not None))
         or (sinks is not None and not sinks.is_contiguous())
         or not q.dtype == k.dtype == v.dtype
         or (lengths is not None and (lengths.dtype not in _INTEGERS or not lengths.is_contiguous()))
@@ -282,8 +278,7 @@ def _attention(
 
 def _cache_write(cache: Tensor, new: Tensor, positions: Tensor) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(cache, new, positions)
+        not _serves_eagerly(cache, new, positions)
         or positions.dtype not in _INTEGERS
         or 0 in cache.stride()
         or not (cache.stride(-1) == 1 and new.stride(-1) == 1)
@@ -295,8 +290,7 @@ def _cache_write(cache: Tensor, new: Tensor, positions: Tensor) -> Tensor:
 
 def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
     if (
-        torch.compiler.is_compiling()
-        or not _serves(weight, ids)
+        not _serves_eagerly(weight, ids)
         or ids.dtype not in _INTEGERS
         or weight.stride(1) != 1
         or not ids.is_contiguous()
@@ -311,8 +305,7 @@ def _draw_token(
     min_p: bool, constants: tuple[Any, ...],
 ) -> Tensor:  # fmt: skip
     if (
-        torch.compiler.is_compiling()
-        or not _serves(logits, numbers, seeds, place)
+        not _serves_eagerly(logits, numbers, seeds, place)
         or logits.ndim != 2
         or not logits.numel()
         or logits.stride(1) != 1
@@ -324,10 +317,10 @@ def _draw_token(
     return _kernel("draw_token")(logits, numbers, seeds, place, greedy, top_p, min_p, constants)
 
 
-def _decoder_layer(*arguments: Any) -> Any:
+def _decoder_layer(x: Tensor, *arguments: Any) -> Any:
     from anydevice._engines.torch.triton.decoder_layer import decoder_layer, fits
 
-    return _whole_layer(decoder_layer, fits, *arguments)
+    return _whole_layer(decoder_layer, fits, x, *arguments)
 
 
 def _prompt_layer(x: Tensor, *others: Any) -> Any:
@@ -342,36 +335,33 @@ def _prompt_layer(x: Tensor, *others: Any) -> Any:
 
 def _whole_layer(
     layer: Callable[..., Tensor], fits: Callable[..., bool], x: Tensor, positions: Tensor,
-    keys: Tensor, values: Tensor, attention_norm: Tensor, qkv: Tensor, output: Tensor,
-    mlp_norm: Tensor, gate_up: Tensor, down: Tensor, qkv_bias: Tensor | None,
-    output_bias: Tensor | None, query_norm: Tensor | None, key_norm: Tensor | None,
-    numbers: LayerConfig,
+    keys: Tensor, values: Tensor, *arguments: Any,
 ) -> Any:  # fmt: skip
-    weights = attention_norm, qkv, output, mlp_norm, gate_up, down
-    others = qkv_bias, output_bias, query_norm, key_norm
-    present = [one for one in (*weights, *others) if one is not None]
+    from anydevice._engines.torch.triton.decode_attention import Rotation
+    from anydevice._engines.torch.triton.decoder_layer import LayerWeights
+
+    weights, config = LayerWeights(*arguments[:-1]), arguments[-1]
+    present = [weight for weight in weights if weight is not None]
     if (
         x.dtype not in _HALF
-        or torch.compiler.is_compiling()
-        or not _serves(x, positions, keys, values, *present)
+        or not _serves_eagerly(x, positions, keys, values, *present)
         or positions.dtype not in _INTEGERS
-        or depends_on_length(dict(numbers.scaling))
+        or depends_on_length(dict(config.scaling))
         or _needs_gradient(x, keys, values, *present)
-        or not fits(x, positions, keys, values, present, numbers)
+        or not fits(x, positions, keys, values, present, config)
     ):
         return NotImplemented
-    steps, factor = None, 1.0
-    if numbers.rotated:
-        steps, factor = _frequencies(numbers.rotated, numbers.theta, numbers.scaling, x.device)
-    after = layer(x, positions, keys, values, *weights, *others, numbers, steps, factor)
-    return after, keys, values
+    rotation = Rotation()
+    if config.rotated:
+        steps = _frequencies(config.rotated, config.theta, config.scaling, x.device)
+        rotation = Rotation(*steps)
+    return layer(x, positions, keys, values, weights, config, rotation), keys, values
 
 
 def _final_logits(x: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
     if (
         x.dtype not in _HALF
-        or torch.compiler.is_compiling()
-        or not _serves(x, norm, head)
+        or not _serves_eagerly(x, norm, head)
         or not (x.ndim == 2 and 1 <= x.shape[0] <= MOST_NORMED_ROWS)
         or not x.dtype == norm.dtype == head.dtype
         or not (x.is_contiguous() and norm.is_contiguous() and head.is_contiguous())
@@ -388,6 +378,10 @@ def _serves(x: Tensor, *others: Any) -> bool:
     if any(other.device != x.device for other in others):
         return False
     return torch.compiler.is_compiling() or all(_is_plain(one) for one in (x, *others))
+
+
+def _serves_eagerly(x: Tensor, *others: Any) -> bool:
+    return not torch.compiler.is_compiling() and _serves(x, *others)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -417,9 +411,7 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 def _frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
 ) -> tuple[Tensor, float]:
-    """Return the angle of each pair for one position, on the device, and the factor of cosine and
-    sine.
-    """
+    """Return the angle of each pair for one position, and the factor of cosine and sine."""
     frequency, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
     with torch.inference_mode(False):  # it is kept, and a gradient may need it later
         return torch.tensor(frequency, dtype=torch.float32, device=device), float(factor)
@@ -460,9 +452,9 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
 def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ...]:
     """Compile the kernels of ops for the widths of usual models, ahead of their first use.
 
-    Returns the names of the kernels that are compiled now: none on a machine without Triton, or
-    for a device that is no NVIDIA or AMD GPU. PyTorch and Triton raise their own errors where the
-    device is not there or a kernel cannot be compiled for it.
+    Returns the names of the compiled kernels: none without Triton, or for a device that is no
+    NVIDIA or AMD GPU. PyTorch and Triton raise their own errors for a missing device or a kernel
+    that cannot be compiled.
 
     >>> warm_up("meta")
     ()
@@ -477,7 +469,7 @@ def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ..
 
 
 def _usual(new: Callable[..., Tensor], one: Any) -> Iterable[tuple[str, tuple[Any, ...]]]:
-    """Small calls that need the same machine code as those of usual models."""
+    """Yield small calls that need the same machine code as usual models."""
     for width in (2048, 4096, 8192):
         yield "rmsnorm", (new(1, width), new(width), 1e-6)
         yield "embedding", (new(8, width), one)

@@ -1,7 +1,6 @@
-"""Starting Triton kernels, and the facts of a device that decide how their work is cut.
+"""Starting Triton kernels, and the facts of a device that decide their tiles.
 
-Nothing is measured when a kernel is started: how the work is cut is a function of its shape, found
-by `bench/gpu_ops.py`.
+Tiles are a function of the shape, found by `bench/gpu_ops.py`; nothing is measured at a start.
 """
 
 from __future__ import annotations
@@ -39,22 +38,16 @@ def start(
 def overlapping(device: torch.device) -> dict[str, Any]:
     """Return the options of a kernel that may begin before the one ahead of it has ended.
 
-    It waits, before it touches what that one may have written, until that one has ended; what is
-    gained is the time that starting takes. NVIDIA's devices can from compute capability 9.0 on.
+    It waits for that one before it touches its results, which hides the time of the start. NVIDIA's
+    devices can from compute capability 9.0 on.
     """
-    if (
-        device.type != "cuda"
-        or torch.version.hip
-        or torch.cuda.get_device_capability(device) < (9,)
-    ):
+    cuda = device.type == "cuda" and not torch.version.hip
+    if not cuda or torch.cuda.get_device_capability(device) < (9,):
         return {"overlap": False}
-    return {"overlap": True, "launch_pdl": True} if _can_overlap() else {"overlap": False}
-
-
-def _can_overlap() -> bool:
-    """Whether this Triton has the option: it came with 3.4."""
     target = triton.runtime.driver.active.get_current_target()
-    return hasattr(triton.compiler.make_backend(target).parse_options({}), "launch_pdl")
+    # The option came with Triton 3.4.
+    can = hasattr(triton.compiler.make_backend(target).parse_options({}), "launch_pdl")
+    return {"overlap": True, "launch_pdl": True} if can else {"overlap": False}
 
 
 @cache
@@ -87,8 +80,8 @@ def shared_memory(device: torch.device) -> int:
 def counters(device: torch.device, count: int) -> Tensor:
     """Return int32 counters on a device, all 0, which a kernel must leave at 0.
 
-    Launches of one stream share them, for they come one after the other. A CUDA graph has its own,
-    for it may run beside others: capture one within `own_counters`.
+    Launches of one stream share them. A CUDA graph may run beside others, and has its own: capture
+    one within `own_counters`.
     """
     by_device = _own.counters
     if by_device is None:
@@ -103,10 +96,7 @@ def counters(device: torch.device, count: int) -> Tensor:
 
 @contextmanager
 def own_counters() -> Iterator[dict[torch.device, Tensor]]:
-    """Give this thread's launches counters of their own within the block.
-
-    They must be there before a CUDA graph is captured: run what it is to do once, in the block.
-    """
+    """Give this thread's launches their own counters; run them once before a capture."""
     before, _own.counters = _own.counters, {}
     try:
         yield _own.counters
@@ -125,10 +115,10 @@ MOST_COUNTERS = 4096
 
 @triton.jit
 def fetch_ahead(start, size):
-    """Ask for `size` bytes of memory (a multiple of 16, as is `start`) to be brought nearer.
+    """Prefetch `size` bytes of memory (a multiple of 16, as is `start`) into the cache.
 
-    Prefetched bytes are not read: a write before they are needed still counts. So a kernel
-    that still waits for the one ahead of it may ask already. Compute capability 9.0 and later.
+    A later write still counts, so a kernel may ask before it waits for the one ahead. Compute
+    capability 9.0 and later.
     """
     tl.inline_asm_elementwise(
         """{

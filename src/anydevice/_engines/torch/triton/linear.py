@@ -1,4 +1,4 @@
-"""Products of a few rows with a large weight, as decoding has them: as fast as the weight is read.
+"""Products of a few rows with a large weight, as in decoding: as fast as the weight is read.
 
 One row is multiplied element by element; two to eight go through the matrix units, padded to 16.
 """
@@ -45,8 +45,7 @@ def matvec(
 ) -> Tensor:
     """Return `x` (rows, inputs) times the transpose of `weight` (outputs, inputs), plus `bias`.
 
-    At most eight rows. The rows of `x` and `weight` must be contiguous, one by one. Sums are
-    float32, rounded once.
+    At most eight rows, each contiguous, as those of `weight`. Sums are float32, rounded once.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]

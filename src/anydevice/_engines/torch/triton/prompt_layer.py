@@ -1,8 +1,8 @@
 """The tokens of a prompt through a decoder layer: few launches, and few calls on the host.
 
-Products are the library's, and so is attention. Between them, one launch turns queries and keys and
-puts keys and values into the cache; products add to the residual stream where it lies. A short
-prompt takes less time on the device than its calls take on the host if each op is called by itself.
+Products are the library's, and so is attention. Between them, one launch rotates queries and keys
+and puts keys and values into the cache; products add to the residual stream where it lies. For a
+short prompt, calls of single ops would take longer on the host than the work on the device.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from anydevice._engines.torch.fused import PREFER, causal_attention
 from anydevice._engines.torch.triton.decode_attention import (
     LARGEST_SIZE,
     MOST_GROUP,
+    Rotation,
     _head,
     _partner,
 )
 from anydevice._engines.torch.triton.decode_products import MOST_ROWS
-from anydevice._engines.torch.triton.decoder_layer import decoder_layer
+from anydevice._engines.torch.triton.decoder_layer import LayerWeights, decoder_layer
 from anydevice._engines.torch.triton.launch import start
 from anydevice._engines.torch.triton.rope import sine_and_cosine
 from anydevice._engines.torch.triton.rows import rmsnorm, swiglu
@@ -42,19 +43,9 @@ def prompt_layer(
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
-    attention_norm: Tensor,
-    qkv: Tensor,
-    output: Tensor,
-    mlp_norm: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    qkv_bias: Tensor | None,
-    output_bias: Tensor | None,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
+    weights: LayerWeights,
     config: LayerConfig,
-    frequencies: Tensor | None,
-    rope_factor: float,
+    rotation: Rotation,
     only: Tensor | None,
 ) -> Tensor:
     """Apply the layer to `x` (rows, tokens, hidden); `x` and the cache are overwritten.
@@ -66,32 +57,24 @@ def prompt_layer(
     last layer the others are not needed. They have their keys and values in the cache.
     """
     rows, tokens, hidden = x.shape
+    norms = weights.query_norm, weights.key_norm
+    y = rmsnorm(x, weights.attention_norm, config.eps)
     if only is not None:
         query_width = config.heads * config.size
-        bias = None if qkv_bias is None else qkv_bias[query_width:]
-        y = F.linear(rmsnorm(x, attention_norm, config.eps), qkv[query_width:], bias)
-        turned(
-            y, positions, keys, values, replace(config, heads=0), frequencies, rope_factor,
-            query_norm, key_norm,
-        )  # fmt: skip
+        bias = None if weights.qkv_bias is None else weights.qkv_bias[query_width:]
+        y = F.linear(y, weights.qkv[query_width:], bias)
+        rotate(y, positions, keys, values, replace(config, heads=0), rotation, norms)
         token = x[torch.arange(rows, device=x.device), only][:, None]
-        weights = attention_norm, qkv, output, mlp_norm, gate_up, down
-        others = qkv_bias, output_bias, query_norm, key_norm
-        return decoder_layer(
-            token, positions + only, keys, values, *weights, *others, config, frequencies,
-            rope_factor,
-        )  # fmt: skip
-    y = F.linear(rmsnorm(x, attention_norm, config.eps), qkv, qkv_bias)
-    queries, k, v = turned(
-        y, positions, keys, values, config, frequencies, rope_factor, query_norm, key_norm
-    )
+        return decoder_layer(token, positions + only, keys, values, weights, config, rotation)
+    y = F.linear(y, weights.qkv, weights.qkv_bias)
+    queries, k, v = rotate(y, positions, keys, values, config, rotation, norms)
     y = attend(queries, k, v, config.scale)
     y = y.transpose(1, 2).reshape(rows * tokens, config.heads * config.size)
     stream = x.view(rows * tokens, hidden)
-    _add_product(stream, y, output, output_bias, config.factor)
-    y = F.linear(rmsnorm(stream, mlp_norm, config.eps), gate_up)
+    _add_product(stream, y, weights.output, weights.output_bias, config.factor)
+    y = F.linear(rmsnorm(stream, weights.mlp_norm, config.eps), weights.gate_up)
     gate, up = y.chunk(2, 1)
-    _add_product(stream, swiglu(gate, up), down, None, config.factor)
+    _add_product(stream, swiglu(gate, up), weights.down, None, config.factor)
     return x
 
 
@@ -125,28 +108,29 @@ def _add_product(
         stream.add_(F.linear(x, weight, bias), alpha=factor)
 
 
-def turned(
+def rotate(
     qkv: Tensor,
     positions: Tensor,
     keys: Tensor,
     values: Tensor,
     config: LayerConfig,
-    frequencies: Tensor | None,
-    factor: float,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
+    rotation: Rotation,
+    norms: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (rows, heads, tokens, size), normed and turned, and in the cache.
+    """Norm and rotate queries and keys, and write keys and values into the cache.
 
-    All lie token by token. Without heads, `qkv` has keys and values alone.
+    Returns all three as (rows, heads, tokens, size), token by token in memory. Without heads, `qkv`
+    has keys and values alone.
     """
+    query_norm, key_norm = norms
+    frequencies, factor = rotation
     rows, tokens, _ = qkv.shape
     heads, kv_heads, size = config.heads, config.kv_heads, config.size
     every = heads + 2 * kv_heads
     made = heads + kv_heads if heads else 0
     out = torch.empty((rows, tokens, made, size), dtype=qkv.dtype, device=qkv.device)
     start(
-        _turn, (triton.cdiv(tokens, TOKENS), triton.cdiv(every, HEADS), rows), qkv.device,
+        _rotate, (triton.cdiv(tokens, TOKENS), triton.cdiv(every, HEADS), rows), qkv.device,
         qkv, positions, qkv if frequencies is None else frequencies,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
         out, keys, values, tokens, keys.shape[2], factor, config.eps,
@@ -162,7 +146,7 @@ def turned(
 # Grid (tokens / block, all heads / some, rows): a program rotates `some` heads of `block` tokens,
 # with one table of angles, and stores keys and values in the cache.
 @triton.jit(do_not_specialize=["tokens"])
-def _turn(
+def _rotate(
     qkv, positions, frequencies, query_norm, key_norm, out, keys, values, tokens, slots, factor,
     eps, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
     rotated: tl.constexpr, interleaved: tl.constexpr, normed: tl.constexpr, block: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Rotary positions: each pair of numbers is turned by an angle that grows with the position.
+"""Rotary positions: each pair of numbers is rotated by an angle that grows with the position.
 
 The cosines and sines of a few tokens are computed once and used for all heads of the program.
 """
@@ -81,7 +81,7 @@ def _rope(
     source = x + batch * x_batch + line * x_head + row * x_token
     target = out + batch * out_batch + line * out_head + row * out_token
     known = (token < tokens)[:, None, None] & (head < heads)[None, :, None]
-    # What is turned is asked for first: it is on its way while the angles are computed.
+    # Loaded first, so that the loads run while the angles are computed.
     if interleaved:
         place = tl.arange(0, 2 * block_half)[None, None, :]
         here = known & (place < 2 * half)

@@ -1,7 +1,7 @@
 """Root-mean-square norm, softmax and SwiGLU: each row is read once and written once.
 
-Rows of up to 64 KiB stay in the registers of one program, which for softmax asks for its next row
-while it works on this one. Longer rows are read twice, the second time mostly out of the cache.
+Rows of up to 64 KiB stay in the registers of one program; softmax loads the next row meanwhile.
+Longer rows are read twice, the second time mostly from the cache.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 class RowTile(Record):
     """Tile: `rows` and `columns` at a time, by `warps`.
 
-    With `ahead`, one program for each multiprocessor goes through the rows one by one, with the
-    `stages` of loads in flight; without, every tile of rows has its own program.
+    With `ahead`, persistent programs walk the rows with that many further loads in flight; without,
+    every tile of rows has its own program.
     """
 
     rows: int
@@ -43,10 +43,7 @@ def rmsnorm_tile(columns: int, itemsize: int) -> RowTile:
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float, tile: RowTile | None = None) -> Tensor:
-    """Return `x` over the root of the mean of its squares, times `weight`; `x` must be contiguous.
-
-    The numbers are float32 in between and are rounded once.
-    """
+    """Return the root-mean-square norm of a contiguous tensor, in float32, rounded once."""
     out = torch.empty_like(x)
     if not x.numel():
         return out
@@ -103,16 +100,14 @@ def softmax_tile(columns: int, itemsize: int, shared: int, warps: int = 32) -> R
     `shared` is the fast memory that a program can have, `warps` the most of them that it can.
     """
     width = triton.next_power_of_2(max(columns, 1))
-    if width * itemsize > LONGEST_ROW:
-        return RowTile(1, 8192, 16)
-    if width >= 16384 and 2 * width * itemsize + 1024 <= shared:
+    size = width * itemsize
+    if width >= 16384 and size <= LONGEST_ROW and 2 * size + 1024 <= shared:
         return RowTile(1, width, min(warps, width // 1024), ahead=2)
-    rows = max(1, 2048 // width)
-    return RowTile(rows, width, min(16, max(4, rows * width // 512)))
+    return rmsnorm_tile(columns, itemsize)
 
 
 def softmax(x: Tensor, tile: RowTile | None = None) -> Tensor:
-    """Softmax along the last axis of a contiguous tensor, in float32, rounded once."""
+    """Return the softmax along the last axis of a contiguous tensor, in float32, rounded once."""
     out = torch.empty_like(x)
     if not x.numel():
         return out
@@ -218,8 +213,7 @@ SWIGLU_TILE = RowTile(1, 1024, 4)
 def swiglu(gate: Tensor, up: Tensor, tile: RowTile = SWIGLU_TILE) -> Tensor:
     """Return `silu(gate) * up` in float32, rounded once, as a contiguous tensor.
 
-    Each operand is a matrix, or looks like one when all axes but the last are taken as one, whose
-    rows are contiguous.
+    Each operand, as a matrix of all axes but the last by the last, has contiguous rows.
     """
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if not gate.numel():

@@ -121,10 +121,10 @@ def draw_token(
 ) -> Tensor:
     """Draw a token (rows,) int32 from logits (rows, vocabulary), whose rows are contiguous.
 
-    `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`; with `greedy`
-    they mean nothing, and the likeliest token is taken, the first of several. `constants` are the
-    factors of seed, place and token, what is added between rounds, how many rounds and halvings
-    there are, and the faintest logit. -1 stands for a row with a logit that is not finite.
+    `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`. `greedy` takes
+    the likeliest token, the first of several. `constants` are the factors of seed, place and token,
+    the addend, the numbers of rounds and halvings, and the faintest logit. The result is -1 if a
+    logit is not finite.
     """
     rows, columns = logits.shape
     out = torch.empty((rows,), dtype=torch.int32, device=logits.device)
@@ -161,7 +161,7 @@ def _mix(x, between, rounds: tl.constexpr):
 
 @triton.jit
 def _noise(key, token, by_token, between, rounds: tl.constexpr):
-    """Gumbel noise, by arithmetic on 32-bit integers that wraps around."""
+    """Return Gumbel noise, by 32-bit integers that wrap around."""
     number = _mix(token * by_token + key, between, rounds) * (key * 2 + 1)
     number = tl.where(number < 0, -1 - number, number)
     v = (number.to(tl.float32) + 0.5) * 4.656612873077393e-10
@@ -231,13 +231,13 @@ def _load_row(line, place, columns):
 
 @triton.jit
 def _scale_row(line, place, columns, inverse, top):
-    # In this order: of a product and a sum the compiler makes one, and the largest were not quite 0
+    # In this order: fused to one product and sum, the largest would not be quite 0.
     return (_load_row(line, place, columns) - top) * inverse
 
 
 @triton.jit
 def _above(x, limit):
-    """The sum of the weights of logits above a limit."""
+    """Add up the weights of logits above a limit."""
     return tl.sum(tl.where(x > limit, tl.exp(x), 0.0), 1)[:, None]
 
 
