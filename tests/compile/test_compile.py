@@ -15,8 +15,8 @@ import anydevice
 from anydevice import nn, ops
 from anydevice._compile import compile as compiling
 from anydevice._core.device import Device
-from anydevice._libraries.detect import compile_device
 from anydevice._libraries.native import FunctionAdapter
+from anydevice._libraries.registry import compile_device
 from anydevice._machine.engines import registry
 from anydevice.errors import (
     ConfigurationError,

@@ -11,12 +11,18 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice._arrays.move import to_device
-from anydevice._compile.tolerance import Tolerance, tolerance_of
-from anydevice._compile.verification import Candidate, Original, digest_of, verify_model
+from anydevice._compile.verification import (
+    Candidate,
+    Original,
+    Tolerance,
+    digest_of,
+    tolerance_of,
+    verify_model,
+)
 from anydevice._core.device import Device
 from anydevice._libraries import native as own_models
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.precision import policy_of
+from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import Layer
 from anydevice._ops import dispatch

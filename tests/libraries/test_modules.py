@@ -9,8 +9,8 @@ import pytest
 
 import anydevice
 from anydevice._core.device import Device
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.jax.module import EquinoxAdapter
+from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError, VerificationError
 from tests.comparing import assert_close, assert_same_bits

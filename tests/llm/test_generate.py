@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -172,7 +173,7 @@ class _Recorder:
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
 def test_the_host_reads_a_token_while_the_next_is_computed(stories: Path, name: str) -> None:
     executor = loaded(stories, name)._executor
-    runner = _Recorder(generation.runner_for(executor, 1, 64))
+    runner: Any = _Recorder(generation.runner_for(executor, 1, 64))
     steps = run_steps(runner, executor, [[1]], sampling(), 4)
     tokens = [int(token[0]) for token, _ in steps]
     assert tokens == list(loaded(stories, name).generate("", 4).tokens)
@@ -228,6 +229,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> l
     """One entry a call of a function of a module from now on."""
     function, calls = getattr(module, name), list[None]()
 
+    @wraps(function)  # the compiler reads its signature
     def noted(*arguments: Any) -> Any:
         calls.append(None)
         return function(*arguments)

@@ -129,7 +129,7 @@ def sampling(
 
 
 class GenerationOptions(Record):
-    """The options of `generate` and `stream`, checked by `generation_options`."""
+    """The options of `generate` and `stream`; `generation_options` checks them."""
 
     sampling: Sampling
     max_tokens: int
@@ -138,15 +138,11 @@ class GenerationOptions(Record):
 
 
 def generation_options(
-    max_tokens: int,
-    stop: str | Iterable[str] | None = None,
-    reuse: bool = False,
-    **options: Any,
+    choice: Sampling, max_tokens: int, stop: str | Iterable[str] | None, reuse: bool
 ) -> GenerationOptions:
-    """Check the options of `generate`; `options` are those of `sampling`."""
-    selected = sampling(**options)
+    """Check the options of `generate` that are not about sampling."""
     limit = checks.integer("max_tokens", max_tokens, 1)
-    return GenerationOptions(selected, limit, tuple(stop_strings(stop)), bool(reuse))
+    return GenerationOptions(choice, limit, tuple(stop_strings(stop)), bool(reuse))
 
 
 def row_seeds(seed: int, rows: int) -> list[int]:

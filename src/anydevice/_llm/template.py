@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, NoReturn, Union
 
@@ -108,6 +109,20 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 source=f"messages[{place}]",
             )
     return [_with_reasoning(message) for message in plain]
+
+
+def refuse_images(messages: Sequence[Any]) -> None:
+    """Raise `UnsupportedError` for a message with a part that is not text."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else ()
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)]
+        other = next((kind for kind in kinds if kind != "text"), None)
+        if other is not None:
+            raise UnsupportedError(
+                f"a message has a part of type {other!r}, and only text is read here; transformers "
+                "(AutoModelForImageTextToText) and vLLM read images and sound"
+            )
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
@@ -312,18 +327,27 @@ def _refusal(name: str, what: str) -> ConfigurationError:
 # --- the child process, one for all templates of this process --------------------------------
 
 
-@lru_cache(1)
-def _child() -> Conversation:
+def function_child(answering: Callable[..., Any]) -> Conversation:
+    """Return the child process that answers questions by a function of this package."""
     path = [entry or os.getcwd() for entry in sys.path]
     function = f"{answering.__module__}:{answering.__qualname__}"
     return Conversation("function", {"path": path, "function": function}, pause=0.0, site=True)
 
 
+def ask_to_start(child: Conversation, question: Any) -> Outcome:
+    """Ask with a limit for a slow start; ask again if the child was killed since the last time."""
+    outcome = child.ask(question, limit=_SECONDS_TO_START)
+    return child.ask(question, limit=_SECONDS_TO_START) if outcome.how == "crashed" else outcome
+
+
+@lru_cache(1)
+def _child() -> Conversation:
+    return function_child(answering)
+
+
 def _ask(question: dict[str, Any]) -> Outcome:
     # The start, slow on a busy machine, does not count toward the template's time.
-    started = _child().ask(None, limit=_SECONDS_TO_START)
-    if started.how == "crashed":  # it was killed since the last request
-        started = _child().ask(None, limit=_SECONDS_TO_START)
+    started = ask_to_start(_child(), None)
     if started.how != "answered" or started.answer is not None:
         return started
     return _child().ask(question, limit=SECONDS)
@@ -474,6 +498,4 @@ def _refuse(message: Any) -> NoReturn:
 
 
 def _now(form: str) -> str:
-    from datetime import datetime
-
     return datetime.now().strftime(form)

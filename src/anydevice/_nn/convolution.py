@@ -188,7 +188,7 @@ class ConvTranspose2d(Layer):
 
     def initial(self, generator: Random) -> Parameters:
         (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
-        # The number of a kernel's elements that meet at an element of the output.
+        # The number of kernel elements that add up to an element of the output.
         met = max(1, high * wide // (down * along))
         counts = self.inputs * met, self.outputs * high * wide
         return _draw_parameters(self, generator, (self.inputs, self.outputs, high, wide), counts)

@@ -20,14 +20,15 @@ from anydevice._libraries.base import (
     Arguments,
     ArraysAdapter,
     Change,
+    ChangeDetector,
     ModelAdapter,
+    Watched,
     cpu_placer,
     host_array,
     recording,
     training_mode_error,
     training_mode_note,
 )
-from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError
 

@@ -18,14 +18,16 @@ from anydevice._libraries.base import (
     Arguments,
     ArraysAdapter,
     Change,
+    ChangeDetector,
     ModelAdapter,
+    Snapshot,
+    Watched,
     cpu_placer,
     host_array,
     in_mode,
     recording,
     training_mode_note,
 )
-from anydevice._libraries.changes import ChangeDetector, Snapshot, Watched
 from anydevice._libraries.native import paths_of
 from anydevice._libraries.precision import cast, cast_parameters
 

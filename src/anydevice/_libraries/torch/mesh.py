@@ -56,28 +56,28 @@ class Group(Processes):
 
     def largest(self, number: float, like: Any) -> float:
         """Return the maximum of a number over all processes."""
-        held = torch.tensor([number], dtype=torch.float64, device=like.device)
-        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
-        return float(held[0])
+        maximum = torch.tensor([number], dtype=torch.float64, device=like.device)
+        distributed.all_reduce(maximum, op=distributed.ReduceOp.MAX)
+        return float(maximum[0])
 
     def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
         """Send numbers to all; return a function that waits for everyone's, a tensor of rows."""
         rows = [[0.0] * len(numbers)] * self.size
         rows[self.rank] = list(numbers)
-        found = torch.tensor(rows, device=registry.load("torch").native(device))
-        work = distributed.all_reduce(found, async_op=True)  # supported by every backend
+        table = torch.tensor(rows, device=registry.load("torch").native(device))
+        work = distributed.all_reduce(table, async_op=True)  # supported by every backend
 
-        def waited() -> Any:
+        def wait() -> Any:
             work.wait()
-            return found
+            return table
 
-        return waited
+        return wait
 
     def of_first(self, value: Any, root: int = 0) -> Any:
         """Broadcast a small value from process `root`, by default the first."""
-        held = [value]
-        distributed.broadcast_object_list(held, src=root)
-        return held[0]
+        values = [value]
+        distributed.broadcast_object_list(values, src=root)
+        return values[0]
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write the first process's numbers into the tensors of all others."""
@@ -212,13 +212,10 @@ class Layout(Record):
 
     def gathered(self, part: torch.Tensor) -> Any:
         """Gather the whole tensor from its parts; gradients are summed."""
-        return self._whole(part, sums=True)
+        return self.whole(part, sums=True)
 
-    def whole(self, part: torch.Tensor) -> Any:
-        """Gather the whole tensor; the gradient of a part comes from this process alone."""
-        return self._whole(part, sums=False)
-
-    def _whole(self, part: torch.Tensor, sums: bool) -> Any:
+    def whole(self, part: torch.Tensor, sums: bool = False) -> Any:
+        """Gather the whole tensor; without `sums`, a gradient comes from this process alone."""
         copies, parts = (grid_of(self.mesh).get_group(axis) for axis in (0, 1))
         size = 1 if self.axis is None else self.shape[self.axis]
         return _Gathered.apply(part, self.axis, size, parts, copies if sums else None)
@@ -374,11 +371,11 @@ def _blocks(module: torch.nn.Module) -> list[Any]:
     for part in module.modules():
         for x in part.parameters(recurse=False):
             users[id(x)] = users.get(id(x), 0) + 1
-    found = [part for chain in chains for part in chain if list(part.parameters())]
-    found = [
-        part for part in found if not any(id(x) in inner for x in part.modules() if x is not part)
+    blocks = [part for chain in chains for part in chain if list(part.parameters())]
+    blocks = [
+        part for part in blocks if not any(id(x) in inner for x in part.modules() if x is not part)
     ]
-    return [part for part in found if all(users[id(x)] == 1 for x in part.parameters())]
+    return [part for part in blocks if all(users[id(x)] == 1 for x in part.parameters())]
 
 
 class JoinedLoss:

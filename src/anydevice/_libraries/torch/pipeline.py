@@ -83,14 +83,14 @@ def bytes_of(module: nn.Module) -> int:
 
 def tied_units(units: Units) -> dict[str, str]:
     """Return the names of units that share a parameter with an earlier unit, and its name."""
-    seen: dict[int, str] = {}
-    found: dict[str, str] = {}
+    owners: dict[int, str] = {}
+    tied: dict[str, str] = {}
     for name, (part, _) in units.items():
         for x in part.parameters():
-            first = seen.setdefault(id(x), name)
+            first = owners.setdefault(id(x), name)
             if first != name:
-                found[name] = first
-    return found
+                tied[name] = first
+    return tied
 
 
 def outside(module: nn.Module, parts: Sequence[nn.Module]) -> list[torch.Tensor]:
