@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from operator import is_
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -303,7 +304,9 @@ def _watch_objects(module: Any) -> Watched:
     values: list[Callable[[], Any]] = []
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Variable):
-            values.append(_reader_of(node))
+            # An attribute in earlier releases.
+            read = getattr(node, "get_raw_value", None) or partial(getattr, node, "raw_value")
+            values.append(read)
         elif isinstance(node, dict):
             views.append(node.values())
         elif isinstance(node, list | tuple):
@@ -311,11 +314,6 @@ def _watch_objects(module: Any) -> Watched:
         elif isinstance(node, base):
             views.append(vars(node).values())
     return Watched(views, [lambda: [read() for read in values]], [])
-
-
-def _reader_of(variable: Any) -> Callable[[], Any]:
-    # An attribute in earlier releases.
-    return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
 
 
 def _is_false(part: Any, name: str) -> bool:

@@ -192,7 +192,7 @@ def stream_weights(
 
     def streamed(*arguments: Any, **named: Any) -> Any:
         arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
-        if _takes_gradients(weights, arguments, named):
+        if takes_gradients((*weights, *_tensors_in((arguments, named)))):
             return again(*arguments, **named)
         with fetcher.turn.native:  # one call at a time has the weights
             for x, here in zip(weights, fetcher.acquire(number), strict=True):
@@ -219,12 +219,6 @@ def stream_weights(
         return checkpoint(called, *arguments, use_reentrant=False, **named)
 
     return streamed
-
-
-def _takes_gradients(weights: Sequence[torch.Tensor], arguments: Any, named: Any) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(x.requires_grad for x in (*weights, *_tensors_in((arguments, named))))
 
 
 def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
