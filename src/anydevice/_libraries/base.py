@@ -308,7 +308,7 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
     except (TypeError, ValueError):  # functions in C may have no signature
         return frozenset()
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return frozenset(each.name for each in parameters if each.kind in named)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind in named)
 
 
 def host_array(x: Any) -> HostArray:

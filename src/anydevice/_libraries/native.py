@@ -137,8 +137,8 @@ def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters
     state = state_leaves(layer, parameters)
     if not any(state):
         return cast_parameters(parameters, dtype)
-    kept, others = partition(parameters, state)
-    return combined(cast_parameters(others, dtype), kept)
+    unchanged, others = partition(parameters, state)
+    return combined(cast_parameters(others, dtype), unchanged)
 
 
 class _Traced(Run):

@@ -540,8 +540,8 @@ def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, gi
     if smaller and not given:
         return plan_inference(files, device, context=int(smaller[0].value), **options)
     needed, free = plan.estimate.total, plan.free
-    possible = [each for each in plan.alternatives if each.change in ("context", "dtype")]
-    advice = [f"{each.change}={each.value!r}" for each in possible]
+    options_of_load = [x for x in plan.alternatives if x.change in ("context", "dtype")]
+    advice = [f"{option.change}={option.value!r}" for option in options_of_load]
     elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")

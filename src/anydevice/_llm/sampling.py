@@ -254,19 +254,19 @@ def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
 
 def _filter(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: bool) -> Array:
     """Replace the logits that filters drop by minus infinity; the largest logit is 0."""
-    kept = x
+    filtered = x
     if filters.top_p:
         if in_order:
             weights = ops.softmax(x)
             above = ops.subtract(ops.cumulative_sum(weights), weights)
             # The first is always kept: the sum above it is 0, up to rounding.
-            kept = ops.where(ops.less(above, top_p), kept, -math.inf)
-            kept = ops.where(ops.equal(x, 0.0), x, kept)
+            filtered = ops.where(ops.less(above, top_p), filtered, -math.inf)
+            filtered = ops.where(ops.equal(x, 0.0), x, filtered)
         else:
-            kept = ops.where(ops.greater(x, _below_nucleus(x, top_p)), kept, -math.inf)
+            filtered = ops.where(ops.greater(x, _below_nucleus(x, top_p)), filtered, -math.inf)
     if filters.min_p:
-        kept = ops.where(ops.greater_equal(x, distance), kept, -math.inf)
-    return kept
+        filtered = ops.where(ops.greater_equal(x, distance), filtered, -math.inf)
+    return filtered
 
 
 def _below_nucleus(x: Array, top_p: Array) -> Array:

@@ -134,7 +134,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _documents(documents: Sequence[Mapping[str, Any]]) -> Any:
-    if not all(isinstance(each, Mapping) for each in documents):
+    if not all(isinstance(document, Mapping) for document in documents):
         raise ConfigurationError(
             "documents are dicts such as {'title': 'Rivers', 'text': 'The Rhine …'}",
             source="documents",
@@ -157,7 +157,7 @@ def _plain(value: Any, path: str, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {_key(k, path): _plain(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        inner = [_plain(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]
+        inner = [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         return tuple(inner) if isinstance(value, tuple) else inner
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -266,14 +266,14 @@ def _sections(text: str) -> dict[str, str]:
 
 def _arguments(text: str) -> dict[str, str]:
     """Return the description of each argument; a line without a name continues the one before."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     name = ""
     for line in filter(str.strip, inspect.cleandoc(f"\n{text}").splitlines()):
         if match := _ARGUMENT.match(line.strip()):
-            name, found[match[1]] = match[1], match[2].strip()
+            name, descriptions[match[1]] = match[1], match[2].strip()
         elif name:
-            found[name] = f"{found[name]} {line.strip()}".strip()
-    return found
+            descriptions[name] = f"{descriptions[name]} {line.strip()}".strip()
+    return descriptions
 
 
 def _with_choices(schema: dict[str, Any], text: str, name: str) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _with_choices(schema: dict[str, Any], text: str, name: str) -> dict[str, Any
             given = json.loads(choices[1])
         except ValueError as error:
             raise _refusal(name, f"has choices that are not JSON: {choices[1]}") from error
-        schema["enum"] = [each.strip() if isinstance(each, str) else each for each in given]
+        schema["enum"] = [choice.strip() if isinstance(choice, str) else choice for choice in given]
         text = text[: choices.start()].strip()
     schema["description"] = text
     return schema
@@ -295,19 +295,19 @@ def _of_type(hint: Any, name: str) -> dict[str, Any]:
     if origin in (Union, types.UnionType):
         return _of_union(inner, name)
     if origin is Literal:
-        kinds = list(dict.fromkeys(_TYPES.get(type(each), {}).get("type") for each in inner))
+        kinds = list(dict.fromkeys(_TYPES.get(type(item), {}).get("type") for item in inner))
         return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
     if origin is list:
         return {"type": "array", "items": _of_type(inner[0], name)}
     if origin is dict:
         return {"type": "object", "additionalProperties": _of_type(inner[1], name)}
     if origin is tuple and len(inner) > 1 and ... not in inner:
-        return {"type": "array", "prefixItems": [_of_type(each, name) for each in inner]}
+        return {"type": "array", "prefixItems": [_of_type(item, name) for item in inner]}
     raise _refusal(name, f"has a parameter of type {hint}, which JSON schemas do not have")
 
 
 def _of_union(inner: tuple[Any, ...], name: str) -> dict[str, Any]:
-    kinds = [_of_type(each, name) for each in inner if each is not type(None)]
+    kinds = [_of_type(kind_hint, name) for kind_hint in inner if kind_hint is not type(None)]
     if len(kinds) == 1:
         schema = kinds[0]
     elif all(kind.keys() == {"type"} and isinstance(kind["type"], str) for kind in kinds):

@@ -193,7 +193,9 @@ class Layer(Settings):
             if not shape:
                 raise self.misfit("got scalars, expected features")
             new[name] = shape[axis]
-        return self if all(new[each] is parts.get(each) for each in new) else replace(self, **new)
+        return (
+            self if all(new[field] is parts.get(field) for field in new) else replace(self, **new)
+        )
 
     def resolved_of(self, step: str, part: Layer, shape: Shape) -> Layer:
         """Return a part with its sizes; errors name the path to it."""

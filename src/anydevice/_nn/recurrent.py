@@ -123,8 +123,8 @@ def _gru_step(recurrent: Array, bias: Array | None) -> Step:
         reset, update = (
             ops.sigmoid(ops.add(_gate(given, at, size), _gate(own, at, size))) for at in (0, 1)
         )
-        kept = ops.multiply(reset, _gate(own, 2, size))
-        new = ops.tanh(ops.add(_gate(given, 2, size), kept))
+        remembered = ops.multiply(reset, _gate(own, 2, size))
+        new = ops.tanh(ops.add(_gate(given, 2, size), remembered))
         return (ops.add(new, ops.multiply(update, ops.subtract(before, new))),)
 
     return step

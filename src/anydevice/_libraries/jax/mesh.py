@@ -59,13 +59,13 @@ def is_joined() -> bool:
     return bool(jax.distributed.is_initialized())
 
 
-def join(found: Launched | None) -> JaxProcesses:
+def join(launched: Launched | None) -> JaxProcesses:
     """Return the processes of `jax.distributed`, joining them if necessary.
 
     Raises `ConfigurationError` if JAX has already started its devices.
     """
     if not is_joined():
-        assert found is not None, "a process alone joins none"
+        assert launched is not None, "a process alone joins none"
         if jax_started():
             raise ConfigurationError(
                 "JAX has already started its devices, and can join other processes only before; "
@@ -75,9 +75,9 @@ def join(found: Launched | None) -> JaxProcesses:
         # JAX would intercept SIGTERM as the preemption notice of a cluster.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
-            f"{found.address}:{found.port}",
-            found.size,
-            found.rank,
+            f"{launched.address}:{launched.port}",
+            launched.size,
+            launched.rank,
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=_HEARTBEAT,
         )

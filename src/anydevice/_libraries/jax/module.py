@@ -192,8 +192,8 @@ class NnxAdapter(JaxAdapter):
         if now._places != self._places or not all(new is old for new, old in rest):
             return False
         self.arguments = [
-            kept if x is old else to_device(cast(x, dtype), device, convert=True)
-            for x, old, kept in zip(now._own, self._own, self.arguments, strict=True)
+            placed if x is old else to_device(cast(x, dtype), device, convert=True)
+            for x, old, placed in zip(now._own, self._own, self.arguments, strict=True)
         ]
         self._own = now._own
         return True
@@ -225,8 +225,8 @@ class NnxAdapter(JaxAdapter):
     def _parts(self, module: Any) -> dict[str, Any]:
         from flax import nnx
 
-        found = nnx.iter_modules(module)
-        return {".".join(map(str, path)): part for path, part in found if path}
+        modules = nnx.iter_modules(module)
+        return {".".join(map(str, path)): part for path, part in modules if path}
 
 
 def mapped_module(function: Any) -> Any:
@@ -235,8 +235,8 @@ def mapped_module(function: Any) -> Any:
     inside = function
     while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
         inside = inside.__wrapped__
-    found = isinstance(inside, base) and _with_module(function, inside, None) is not function
-    return inside if found else None
+    is_mapped = isinstance(inside, base) and _with_module(function, inside, None) is not function
+    return inside if is_mapped else None
 
 
 @contextmanager

@@ -31,8 +31,8 @@ class EquinoxLayer(ModuleLayer):
     def settings_fit(self) -> None:
         object.__setattr__(self, "adapter", EquinoxAdapter(self.given))
         inexact = equinox().is_inexact_array
-        held = [name for name, x in self.parameters.items() if not inexact(x)]
-        object.__setattr__(self, "held", tuple(held))
+        state = [name for name, x in self.parameters.items() if not inexact(x)]
+        object.__setattr__(self, "held", tuple(state))
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -128,12 +128,12 @@ def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
     from flax import nnx
 
     _, *states = nnx.split(module, nnx.Param, ...)
-    found = []
+    parts = []
     for state in states:
         pairs, structure = jax.tree_util.tree_flatten_with_path(state)
         named = [(_path_text(path), x) for path, x in pairs]
-        found.append((named, structure))
-    return found
+        parts.append((named, structure))
+    return parts
 
 
 def _path_text(path: Any) -> str:

@@ -85,8 +85,8 @@ class MlxAdapter(ArraysAdapter):
                 return False
         before, there = leaves(self._own), leaves(self.arguments)
         taken = [
-            kept if x is old else to_device(cast(x, dtype), device)
-            for x, old, kept in zip(leaves(own), before, there, strict=True)
+            placed if x is old else to_device(cast(x, dtype), device)
+            for x, old, placed in zip(leaves(own), before, there, strict=True)
         ]
         self._own, self.arguments = own, refilled(own, taken)
         return True
@@ -113,9 +113,9 @@ def _views(value: Any) -> Iterator[Any]:
     yield inside
     if hasattr(value, "__dict__"):
         yield vars(value).values()
-    for each in inside:
-        if isinstance(each, dict | list | tuple):
-            yield from _views(each)
+    for part in inside:
+        if isinstance(part, dict | list | tuple):
+            yield from _views(part)
 
 
 def _structure_of(module: Any) -> list[Any]:

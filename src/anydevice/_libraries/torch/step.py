@@ -202,8 +202,8 @@ class TorchStepper(Stepper):
         elif not math.isfinite(value.item()):
             self._failed = torch.ones_like(self._failed)
         if before and bool(self._failed):
-            for x, kept in zip(self._statistics, before, strict=True):
-                x.copy_(kept)
+            for x, saved in zip(self._statistics, before, strict=True):
+                x.copy_(saved)
         return value
 
     def move(self, rate: float) -> None:
