@@ -238,7 +238,7 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.Conv1d(3, 8, 3), (3, 9, 9), "got the shape (3, 9, 9), expected (channels, length)"),
         (nn.Conv1d(3, 8, 5), (3, 4), "got a length of 4, which its windows do not fit"),
         (nn.ConvTranspose2d(3, 8, 3), (1, 9, 9), "ConvTranspose2d(3→8, 3×3): got 1 channels"),
-        (nn.ConvTranspose2d(3, 8, 1, padding=2), (3, 4, 4), "of which its padding leaves nothing"),
+        (nn.ConvTranspose2d(3, 8, 1, padding=2), (3, 4, 4), "its padding leaves nothing of it"),
         (nn.GlobalMaxPool(), (4,), "GlobalMaxPool: got the shape (4,), expected (channels,"),
         (
             nn.Residual(nn.Dense(4, 3)),

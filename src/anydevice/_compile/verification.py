@@ -80,7 +80,7 @@ _SHAPE = attrgetter("shape")
 _DOWN, _UP = 1 / 16, 4.0
 """Factors for the rows of other inputs."""
 _MOST_ROWS = 4096
-"""Limit of rows of a part that are matched with those of the reference."""
+"""Limit of rows of a part that are matched with rows of the reference."""
 
 _SMALLEST = {"float16": 2.0**-24}
 """The smallest number above 0; in all other dtypes it is too small to matter."""
@@ -621,7 +621,7 @@ def _check_part(
         name = f"{got.name}{path}"
         if here.shape != right.shape:
             raise VerificationError(
-                f"{name}: the shape is {here.shape}, and that of the reference {right.shape}",
+                f"{name}: the shape is {here.shape} instead of {right.shape}",
                 where=got.name,
                 shapes=(here.shape, right.shape),
             )
@@ -694,13 +694,12 @@ def _check_finite(
         cause = "the reference does not"
         if np.isfinite(here).all():
             values, cause = "numbers", "the reference gives NaN or infinite numbers there"
-        error = VerificationError(
+        raise VerificationError(
             f"{name}: gives {values}, {number} of {here.size} elements; {cause}",
             where=part,
             shapes=(here.shape,),
             largest_error=float("inf"),
         )
-        raise error
     number = int(np.isnan(here).sum())
     if number and so_far.first_nan is None:
         so_far.first_nan = VerificationError(
@@ -715,7 +714,7 @@ def _check_finite(
         raise so_far.first_nan
 
 
-# Other inputs than those of an example
+# Inputs made from an example
 
 
 def other_numbers(example: Sequence[Array]) -> Iterator[list[Array]]:
@@ -788,7 +787,7 @@ class Tolerance(Record):
         signs = draw.integers(0, 2, x.shape) * 2 - 1
         steps = (units * signs * draw.uniform(0.5, 1.5, x.shape)).astype(x.dtype)
         moved = x * (1 + self.unit * steps) + self.smallest * steps * (x != 0)
-        return np.asarray(moved)  # of an array without axes, NumPy makes a number on the way
+        return np.asarray(moved)  # NumPy's arithmetic turns a 0-d array into a number
 
     def compared(
         self, here: Array, exact: Array, changed: Sequence[Array], strongly: Sequence[Array] = ()

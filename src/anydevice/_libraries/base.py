@@ -47,10 +47,10 @@ Read = Callable[[], Iterable[Any]]
 class Watched(Record):
     """The parts of a module that are watched.
 
-    Objects are compared by identity: those in collections (`views`), those that `readers` return,
-    and the values of `dicts`. One call of Python's garbage collector reads all `dicts`; it does not
-    see the values in the `vars` of an object, so these are views. Results of `values`, such as
-    counts of writes in place, are compared by equality.
+    Objects are compared by identity: the contents of collections (`views`), the results of
+    `readers`, and the values of `dicts`. One call of Python's garbage collector reads all `dicts`;
+    it does not see the values in the `vars` of an object, so these are views. Results of `values`,
+    such as counts of writes in place, are compared by equality.
     """
 
     views: list[Collection[Any]]
@@ -59,7 +59,7 @@ class Watched(Record):
     dicts: tuple[dict[Any, Any], ...] = ()
 
     def read(self) -> tuple[list[Any], list[Any]]:
-        """Return the objects and the values as they are now."""
+        """Return the current objects and values."""
         objects = get_referents(*self.dicts)
         values: list[Any] = []
         for view in self.views:

@@ -52,8 +52,8 @@ class StepSettings(Protocol):
 class ModuleLayer(Layer):
     """A module of another library.
 
-    `given` is the user's module, and `parameters` are its arrays by path; gradients do not change
-    those in `held`. `finished` returns the user's module with other parameters.
+    `given` is the user's module, and `parameters` are its arrays by path; `held` names the arrays
+    that gradients do not change. `finished` returns the user's module with other parameters.
     """
 
     given: Any

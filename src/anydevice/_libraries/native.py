@@ -161,7 +161,7 @@ class FunctionAdapter(ModelAdapter):
     """
 
     kind = "function"
-    follows = "nothing of what the function closes over; a verification is for that as it was"
+    follows = "no variable that the function closes over; a verification is for their old values"
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function

@@ -339,7 +339,11 @@ class DecoderExecutor:
         x = self._embed(self._embedding, ids)
         if self.compiled:
             for number, layer in enumerate(self.layers):
-                run = self._compiled_layer(layer.kind)
+                run = self._compiled_layers.get(layer.kind)
+                if run is None:
+                    function = partial(decoder.run_layer, self.description, layer.kind)
+                    run = self._compile(function, donate=("cache",))
+                    self._compiled_layers[layer.kind] = run
                 x, cache[number] = run(layer.weights, x, start, count, cache[number], length)
             return x
         index, several = None, ids.shape[1] > 1
@@ -381,12 +385,6 @@ class DecoderExecutor:
         if result[1] is not keys or result[2] is not values:
             cache = {"keys": result[1], "values": result[2]}
         return result[0], cache
-
-    def _compiled_layer(self, kind: LayerDescription) -> Callable[..., Any]:
-        if kind not in self._compiled_layers:
-            function = partial(decoder.run_layer, self.description, kind)
-            self._compiled_layers[kind] = self._compile(function, donate=("cache",))
-        return self._compiled_layers[kind]
 
     def last(self, x: Array, count: Array, before: Array | None) -> Array:
         """Return the hidden state of each row's last token; `before` for a row without tokens."""

@@ -1,6 +1,6 @@
 """Sampling: the next token, computed on the device from the logits, the same on every engine.
 
-The order is the one of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
+The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
 draw from the remaining tokens. The penalty comes first because it applies to logits; temperature
 comes before the filters, so that they see the probabilities of the draw.
 
@@ -160,7 +160,7 @@ def choose(
 ) -> tuple[Array, Array | None]:
     """Return the next token of each row (rows,) int32, and its log probability if requested.
 
-    `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) int32;
+    `logits` are (rows, vocabulary), `numbers` (5,) come from `Sampling`, `seeds` are (rows,) int32;
     `place` (rows,) int32 is the place of the token in its reply, which greedy sampling ignores;
     `seen` (rows, vocabulary) is true for tokens with a penalty. The log probability (rows,) is the
     model's own, before penalty, temperature and filters. A row with a logit that is NaN or infinite

@@ -59,16 +59,19 @@ class ChatTemplate(Record):
         values for the template, such as `enable_thinking`. Raises `ConfigurationError` if the
         template refuses the messages, with the template's own message.
         """
+        if not all(isinstance(document, Mapping) for document in documents or ()):
+            raise ConfigurationError(
+                "documents are dicts such as {'title': 'Rivers', 'text': 'The Rhine …'}",
+                source="documents",
+            )
         given = {
             **_plain(variables, "variables"),
             "messages": _messages(messages),
             "tools": None if tools is None else _plain(list(map(tool_schema, tools)), "tools"),
-            "documents": None if documents is None else _documents(documents),
+            "documents": None if documents is None else _plain(list(documents), "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        return self._text(_ask({"template": self.text, "variables": given}))
-
-    def _text(self, outcome: Outcome) -> str:
+        outcome = _ask({"template": self.text, "variables": given})
         kind, text = outcome.answer if outcome.how == "answered" else (outcome.how, outcome.error)
         if kind == "rendered":
             return str(text)
@@ -108,7 +111,11 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 f"{shortened(repr(message))}",
                 source=f"messages[{place}]",
             )
-    return [_with_reasoning(message) for message in plain]
+        # Under each name that templates use.
+        reasons = [message[key] for key in _REASONING if message.get(key) is not None]
+        if reasons:
+            plain[place] = {"thinking": reasons[0], **message, "reasoning_content": reasons[0]}
+    return plain
 
 
 def refuse_images(messages: Sequence[Any]) -> None:
@@ -123,23 +130,6 @@ def refuse_images(messages: Sequence[Any]) -> None:
                 f"a message has a part of type {other!r}, and only text is read here; transformers "
                 "(AutoModelForImageTextToText) and vLLM read images and sound"
             )
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under each name that templates use."""
-    reasons = [message[key] for key in _REASONING if message.get(key) is not None]
-    if not reasons:
-        return message
-    return {"thinking": reasons[0], **message, "reasoning_content": reasons[0]}
-
-
-def _documents(documents: Sequence[Mapping[str, Any]]) -> Any:
-    if not all(isinstance(document, Mapping) for document in documents):
-        raise ConfigurationError(
-            "documents are dicts such as {'title': 'Rivers', 'text': 'The Rhine …'}",
-            source="documents",
-        )
-    return _plain(list(documents), "documents")
 
 
 def _plain(value: Any, path: str, depth: int = 0) -> Any:

@@ -179,7 +179,7 @@ class ConvTranspose2d(Layer):
         )
         if min(sizes) < 1:
             raise self.misfit(
-                f"got an image of {shape[1]}×{shape[2]}, of which its padding leaves nothing"
+                f"got an image of {shape[1]}×{shape[2]}, and its padding leaves nothing of it"
             )
         return (self.outputs, *sizes)
 

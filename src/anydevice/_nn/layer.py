@@ -147,7 +147,7 @@ class Layer(Settings):
 
     @property
     def alone(self) -> Layer:
-        """The layer as it is on one device: itself, or what a pipeline cuts into stages."""
+        """The layer on one device: itself, or the layer that a pipeline cuts into stages."""
         return self
 
     def like(self, parameters: Parameters) -> Parameters:

@@ -368,7 +368,7 @@ def _batch_norm_training(
     apart = xp.subtract(wide, _over_channels(own_mean, x))
     squares = xp.sum(xp.multiply(apart, apart), axes)
     y = _batch_norm(x, weight, bias, own_mean, xp.multiply(squares, 1 / count), eps)
-    # The variance of all examples, of which the batch is a sample, is larger than its own.
+    # The batch is a sample: the unbiased variance of all examples is larger (Bessel).
     news = own_mean, xp.multiply(squares, 1 / (count - 1))
     moved = [
         xp.add(xp.multiply(widened(xp, old), 1 - momentum), xp.multiply(new, momentum))

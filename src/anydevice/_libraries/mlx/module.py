@@ -41,7 +41,7 @@ class MlxAdapter(ArraysAdapter):
     kind = "mlx.nn.Module"
     library = "mlx"
     follows = (
-        "weights, parts, mode; not what is written into an array in place, as by w[0] = 1: call "
+        "weights, parts, mode; not writes into an array in place, such as w[0] = 1: call "
         "refresh() after that"
     )
 

@@ -295,8 +295,8 @@ def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
     own = {id(x) for x in module.parameters() if x.requires_grad}
     if own.isdisjoint(id(x) for x in parameters_of(optimizer)):
         raise ConfigurationError(
-            f"{kind} has none of the parameters of {name} that can be trained: it is that of "
-            f"another model, or of one before it was copied; make torch.optim.{kind}("
+            f"{kind} has none of the parameters of {name} that can be trained: it belongs to "
+            f"another model, or to this one before it was copied; make torch.optim.{kind}("
             "model.parameters()) of the model that is given here",
             source="optimizer",
         )
@@ -320,7 +320,7 @@ def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
 
 
 def check_all_held(layer: Any, optimizer: Any) -> None:
-    """Raise if a training is saved whose PyTorch optimizer trains more than the module."""
+    """Raise if the PyTorch optimizer of a saved training trains more than the module."""
     own = {id(x) for x in layer.given.parameters()}
     others = sum(id(x) not in own for x in parameters_of(optimizer))
     if others:
