@@ -134,18 +134,13 @@ def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     kind, parts = structure
     if issubclass(kind, dict):
         return kind((key, _unflatten(part, leaves)) for key, part in parts)
-    made = [_unflatten(part, leaves) for part in parts]
-    return kind._make(made) if hasattr(kind, "_make") else kind(made)
+    values = [_unflatten(part, leaves) for part in parts]
+    return kind._make(values) if hasattr(kind, "_make") else kind(values)
 
 
 def _path_text(path: Path) -> str:
-    side, *steps = path
-    if side == 1:
-        name, *steps = steps
-        start = f"{name}="
-    else:
-        place, *steps = steps
-        start = f"input {place}"
+    side, name, *steps = path
+    start = f"{name}=" if side == 1 else f"input {name}"
     return start + "".join(f"[{step!r}]" for step in steps)
 
 

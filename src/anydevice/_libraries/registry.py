@@ -137,7 +137,8 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
     home = adapter.device if device is None else None
     if home is not None and home.kind != "cpu":
         return home.served_by(library)
-    return one_device(None if device is None else str(device), engine=library)
+    place = str(device) if isinstance(device, Device) else device
+    return one_device(place, engine=library)
 
 
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
