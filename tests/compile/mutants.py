@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional as f
 
@@ -253,6 +252,3 @@ COMPILED: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
     "a tuple of it": ("float32", lambda y, call: (y, y)),
 }
 """The precision, and what the compiled code makes of an answer and the number of the call."""
-
-
-X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)

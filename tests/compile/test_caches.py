@@ -38,12 +38,23 @@ def jax() -> Iterator[Any]:
     compilation_cache.reset_cache()
 
 
-def model() -> nn.Model:
-    return nn.build(nn.Dense(4, 3), "gelu", nn.Dense(3, 7), device="cpu")
+def compiled_by(engine: str, **options: Any) -> Any:
+    model = nn.build(nn.Dense(4, 3), "gelu", nn.Dense(3, 7), device="cpu")
+    return anydevice.compile(model, anydevice.device("cpu", engine=engine), **options)
+
+
+@pytest.fixture
+def compiler(jax: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our module for JAX's compiler, which looks at all entries, also at those of this moment."""
+    from anydevice._engines.jax import compiler
+
+    monkeypatch.setattr(compiler, "_LOOKING", 60.0)
+    monkeypatch.setattr(compiler, "_WRITING", -60.0)
+    return compiler
 
 
 def test_jax_keeps_code_in_our_folder(jax: Any, home: Path) -> None:
-    compiled = anydevice.compile(model(), anydevice.device("cpu", engine="jax"))
+    compiled = compiled_by("jax")
     compiled.warm_up(X)
     folder = Path(compiled.report.kept_in or "")
     assert folder == compiled_folder("jax") == home / "compiled" / "jax"
@@ -52,14 +63,14 @@ def test_jax_keeps_code_in_our_folder(jax: Any, home: Path) -> None:
 
 def test_jax_keeps_code_where_the_user_says(jax: Any, tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-    compiled = anydevice.compile(model(), anydevice.device("cpu", engine="jax"))
+    compiled = compiled_by("jax")
     assert compiled.report.kept_in == str(tmp_path / "mine")
 
 
 def test_jax_keeps_nothing_where_the_user_says_so(jax: Any) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     try:
-        compiled = anydevice.compile(model(), anydevice.device("cpu", engine="jax"))
+        compiled = compiled_by("jax")
         assert compiled.report.kept_in is None
         assert "nothing is kept across processes" in str(compiled.report)
     finally:
@@ -76,15 +87,11 @@ def test_the_users_limits_stay(jax: Any, home: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_killed_process_left_of_an_entry_goes(
-    jax: Any, home: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+    jax: Any, compiler: Any, home: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     """JAX would warn of it in each process, and never write it again."""
     from jax.experimental.compilation_cache import compilation_cache
 
-    from anydevice._engines.jax import compiler
-
-    monkeypatch.setattr(compiler, "_LOOKING", 60.0)
-    monkeypatch.setattr(compiler, "_WRITING", -60.0)
     folder = home / "compiled"
 
     def compute() -> Path:
@@ -104,13 +111,7 @@ def test_what_a_killed_process_left_of_an_entry_goes(
     assert not [each for each in recwarn if "compilation cache" in str(each.message)]
 
 
-def test_whole_entries_and_those_of_another_format_stay(
-    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from anydevice._engines.jax import compiler
-
-    monkeypatch.setattr(compiler, "_LOOKING", 60.0)
-    monkeypatch.setattr(compiler, "_WRITING", -60.0)
+def test_whole_entries_and_those_of_another_format_stay(compiler: Any, tmp_path: Path) -> None:
     zstd = b"\x28\xb5\x2f\xfd"
     blocks = b"\x20\x00\x00abcd" + b"\x23\x00\x00x"  # as it is, and one that is repeated
     whole = {
@@ -201,14 +202,13 @@ def test_pytorch_keeps_code_in_our_folder_or_the_users(monkeypatch: pytest.Monke
 @pytest.mark.needs("torch")
 def test_what_runs_as_written_keeps_nothing(home: Path) -> None:
     for engine in ("numpy", "torch"):
-        here = anydevice.device("cpu", engine=engine)
-        assert anydevice.compile(model(), here, optimize="none").report.kept_in is None
+        assert compiled_by(engine, optimize="none").report.kept_in is None
     assert not (home / "compiled").exists()
 
 
 def test_mlx_keeps_nothing() -> None:
     pytest.importorskip("mlx.core")
-    compiled = anydevice.compile(model(), anydevice.device("cpu", engine="mlx"))
+    compiled = compiled_by("mlx")
     assert compiled.report.kept_in is None
     assert "mx.compile" in compiled.report.how
 

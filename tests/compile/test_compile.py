@@ -15,8 +15,8 @@ import anydevice
 from anydevice import nn, ops
 from anydevice._compile import compile as compiling
 from anydevice._core.device import Device
-from anydevice._libraries.detect import compile_device
 from anydevice._libraries.native import FunctionAdapter
+from anydevice._libraries.registry import compile_device
 from anydevice._machine.engines import registry
 from anydevice.errors import (
     ConfigurationError,
@@ -25,37 +25,13 @@ from anydevice.errors import (
     OutOfMemoryError,
 )
 from tests.comparing import assert_close
-
-ENGINES = ("numpy", "torch", "jax", "mlx", "opencl")
-
-
-def device_of_engine(name: str) -> Device:
-    pytest.importorskip({"mlx": "mlx.core", "opencl": "pyopencl"}.get(name, name))
-    if name != "opencl":
-        return anydevice.device("cpu", engine=name)
-    found = registry.load(name).devices()
-    if not found:
-        pytest.skip("OpenCL shows no device here")
-    return found[0]
+from tests.compile.conftest import X
+from tests.nn.conftest import ENGINES, device_of_engine
 
 
 @pytest.fixture(params=ENGINES)
 def here(request: pytest.FixtureRequest) -> Device:
     return device_of_engine(request.param)
-
-
-@pytest.fixture
-def quick_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch looks through functions as ever, and spares itself the making of machine code."""
-    torch = pytest.importorskip("torch")
-    torch.compiler.reset()
-    plain = torch.compile
-
-    def traced_only(function: Any, **options: Any) -> Any:
-        options.pop("mode", None)
-        return plain(function, backend="eager", **options)
-
-    monkeypatch.setattr(torch, "compile", traced_only)
 
 
 def digits() -> nn.Model:
@@ -64,10 +40,7 @@ def digits() -> nn.Model:
     )
 
 
-X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
-
-
-@pytest.mark.usefixtures("quick_torch")
+@pytest.mark.usefixtures("eager_backend")
 @pytest.mark.parametrize("optimize", ["none", "default", "aggressive"])
 def test_it_gives_what_the_model_gives(here: Device, optimize: str) -> None:
     if (here.engine, optimize) == ("mlx", "aggressive"):
@@ -96,7 +69,9 @@ def test_precision_is_that_of_weights_and_results(here: Device, precision: str) 
 
 
 @pytest.mark.parametrize("optimize", ["none", "default"])
-def test_a_function_that_holds_an_array_of_another_device(quick_torch: None, optimize: str) -> None:
+def test_a_function_that_holds_an_array_of_another_device(
+    eager_backend: None, optimize: str
+) -> None:
     import torch
 
     held = torch.ones(2, device="meta")
@@ -443,7 +418,7 @@ def test_a_device_that_is_not_there() -> None:
         anydevice.compile(digits(), "tpu")
 
 
-@pytest.mark.usefixtures("quick_torch")
+@pytest.mark.usefixtures("eager_backend")
 def test_pytorch_falls_back_to_pieces_and_says_why() -> None:
     torch = pytest.importorskip("torch")
 

@@ -12,9 +12,8 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice._machine.engines import registry
-from anydevice.errors import VerificationError
-from tests.compile.mutants import COMPILED, MUTANTS, NOT_COVERED, SHORT, Mutant, X, net
+from tests.compile.conftest import X, refused, spoil_compiler, verified
+from tests.compile.mutants import COMPILED, MUTANTS, NOT_COVERED, SHORT, Mutant, net
 
 NAMES = [name for name, *_ in MUTANTS]
 RIGHT = {"a bias dropped, float16", "another integer", "conjugated", "beside chaos"}
@@ -36,9 +35,7 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize("row", some(MUTANTS, SHORT))
 def test_what_is_wrong_is_caught(row: Any) -> None:
     _, precision, right, wrong = row
-    mutant = Mutant(right, wrong).eval()
-    with pytest.raises(VerificationError):
-        anydevice.compile(mutant, "cpu", optimize="none", precision=precision, verify=X)
+    refused(Mutant(right, wrong).eval(), "torch", precision=precision)
 
 
 @pytest.mark.parametrize("row", some([row for row in MUTANTS if "no NaN" not in row[0]], RIGHT))
@@ -53,36 +50,27 @@ def test_without_the_fault_it_is_right(row: Any) -> None:
 
 def test_rows_inside_may_be_in_another_order() -> None:
     """As where tokens are sorted by expert, and libraries order those of one expert freely."""
-    turned = Mutant(net, lambda m, x: net(m, x.flip(0)).flip(0)).eval()
-    assert anydevice.compile(turned, "cpu", optimize="none", verify=X).report.checked is not None
-    wrong = Mutant(net, lambda m, x: net(m, x.flip(0))).eval()
-    with pytest.raises(VerificationError, match="one Linear") as caught:
-        anydevice.compile(wrong, "cpu", optimize="none", verify=X)
-    assert caught.value.where == "one Linear", "the first part that was not as it should be"
+    verified(Mutant(net, lambda m, x: net(m, x.flip(0)).flip(0)).eval(), "torch")
+    error = refused(Mutant(net, lambda m, x: net(m, x.flip(0))).eval(), "torch", "one Linear")
+    assert error.where == "one Linear", "the first part that was not as it should be"
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_what_only_compiled_code_does_wrong_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("jax")
-    here = anydevice.device("cpu", engine="jax")
     precision, spoil = COMPILED[name]
-    compiler: Any = registry.load("jax").compiler
     calls = iter(range(1, 1000))
 
-    def compiled_wrongly(self: Any, function: Any, **options: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            result = function(*arguments)
-            return result if isinstance(result, list) else spoil(result, next(calls))
-
-        return run
+    def run(function: Any, *arguments: Any) -> Any:
+        result = function(*arguments)
+        return result if isinstance(result, list) else spoil(result, next(calls))
 
     model = nn.build(nn.Dense(16, 32), nn.LayerNorm(32), "gelu", nn.Dense(32, 10), device="cpu")
-    assert anydevice.compile(model, here, precision=precision, verify=X).report.checked
-    monkeypatch.setattr(type(compiler), "compile", compiled_wrongly)
-    with pytest.raises(VerificationError, match="in the compiled code"):
-        anydevice.compile(model, here, precision=precision, verify=X)
+    options = {"optimize": "default", "precision": precision}
+    verified(model, "jax", **options)
+    spoil_compiler(monkeypatch, run)
+    refused(model, "jax", "in the compiled code", **options)
 
 
 @pytest.mark.parametrize("row", NOT_COVERED, ids=[row[0] for row in NOT_COVERED])
@@ -120,14 +108,11 @@ def test_errors_that_16_bits_hide_are_said() -> None:
     model = nn.build(nn.Dense(16, 32), nn.LayerNorm(32), nn.Dense(32, 10), device="cpu")
     here = anydevice.device("cpu", engine="numpy")
     few, many = (
-        anydevice.compile(model, here, precision="bfloat16", verify=np.resize(X, (rows, 16)))
-        for rows in (1, 64)
+        verified(model, here, np.resize(X, (rows, 16)), precision="bfloat16") for rows in (1, 64)
     )
-    assert few.report.checked is not None
-    assert many.report.checked is not None
-    assert many.report.checked.resolution < few.report.checked.resolution < 0.1
-    assert "errors of the whole below" in str(few.report)
-    assert "errors of the whole" not in str(anydevice.compile(model, here, verify=X).report)
+    assert many.resolution < few.resolution < 0.1
+    assert "errors of the whole below" in str(few)
+    assert "errors of the whole" not in str(verified(model, here))
 
 
 # Right models, none of which may be refused
@@ -215,9 +200,5 @@ def example_of(family: str, rows: int) -> dict[str, Any]:
 def test_no_family_of_transformers_is_refused(family: str, precision: str, rows: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the library says of its own
-        model = tiny(family)
-        compiled = anydevice.compile(
-            model, "cpu", optimize="none", precision=precision, verify=example_of(family, rows)
-        )
-    assert compiled.report.checked is not None
-    assert len(compiled.report.checked.shapes) == 2, "with one more row as well"
+        checked = verified(tiny(family), "torch", example_of(family, rows), precision=precision)
+    assert len(checked.shapes) == 2, "with one more row as well"

@@ -11,28 +11,24 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice._arrays.move import to_device
-from anydevice._compile.tolerance import Tolerance, tolerance_of
-from anydevice._compile.verification import Candidate, Original, digest_of, verify_model
+from anydevice._compile.verification import (
+    Candidate,
+    Original,
+    Tolerance,
+    digest_of,
+    tolerance_of,
+    verify_model,
+)
 from anydevice._core.device import Device
+from anydevice._core.record import replace
 from anydevice._libraries import native as own_models
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.precision import policy_of
-from anydevice._machine.engines import registry
+from anydevice._libraries.registry import adapter_of
 from anydevice._nn.layer import Layer
 from anydevice._ops import dispatch
 from anydevice.errors import ConfigurationError, VerificationError
-
-ENGINES = ("numpy", "torch", "jax", "mlx", "opencl")
-
-
-def device_of_engine(name: str) -> Device:
-    pytest.importorskip({"mlx": "mlx.core", "opencl": "pyopencl"}.get(name, name))
-    if name != "opencl":
-        return anydevice.device("cpu", engine=name)
-    found = registry.load(name).devices()
-    if not found:
-        pytest.skip("OpenCL shows no device here")
-    return found[0]
+from tests.compile.conftest import X, refused, spoil_compiler, verified
+from tests.nn.conftest import ENGINES, device_of_engine
 
 
 @pytest.fixture(params=ENGINES[1:])
@@ -54,9 +50,6 @@ def flipped(x: Any) -> Any:
     return host
 
 
-X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
-
-
 def test_what_is_right_passes(here: Device) -> None:
     compiled = anydevice.compile(five_layers(), here, optimize="none", verify=X)
     checked = compiled.report.checked
@@ -70,12 +63,7 @@ def test_what_is_right_passes(here: Device) -> None:
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "mixed"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fewer_digits_are_allowed_larger_errors(engine: str, precision: str) -> None:
-    here = device_of_engine(engine)
-    compiled = anydevice.compile(
-        five_layers(), here, optimize="none", precision=precision, verify=X
-    )
-    assert compiled.report.checked is not None
-    assert compiled.report.checked.largest > 0.001
+    assert verified(five_layers(), engine, precision=precision).largest > 0.001
 
 
 def test_compiled_code_is_checked_too() -> None:
@@ -95,13 +83,8 @@ def test_a_transformer_passes() -> None:
         device="cpu",
     )
     ids = np.random.default_rng(1).integers(0, 50, (2, 12))
-    here = device_of_engine("torch")
     for precision in ("float32", "bfloat16", "float16"):
-        report = anydevice.compile(
-            model, here, optimize="none", precision=precision, verify=ids
-        ).report
-        assert report.checked is not None
-        assert report.checked.parts > 5
+        assert verified(model, "torch", ids, precision=precision).parts > 5
 
 
 def test_a_turned_bit_is_caught_by_its_hash(here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +96,8 @@ def test_a_turned_bit_is_caught_by_its_hash(here: Device, monkeypatch: pytest.Mo
         return there
 
     monkeypatch.setattr(own_models, "to_device", moved)
-    with pytest.raises(VerificationError, match="is not the one that was moved") as caught:
-        anydevice.compile(five_layers(), here, optimize="none", verify=X)
-    assert caught.value.where == "Chain[2]['weight']"
+    error = refused(five_layers(), here, "is not the one that was moved")
+    assert error.where == "Chain[2]['weight']"
 
 
 def test_a_bit_that_turns_later_is_caught(here: Device) -> None:
@@ -132,10 +114,8 @@ def test_a_bit_that_turns_later_is_caught(here: Device) -> None:
 def test_nan_in_the_third_layer_is_named(here: Device) -> None:
     model = five_layers()
     model.parameters[2]["bias"][7] = np.nan
-    with pytest.raises(VerificationError, match="it is the model or the example") as caught:
-        anydevice.compile(model, here, optimize="none", verify=X)
-    assert caught.value.where == "Chain[2] Dense(32→32)"
-    assert "gives NaN, 5 of 160 elements" in str(caught.value)
+    error = refused(model, here, "gives NaN, 5 of 160 elements; .* it is the model or the example")
+    assert error.where == "Chain[2] Dense(32→32)"
 
 
 class Spoiling(Layer):
@@ -149,15 +129,10 @@ class Spoiling(Layer):
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1.001])
 def test_what_only_the_device_spoils_is_named(here: Device, factor: float) -> None:
-    model = five_layers(Spoiling(factor))
-    with pytest.raises(VerificationError) as caught:
-        anydevice.compile(model, here, optimize="none", verify=X)
-    assert caught.value.where == "Chain[3] Spoiling"
-    if factor == 1.001:
-        assert caught.value.largest_error is not None
-        assert "instead of" in str(caught.value)
-    else:
-        assert "the reference does not" in str(caught.value)
+    said = "instead of" if factor == 1.001 else "the reference does not"
+    error = refused(five_layers(Spoiling(factor)), here, said)
+    assert error.where == "Chain[3] Spoiling"
+    assert error.largest_error is not None
 
 
 def test_a_wrong_kernel_is_named(here: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +140,7 @@ def test_a_wrong_kernel_is_named(here: Device, monkeypatch: pytest.MonkeyPatch) 
     ops.relu(here(X))
     own = dict(dispatch._fused[engine])
     monkeypatch.setitem(dispatch._fused, engine, {**own, "layernorm": wrong_layernorm})
-    with pytest.raises(VerificationError) as caught:
-        anydevice.compile(five_layers(), here, optimize="none", verify=X)
-    assert caught.value.where == "Chain[1] LayerNorm(32)"
+    assert refused(five_layers(), here).where == "Chain[1] LayerNorm(32)"
 
 
 def wrong_layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -181,39 +154,31 @@ def test_a_wrong_compiler_is_told_from_wrong_layers(monkeypatch: pytest.MonkeyPa
     here = device_of_engine("jax")
     ops.relu(here(X))
     right = dispatch._fused["jax"]
-    compiler: Any = registry.load("jax").compiler
 
-    def compiled_wrongly(self: Any, function: Any, **options: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            dispatch._fused["jax"] = {**right, "layernorm": wrong_layernorm}
-            try:
-                return function(*arguments)
-            finally:
-                dispatch._fused["jax"] = right
+    def run(function: Any, *arguments: Any) -> Any:
+        dispatch._fused["jax"] = {**right, "layernorm": wrong_layernorm}
+        try:
+            return function(*arguments)
+        finally:
+            dispatch._fused["jax"] = right
 
-        return run
-
-    monkeypatch.setattr(type(compiler), "compile", compiled_wrongly)
-    with pytest.raises(VerificationError, match="Run as written, every part is right") as caught:
-        anydevice.compile(five_layers(), here, verify=X)
-    assert caught.value.where == "Chain[1] LayerNorm(32)"
+    spoil_compiler(monkeypatch, run)
+    said = "Run as written, every part is right"
+    error = refused(five_layers(), here, said, optimize="default")
+    assert error.where == "Chain[1] LayerNorm(32)"
 
 
 def test_compiled_functions_have_no_parts_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(function: Any, *arguments: Any) -> Any:
+        result = function(*arguments)
+        return None if result is None else result * 1.01
+
     here = device_of_engine("jax")
-    compiler: Any = registry.load("jax").compiler
-
-    def compiled_wrongly(self: Any, function: Any, **options: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            result = function(*arguments)
-            return None if result is None else result * 1.01
-
-        return run
-
-    monkeypatch.setattr(type(compiler), "compile", compiled_wrongly)
-    with pytest.raises(VerificationError, match="in the compiled code") as caught:
-        anydevice.compile(lambda x: ops.multiply(x, 2.0), here, verify=X)
-    assert caught.value.where == "the output"
+    spoil_compiler(monkeypatch, run)
+    error = refused(
+        lambda x: ops.multiply(x, 2.0), here, "in the compiled code", optimize="default"
+    )
+    assert error.where == "the output"
 
 
 def test_properties_must_hold() -> None:
@@ -270,21 +235,11 @@ def test_a_property_gets_the_inputs_as_they_were_given() -> None:
         x, scale = inputs if isinstance(inputs, tuple) else (inputs["x"], inputs["scale"])
         return np.isclose(y, x * scale)
 
-    here = device_of_engine("torch")
     two = np.full((5, 16), 2, np.float32)
-    by_name = anydevice.compile(
-        scaled, here, optimize="none", verify={"x": X, "scale": two}, properties=[is_product]
-    )
-    by_place = anydevice.compile(
-        lambda x, y: ops.multiply(x, y),
-        here,
-        optimize="none",
-        verify=(X, two),
-        properties=[is_product],
-    )
-    for each in (by_name, by_place):
-        assert each.report.checked is not None
-        assert each.report.checked.properties == ("is_product",)
+    by_place = (lambda x, y: ops.multiply(x, y)), (X, two)
+    for model, example in ((scaled, {"x": X, "scale": two}), by_place):
+        checked = verified(model, "torch", example, properties=[is_product])
+        assert checked.properties == ("is_product",)
 
 
 def test_a_property_that_did_not_run_does_not_hold() -> None:
@@ -318,53 +273,43 @@ def test_an_example_without_elements_verifies_nothing(here: Device, rows: Any) -
 
 
 def test_an_output_without_elements_verifies_nothing() -> None:
-    here = device_of_engine("numpy")
     for model in (lambda x: None, lambda x: "text", lambda x: x[:0]):
         with pytest.raises(ConfigurationError, match="the output of the model holds no array"):
-            anydevice.compile(model, here, optimize="none", verify=X)
+            verified(model, "numpy")
 
 
 def test_numbers_are_compared_as_arrays_are(here: Device) -> None:
     def in_numbers(x: Any) -> Any:
         return {"sum": float(np.sum(anydevice.to_numpy(x))), "count": 5}
 
-    made = anydevice.compile(in_numbers, here, optimize="none", verify=X)
-    assert made.report.checked is not None
-    assert made.report.checked.largest > 0, "float32 is not float64"
+    assert verified(in_numbers, here).largest > 0, "float32 is not float64"
 
 
 def test_a_single_layer_is_a_part_too() -> None:
     model = nn.Model(nn.Dense(16, 3), device="cpu")
     model.parameters["weight"][0, 0] = np.nan
-    with pytest.raises(VerificationError, match="gives") as caught:
-        anydevice.compile(model, device_of_engine("torch"), optimize="none", verify=X)
-    assert caught.value.where == "Dense(16→3)"
+    assert refused(model, "torch", "gives").where == "Dense(16→3)"
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
 def test_functions_of_one_library_are_their_own_reference(engine: str) -> None:
-    here = device_of_engine(engine)
     softmax = {
         "torch": lambda x: __import__("torch").softmax(x @ x.T, -1),
         "jax": lambda x: __import__("jax").nn.softmax(x @ x.T, -1),
         "mlx": lambda x: __import__("mlx.core").core.softmax(x @ x.T, -1),
     }[engine]
-    checked = anydevice.compile(softmax, here, optimize="none", verify=X).report.checked
-    assert checked is not None
+    checked = verified(softmax, engine)
     assert (checked.parts, checked.reference) == (0, "float64 on the CPU")
     assert 0 < checked.largest < 0.5
 
 
 def test_a_function_that_has_no_float64_is_compared_with_float32() -> None:
-    here = device_of_engine("jax")
-
     def narrow(x: Any) -> Any:
         if str(x.dtype) == "float64":
             raise NotImplementedError("only float32 here")
         return x * 2
 
-    checked = anydevice.compile(narrow, here, verify=X).report.checked
-    assert checked is not None
+    checked = verified(narrow, "jax", optimize="default")
     assert checked.reference == "float32 on the CPU (not float64: only float32 here)"
 
 
@@ -374,15 +319,14 @@ def test_a_function_that_fails_everywhere_raises_its_own_error() -> None:
 
     for engine in ("numpy", "jax"):
         with pytest.raises(KeyError, match="mine"):
-            anydevice.compile(wrong, device_of_engine(engine), verify=X)
+            verified(wrong, engine, optimize="default")
 
 
 def test_an_answer_of_another_shape_is_wrong() -> None:
     def by_library(x: Any) -> Any:
         return x if isinstance(x, np.ndarray) else x[:1]
 
-    with pytest.raises(VerificationError, match=r"the shape is \(1, 16\)"):
-        anydevice.compile(by_library, device_of_engine("torch"), optimize="none", verify=X)
+    refused(by_library, "torch", r"the shape is \(1, 16\)")
 
 
 def test_whole_numbers_and_several_outputs() -> None:
@@ -393,16 +337,12 @@ def test_whole_numbers_and_several_outputs() -> None:
             "empty": ops.slice_axis(x, 0, 0, 0),
         }
 
-    here = device_of_engine("torch")
-    made = anydevice.compile(both, here, optimize="none", verify=(X, X))
-    assert made.report.checked is not None
-
     def other(x: Any) -> Any:
         best = ops.argmax(x, -1)
         return best if isinstance(x, np.ndarray) else ops.add(best, 1)
 
-    with pytest.raises(VerificationError, match="5 of 5 elements are wrong"):
-        anydevice.compile(other, here, optimize="none", verify=X)
+    verified(both, "torch", (X, X))
+    refused(other, "torch", "5 of 5 elements are wrong")
 
 
 def test_an_example_that_does_not_fit_is_refused() -> None:
@@ -479,10 +419,7 @@ def test_large_numbers_hide_nothing(large: str, precision: str) -> None:
     if large in ("a column", "both"):
         x[:, 5] *= 1e6
     model = nn.build(Vanishing(), input_shape=64, device="cpu")
-    here = device_of_engine("jax")
-    with pytest.raises(VerificationError) as caught:
-        anydevice.compile(model, here, optimize="none", precision=precision, verify=x)
-    assert caught.value.where == "Vanishing"
+    assert refused(model, "jax", example=x, precision=precision).where == "Vanishing"
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
@@ -493,12 +430,7 @@ def test_what_is_deep_raises_no_false_alarm(precision: str) -> None:
     x = np.random.default_rng(0).standard_normal((200, 32)).astype(np.float32)
     for layers, scale in ((deep, 1), (wide, 5)):
         model = nn.build(*layers, device="cpu")
-        here = device_of_engine("torch")
-        report = anydevice.compile(
-            model, here, optimize="none", precision=precision, verify=x * scale
-        ).report
-        assert report.checked is not None
-        assert report.checked.largest < 0.8
+        assert verified(model, "torch", x * scale, precision=precision).largest < 0.8
 
 
 def test_a_function_by_chance_has_nothing_to_compare_with() -> None:
@@ -508,7 +440,7 @@ def test_a_function_by_chance_has_nothing_to_compare_with() -> None:
         return ops.multiply(x, float(draw.standard_normal()))
 
     with pytest.raises(ConfigurationError, match="the output differs from run to run"):
-        anydevice.compile(noisy, device_of_engine("torch"), optimize="none", verify=X)
+        verified(noisy, "torch")
 
 
 def test_a_hash_tells_types_shapes_and_bits_apart() -> None:
@@ -526,22 +458,16 @@ class Branching(Layer):
 
 
 def test_where_parts_differ_the_output_is_still_compared() -> None:
-    here = device_of_engine("torch")
-    made = anydevice.compile(five_layers(Branching()), here, optimize="none", verify=X)
-    assert made.report.checked is not None
+    verified(five_layers(Branching()), "torch")
     model = nn.build(Branching(), Spoiling(1.001), input_shape=16, device="cpu")
-    with pytest.raises(VerificationError) as caught:
-        anydevice.compile(model, here, optimize="none", verify=X)
-    assert caught.value.where == "the output"
+    assert refused(model, "torch").where == "the output"
 
 
 def test_weights_too_large_for_the_precision_are_found() -> None:
     model = five_layers()
     model.parameters[2]["weight"][0, 0] = 1e6
-    here = device_of_engine("torch")
-    with pytest.raises(VerificationError, match="the reference does not") as caught:
-        anydevice.compile(model, here, optimize="none", precision="float16", verify=X)
-    assert caught.value.where == "Chain[2] Dense(32→32)"
+    error = refused(model, "torch", "the reference does not", precision="float16")
+    assert error.where == "Chain[2] Dense(32→32)"
 
 
 def test_nan_is_one_thing_however_it_is_written() -> None:
@@ -560,13 +486,10 @@ def test_any_function_that_runs_a_model_can_be_verified(here: Device) -> None:
     def run(x: Any) -> Any:
         return moved.call(moved.arguments, to_device(x, here, convert=True))
 
-    checked = verify_model(
-        Candidate(moved, here, policy, run, None, tolerance_of("float32")), original, inputs, ()
-    )
+    right = Candidate(moved, here, policy, run, None, tolerance_of("float32"))
+    checked = verify_model(right, original, inputs, ())
     assert (checked.parts, checked.weights) == (2, 2)
-    wrong = Candidate(
-        moved, here, policy, lambda x: ops.multiply(run(x), 1.01), None, tolerance_of("float32")
-    )
+    wrong = replace(right, run=lambda x: ops.multiply(run(x), 1.01))
     with pytest.raises(VerificationError, match=r"^called as a whole, the output: ") as caught:
         verify_model(wrong, original, inputs, ())
     assert "compiled code" not in str(caught.value), "none of it was compiled"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import anydevice
+from tests.libraries.test_modules import compiled_on_cpu
 
 torch = pytest.importorskip("torch")
 
@@ -99,7 +100,7 @@ def is_followed(compiled: Any, module: Any) -> bool:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_the_next_call_follows_and_the_verdict_ends(module: Any, name: str, precision: str) -> None:
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision=precision, verify=X)
+    compiled = compiled_on_cpu(module, precision=precision, verify=X)
     before = compiled(X).float()
     assert compiled.report.checked is not None
     FOLLOWED[name](module)
@@ -125,7 +126,7 @@ def test_compiled_code_follows_too(module: Any, name: str, precision: str) -> No
 
 def test_a_hook_that_is_taken_away_is_followed(module: Any) -> None:
     hook = module.inner.register_forward_hook(doubled)
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    compiled = compiled_on_cpu(module, precision="bfloat16", verify=X)
     hook.remove()
     assert is_followed(compiled, module)
     assert compiled.report.checked is None
@@ -134,7 +135,7 @@ def test_a_hook_that_is_taken_away_is_followed(module: Any) -> None:
 def test_an_equal_tensor_in_the_place_of_another_is_followed(module: Any) -> None:
     """Tensors of one element may be equal, and what is written later goes to the new one."""
     module.shift = torch.ones(1)
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    compiled = compiled_on_cpu(module, precision="bfloat16", verify=X)
     compiled(X)
     module.shift = torch.ones(1)
     compiled(X)
@@ -144,7 +145,7 @@ def test_an_equal_tensor_in_the_place_of_another_is_followed(module: Any) -> Non
 
 
 def test_steps_of_others_change_nothing(module: Any) -> None:
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    compiled = compiled_on_cpu(module, precision="bfloat16", verify=X)
     weights = compiled.parameters["inner.weight"]
     FOLLOWED["AdamW, fused"](Module())
     compiled(X)
@@ -154,7 +155,7 @@ def test_steps_of_others_change_nothing(module: Any) -> None:
 
 def test_steps_are_seen_however_many_modules_there_were(module: Any) -> None:
     for _ in range(3):
-        compiled = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+        compiled = compiled_on_cpu(module, precision="float16")
         compiled(X)
         FOLLOWED["SGD, fused"](module)
         assert is_followed(compiled, module)
@@ -162,7 +163,7 @@ def test_steps_are_seen_however_many_modules_there_were(module: Any) -> None:
 
 @pytest.mark.parametrize("name", NOT_FOLLOWED)
 def test_what_is_not_followed_is_named_in_the_report(module: Any, name: str) -> None:
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    compiled = compiled_on_cpu(module, precision="bfloat16", verify=X)
     NOT_FOLLOWED[name](module)
     assert not is_followed(compiled, module)
     (row,) = [line for line in str(compiled.report).splitlines() if line.startswith("follows")]
@@ -170,13 +171,13 @@ def test_what_is_not_followed_is_named_in_the_report(module: Any, name: str) -> 
     compiled.refresh()
     assert is_followed(compiled, module)
     assert compiled.report.checked is None
-    shared = anydevice.compile(module, "cpu", optimize="none", verify=X)
+    shared = compiled_on_cpu(module, verify=X)
     FOLLOWED["a buffer, in place"](module)
     assert is_followed(shared, module), "where no copy is made, the module itself runs"
 
 
 def test_a_plain_attribute_ends_the_verdict(module: Any) -> None:
     for precision in ("float32", "bfloat16"):
-        compiled = anydevice.compile(module, "cpu", optimize="none", precision=precision, verify=X)
+        compiled = compiled_on_cpu(module, precision=precision, verify=X)
         module.factor += 1.0
         assert compiled.report.checked is None

@@ -9,8 +9,8 @@ import pytest
 
 import anydevice
 from anydevice._core.device import Device
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.jax.module import EquinoxAdapter
+from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError, VerificationError
 from tests.comparing import assert_close, assert_same_bits
@@ -105,6 +105,10 @@ def brought(request: pytest.FixtureRequest) -> tuple[str, str, Any, int]:
     return request.param, engine, make(), parts
 
 
+def compiled_on_cpu(module: Any, **options: Any) -> Any:
+    return anydevice.compile(module, "cpu", **{"optimize": "none", **options})
+
+
 def verified(module: Any, example: Any = X, **options: Any) -> Any:
     """What a verification checked."""
     checked = anydevice.compile(module, "cpu", verify=example, **options).report.checked
@@ -127,7 +131,7 @@ def test_a_module_is_verified_in_every_precision(
 ) -> None:
     kind, engine, module, parts = brought
     want = plainly(module, engine)
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision=precision, verify=X)
+    compiled = compiled_on_cpu(module, precision=precision, verify=X)
     report = compiled.report
     assert (report.model, report.engine) == (kind, engine)
     assert report.checked is not None
@@ -156,9 +160,8 @@ def test_modules_of_jax_and_mlx_are_compiled(kind: str) -> None:
 
 @pytest.mark.usefixtures("eager_backend")
 def test_modules_of_pytorch_are_compiled() -> None:
-    module = torch_module()
     for precision in ("float32", "mixed"):
-        compiled = anydevice.compile(module, "cpu", precision=precision, verify=X)
+        compiled = anydevice.compile(torch_module(), "cpu", precision=precision, verify=X)
         assert compiled.report.made[0].how == "compiled as a whole"
 
 
@@ -197,10 +200,10 @@ def test_a_function_over_a_module_carries_no_gradients_either(torch: Any) -> Non
 
 def test_weights_are_shared_where_nothing_changes() -> None:
     module = torch_module()
-    compiled = anydevice.compile(module, "cpu", optimize="none")
+    compiled = compiled_on_cpu(module)
     assert compiled.parameters["0.inner.weight"].data_ptr() == module[0].inner.weight.data_ptr()
     assert set(compiled.parameters) == set(module.state_dict())
-    half = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+    half = compiled_on_cpu(module, precision="float16")
     assert str(module[0].inner.weight.dtype) == "torch.float32"
     assert "float16 instead of float32" in half.report.notes[0]
 
@@ -244,9 +247,8 @@ def test_the_weights_of_a_mapped_module_are_seen(jax: Any, eqx: Any, how: str) -
 
 
 def test_a_wrong_weight_of_a_mapped_module_is_found(jax: Any, eqx: Any) -> None:
-    compiled = anydevice.compile(
-        jax.vmap(eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))), "cpu", optimize="none"
-    )
+    module = jax.vmap(eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0)))
+    compiled = compiled_on_cpu(module)
     arguments = compiled._adapter.arguments
     arguments[2] = arguments[2] + 1e-3
     with pytest.raises(VerificationError, match=r"layers\[1\]\.weight: the weight on the device"):
@@ -254,16 +256,15 @@ def test_a_wrong_weight_of_a_mapped_module_is_found(jax: Any, eqx: Any) -> None:
 
 
 def test_a_function_claims_no_weights() -> None:
-    report = anydevice.compile(
-        lambda x: x * 2, anydevice.device("cpu", engine="numpy"), verify=X
-    ).report
+    here = anydevice.device("cpu", engine="numpy")
+    report = anydevice.compile(lambda x: x * 2, here, verify=X).report
     assert report.checked is not None
     assert "weights" not in str(report)
 
 
 def test_training_mode_is_said_and_not_verified(torch: Any) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Dropout(0.5))
-    compiled = anydevice.compile(module, "cpu", optimize="none")
+    compiled = compiled_on_cpu(module)
     assert "in training mode" in compiled.report.notes[0]
     with pytest.raises(ConfigurationError, match=r"1 is in training mode.*model\.eval"):
         compiled.verify(X)
@@ -308,7 +309,7 @@ def test_training_mode_in_jax_is_noted() -> None:
     assert any("training mode" in note and "the same in every call" in note for note in notes)
     eqx = pytest.importorskip("equinox")
     module = eqx.nn.Sequential([eqx.nn.Lambda(abs), eqx.nn.Dropout(0.5)])
-    compiled = anydevice.compile(module, "cpu", optimize="none")
+    compiled = compiled_on_cpu(module)
     assert "inference_mode" in compiled.report.notes[0]
     words = r"layers\[1\] is in training mode.*inference_mode"
     with pytest.raises(ConfigurationError, match=words):
@@ -320,15 +321,12 @@ def test_training_mode_in_jax_is_noted() -> None:
 def doubled(module: Any, engine: str) -> None:
     """Make every weight of a module twice as large, as its own library does it."""
     if engine == "torch":
-        torch = pytest.importorskip("torch")
-        with torch.no_grad():
+        with pytest.importorskip("torch").no_grad():
             for x in module.parameters():
                 x *= 2
     elif engine == "jax":
-        nnx = pytest.importorskip("flax.nnx")
-        jax = pytest.importorskip("jax")
-        state = nnx.state(module, nnx.Param)
-        nnx.update(module, jax.tree.map(lambda x: x * 2, state))
+        nnx, jax = pytest.importorskip("flax.nnx"), pytest.importorskip("jax")
+        nnx.update(module, jax.tree.map(lambda x: x * 2, nnx.state(module, nnx.Param)))
     else:
         from mlx.utils import tree_map
 
@@ -338,13 +336,16 @@ def doubled(module: Any, engine: str) -> None:
 FOLLOWED = {"torch": torch_module, "jax": nnx_module, "mlx": mlx_module}
 
 
+def followed(engine: str, precision: str) -> tuple[Any, Any]:
+    """A module, and that module compiled; PyTorch's compiler would take too long."""
+    module, optimize = FOLLOWED[engine](), "none" if engine == "torch" else "default"
+    return module, compiled_on_cpu(module, optimize=optimize, precision=precision)
+
+
 @pytest.mark.parametrize("engine", FOLLOWED)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
 def test_later_changes_of_weights_are_seen(engine: str, precision: str) -> None:
-    module = FOLLOWED[engine]()
-    compiled = anydevice.compile(
-        module, "cpu", optimize="none" if engine == "torch" else "default", precision=precision
-    )
+    module, compiled = followed(engine, precision)
     before = anydevice.to_numpy(detached(compiled(X))).astype(np.float64)
     made = compiled.report.made
     doubled(module, engine)
@@ -363,10 +364,7 @@ def test_later_changes_of_weights_are_seen(engine: str, precision: str) -> None:
 
 @pytest.mark.parametrize("engine", FOLLOWED)
 def test_later_changes_of_parts_are_seen(engine: str) -> None:
-    module = FOLLOWED[engine]()
-    compiled = anydevice.compile(
-        module, "cpu", optimize="none" if engine == "torch" else "default", precision="bfloat16"
-    )
+    module, compiled = followed(engine, "bfloat16")
     compiled(X)
     if engine == "torch":
         module[2] = pytest.importorskip("torch").nn.Linear(16, 7)
@@ -382,7 +380,7 @@ def test_later_changes_of_parts_are_seen(engine: str) -> None:
 
 def test_what_cannot_be_seen_is_taken_by_refresh() -> None:
     module = torch_module()
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+    compiled = compiled_on_cpu(module, precision="float16")
     before = detached(compiled(X)).numpy()
     module[2].weight.data.zero_()
     module[2].bias.data.zero_()
@@ -391,33 +389,16 @@ def test_what_cannot_be_seen_is_taken_by_refresh() -> None:
     assert not detached(compiled(X)).numpy().any()
 
 
-def linear_that_counts_its_calls() -> Any:
-    """Its output does not depend on the buffer that it writes."""
-    torch = pytest.importorskip("torch")
-
-    class Counting(torch.nn.Linear):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(16, 4)
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x: Any) -> Any:
-            self.calls += 1
-            return super().forward(x)
-
-    return Counting().eval()
-
-
 def test_what_a_module_writes_is_no_wrong_weight_where_its_output_stays() -> None:
     """A copy in another precision counts by itself; the module that was given does not."""
-    narrow = {"optimize": "none", "precision": "bfloat16"}
-    compiled = anydevice.compile(linear_that_counts_its_calls(), "cpu", **narrow)
+    compiled = compiled_on_cpu(counting("nothing of it"), precision="bfloat16")
     compiled(X)
     assert compiled.verify(X).checked is not None
 
 
 def test_verified_weights_may_be_changed_and_verified_again() -> None:
-    module = linear_that_counts_its_calls()
-    compiled = anydevice.compile(module, "cpu", optimize="none", verify=X)
+    module = counting("nothing of it")
+    compiled = compiled_on_cpu(module, verify=X)
     compiled(X)
     assert compiled.report.checked is not None, "what it writes when it is called is its own"
     doubled(module, "torch")
@@ -428,7 +409,7 @@ def test_verified_weights_may_be_changed_and_verified_again() -> None:
 
 
 def counting(kind: str) -> Any:
-    """A module whose output depends on how often it was called."""
+    """A module that counts its calls, and whose output depends on this kind of count."""
     torch = pytest.importorskip("torch")
 
     class Counting(torch.nn.Module):  # type: ignore[misc]
@@ -443,11 +424,12 @@ def counting(kind: str) -> Any:
             self.count += kind == "attribute"
             if kind == "list":
                 self.list.append(1)
-            elif kind == "buffer":
-                self.calls += 1
             elif kind == "new buffer":
                 self.calls = self.calls + 1
-            return self.inner(x) * (1 + self.calls + self.count + len(self.list))
+            elif kind in ("buffer", "nothing of it"):
+                self.calls += 1
+            shown = 0 if kind == "nothing of it" else self.calls
+            return self.inner(x) * (1 + shown + self.count + len(self.list))
 
     return Counting().eval()
 
@@ -460,7 +442,7 @@ def counting(kind: str) -> Any:
 def test_a_module_that_changes_itself_is_told_from_a_wrong_compiler(
     kind: str, name: str | None, precision: str
 ) -> None:
-    compiled = anydevice.compile(counting(kind), "cpu", optimize="none", precision=precision)
+    compiled = compiled_on_cpu(counting(kind), precision=precision)
     why = f": the model changes its {name} in each call" if name else ""
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=f"the output differs from run to run{why},"):
@@ -489,7 +471,7 @@ def test_torchscript_is_verified_as_a_whole(torch: Any, made: str) -> None:
 def test_a_copy_follows_the_mode_and_takes_what_inference_mode_made(torch: Any) -> None:
     with torch.inference_mode():
         module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Dropout(0.5)).eval()
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+    compiled = compiled_on_cpu(module, precision="float16")
     assert_same_bits(compiled(X), compiled(X), because="one module without dropout ran twice")
     module.train()
     assert (compiled(X) != compiled(X)).any()
@@ -503,14 +485,14 @@ def test_a_wrong_part_of_a_pytorch_module_is_named(torch: Any) -> None:
 
     module = torch.nn.Sequential(torch.nn.Linear(16, 8), Wrong(), torch.nn.Linear(8, 2)).eval()
     with pytest.raises(VerificationError) as caught:
-        anydevice.compile(module, "cpu", optimize="none", verify=X)
+        compiled_on_cpu(module, verify=X)
     assert caught.value.where == "1 Wrong"
 
 
 def test_nan_in_a_module_is_named(brought: tuple[str, str, Any, int]) -> None:
     _, engine, module, _ = brought
     here = anydevice.device("cpu", engine=engine)
-    compiled = anydevice.compile(module, "cpu", optimize="none")
+    compiled = compiled_on_cpu(module)
     path = [name for name in compiled.parameters if np.ndim(compiled.parameters[name])][-1]
     weights: Any = anydevice.to_numpy(detached(compiled.parameters[path])).copy()
     weights[...] = np.nan
@@ -605,7 +587,7 @@ def test_without_a_device_a_module_goes_where_things_go(jax: Any) -> None:
 
 def test_counts_among_the_weights_stay_counts(torch: Any) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4)).eval()
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    compiled = compiled_on_cpu(module, precision="bfloat16", verify=X)
     assert compiled.parameters["1.num_batches_tracked"].dtype == torch.int64
     assert compiled.parameters["1.running_mean"].dtype == torch.bfloat16
 

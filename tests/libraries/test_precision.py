@@ -11,7 +11,6 @@ import anydevice
 from anydevice import ops
 from anydevice._core.device import Device
 from anydevice._core.finding import DeviceStatus, Facts
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.precision import (
     LossScale,
     Policy,
@@ -20,6 +19,7 @@ from anydevice._libraries.precision import (
     has_bfloat16,
     policy_of,
 )
+from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice._train.stepper import _select
 from anydevice.errors import ConfigurationError

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import pytest
 
 from anydevice._core.record import Record
+from anydevice._llm import decoder
 from anydevice._llm.description import Description, describe
 from anydevice._llm.weights import load_parameters
 from anydevice._plan.config import ModelConfig, read_config
@@ -101,6 +104,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """By name: the family, and what a tiny model of it has beside `BASE`."""
+
+
+def whole_logits(description: Description, parameters: Any, ids: Any) -> Any:
+    """The logits of whole sequences, without a cache."""
+    hidden, cache = decoder.forward(description, parameters, ids)
+    assert cache is None
+    return decoder.logits(description, parameters, hidden)
+
+
+def skip_unless_listed(engine: str, error: Exception) -> NoReturn:
+    """Skip a test whose engine does not run here, unless the tests are to run it."""
+    if engine in os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split():
+        raise error
+    pytest.skip(f"{engine} does not run here: {error}")
+
+
+def random_model(name: str, seed: int = 3) -> tuple[Any, dict[str, Any]]:
+    """A random model of a case by transformers, and its arrays."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    family, options = CASES[name]
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(family, **{**BASE, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model, {key: x.normal_().numpy() for key, x in model.state_dict().items()}
 
 
 class Reference(Record):

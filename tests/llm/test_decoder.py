@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,13 @@ from anydevice import device, ops
 from anydevice._core.record import replace
 from anydevice._core.trees import leaves, mapped, refilled
 from anydevice._llm import decoder
-from anydevice._llm.description import Description, describe
+from anydevice._llm.description import describe
 from anydevice._llm.weights import random_parameters
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from tests.comparing import assert_same_integers
+from tests.llm.families import skip_unless_listed, whole_logits
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48}
@@ -62,9 +62,7 @@ def runner(name: str) -> Runner:
     try:
         return Runner(name)
     except (AnyDeviceError, IndexError) as error:
-        if name in os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split():
-            raise
-        pytest.skip(f"{name} does not run here: {error}")
+        skip_unless_listed(name, error)
 
 
 @pytest.fixture(params=registry.BUILT_IN)
@@ -85,26 +83,11 @@ def parameters() -> Any:
 @pytest.fixture(scope="module")
 def expected(parameters: Any) -> Any:
     """The logits in float64."""
-    return whole(SHAPE, mapped(lambda x: x.astype(np.float64), parameters), IDS)
-
-
-def whole(description: Description, parameters: Any, ids: Any) -> Any:
-    """The logits of whole sequences."""
-    hidden, cache = decoder.forward(description, parameters, ids)
-    assert cache is None
-    return decoder.logits(description, parameters, hidden)
-
-
-def stepped(
-    description: Description, parameters: Any, ids: Any, start: Any, count: Any, cache: Any
-) -> Any:
-    """The logits of some tokens, and the cache after them."""
-    hidden, cache = decoder.forward(description, parameters, ids, start, count, cache)
-    return decoder.logits(description, parameters, hidden), cache
+    return whole_logits(SHAPE, mapped(lambda x: x.astype(np.float64), parameters), IDS)
 
 
 def loss(parameters: Any, ids: Any, targets: Any) -> Any:
-    return ops.cross_entropy(whole(SHAPE, parameters, ids), targets)
+    return ops.cross_entropy(whole_logits(SHAPE, parameters, ids), targets)
 
 
 def close(found: Any, expected: Any) -> None:
@@ -125,11 +108,13 @@ def cached(run: Runner, forward: Callable[..., Any], parameters: Any, first: int
 
 
 def plain(parameters: Any, ids: Any, start: Any, count: Any, cache: Any) -> Any:
-    return stepped(SHAPE, parameters, ids, start, count, cache)
+    """The logits of some tokens, and the cache after them."""
+    hidden, cache = decoder.forward(SHAPE, parameters, ids, start, count, cache)
+    return decoder.logits(SHAPE, parameters, hidden), cache
 
 
 def test_the_same_logits_everywhere(anywhere: Runner, parameters: Any, expected: Any) -> None:
-    logits = whole(SHAPE, anywhere.put(parameters), anywhere.put(IDS))
+    logits = whole_logits(SHAPE, anywhere.put(parameters), anywhere.put(IDS))
     close(anywhere.get(logits), expected)
 
 
@@ -138,7 +123,7 @@ def test_a_cache_changes_nothing(anywhere: Runner, parameters: Any, expected: An
 
 
 def test_compiled_is_the_same(trained: Runner, parameters: Any, expected: Any) -> None:
-    forward = trained.compiled(whole, static=["description"])
+    forward = trained.compiled(whole_logits, static=["description"])
     logits = forward(SHAPE, trained.put(parameters), trained.put(IDS))
     close(trained.get(logits), expected)
 
@@ -180,7 +165,7 @@ def test_a_tied_decoder_has_no_head_of_its_own(parameters: Any) -> None:
     tied = replace(SHAPE, tied=True, layers=())
     assert "head" not in random_parameters(tied, 0, device("cpu", engine="numpy"))
     x = ops.rmsnorm(parameters["embedding"][IDS], parameters["norm"]["weight"], SHAPE.eps)
-    close(whole(tied, {**parameters, "layers": []}, IDS), x @ parameters["embedding"].T)
+    close(whole_logits(tied, {**parameters, "layers": []}, IDS), x @ parameters["embedding"].T)
 
 
 def test_a_cache_needs_positions(parameters: Any) -> None:

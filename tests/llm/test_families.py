@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,16 @@ from anydevice._plan.families import ARCHITECTURES
 from anydevice._plan.model import shape_of
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 from tests.comparing import assert_same_integers
-from tests.llm.families import BASE, CASES, LLAMA3, TOKENS, Reference, reference
+from tests.llm.families import (
+    BASE,
+    CASES,
+    LLAMA3,
+    TOKENS,
+    Reference,
+    reference,
+    skip_unless_listed,
+    whole_logits,
+)
 
 CLOSE = 1e-4
 SHORT = ("numpy", "torch")
@@ -85,9 +93,7 @@ def runner(engine: str, name: str) -> Runner:
     try:
         return Runner(engine, reference(name))
     except (AnyDeviceError, IndexError) as error:
-        if engine in os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split():
-            raise
-        pytest.skip(f"{engine} does not run here: {error}")
+        skip_unless_listed(engine, error)
 
 
 def pairs() -> Iterator[Any]:
@@ -141,8 +147,7 @@ def test_in_16_bits(name: str) -> None:
         if "choice_bias" in layer.get("router", {}):  # which is float32 in files too
             router = layer["router"]
             router["choice_bias"] = ops.astype(router["choice_bias"], "float32")
-    hidden, _ = decoder.forward(run.description, narrow, run.put(case.ids))
-    logits = decoder.logits(run.description, narrow, hidden)
+    logits = whole_logits(run.description, narrow, run.put(case.ids))
     assert str(logits.dtype) == "torch.bfloat16"
     off = run.engine.to_host(ops.astype(logits, "float32")) - case.logits
     assert np.sqrt((off**2).mean()) <= 0.06 * np.sqrt((case.logits**2).mean())
@@ -157,8 +162,7 @@ def test_the_gradient_is_the_slope_of_the_loss(name: str) -> None:
     ids, targets = case.ids[:, :-1].copy(), case.ids[:, 1:].copy()
 
     def loss(parameters: Any, ids: Any, targets: Any) -> Any:
-        hidden, _ = decoder.forward(case.description, parameters, ids)
-        return ops.cross_entropy(decoder.logits(case.description, parameters, hidden), targets)
+        return ops.cross_entropy(whole_logits(case.description, parameters, ids), targets)
 
     def moved(by: float) -> float:
         parts = zip(leaves(wide), leaves(way), strict=True)
@@ -303,8 +307,7 @@ def test_the_text_part_of_a_model_for_more(
     model.save_pretrained(tmp_path)
     description = describe(read_config(tmp_path))
     parameters = load_parameters(tmp_path, description, device("cpu", engine="numpy"))
-    hidden, _ = decoder.forward(description, parameters, ids.numpy().astype(np.int32))
-    same(decoder.logits(description, parameters, hidden), expected)
+    same(whole_logits(description, parameters, ids.numpy().astype(np.int32)), expected)
 
 
 @pytest.mark.parametrize("name", ["llama, dynamic", "phi3, longrope", "gpt_oss"])
@@ -319,8 +322,7 @@ def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
         run.description, run.parameters, device("cpu", engine=engine)
     )
     ids = case.ids[1]
-    hidden, _ = decoder.forward(case.description, case.parameters, ids[None, :-1])
-    logits = decoder.logits(case.description, case.parameters, hidden)[0]
+    logits = whole_logits(case.description, case.parameters, ids[None, :-1])[0]
     expected = ops.log_softmax(logits)[np.arange(TOKENS - 1), ids[1:]]
     np.testing.assert_allclose(
         generation.score(executor, ids.tolist(), 64, 2**14), expected, atol=1e-4
@@ -433,8 +435,7 @@ def test_every_special_feature_is_needed() -> None:
             continue
         needed.add(what)
         try:
-            hidden, _ = decoder.forward(changed, case.parameters, case.ids)
-            logits = decoder.logits(changed, case.parameters, hidden)
+            logits = whole_logits(changed, case.parameters, case.ids)
         except (AnyDeviceError, KeyError):
             continue
         if np.abs(logits - case.logits).max() <= 2 * CLOSE:
@@ -462,8 +463,7 @@ def test_every_bias_is_needed() -> None:
                 holder = holder[key]
             bias = holder[last]
             holder[last] = np.zeros_like(bias)
-            hidden, _ = decoder.forward(case.description, case.parameters, case.ids)
-            logits = decoder.logits(case.description, case.parameters, hidden)
+            logits = whole_logits(case.description, case.parameters, case.ids)
             holder[last] = bias
             seen.add((way[-1], last))
             assert np.abs(logits - case.logits).max() > 10 * CLOSE, (name, way)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,29 +15,20 @@ import pytest
 
 import anydevice
 from anydevice import llm, to_numpy
-from anydevice._core.device import Device
 from anydevice._core.record import replace
 from anydevice._llm import decoder
 from anydevice._llm import generate as generation
 from anydevice._llm.generate import CachedTokens, ChunkSizes, DecoderExecutor, chunks, run_steps
 from anydevice._llm.sampling import sampling
-from anydevice._machine.engines import registry
 from anydevice.errors import (
     ConfigurationError,
     OutOfMemoryError,
     UnsupportedError,
     VerificationError,
 )
+from tests.nn.conftest import ENGINES, device_of_engine
 
 OPENING = "Once upon a time, there was a little girl named Lily."
-
-
-def device_of(name: str) -> Device:
-    pytest.importorskip({"mlx": "mlx.core", "opencl": "pyopencl"}.get(name, name))
-    if name != "opencl":
-        return anydevice.device("cpu", engine=name)
-    found = registry.load(name).devices()
-    return found[0] if found else pytest.skip("OpenCL shows no device here")
 
 
 _loaded: dict[str, llm.LanguageModel] = {}
@@ -43,7 +36,7 @@ _loaded: dict[str, llm.LanguageModel] = {}
 
 def loaded(stories: Path, name: str) -> llm.LanguageModel:
     if name not in _loaded:
-        _loaded[name] = llm.load(stories, device_of(name))
+        _loaded[name] = llm.load(stories, device_of_engine(name))
     return _loaded[name]
 
 
@@ -151,28 +144,22 @@ class _Recorder:
     def prefill(self, *arguments: Any) -> Any:
         return self._noted(0, self._runner.prefill(*arguments))
 
-    def new_text(self) -> Any:
-        return self._runner.new_text()
-
     def step(self) -> Any:
         return self._noted(sum(kind == "began" for kind, _ in self.events), self._runner.step())
 
     def _noted(self, number: int, step: Any) -> Any:
+        def read() -> Any:
+            self.events.append(("read", number))
+            return step.read()
+
         self.events.append(("began", number))
-        events = self.events
-
-        class Step:
-            def read(self) -> Any:
-                events.append(("read", number))
-                return step.read()
-
-        return Step()
+        return SimpleNamespace(read=read)
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_the_host_reads_a_token_while_the_next_is_computed(stories: Path, name: str) -> None:
     executor = loaded(stories, name)._executor
-    runner = _Recorder(generation.runner_for(executor, 1, 64))
+    runner: Any = _Recorder(generation.runner_for(executor, 1, 64))
     steps = run_steps(runner, executor, [[1]], sampling(), 4)
     tokens = [int(token[0]) for token, _ in steps]
     assert tokens == list(loaded(stories, name).generate("", 4).tokens)
@@ -198,7 +185,7 @@ def test_jax_compiles_one_program_for_all_layers_of_a_kind(
     stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = counted(monkeypatch, decoder, "run_layer")  # called only to be traced
-    model = llm.load(stories, device_of("jax"))
+    model = llm.load(stories, device_of_engine("jax"))
     model.generate(OPENING, 4)
     assert len(model.description.layers) == 5
     assert len(traced) == 2  # one for prompts, one for steps
@@ -210,7 +197,7 @@ def test_jax_compiles_one_choice_for_all_small_top_k(
     stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = counted(monkeypatch, generation, "select_token")
-    model, numpy = llm.load(stories, device_of("jax")), loaded(stories, "numpy")
+    model, numpy = llm.load(stories, device_of_engine("jax")), loaded(stories, "numpy")
     model.generate("", 2, top_k=7, seed=1)
     before = len(traced)
     assert before > 0
@@ -228,6 +215,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> l
     """One entry a call of a function of a module from now on."""
     function, calls = getattr(module, name), list[None]()
 
+    @wraps(function)  # the compiler reads its signature
     def noted(*arguments: Any) -> Any:
         calls.append(None)
         return function(*arguments)
@@ -356,10 +344,15 @@ def test_log_probabilities_of_a_reply_are_its_score(model: llm.LanguageModel) ->
     assert len(score.logprobs) == len(score.tokens) - 1
 
 
+def in_transformers(stories: Path) -> tuple[Any, Any]:
+    """PyTorch, and the model in transformers."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    make = transformers.AutoModelForCausalLM.from_pretrained
+    return torch, make(stories, dtype=torch.float32)
+
+
 def test_a_text_is_scored_as_transformers_does(model: llm.LanguageModel, stories: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    torch, theirs = in_transformers(stories)
     text = (stories / "golden.txt").read_text("utf-8")
     score = model.score(text)
     ids = torch.tensor([score.tokens])
@@ -374,9 +367,7 @@ def test_a_text_is_scored_as_transformers_does(model: llm.LanguageModel, stories
 def test_a_penalty_counts_prompt_and_reply_as_in_transformers(
     one: llm.LanguageModel, stories: Path
 ) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    torch, theirs = in_transformers(stories)
     ids = torch.tensor([one.tokenizer.encode(OPENING)])
     expected = theirs.generate(
         ids,
@@ -396,14 +387,15 @@ def test_what_is_no_prompt_is_refused(one: llm.LanguageModel) -> None:
     for wrong in ([], 5, None, [None], [[]], [1, "two"], [1, 10**6], {"role": "user"}):
         with pytest.raises(ConfigurationError, match=r"prompt|token"):
             one.generate(wrong)
-    with pytest.raises(ConfigurationError, match="one prompt"):
-        one.stream(["two", "prompts"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="max_tokens"):
-        one.generate("", 0)
-    with pytest.raises(ConfigurationError, match="at least 2 tokens"):
-        one.score("")
-    with pytest.raises(ConfigurationError, match="chat template"):
-        one.generate([{"role": "user", "content": "Hello"}])
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("one prompt", lambda: one.stream(["two", "prompts"])),  # type: ignore[arg-type]
+        ("max_tokens", lambda: one.generate("", 0)),
+        ("at least 2 tokens", lambda: one.score("")),
+        ("chat template", lambda: one.generate([{"role": "user", "content": "Hello"}])),
+    ]
+    for said, call in calls:
+        with pytest.raises(ConfigurationError, match=said):
+            call()
 
 
 def test_a_stream_that_is_collected_within_a_step_holds_nobody_up(one: llm.LanguageModel) -> None:
@@ -480,7 +472,7 @@ def from_the_start(model: llm.LanguageModel, prompt: list[int]) -> list[int]:
     return begun(model, prompt, reuse=False)
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_the_next_turn_reads_only_what_is_new(
     stories: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,9 +501,7 @@ def test_the_next_turn_reads_only_what_is_new(
 def test_a_ring_is_gone_on_with_whole_or_not_at_all(stories: Path, name: str) -> None:
     full = loaded(stories, name)
     layers = tuple(replace(kind, window=8) for kind in full.description.layers)
-    description = replace(full.description, layers=layers)
-    parts = full.parameters, full.tokenizer, full.device, full.plan
-    model = llm.LanguageModel(description, *parts)
+    model = with_parts(full, replace(full.description, layers=layers), full.parameters)
     first = list(range(3, 23))
     for kept in (32, 31, 30, 25, 20):
         held = [*first, *begun(model, first)]
@@ -527,6 +517,10 @@ def test_a_cache_without_room_for_padding_is_read_again(stories: Path) -> None:
     assert begun(model, second) == from_the_start(model, second)
 
 
+def with_parts(model: llm.LanguageModel, description: Any, parameters: Any) -> llm.LanguageModel:
+    return llm.LanguageModel(description, parameters, model.tokenizer, model.device, model.plan)
+
+
 def with_weight(model: llm.LanguageModel, value: float, *path: Any) -> llm.LanguageModel:
     """The model with one number of a weight replaced."""
     parameters = {**model.parameters, "layers": [dict(each) for each in model.parameters["layers"]]}
@@ -539,9 +533,7 @@ def with_weight(model: llm.LanguageModel, value: float, *path: Any) -> llm.Langu
     weight.flat[7] = value
     placed = model.device(weight)
     place[last] = {**inner, "weight": placed} if isinstance(inner, dict) else placed
-    return llm.LanguageModel(
-        model.description, parameters, model.tokenizer, model.device, model.plan
-    )
+    return with_parts(model, model.description, parameters)
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", SLOW])
@@ -572,8 +564,7 @@ def test_a_reply_stops_where_its_numbers_end(stories: Path, name: str) -> None:
     description = replace(good.description, tied=False)
     head = {"weight": good.parameters["embedding"]}
     parameters = {**good.parameters, "embedding": good.device(embedding), "head": head}
-    parts = description, parameters, good.tokenizer, good.device, good.plan
-    stream = llm.LanguageModel(*parts).stream(OPENING, 12)
+    stream = with_parts(good, description, parameters).stream(OPENING, 12)
     with pytest.raises(
         VerificationError, match=rf"token {at + 2} of the reply .* weight embedding"
     ):
@@ -582,7 +573,7 @@ def test_a_reply_stops_where_its_numbers_end(stories: Path, name: str) -> None:
 
 
 def test_float16_that_is_too_narrow_is_said(stories: Path) -> None:
-    model = llm.load(stories, device_of("torch"), dtype="float16")
+    model = llm.load(stories, device_of_engine("torch"), dtype="float16")
     for layer in (large := with_weight(model, 0, "layers", 0, "down")).parameters["layers"]:
         layer["down"] = {"weight": layer["down"]["weight"] * 3e4}
     with pytest.raises(VerificationError, match=r"all weights are finite; .*dtype='bfloat16'"):

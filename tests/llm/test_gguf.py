@@ -18,7 +18,6 @@ from anydevice._core.record import replace
 from anydevice._core.trees import leaves
 from anydevice._formats import join as joining
 from anydevice._formats.gguf import read_gguf
-from anydevice._llm import decoder
 from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import SPLITTINGS, Tokenizer
 from anydevice._llm.weights import load_parameters
@@ -28,6 +27,7 @@ from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from tests.comparing import SAME_PROGRAM, assert_same_integers, assert_same_values
 
 gguf = pytest.importorskip("gguf")
+from tests.llm.families import whole_logits  # noqa: E402
 from tests.llm.gguf_files import add, finish, write, writer_of  # noqa: E402
 
 CPU = device("cpu", engine="numpy")
@@ -404,10 +404,8 @@ def test_others_need_a_tokenizer_json_beside_them(
     file = tokenizer_file(tmp_path, metadata)
     with pytest.raises(UnsupportedError, match=r"t\.gguf.*put the tokenizer\.json"):
         tokenizer_of(file)
-    (tmp_path / "tokenizer.json").write_bytes((stories / "tokenizer.json").read_bytes())
-    (tmp_path / "tokenizer_config.json").write_bytes(
-        (stories / "tokenizer_config.json").read_bytes()
-    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((stories / name).read_bytes())
     assert tokenizer_of(file).encode("Once upon a time")
 
 
@@ -443,8 +441,7 @@ def test_smollm2_gives_the_logits_of_transformers(smollm2: Path) -> None:
     parameters = load_parameters(smollm2, description, here, "float32")
     with torch.no_grad():
         expected = theirs(torch.tensor(ids)).logits.numpy()
-        hidden, _ = decoder.forward(description, parameters, here(ids))
-        found = to_numpy(decoder.logits(description, parameters, hidden))
+        found = to_numpy(whole_logits(description, parameters, here(ids)))
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
     assert_same_integers(found.argmax(-1), expected.argmax(-1))
 

@@ -15,18 +15,14 @@ from anydevice._llm.sampling import Sampling, choose, gumbel, row_seeds, samplin
 from anydevice._machine.engines import registry
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_same_integers
+from tests.nn.conftest import ENGINES, device_of_engine
 
 NUMPY = anydevice.device("cpu", engine="numpy")
 
 
-@pytest.fixture(params=("numpy", "torch", "jax", "mlx", "opencl"))
+@pytest.fixture(params=ENGINES)
 def anywhere(request: pytest.FixtureRequest) -> Device:
-    name = request.param
-    pytest.importorskip({"mlx": "mlx.core", "opencl": "pyopencl"}.get(name, name))
-    if name != "opencl":
-        return anydevice.device("cpu", engine=name)
-    found = registry.load(name).devices()
-    return found[0] if found else pytest.skip("OpenCL shows no device here")
+    return device_of_engine(request.param)
 
 
 def chosen(

@@ -142,11 +142,16 @@ def test_a_reply_goes_on_from_its_prompt(stories: Path) -> None:
     assert streamed(TextStream(tokenizer, after=prompt), reply) == " a time"
 
 
+def model_with(stories: Path, tmp_path: Path, name: str, text: str) -> llm.LanguageModel:
+    """The model, with one more file in its folder."""
+    folder = shutil.copytree(stories, tmp_path / "model")
+    (folder / name).write_text(text)
+    return llm.load(folder, device="cpu")
+
+
 def test_a_reply_to_messages_begins_anew_and_a_text_goes_on(stories: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(stories, folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    model = llm.load(folder, device="cpu")
+    template = "{{ messages[0].content }}"
+    model = model_with(stories, tmp_path, "chat_template.jinja", template)
     text = model.generate("Once upon", max_tokens=5)
     reply = model.generate([{"role": "user", "content": "Once upon"}], max_tokens=5)
     tokens = model.generate(model.tokenizer.encode("Once upon"), max_tokens=5)
@@ -156,11 +161,8 @@ def test_a_reply_to_messages_begins_anew_and_a_text_goes_on(stories: Path, tmp_p
 
 
 def test_a_tokenizer_of_another_model_is_refused(stories: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(stories, folder)
-    added = {"512": {"content": "<new>", "normalized": False}}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
-    model = llm.load(folder, device="cpu")
+    added = {"added_tokens_decoder": {"512": {"content": "<new>", "normalized": False}}}
+    model = model_with(stories, tmp_path, "tokenizer_config.json", json.dumps(added))
     for use in (model.generate, model.score):
         with pytest.raises(ConfigurationError, match=r"gives token 512 for this .* has only 512"):
             use("a<new>")

@@ -20,14 +20,13 @@ from anydevice._core.record import replace
 from anydevice._core.trees import leaves
 from anydevice._formats.gguf import GgufTensor
 from anydevice._formats.join import SafeTensor
-from anydevice._llm import decoder
 from anydevice._llm.description import Description, describe
 from anydevice._llm.weights import load_parameters, parameters_of, random_parameters
 from anydevice._machine.engines import registry
 from anydevice._plan.config import as_config, read_config
 from anydevice.errors import TransferError, UnsupportedError
 from tests.comparing import COPIED, EXACT, assert_close, assert_same_values
-from tests.llm.families import BASE, CASES
+from tests.llm.families import BASE, CASES, random_model, whole_logits
 
 
 def place(engine: str) -> Device:
@@ -112,16 +111,11 @@ def save(folder: Path, parameters: Any, description: Description, **changes: Any
     "name", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss", "phi3", "glm4"]
 )
 def test_both_generations_of_files_are_the_same(tmp_path: Path, name: str) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    family, options = CASES[name]
-    torch.manual_seed(3)
-    config = transformers.AutoConfig.for_model(family, **{**BASE, **options})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    state = {key: tensor.normal_() for key, tensor in model.state_dict().items()}
+    model, state = random_model(name)
     model.save_pretrained(tmp_path / "saved")  # as the family's own files are
     (tmp_path / "held").mkdir()  # as transformers holds it in memory
     shutil.copy(tmp_path / "saved" / "config.json", tmp_path / "held")
-    save_file({k: v.numpy() for k, v in state.items()}, tmp_path / "held" / "model.safetensors")
+    save_file(state, tmp_path / "held" / "model.safetensors")
     names = [set(load_file(tmp_path / each / "model.safetensors")) for each in ("saved", "held")]
     assert (names[0] != names[1]) == (name not in ("gpt_oss", "phi3", "glm4"))
     description = describe(read_config(tmp_path / "saved"))
@@ -134,23 +128,19 @@ def test_both_generations_of_files_are_the_same(tmp_path: Path, name: str) -> No
 
 
 def test_interleaved_and_transposed_experts_are_put_in_order(tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    family, options = CASES["gpt_oss"]
-    config = transformers.AutoConfig.for_model(family, **{**BASE, **options})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    state = {key: tensor.normal_() for key, tensor in model.state_dict().items()}
+    model, state = random_model("gpt_oss")
     model.save_pretrained(tmp_path)
     found = load_parameters(tmp_path, describe(read_config(tmp_path)), place("numpy"))
     experts, at = found["layers"][1]["experts"], "model.layers.1.mlp.experts"
-    stored = state[f"{at}.gate_up_proj"].numpy()
+    stored = state[f"{at}.gate_up_proj"]
     inner = stored.shape[2] // 2
     assert_same_values(experts["gate_up"][2, :inner], stored[2, :, 0::2].T, because=COPIED)
     assert_same_values(experts["gate_up"][2, inner:], stored[2, :, 1::2].T, because=COPIED)
-    bias = state[f"{at}.gate_up_proj_bias"].numpy()
+    bias = state[f"{at}.gate_up_proj_bias"]
     assert_same_values(
         experts["gate_up_bias"][1], np.r_[bias[1, 0::2], bias[1, 1::2]], because=COPIED
     )
-    assert_same_values(experts["down"][3], state[f"{at}.down_proj"].numpy()[3].T, because=COPIED)
+    assert_same_values(experts["down"][3], state[f"{at}.down_proj"][3].T, because=COPIED)
 
 
 PREFIXES = {
@@ -312,8 +302,7 @@ def test_random_parameters_of_every_family_run(name: str) -> None:
     description = describe(as_config({"model_type": family, **BASE, **options}))
     parameters = random_parameters(description, 2, place("numpy"), "float32")
     ids = np.arange(12, dtype=np.int32).reshape(2, 6)
-    hidden, _ = decoder.forward(description, parameters, ids)
-    logits = decoder.logits(description, parameters, hidden)
+    logits = whole_logits(description, parameters, ids)
     assert np.isfinite(logits).all()
     assert logits.std() > 1e-3
 

@@ -12,16 +12,15 @@ from anydevice._machine.engines import registry
 
 TRAINING = ("torch", "jax", "mlx")
 ALL = ("numpy", *TRAINING)
+ENGINES = (*ALL, "opencl")
 
 
 def device_of_engine(name: str) -> Device:
     pytest.importorskip({"mlx": "mlx.core", "opencl": "pyopencl"}.get(name, name))
     if name != "opencl":
         return anydevice.device("cpu", engine=name)
-    found = registry.load(name).devices()
-    if not found:
-        pytest.skip("OpenCL shows no device here")
-    return found[0]
+    devices = registry.load(name).devices()
+    return devices[0] if devices else pytest.skip("OpenCL shows no device here")
 
 
 @pytest.fixture(params=ALL)
@@ -29,7 +28,7 @@ def cpu(request: pytest.FixtureRequest) -> Device:
     return device_of_engine(request.param)
 
 
-@pytest.fixture(params=(*ALL, "opencl"))
+@pytest.fixture(params=ENGINES)
 def anywhere(request: pytest.FixtureRequest) -> Device:
     return device_of_engine(request.param)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from anydevice import nn
 from anydevice._core.device import Device
 from anydevice._core.trees import leaves, mapped
 from anydevice._nn.layer import Layer
+from anydevice._nn.layers import ACTIVATIONS
 from anydevice.errors import ConfigurationError
 from tests.comparing import assert_close, rounding
 
@@ -68,20 +70,7 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     ),
     "tied": (nn.TiedEmbedding(11, 6, nn.Chain(nn.GatedMLP(6, 8), nn.RMSNorm(6))), (4,)),
     "chain": (nn.Chain(nn.Dense(6, 8), "relu", nn.Chain(nn.Dense(8, 3), "softmax")), (6,)),
-    **{
-        name: (nn.Activation(name), (6,))
-        for name in (
-            "identity",
-            "relu",
-            "leaky_relu",
-            "gelu",
-            "gelu_tanh",
-            "silu",
-            "tanh",
-            "sigmoid",
-            "softmax",
-        )
-    },
+    **{name: (nn.Activation(name), (6,)) for name in ACTIVATIONS},
 }
 
 CLOSE = rounding(np.float32, 128)
@@ -135,44 +124,30 @@ def torch_result(module: Any, weights: dict[str, Array], x: Array) -> Array:
     return result
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dense",
-        "embedding",
-        "layer norm",
-        "rms norm",
-        "conv",
-        "conv of sequences",
-        "transposed conv",
-        "max pool",
-        "avg pool",
-        "flatten",
-        "leaky",
-        "leaky_relu",
-    ],
-)
+THEIRS: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda nn: nn.Linear(6, 5),
+    "embedding": lambda nn: nn.Embedding(11, 6),
+    "layer norm": lambda nn: nn.LayerNorm(6),
+    "rms norm": lambda nn: nn.RMSNorm(6, eps=1e-6),
+    "conv": lambda nn: nn.Conv2d(2, 3, 3, stride=2, padding=1),
+    "max pool": lambda nn: nn.MaxPool2d(2),
+    "avg pool": lambda nn: nn.AvgPool2d((3, 2), stride=1),
+    "flatten": lambda nn: nn.Flatten(),
+    "conv of sequences": lambda nn: nn.Conv1d(2, 3, 3, stride=2, padding=1),
+    "transposed conv": lambda nn: nn.ConvTranspose2d(
+        3, 2, 3, stride=2, padding=1, output_padding=1
+    ),
+    "leaky": lambda nn: nn.LeakyReLU(0.2),
+    "leaky_relu": lambda nn: nn.LeakyReLU(),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
 def test_a_layer_is_that_of_torch(name: str) -> None:
-    torch_nn = pytest.importorskip("torch").nn
-    theirs = {
-        "dense": lambda: torch_nn.Linear(6, 5),
-        "embedding": lambda: torch_nn.Embedding(11, 6),
-        "layer norm": lambda: torch_nn.LayerNorm(6),
-        "rms norm": lambda: torch_nn.RMSNorm(6, eps=1e-6),
-        "conv": lambda: torch_nn.Conv2d(2, 3, 3, stride=2, padding=1),
-        "max pool": lambda: torch_nn.MaxPool2d(2),
-        "avg pool": lambda: torch_nn.AvgPool2d((3, 2), stride=1),
-        "flatten": torch_nn.Flatten,
-        "conv of sequences": lambda: torch_nn.Conv1d(2, 3, 3, stride=2, padding=1),
-        "transposed conv": lambda: torch_nn.ConvTranspose2d(
-            3, 2, 3, stride=2, padding=1, output_padding=1
-        ),
-        "leaky": lambda: torch_nn.LeakyReLU(0.2),
-        "leaky_relu": torch_nn.LeakyReLU,
-    }
+    module = THEIRS[name](pytest.importorskip("torch").nn)
     layer, shape = LAYERS[name]
     parameters, x = parameters_of(layer), example(layer, shape)
-    expected = torch_result(theirs[name](), parameters, x)
+    expected = torch_result(module, parameters, x)
     np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, CLOSE, CLOSE)
 
 
@@ -263,7 +238,7 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.Conv1d(3, 8, 3), (3, 9, 9), "got the shape (3, 9, 9), expected (channels, length)"),
         (nn.Conv1d(3, 8, 5), (3, 4), "got a length of 4, which its windows do not fit"),
         (nn.ConvTranspose2d(3, 8, 3), (1, 9, 9), "ConvTranspose2d(3→8, 3×3): got 1 channels"),
-        (nn.ConvTranspose2d(3, 8, 1, padding=2), (3, 4, 4), "of which its padding leaves nothing"),
+        (nn.ConvTranspose2d(3, 8, 1, padding=2), (3, 4, 4), "its padding leaves nothing of it"),
         (nn.GlobalMaxPool(), (4,), "GlobalMaxPool: got the shape (4,), expected (channels,"),
         (
             nn.Residual(nn.Dense(4, 3)),

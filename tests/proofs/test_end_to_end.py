@@ -116,7 +116,7 @@ def module_of(library: str) -> Any:
 
 @pytest.mark.parametrize("library", ["torch", "nnx", "equinox"])
 def test_modules_of_every_library_are_proved_and_refuted(library: str) -> None:
-    from anydevice._libraries.detect import adapter_of
+    from anydevice._libraries.registry import adapter_of
     from anydevice._proofs.lowering import caller
 
     module = module_of(library)

@@ -10,7 +10,7 @@ import pytest
 
 from anydevice._core.protocols import SymbolicTensor
 from anydevice._libraries import registry
-from anydevice._libraries.detect import adapter_of
+from anydevice._libraries.registry import adapter_of
 from anydevice._proofs import lowering
 from anydevice._proofs.evaluation import evaluate
 from anydevice._proofs.lowering import caller, lower

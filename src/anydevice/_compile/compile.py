@@ -9,30 +9,28 @@ from typing import TYPE_CHECKING, Any
 from anydevice._arrays.memory.out_of_memory import raise_if_oom
 from anydevice._arrays.move import is_array, refuse_mismatch, to_device
 from anydevice._arrays.trees.tree import flatten
-from anydevice._compile.inputs import (
+from anydevice._compile.properties import Property, check_claims, check_functions, split_claims
+from anydevice._compile.report import Checked, CompileReport, Made
+from anydevice._compile.verification import Candidate, Original, tolerance_of, verify_model
+from anydevice._compile.versions import (
     CallSignature,
     KeyFunction,
-    example_inputs,
+    Program,
+    compilers_for,
     is_traced,
     key_function,
     shapes_text,
     split_inputs,
 )
-from anydevice._compile.properties import Property, check_claims, check_functions, split_claims
-from anydevice._compile.report import Checked, CompileReport, Made
-from anydevice._compile.tolerance import tolerance_of
-from anydevice._compile.verification import Candidate, Original, verify_model
-from anydevice._compile.versions import Program, compilers_for
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent, Engine
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.text import warn
-from anydevice._libraries.base import ModelAdapter
-from anydevice._libraries.changes import ChangeDetector
-from anydevice._libraries.detect import adapter_of, compile_device
+from anydevice._libraries.base import ChangeDetector, ModelAdapter
 from anydevice._libraries.native import NativeAdapter
 from anydevice._libraries.precision import Policy, policy_of
+from anydevice._libraries.registry import adapter_of, compile_device
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._machine.settings import config as settings
@@ -43,11 +41,11 @@ if TYPE_CHECKING:
     from anydevice._proofs.claims import Claim
 
 Key = tuple[CallSignature, Any]
-"""The key of compiled code: the static part of a call, and the shapes and dtypes of its arrays."""
+"""The key of compiled code: the signature of a call, and the shapes and dtypes of its arrays."""
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
 MOST_SHAPES = 32
-"""The number of sets of shapes and dtypes that a model is compiled for; others run as written."""
+"""Limit of sets of shapes and dtypes that a model is compiled for; others run as written."""
 
 
 def compile(  # noqa: A001 - the public name
@@ -163,7 +161,7 @@ class Compiled:
         self._kept_in = _kept_in(self._engine, bool(self._compilers.compilers))
 
     def _start(self, adapter: ModelAdapter) -> None:
-        """Start with a model for which nothing is compiled yet."""
+        """Set the model, with nothing compiled yet."""
         self._adapter = adapter
         self._detector = adapter.detector
         self._function = adapter.with_policy(self.policy)
@@ -190,7 +188,7 @@ class Compiled:
             self._update()
         if named:
             return self._moved_first(inputs, named)
-        # Almost all calls: bare arrays on the device already, of shapes met before.
+        # The fast path: arrays on the device, by position, of known shapes.
         keys = self._keys
         try:
             if len(inputs) == 1:
@@ -218,9 +216,9 @@ class Compiled:
         return self.report
 
     def refresh(self) -> None:
-        """Take the weights, parts and mode of the model as they are now, and compile it again.
+        """Take over the current weights, parts and mode of the model, and compile it again.
 
-        Needed only after changes that a call does not see by itself; see `Compiled`.
+        Only needed after changes that a call does not detect; see `Compiled`.
         """
         was_verified = self._is_outdated or self._checked is not None
         self._end_proofs()
@@ -231,10 +229,9 @@ class Compiled:
     def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
         """Verify the model on its device against a float64 reference; see `compile`.
 
-        An example is one input, a tuple of several, or a dict of inputs by name, where the model
-        has inputs of these names; any other dict is one input. After a change of the module,
-        `report` says that it is not verified. Raises `VerificationError` with the first layer that
-        is wrong.
+        An example is one input, a tuple of several, or a dict of inputs by name if the model has
+        inputs of these names; any other dict is one input. After a change of the module, `report`
+        says that it is not verified. Raises `VerificationError` with the first wrong layer.
         """
         check_functions(properties)
         self._update()
@@ -265,7 +262,7 @@ class Compiled:
         named = example if isinstance(example, dict) else {}
         if named and named.keys() <= self._adapter.input_names():
             return (), named
-        return example_inputs(example), {}
+        return example if isinstance(example, tuple) else (example,), {}
 
     @property
     def parameters(self) -> Any:
@@ -277,7 +274,7 @@ class Compiled:
 
     @property
     def report(self) -> CompileReport:
-        """How the model was compiled so far; printed, it is a short table."""
+        """The report of compiling so far; printed, it is a short table."""
         fell_back = self._compilers.absent + tuple(
             reason for program in self._programs.values() for reason in program.fell_back
         )
@@ -308,7 +305,7 @@ class Compiled:
         )
 
     def _unverified_shapes(self) -> tuple[str, ...]:
-        """Return the shapes that code was made for, and that were not verified."""
+        """Return the shapes that were compiled but not verified."""
         verified = {self._made[key].shapes for key in self._verified}
         others = [made.shapes for key, made in self._made.items() if key not in self._verified]
         otherwise = [x + ", called otherwise" * (x in verified) for x in others]
@@ -330,7 +327,7 @@ class Compiled:
                 self.refresh()
 
     def _end_verdict(self) -> None:
-        """The model is no longer the one that was verified."""
+        """Discard the results of verification and proofs: the model has changed."""
         self._is_outdated = self._is_outdated or self._checked is not None
         self._checked = self._checked_detector = None
         self._end_proofs()
@@ -345,7 +342,7 @@ class Compiled:
         if is_traced(arrays):
             return self._new_program(signature).function(self._adapter.arguments, *arrays)
         self._adapter.check_inputs(*signature.filled(arrays))
-        # Floating inputs become the policy's dtype anyway: narrowing them is what was asked for.
+        # `narrow`: floating inputs are cast to the policy's dtype anyway.
         placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
         key = signature, tuple([(x.shape, x.dtype) for x in placed])
         ready = self._ready.get(key)
@@ -359,7 +356,7 @@ class Compiled:
             raise
 
     def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
-        """Raise our error where that is what a library's error means; else return."""
+        """Raise our own error for a library's error about memory or devices, if it is one."""
         raise_if_oom(error, self.device)
         if not isinstance(error, AnyDeviceError):
             refuse_mismatch(error, inputs=inputs, weights=self._adapter.arguments)
@@ -383,7 +380,7 @@ class Compiled:
     def _shorten(
         self, signature: CallSignature, placed: list[Array], ready: Callable[..., Any]
     ) -> None:
-        """Let later calls with arrays like these find their code at once."""
+        """Let later calls with arrays like these take the fast path."""
         if not signature.is_plain:
             return
         for x in placed:
@@ -423,7 +420,7 @@ def _kept_in(engine: Engine, compiles: bool) -> str | None:
 
 
 def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
-    """Get the note in the report where another engine was asked for than the module's library."""
+    """Return the note for a device whose engine is not the module's library."""
     if not isinstance(device, Device) or device.engine_is_free:
         return ()
     if source.library in (None, device.engine):
@@ -435,7 +432,7 @@ def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
 
 
 def _by_setting(precision: str | None, policy: Policy) -> tuple[str, ...]:
-    """Return the note in the report where a setting decides the precision."""
+    """Return the note for a precision that a setting decides."""
     if precision is not None or policy.name == "float32":
         return ()
     source = settings.current()[1]["mixed_precision"]

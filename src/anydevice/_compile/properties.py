@@ -1,4 +1,4 @@
-"""Properties that a user names: functions that must hold for an example, and claims for all."""
+"""Properties of a model: functions that must hold for an example, and claims for all inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Property = Callable[..., Any]
 
 
 def check_functions(properties: Any) -> None:
-    """Raise `ConfigurationError` if these are not several functions of (y) or of (x, y)."""
+    """Raise `ConfigurationError` unless these are functions of (y) or of (x, y) in a list."""
     if not isinstance(properties, Collection) or not all(map(callable, properties)):
         raise ConfigurationError(
             "properties are functions of the output in a list, as in properties=[is_finite]",
@@ -48,9 +48,9 @@ def split_claims(properties: Any) -> tuple[list[Any], Any]:
 def check_claims(
     adapter: ModelAdapter, device: Device, policy: Policy, claims: Sequence[Any]
 ) -> tuple[str, ...]:
-    """Return a line for each claim: what is proved of the compiled weights, or not covered.
+    """Return a line for each claim: what is proved for the compiled weights, or not covered.
 
-    Raises `VerificationError` for a claim that does not hold for them.
+    Raises `VerificationError` for a claim that does not hold.
     """
     why = ""
     if policy.compute != "float32" or policy.parameters != "float32":
@@ -88,7 +88,7 @@ def takes_input(holds: Property) -> bool:
 
 
 def check_properties(example: Any, output: Any, properties: Sequence[Property]) -> tuple[str, ...]:
-    """Check the properties and return their names; raises `VerificationError` for the first."""
+    """Return the names of the properties; raise `VerificationError` if one does not hold."""
     x, y = _to_host(example), _to_host(output)
     for holds in properties:
         name = _name_of(holds)

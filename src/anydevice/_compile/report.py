@@ -12,7 +12,7 @@ from anydevice._core.table import Table
 from anydevice._libraries.precision import Policy
 
 _SHOWN = 4
-"""How many sets of shapes are printed one by one."""
+"""Number of sets of shapes that are printed one by one."""
 
 
 _UNSURE, _COARSE = 0.01, 0.001
@@ -20,7 +20,7 @@ _OUTDATED = "no: the model was changed after it was verified; verify it again"
 
 
 class Made(Record):
-    """Code for one set of shapes: how it was compiled, and the time of that and its first run."""
+    """Code for one set of shapes: how it was compiled, and the seconds until its first result."""
 
     shapes: str
     how: str
@@ -28,15 +28,15 @@ class Made(Record):
 
 
 class Checked(Record):
-    """The result of a verification that found nothing wrong.
+    """The result of a successful verification.
 
-    `reference` is the reference as text, `parts` how many outputs inside the model were compared
-    with it, `weights` how many arrays were read back. `largest` is the largest error as a share of
-    the allowed one, `properties` are the names of those that hold, `rewritten` those of what the
-    model changes in itself when it is called. It was called `calls` times with the example. All
-    this holds for inputs of these `shapes` within this `range`. `uncertain` is the share of the
-    output of which nothing can be said: rounding alone changes it by its size. `resolution` is the
-    smallest relative error of the whole output that would have been noticed.
+    `reference` describes the reference; `parts` is the number of compared outputs inside the model,
+    `weights` the number of arrays that were read back. `largest` is the largest error as a share of
+    the allowed error. `properties` are the names of the properties that hold, `rewritten` the names
+    of the state that the model changes in a call. The model was called `calls` times with the
+    example. The result holds for inputs of these `shapes` within this `range`. `uncertain` is the
+    share of the output that is not covered, because rounding alone changes it by half its size.
+    `resolution` is the smallest relative error of the whole output that would have been noticed.
     """
 
     reference: str
@@ -71,14 +71,13 @@ class Checked(Record):
 
 
 class CompileReport(Record):
-    """How a model was compiled: printed, it is a short table.
+    """How a model was compiled; printed, it is a short table.
 
-    `how` describes the compiler, `fell_back` what failed and was run otherwise, `kept_in` is the
-    folder that keeps compiled code for later processes, `made` has one row for each set of shapes
-    so far, `unverified` are the shapes that were not verified. `is_outdated` if the model was
-    changed after it was verified; `follows` says which changes of a module a call sees, and which
-    not. `proved` has a line for each claim: what was proved of these weights, or what is not
-    covered.
+    `how` describes the compiler, `fell_back` has the failures of compilers, `kept_in` is the folder
+    of compiled code for later processes. `made` has a row for each set of shapes so far,
+    `unverified` are the shapes that were not verified. `is_outdated` tells whether the model was
+    changed after its verification; `follows` describes the changes of a module that a call detects.
+    `proved` has a line for each claim: what was proved for these weights, or what is not covered.
     """
 
     model: str

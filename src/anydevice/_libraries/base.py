@@ -1,12 +1,14 @@
-"""The interface through which every kind of model is moved, compiled and verified."""
+"""The interface through which every kind of model is moved, compiled, watched and verified."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from gc import get_referents
 from inspect import Parameter, signature
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from anydevice._arrays.copy import download
@@ -14,7 +16,7 @@ from anydevice._arrays.move import device_of, is_array
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
-from anydevice._libraries.changes import ChangeDetector
+from anydevice._core.record import Record
 from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part
 from anydevice._machine.engines import registry
@@ -37,6 +39,102 @@ State = Mapping[str, tuple[Any, int]]
 
 Change = Callable[["HostArray"], "HostArray"]
 """Converts a NumPy array to the weights of a reference, mostly in float64."""
+
+
+Read = Callable[[], Iterable[Any]]
+
+
+class Watched(Record):
+    """The parts of a module that are watched.
+
+    Objects are compared by identity: the contents of collections (`views`), the results of
+    `readers`, and the values of `dicts`. One call of Python's garbage collector reads all `dicts`;
+    it does not see the values in the `vars` of an object, so these are views. Results of `values`,
+    such as counts of writes in place, are compared by equality.
+    """
+
+    views: list[Collection[Any]]
+    readers: list[Read]
+    values: list[Read]
+    dicts: tuple[dict[Any, Any], ...] = ()
+
+    def read(self) -> tuple[list[Any], list[Any]]:
+        """Return the current objects and values."""
+        objects = get_referents(*self.dicts)
+        values: list[Any] = []
+        for view in self.views:
+            objects += view
+        for read in self.readers:
+            objects += read()
+        for read in self.values:
+            values += read()
+        return objects, values
+
+
+class Snapshot(Record):
+    """The objects of a module at one time, kept alive, so that identities are not reused.
+
+    `equals` are the indices of objects that may be equal to another object.
+    """
+
+    watched: Watched
+    objects: list[Any]
+    values: list[Any]
+    equals: list[int]
+
+
+class ChangeDetector:
+    """Compares a module with its last snapshot, by the identity of its objects.
+
+    >>> module = {"weight": 1.5}
+    >>> detector = ChangeDetector(lambda: Watched([module.values()], [], []))
+    >>> detector.has_changed()
+    False
+    >>> module["weight"] = 2.5
+    >>> detector.has_changed()
+    True
+    >>> detector.reset(detector.snapshot())
+    >>> detector.has_changed()
+    False
+    """
+
+    def __init__(self, watched: Callable[[], Watched]) -> None:
+        self._watched = watched
+        self.reset(self.snapshot())
+
+    def has_changed(self) -> bool:
+        """Whether any object was replaced or changed in place."""
+        last = self._last
+        objects, values = last.watched.read()
+        try:
+            # Lists compare by identity first, many times faster than a loop.
+            if values != last.values or objects != last.objects:
+                return True
+        except Exception:  # arrays of several elements are neither equal nor different
+            return True
+        return bool(last.equals) and any(objects[x] is not last.objects[x] for x in last.equals)
+
+    def snapshot(self) -> Snapshot:
+        """Return the module's current state; the watched parts are looked up again."""
+        watched = self._watched()
+        objects, values = watched.read()
+        equals = [index for index, x in enumerate(objects) if _may_equal_another(x)]
+        return Snapshot(watched, objects, values, equals)
+
+    def reset(self, snapshot: Snapshot) -> None:
+        """Compare with this snapshot from now on."""
+        self._last = snapshot
+
+
+def _may_equal_another(x: Any) -> bool:
+    """Whether another object may be equal to `x`; never true for arrays of several elements."""
+    kind: Any = type(x)
+    if kind.__eq__ is object.__eq__:
+        return False
+    try:
+        return bool(prod(x.shape) == 1)
+    except Exception:  # no array, or an array without a shape yet
+        return True
 
 
 class ModelAdapter(ABC):
@@ -210,7 +308,7 @@ def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
     except (TypeError, ValueError):  # functions in C may have no signature
         return frozenset()
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return frozenset(each.name for each in parameters if each.kind in named)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind in named)
 
 
 def host_array(x: Any) -> HostArray:

@@ -38,8 +38,8 @@ class HostExchange(Processes):
 
         Each process must be able to read its own.
         """
-        found = self.every(np.frombuffer(digest_of(tree), np.int32))
-        return bool((found == found[:1]).all())
+        digests = self.every(np.frombuffer(digest_of(tree), np.int32))
+        return bool((digests == digests[:1]).all())
 
 
 def digest_of(tree: Tree) -> bytes:

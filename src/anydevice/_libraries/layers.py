@@ -52,8 +52,8 @@ class StepSettings(Protocol):
 class ModuleLayer(Layer):
     """A module of another library.
 
-    `given` is the user's module, and `parameters` are its arrays by path; gradients do not change
-    those in `held`. `finished` returns the user's module with other parameters.
+    `given` is the user's module, and `parameters` are its arrays by path; `held` names the arrays
+    that gradients do not change. `finished` returns the user's module with other parameters.
     """
 
     given: Any
@@ -162,9 +162,9 @@ def logits_of(output: Any) -> Any:
     >>> logits_of({"loss": 0.1, "logits": [1.0]}), logits_of([2.0])
     ([1.0], [2.0])
     """
-    found = output.get("logits") if isinstance(output, Mapping) else None
-    found = getattr(output, "logits", None) if found is None else found
-    return output if found is None else found
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", None) if logits is None else logits
+    return output if logits is None else logits
 
 
 def target_of(batch: Any) -> Any:
@@ -185,14 +185,14 @@ def loss_in(output: Any) -> Array | None:
 
 def own_loss(output: Any) -> Array:
     """Return the loss in an output; raise `ConfigurationError` if there is none."""
-    found = loss_in(output)
-    if found is None:
+    loss = loss_in(output)
+    if loss is None:
         raise ConfigurationError(
             f"the output of the model ({type_text(output)}) holds no loss: put labels into the "
             "batches, or give loss=",
             source="loss",
         )
-    return found
+    return loss
 
 
 def takes_model(loss: Any) -> bool:
@@ -213,12 +213,12 @@ def _names(function: Any) -> tuple[str, ...]:
     if isinstance(function, MethodType):  # a new object at each access
         return _names(function.__func__)[1:]
     try:
-        found = _known_names.get(function)
-        if found is None:
-            found = _known_names[function] = _signature_names(function)
+        names = _known_names.get(function)
+        if names is None:
+            names = _known_names[function] = _signature_names(function)
     except TypeError:  # not hashable
-        found = _signature_names(function)
-    return found
+        names = _signature_names(function)
+    return names
 
 
 def _signature_names(function: Any) -> tuple[str, ...]:

@@ -137,8 +137,8 @@ def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters
     state = state_leaves(layer, parameters)
     if not any(state):
         return cast_parameters(parameters, dtype)
-    kept, others = partition(parameters, state)
-    return combined(cast_parameters(others, dtype), kept)
+    unchanged, others = partition(parameters, state)
+    return combined(cast_parameters(others, dtype), unchanged)
 
 
 class _Traced(Run):
@@ -161,7 +161,7 @@ class FunctionAdapter(ModelAdapter):
     """
 
     kind = "function"
-    follows = "nothing of what the function closes over; a verification is for that as it was"
+    follows = "no variable that the function closes over; a verification is for their old values"
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -196,7 +196,9 @@ class _FunctionReference(FunctionAdapter):
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         try:
             result = self.function(*inputs, **named)
-            if all(_is_wide(leaf) for leaf in flatten(result, is_array)[0].values):
+            dtypes = [primitives(x).dtype(x) for x in flatten(result, is_array)[0].values]
+            # A 32-bit library takes NumPy arrays too, and loses precision.
+            if all(dtype.kind != "float" or dtype.name == "float64" for dtype in dtypes):
                 return result
         except (AnyDeviceError, TypeError, AttributeError, ValueError):
             if self.engine == "numpy":
@@ -209,13 +211,6 @@ class _FunctionReference(FunctionAdapter):
         return float64_scope(self.engine)
 
 
-def _is_wide(x: Array) -> bool:
-    """Whether precision was kept: a 32-bit library takes NumPy arrays too."""
-    dtype = primitives(x).dtype(x)
-    return dtype.kind != "float" or dtype.name == "float64"
-
-
 def paths_of(tree: Any) -> dict[str, Array]:
     """Return the arrays of a tree by path."""
-    found, _ = flatten(tree, is_array)
-    return {leaf.path: leaf.value for leaf in found}
+    return {leaf.path: leaf.value for leaf in flatten(tree, is_array)[0]}

@@ -180,28 +180,22 @@ class LossScale(Record):
 
     def finite(self, gradients: Tree) -> Array:
         """Whether all gradients are finite, as a 0-d array."""
-        counts = [_nonfinite_count(leaf) for leaf in leaves(gradients)]
-        return ops.equal(reduce(ops.add, counts), 0.0)
+
+        def nonfinite(x: Array) -> Array:
+            finite = ops.less_equal(ops.abs(ops.astype(x, "float32")), _LARGEST_FLOAT32)
+            return ops.sum(ops.astype(ops.logical_not(finite), "float32"))
+
+        return ops.equal(reduce(ops.add, map(nonfinite, leaves(gradients))), 0.0)
 
     def after(self, state: ScaleState, finite: Array) -> ScaleState:
         """Return the state for the next step."""
         scale, good = state["scale"], ops.add(state["good_steps"], 1)
-        due = ops.less_equal(_like(good, self.interval), good)
+        xp = primitives(good)
+        none, interval = (xp.full((), n, xp.dtype(good), good) for n in (0, self.interval))
+        due = ops.less_equal(interval, good)
         grown = ops.minimum(ops.multiply(scale, self.growth), self.largest)
         shrunk = ops.maximum(ops.multiply(scale, self.backoff), 1.0)
-        none = _like(good, 0)
         return {
             "scale": ops.where(finite, ops.where(due, grown, scale), shrunk),
             "good_steps": ops.where(finite, ops.where(due, none, good), none),
         }
-
-
-def _nonfinite_count(x: Array) -> Array:
-    """Return the number of elements that are infinite or NaN, as a 0-d float32."""
-    finite = ops.less_equal(ops.abs(ops.astype(x, "float32")), _LARGEST_FLOAT32)
-    return ops.sum(ops.astype(ops.logical_not(finite), "float32"))
-
-
-def _like(x: Array, value: int) -> Array:
-    xp = primitives(x)
-    return xp.full((), value, xp.dtype(x), x)

@@ -38,10 +38,10 @@ def update_by_device(
     if len(masks) == 1:
         new: tuple[Any, Any] = update(parameters, gradients, state, step, rate)
         return new
-    found: list[Any] = [None, None]
+    results: list[Any] = [None, None]
     for mask in masks:
         own, slopes = (partition(tree, mask)[0] for tree in (parameters, gradients))
-        kept = {name: partition(tree, mask)[0] for name, tree in state.items()}
-        moved = update(own, slopes, kept, step, rate)
-        found = [combined(before, after) for before, after in zip(found, moved, strict=True)]
-    return found[0], found[1]
+        own_state = {name: partition(tree, mask)[0] for name, tree in state.items()}
+        moved = update(own, slopes, own_state, step, rate)
+        results = [combined(before, after) for before, after in zip(results, moved, strict=True)]
+    return results[0], results[1]

@@ -214,7 +214,6 @@ def cache_index(
     start: Array | None,
     count: Array | None,
     cache: Cache | None,
-    *,
     first: bool = False,
     length: Array | None = None,
 ) -> CacheIndex:

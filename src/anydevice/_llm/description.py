@@ -382,7 +382,7 @@ def _is_sensible(key: str, value: Any) -> bool:
     if key in ("type", "rope_type"):
         return value is None or isinstance(value, str)
     if key in ("short_factor", "long_factor"):
-        return isinstance(value, list | tuple) and all(_is_sensible("", each) for each in value)
+        return isinstance(value, list | tuple) and all(_is_sensible("", item) for item in value)
     return value is None or (isinstance(value, int | float) and abs(value) < 1e30)
 
 
@@ -440,12 +440,12 @@ def _scaling(
         original = config.count("original_max_position_embeddings", least=1) or original
     if kind == "dynamic":
         original = longest
-    found = {**given, "rope_type": kind, "original_max_position_embeddings": original or longest}
-    if kind in ("yarn", "longrope") and not found.get("factor") and longest and original:
-        found["factor"] = longest / integer(f"{config.source}: the original context", original)
+    scaling = {**given, "rope_type": kind, "original_max_position_embeddings": original or longest}
+    if kind in ("yarn", "longrope") and not scaling.get("factor") and longest and original:
+        scaling["factor"] = longest / integer(f"{config.source}: the original context", original)
     pairs = [
         (key, tuple(value) if isinstance(value, list) else value)
-        for key, value in found.items()
+        for key, value in scaling.items()
         if key in _SCALING_KEYS and value is not None
     ]
     return tuple(sorted(pairs))

@@ -139,28 +139,6 @@ class PendingStep(Protocol):
         """Wait for the tokens and return them."""
 
 
-class ReplyRunner(Protocol):
-    """A batch of rows with their cache. One generation uses it at a time."""
-
-    synchronous: bool
-    """Whether a step is done when `step` returns: then reading costs nothing."""
-
-    cached: CachedTokens
-    """The tokens in the cache of the first row."""
-
-    def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
-        """Read new prompts, and choose the first token of each row.
-
-        With `reuse`, a single prompt does not read again the beginning that is in the cache.
-        """
-
-    def step(self) -> PendingStep:
-        """Start computing the next token of each row."""
-
-    def new_text(self) -> decoder.Cache:
-        """Forget the text, and return the cache for the caller to write."""
-
-
 class CachedTokens:
     """The tokens of one row whose keys and values are cached: a prompt, and its reply so far."""
 
@@ -214,7 +192,7 @@ def replies(
 
 
 def run_steps(
-    runner: ReplyRunner,
+    runner: OpsRunner,
     executor: DecoderExecutor,
     prompts: Prompts,
     sampling: Sampling,
@@ -282,7 +260,7 @@ class DecoderExecutor:
         self._fused_layers: dict[str, list[FusedLayer]] = {}
         self.fused = False
         """Whether the engine's fused functions computed all layers of the last chunk."""
-        self._idle: tuple[int, int, ReplyRunner] | None = None
+        self._idle: tuple[int, int, OpsRunner] | None = None
         self._compiled_layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
         self._norm = {"norm": parameters["norm"]}
@@ -290,19 +268,15 @@ class DecoderExecutor:
         self._embed = self._compile(partial(decoder.embed, description))
         self._last = self._compile(partial(_last_hidden, description))
         self._scores = self._compile(partial(_score_targets, description))
-        self._select = lru_cache(KINDS_OF_SAMPLING)(self._compile_selection)
+        self._select = lru_cache(KINDS_OF_SAMPLING)(
+            lambda filters: self._compile(partial(_select_token, description, filters))
+        )
 
     def _compile(self, function: Callable[..., Any], donate: Sequence[str] = ()) -> Any:
         """Return the function, compiled if this engine compiles layers."""
         if not self.compiled or isinstance(self.engine.compiler, Absent):
             return function
         return self.engine.compiler.compile(function, donate=donate)
-
-    def _compile_selection(self, filters: Filters) -> Callable[..., State]:
-        selection: Callable[..., State] = self._compile(
-            partial(_select_token, self.description, filters)
-        )
-        return selection
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -315,13 +289,13 @@ class DecoderExecutor:
         with self._lock.native, default, scope, np.errstate(all="ignore"):
             yield
 
-    def idle_runner(self, rows: int, slots: int) -> ReplyRunner | None:
+    def idle_runner(self, rows: int, slots: int) -> OpsRunner | None:
         """Take the idle runner; return None if there is none of this size."""
         with self._lock.native:
             idle, self._idle = self._idle, None
         return idle[2] if idle is not None and idle[:2] == (rows, slots) else None
 
-    def keep_runner(self, rows: int, slots: int, runner: ReplyRunner) -> None:
+    def keep_runner(self, rows: int, slots: int, runner: OpsRunner) -> None:
         """Keep this runner only: each holds the memory of a cache."""
         with self._lock.native:
             self._idle = (rows, slots, runner)
@@ -365,7 +339,11 @@ class DecoderExecutor:
         x = self._embed(self._embedding, ids)
         if self.compiled:
             for number, layer in enumerate(self.layers):
-                run = self._compiled_layer(layer.kind)
+                run = self._compiled_layers.get(layer.kind)
+                if run is None:
+                    function = partial(decoder.run_layer, self.description, layer.kind)
+                    run = self._compile(function, donate=("cache",))
+                    self._compiled_layers[layer.kind] = run
                 x, cache[number] = run(layer.weights, x, start, count, cache[number], length)
             return x
         index, several = None, ids.shape[1] > 1
@@ -378,13 +356,7 @@ class DecoderExecutor:
             if result is NotImplemented:
                 if index is None:
                     index = decoder.cache_index(
-                        self.description.layers,
-                        ids,
-                        start,
-                        count,
-                        cache,
-                        first=first,
-                        length=length,
+                        self.description.layers, ids, start, count, cache, first, length
                     )
                 result = layer(x, index, cache[number])
             x, cache[number] = result
@@ -413,13 +385,6 @@ class DecoderExecutor:
         if result[1] is not keys or result[2] is not values:
             cache = {"keys": result[1], "values": result[2]}
         return result[0], cache
-
-    def _compiled_layer(self, kind: LayerDescription) -> Callable[..., Any]:
-        if kind not in self._compiled_layers:
-            # The compiler finds donated arguments by the names of a plain signature.
-            function = partial(_run_layer, self.description, kind)
-            self._compiled_layers[kind] = self._compile(function, donate=("cache",))
-        return self._compiled_layers[kind]
 
     def last(self, x: Array, count: Array, before: Array | None) -> Array:
         """Return the hidden state of each row's last token; `before` for a row without tokens."""
@@ -504,19 +469,6 @@ def layer_config(
     )
 
 
-def _run_layer(
-    description: Description,
-    kind: LayerDescription,
-    weights: decoder.Parameters,
-    x: Array,
-    start: Array,
-    count: Array,
-    cache: decoder.LayerCache,
-    length: Array | None,
-) -> tuple[Array, decoder.LayerCache | None]:
-    return decoder.run_layer(description, kind, weights, x, start, count, cache, length)
-
-
 def _last_hidden(
     description: Description, norm: decoder.Parameters, x: Array, count: Array, before: Array | None
 ) -> Array:
@@ -539,7 +491,7 @@ def _select_token(
 def select_token(filters: Filters, logits: Array, state: State) -> State:
     """Return the state with the next token of each row, selected by its logits."""
     seen, place = state.get("seen"), state["position"]
-    if not filters.greedy:  # noise depends on the place of a token in its reply
+    if not filters.greedy:  # noise depends on the token's place in its reply
         place = ops.subtract(place, state["prompt_length"])
     token, logprob = choose(filters, logits, state["numbers"], state["seeds"], place, seen)
     after = {**state, "token": token}
@@ -560,10 +512,12 @@ def _score_targets(
 
 
 class OpsRunner:
-    """The runner of every engine: a decoder in ops.
+    """A batch of rows with their cache, for every engine: a decoder in ops.
 
-    Its state on the device is token, position, prompt_length, seeds, the numbers of the sampling
-    and, if needed, logprob and seen.
+    One generation uses it at a time. With `synchronous`, a step is done when `step` returns, so
+    reading costs nothing. `cached` has the tokens in the cache of the first row. The state on the
+    device is token, position, prompt_length, seeds, the numbers of the sampling and, if needed,
+    logprob and seen.
     """
 
     def __init__(self, executor: DecoderExecutor, rows: int, slots: int) -> None:
@@ -577,12 +531,17 @@ class OpsRunner:
         self.cached = CachedTokens()
 
     def new_text(self) -> decoder.Cache:
+        """Forget the text, and return the cache for the caller to write."""
         self.cached = CachedTokens()  # until all is written
         # Keys of an earlier reply are never read: a row attends only to keys that it wrote.
         self._cache = self._cache or self._executor.new_cache(self.rows, self.slots)
         return self._cache
 
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
+        """Read new prompts, and choose the first token of each row.
+
+        With `reuse`, a single prompt does not read again the beginning that is in the cache.
+        """
         executor = self._executor
         done = self._reusable(prompts[0]) if reuse and self.rows == 1 else 0
         self.new_text()
@@ -631,6 +590,7 @@ class OpsRunner:
         return 0 if self._executor.lengths([prompt]) is not None else common
 
     def step(self) -> PendingStep:
+        """Start computing the next token of each row."""
         return self._launch(self._next_state(self._state))
 
     def _next_state(self, state: State) -> State:
@@ -648,7 +608,7 @@ class OpsRunner:
         return _DeviceStep(self._executor.engine, *arrays)
 
 
-def runner_for(executor: DecoderExecutor, rows: int, slots: int) -> ReplyRunner:
+def runner_for(executor: DecoderExecutor, rows: int, slots: int) -> OpsRunner:
     """Return a runner for a batch of this size, with CUDA graphs if the device has them."""
     from anydevice._llm.capture import captured_runner
 

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from anydevice._core import checks
@@ -20,6 +19,7 @@ from anydevice._llm.decoder import Parameters
 from anydevice._llm.description import Description, describe
 from anydevice._llm.generate import DecoderExecutor, Prompts, Step, replies, score
 from anydevice._llm.sampling import GenerationOptions, Sampling, generation_options, sampling
+from anydevice._llm.template import refuse_images
 from anydevice._llm.text import TextStream
 from anydevice._llm.tokenizer import CONFIG, GENERATION, TOKENIZER, Tokenizer, read_values
 from anydevice._llm.weights import load_parameters, runnable_dtype
@@ -130,7 +130,13 @@ def load(
     `TransferError` for missing or invalid files, naming them.
     """
     path = locate(os.fspath(folder))
-    _refuse_others(device, path)
+    if isinstance(device, list | tuple):
+        raise UnsupportedError(f"a model runs on one device here; {_SEVERAL}")
+    if (path / "adapter_config.json").is_file():
+        raise UnsupportedError(
+            f"{path} is an adapter, which changes the weights of a model; merge both with peft "
+            "(merge_and_unload, then save_pretrained), and load what it saves"
+        )
     target = one_device(device)
     file = read_gguf(path) if is_gguf_path(path) else None
     config = read_config(path) if file is None else gguf_config(file)
@@ -238,18 +244,8 @@ class LanguageModel:
         Raises `VerificationError` if logits are NaN or infinite, naming such a weight if any.
         """
         several, prompts, continued = self._prompts(prompt)
-        options = generation_options(
-            max_tokens,
-            stop,
-            reuse,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            logprobs=logprobs,
-        )
+        choice = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
+        options = generation_options(choice, max_tokens, stop, reuse)
         batch = _ReplyBatch(self, prompts, continued, options)
         for _ in batch.texts():
             pass
@@ -281,18 +277,8 @@ class LanguageModel:
             raise ConfigurationError(
                 "stream takes one prompt, and this is a list of several; use generate", "prompt"
             )
-        options = generation_options(
-            max_tokens,
-            stop,
-            reuse,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            logprobs=logprobs,
-        )
+        choice = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
+        options = generation_options(choice, max_tokens, stop, reuse)
         return ReplyStream(_ReplyBatch(self, prompts, continued, options))
 
     def score(self, text: str | Sequence[int]) -> Score:
@@ -325,8 +311,8 @@ class LanguageModel:
         if not prompt:
             raise ConfigurationError("there is no prompt: the list is empty", "prompt")
         one = isinstance(prompt[0], Mapping) or _is_integer(prompt[0])
-        each = [prompt] if one else prompt
-        return not one, list(map(self._ids, each)), [isinstance(p, str) for p in each]
+        prompts = [prompt] if one else prompt
+        return not one, list(map(self._ids, prompts)), [isinstance(p, str) for p in prompts]
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
@@ -334,7 +320,7 @@ class LanguageModel:
         elif _is_list(prompt) and prompt and _is_integer(prompt[0]):
             ids = self._tokens(prompt)
         elif _is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
-            _refuse_images(prompt)
+            refuse_images(prompt)
             ids = self._check_tokens(self.tokenizer.encode_chat(prompt))
         else:
             raise ConfigurationError(
@@ -554,11 +540,8 @@ def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, gi
     if smaller and not given:
         return plan_inference(files, device, context=int(smaller[0].value), **options)
     needed, free = plan.estimate.total, plan.free
-    advice = [
-        f"{_CHANGES[change.change]}={change.value!r}"
-        for change in plan.alternatives
-        if change.change in _CHANGES
-    ]
+    options_of_load = [x for x in plan.alternatives if x.change in ("context", "dtype")]
+    advice = [f"{option.change}={option.value!r}" for option in options_of_load]
     elsewhere = plan_inference(files, context=context, **options)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")
@@ -573,7 +556,6 @@ def _plan(files: ModelFiles, device: Device, dtype: str | None, context: int, gi
     )
 
 
-_CHANGES = {"context": "context", "dtype": "dtype"}
 _SEVERAL = "several devices together are used by vLLM, or by transformers with device_map='auto'"
 
 
@@ -598,27 +580,3 @@ def _generation_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     options = {name: values[name] for name in names if values.get(name) is not None}
     return {"temperature": 1.0, **options}  # sample from the model's own probabilities
-
-
-def _refuse_others(device: object, path: Path) -> None:
-    """Raise `UnsupportedError` for several devices and for adapters."""
-    if isinstance(device, list | tuple):
-        raise UnsupportedError(f"a model runs on one device here; {_SEVERAL}")
-    if (path / "adapter_config.json").is_file():
-        raise UnsupportedError(
-            f"{path} is an adapter, which changes the weights of a model; merge both with peft "
-            "(merge_and_unload, then save_pretrained), and load what it saves"
-        )
-
-
-def _refuse_images(messages: Sequence[Any]) -> None:
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        parts = content if isinstance(content, list) else ()
-        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)]
-        other = next((kind for kind in kinds if kind != "text"), None)
-        if other is not None:
-            raise UnsupportedError(
-                f"a message has a part of type {other!r}, and only text is read here; transformers "
-                "(AutoModelForImageTextToText) and vLLM read images and sound"
-            )

@@ -1,6 +1,6 @@
 """Sampling: the next token, computed on the device from the logits, the same on every engine.
 
-The order is the one of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
+The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, then a
 draw from the remaining tokens. The penalty comes first because it applies to logits; temperature
 comes before the filters, so that they see the probabilities of the draw.
 
@@ -129,7 +129,7 @@ def sampling(
 
 
 class GenerationOptions(Record):
-    """The options of `generate` and `stream`, checked by `generation_options`."""
+    """The options of `generate` and `stream`; `generation_options` checks them."""
 
     sampling: Sampling
     max_tokens: int
@@ -138,15 +138,11 @@ class GenerationOptions(Record):
 
 
 def generation_options(
-    max_tokens: int,
-    stop: str | Iterable[str] | None = None,
-    reuse: bool = False,
-    **options: Any,
+    choice: Sampling, max_tokens: int, stop: str | Iterable[str] | None, reuse: bool
 ) -> GenerationOptions:
-    """Check the options of `generate`; `options` are those of `sampling`."""
-    selected = sampling(**options)
+    """Check the options of `generate` that are not about sampling."""
     limit = checks.integer("max_tokens", max_tokens, 1)
-    return GenerationOptions(selected, limit, tuple(stop_strings(stop)), bool(reuse))
+    return GenerationOptions(choice, limit, tuple(stop_strings(stop)), bool(reuse))
 
 
 def row_seeds(seed: int, rows: int) -> list[int]:
@@ -164,7 +160,7 @@ def choose(
 ) -> tuple[Array, Array | None]:
     """Return the next token of each row (rows,) int32, and its log probability if requested.
 
-    `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) int32;
+    `logits` are (rows, vocabulary), `numbers` (5,) come from `Sampling`, `seeds` are (rows,) int32;
     `place` (rows,) int32 is the place of the token in its reply, which greedy sampling ignores;
     `seen` (rows, vocabulary) is true for tokens with a penalty. The log probability (rows,) is the
     model's own, before penalty, temperature and filters. A row with a logit that is NaN or infinite
@@ -258,19 +254,19 @@ def gumbel(seeds: Array, place: Array, tokens: Array) -> Array:
 
 def _filter(filters: Filters, x: Array, top_p: Array, distance: Array, in_order: bool) -> Array:
     """Replace the logits that filters drop by minus infinity; the largest logit is 0."""
-    kept = x
+    filtered = x
     if filters.top_p:
         if in_order:
             weights = ops.softmax(x)
             above = ops.subtract(ops.cumulative_sum(weights), weights)
             # The first is always kept: the sum above it is 0, up to rounding.
-            kept = ops.where(ops.less(above, top_p), kept, -math.inf)
-            kept = ops.where(ops.equal(x, 0.0), x, kept)
+            filtered = ops.where(ops.less(above, top_p), filtered, -math.inf)
+            filtered = ops.where(ops.equal(x, 0.0), x, filtered)
         else:
-            kept = ops.where(ops.greater(x, _below_nucleus(x, top_p)), kept, -math.inf)
+            filtered = ops.where(ops.greater(x, _below_nucleus(x, top_p)), filtered, -math.inf)
     if filters.min_p:
-        kept = ops.where(ops.greater_equal(x, distance), kept, -math.inf)
-    return kept
+        filtered = ops.where(ops.greater_equal(x, distance), filtered, -math.inf)
+    return filtered
 
 
 def _below_nucleus(x: Array, top_p: Array) -> Array:

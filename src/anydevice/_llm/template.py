@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, NoReturn, Union
 
@@ -58,16 +59,19 @@ class ChatTemplate(Record):
         values for the template, such as `enable_thinking`. Raises `ConfigurationError` if the
         template refuses the messages, with the template's own message.
         """
+        if not all(isinstance(document, Mapping) for document in documents or ()):
+            raise ConfigurationError(
+                "documents are dicts such as {'title': 'Rivers', 'text': 'The Rhine …'}",
+                source="documents",
+            )
         given = {
             **_plain(variables, "variables"),
             "messages": _messages(messages),
             "tools": None if tools is None else _plain(list(map(tool_schema, tools)), "tools"),
-            "documents": None if documents is None else _documents(documents),
+            "documents": None if documents is None else _plain(list(documents), "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        return self._text(_ask({"template": self.text, "variables": given}))
-
-    def _text(self, outcome: Outcome) -> str:
+        outcome = _ask({"template": self.text, "variables": given})
         kind, text = outcome.answer if outcome.how == "answered" else (outcome.how, outcome.error)
         if kind == "rendered":
             return str(text)
@@ -107,24 +111,25 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 f"{shortened(repr(message))}",
                 source=f"messages[{place}]",
             )
-    return [_with_reasoning(message) for message in plain]
+        # Under each name that templates use.
+        reasons = [message[key] for key in _REASONING if message.get(key) is not None]
+        if reasons:
+            plain[place] = {"thinking": reasons[0], **message, "reasoning_content": reasons[0]}
+    return plain
 
 
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under each name that templates use."""
-    reasons = [message[key] for key in _REASONING if message.get(key) is not None]
-    if not reasons:
-        return message
-    return {"thinking": reasons[0], **message, "reasoning_content": reasons[0]}
-
-
-def _documents(documents: Sequence[Mapping[str, Any]]) -> Any:
-    if not all(isinstance(each, Mapping) for each in documents):
-        raise ConfigurationError(
-            "documents are dicts such as {'title': 'Rivers', 'text': 'The Rhine …'}",
-            source="documents",
-        )
-    return _plain(list(documents), "documents")
+def refuse_images(messages: Sequence[Any]) -> None:
+    """Raise `UnsupportedError` for a message with a part that is not text."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else ()
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)]
+        other = next((kind for kind in kinds if kind != "text"), None)
+        if other is not None:
+            raise UnsupportedError(
+                f"a message has a part of type {other!r}, and only text is read here; transformers "
+                "(AutoModelForImageTextToText) and vLLM read images and sound"
+            )
 
 
 def _plain(value: Any, path: str, depth: int = 0) -> Any:
@@ -142,7 +147,7 @@ def _plain(value: Any, path: str, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {_key(k, path): _plain(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        inner = [_plain(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]
+        inner = [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         return tuple(inner) if isinstance(value, tuple) else inner
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -251,14 +256,14 @@ def _sections(text: str) -> dict[str, str]:
 
 def _arguments(text: str) -> dict[str, str]:
     """Return the description of each argument; a line without a name continues the one before."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     name = ""
     for line in filter(str.strip, inspect.cleandoc(f"\n{text}").splitlines()):
         if match := _ARGUMENT.match(line.strip()):
-            name, found[match[1]] = match[1], match[2].strip()
+            name, descriptions[match[1]] = match[1], match[2].strip()
         elif name:
-            found[name] = f"{found[name]} {line.strip()}".strip()
-    return found
+            descriptions[name] = f"{descriptions[name]} {line.strip()}".strip()
+    return descriptions
 
 
 def _with_choices(schema: dict[str, Any], text: str, name: str) -> dict[str, Any]:
@@ -267,7 +272,7 @@ def _with_choices(schema: dict[str, Any], text: str, name: str) -> dict[str, Any
             given = json.loads(choices[1])
         except ValueError as error:
             raise _refusal(name, f"has choices that are not JSON: {choices[1]}") from error
-        schema["enum"] = [each.strip() if isinstance(each, str) else each for each in given]
+        schema["enum"] = [choice.strip() if isinstance(choice, str) else choice for choice in given]
         text = text[: choices.start()].strip()
     schema["description"] = text
     return schema
@@ -280,19 +285,19 @@ def _of_type(hint: Any, name: str) -> dict[str, Any]:
     if origin in (Union, types.UnionType):
         return _of_union(inner, name)
     if origin is Literal:
-        kinds = list(dict.fromkeys(_TYPES.get(type(each), {}).get("type") for each in inner))
+        kinds = list(dict.fromkeys(_TYPES.get(type(item), {}).get("type") for item in inner))
         return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(inner)}
     if origin is list:
         return {"type": "array", "items": _of_type(inner[0], name)}
     if origin is dict:
         return {"type": "object", "additionalProperties": _of_type(inner[1], name)}
     if origin is tuple and len(inner) > 1 and ... not in inner:
-        return {"type": "array", "prefixItems": [_of_type(each, name) for each in inner]}
+        return {"type": "array", "prefixItems": [_of_type(item, name) for item in inner]}
     raise _refusal(name, f"has a parameter of type {hint}, which JSON schemas do not have")
 
 
 def _of_union(inner: tuple[Any, ...], name: str) -> dict[str, Any]:
-    kinds = [_of_type(each, name) for each in inner if each is not type(None)]
+    kinds = [_of_type(kind_hint, name) for kind_hint in inner if kind_hint is not type(None)]
     if len(kinds) == 1:
         schema = kinds[0]
     elif all(kind.keys() == {"type"} and isinstance(kind["type"], str) for kind in kinds):
@@ -312,18 +317,27 @@ def _refusal(name: str, what: str) -> ConfigurationError:
 # --- the child process, one for all templates of this process --------------------------------
 
 
-@lru_cache(1)
-def _child() -> Conversation:
+def function_child(answering: Callable[..., Any]) -> Conversation:
+    """Return the child process that answers questions by a function of this package."""
     path = [entry or os.getcwd() for entry in sys.path]
     function = f"{answering.__module__}:{answering.__qualname__}"
     return Conversation("function", {"path": path, "function": function}, pause=0.0, site=True)
 
 
+def ask_to_start(child: Conversation, question: Any) -> Outcome:
+    """Ask with a limit for a slow start; ask again if the child was killed since the last time."""
+    outcome = child.ask(question, limit=_SECONDS_TO_START)
+    return child.ask(question, limit=_SECONDS_TO_START) if outcome.how == "crashed" else outcome
+
+
+@lru_cache(1)
+def _child() -> Conversation:
+    return function_child(answering)
+
+
 def _ask(question: dict[str, Any]) -> Outcome:
     # The start, slow on a busy machine, does not count toward the template's time.
-    started = _child().ask(None, limit=_SECONDS_TO_START)
-    if started.how == "crashed":  # it was killed since the last request
-        started = _child().ask(None, limit=_SECONDS_TO_START)
+    started = ask_to_start(_child(), None)
     if started.how != "answered" or started.answer is not None:
         return started
     return _child().ask(question, limit=SECONDS)
@@ -474,6 +488,4 @@ def _refuse(message: Any) -> NoReturn:
 
 
 def _now(form: str) -> str:
-    from datetime import datetime
-
     return datetime.now().strftime(form)

@@ -40,7 +40,7 @@ class TextStream:
     ) -> None:
         self._stops = [_Stop(text) for text in stop_strings(stop)]
         self._decoder = _token_decoder(tokenizer, list(after[-_CONTEXT:]))
-        self._held = ""
+        self._pending = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
@@ -52,21 +52,21 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._before_stops(self._decoder.finish())
-        rest, self._held = "" if self.stopped else self._held, ""
+        rest, self._pending = "" if self.stopped else self._pending, ""
         return text + rest
 
     def _before_stops(self, text: str) -> str:
         if not self._stops or not text:
             return text
-        buffer = self._held + text
-        for place in range(len(self._held), len(buffer)):
+        buffer = self._pending + text
+        for place in range(len(self._pending), len(buffer)):
             # A list: every stop string has to read each character.
             complete = [stop for stop in self._stops if stop.reads(buffer[place])]
             if complete:
-                self.stopped, self._held = True, ""
+                self.stopped, self._pending = True, ""
                 return buffer[: place + 1 - max(len(stop.text) for stop in complete)]
         certain = len(buffer) - max(stop.matched for stop in self._stops)
-        self._held = buffer[certain:]
+        self._pending = buffer[certain:]
         return buffer[:certain]
 
 
@@ -141,8 +141,8 @@ class _Bytes:
 class _Window:
     """Tokens whose text depends on their neighbours or on being the first.
 
-    `_told` holds the last shown tokens that have a text, so that a decoder strips the beginning of
-    those and not of the new ones. `_new` holds the tokens that were not shown yet.
+    `_context` has the last shown tokens that have a text, and `_shown` is their text: a decoder
+    strips their beginning, and not that of the new tokens in `_new`.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
@@ -150,7 +150,7 @@ class _Window:
         self._has_bytes = "ByteFallback" in tokenizer.decoder_kinds
         self._context: list[int] = []
         self._new: list[int] = []
-        self._told = ""
+        self._shown = ""
         for token in after:
             self.push(token)
 
@@ -166,11 +166,11 @@ class _Window:
         if not self._new:
             return ""
         tokens, count = self._context + self._new, len(self._new)
-        new = self._tokenizer.decode(tokens)[len(self._told) :]
+        new = self._tokenizer.decode(tokens)[len(self._shown) :]
         self._new = []
-        while not (told := self._tokenizer.decode(tokens[-count:])) and count < len(tokens):
+        while not (shown := self._tokenizer.decode(tokens[-count:])) and count < len(tokens):
             count *= 2
-        self._context, self._told = tokens[-count:], told
+        self._context, self._shown = tokens[-count:], shown
         return new
 
 
@@ -180,13 +180,13 @@ class _Whole:
     def __init__(self, tokenizer: Tokenizer, after: list[int]) -> None:
         self._tokenizer = tokenizer
         self._tokens = after
-        self._told = len(tokenizer.decode(after))
+        self._shown = len(tokenizer.decode(after))
 
     def push(self, token: int) -> str:
         self._tokens.append(token)
         return ""
 
     def finish(self) -> str:
-        text = self._tokenizer.decode(self._tokens)[self._told :]
-        self._told += len(text)
+        text = self._tokenizer.decode(self._tokens)[self._shown :]
+        self._shown += len(text)
         return text

@@ -15,8 +15,6 @@ import base64
 import itertools
 import json
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +27,7 @@ from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import NOTHING
 from anydevice._core.text import shortened
 from anydevice._formats.gguf import GgufFile, Splitting, tokenizer_files
-from anydevice._llm.template import ChatTemplate
+from anydevice._llm.template import ChatTemplate, ask_to_start, function_child
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 SECONDS, CHARACTERS = 5.0, 100_000
 """Time limit of a pattern for a text, and the number of characters that add a second to it."""
-_SECONDS_TO_START = 60.0
-
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -75,12 +71,13 @@ class BoundedTokenizer:
     ) -> BoundedTokenizer | None:
         """Return a bounded tokenizer if these steps have a pattern that may be harmful."""
         for step in steps:
-            given = step.get("pattern")
-            if not isinstance(given, dict) or "Regex" not in given:
-                continue
-            pattern = given["Regex"]
+            pattern = step.get("pattern")
+            pattern = pattern.get("Regex") if isinstance(pattern, dict) else None
             # Most files write line ends as escapes.
-            if pattern.replace("\r", r"\r").replace("\n", r"\n") not in KNOWN:
+            if (
+                pattern is not None
+                and pattern.replace("\r", r"\r").replace("\n", r"\n") not in KNOWN
+            ):
                 return cls(backend, pattern, source)
         return None
 
@@ -98,13 +95,9 @@ class BoundedTokenizer:
 
     def _start(self) -> Outcome:
         """Send this tokenizer to the child unless it has it; that may take a while."""
-        nothing: tuple[Any, ...] = (self._key, None, "text", [])
-        outcome = _child().ask(nothing, limit=_SECONDS_TO_START)
-        if outcome.how == "crashed":  # it was ended since the last request
-            outcome = _child().ask(nothing, limit=_SECONDS_TO_START)
+        outcome = ask_to_start(_child(), (self._key, None, "text", []))
         if outcome.how == "answered" and outcome.answer is None:
-            request = (self._key, self._backend.to_str(), *nothing[2:])
-            outcome = _child().ask(request, limit=_SECONDS_TO_START)
+            outcome = ask_to_start(_child(), (self._key, self._backend.to_str(), "text", []))
         return outcome
 
     def _ask(self, kind: str, given: str | list[int]) -> Any:
@@ -134,9 +127,7 @@ _keys, _turn = itertools.count(), ForkSafeLock()
 
 @lru_cache(1)
 def _child() -> Conversation:
-    path = [entry or os.getcwd() for entry in sys.path]
-    function = f"{answering.__module__}:{answering.__qualname__}"
-    return Conversation("function", {"path": path, "function": function}, pause=0.0, site=True)
+    return function_child(answering)
 
 
 def answering(
@@ -148,19 +139,19 @@ def answering(
     """
     import tokenizers
 
-    held: dict[int, tokenizers.Tokenizer] = {}
+    known: dict[int, tokenizers.Tokenizer] = {}
 
     def answer(question: Any) -> tuple[str, Any] | None:
-        key, made, kind, given = question
-        if made is not None:
-            held.clear()  # vocabularies are large
-            held[key] = tokenizers.Tokenizer.from_str(made)
-        if key not in held:
+        key, serialized, kind, given = question
+        if serialized is not None:
+            known.clear()  # vocabularies are large
+            known[key] = tokenizers.Tokenizer.from_str(serialized)
+        if key not in known:
             return None
         try:
             if kind == "text":
-                return "done", held[key].decode(given, skip_special_tokens=True)
-            return "done", held[key].encode(given, add_special_tokens=kind == "special").ids
+                return "done", known[key].decode(given, skip_special_tokens=True)
+            return "done", known[key].encode(given, add_special_tokens=kind == "special").ids
         except BaseException as error:
             return "failed", str(error)
 
@@ -252,7 +243,7 @@ class Tokenizer:
         files: dict[str, bytes | Mapping[str, Any]] = dict(known)
         for name in (*names, *[f"{MORE_TEMPLATES}/{path.name}" for path in more]):
             if name not in known and (folder / name).exists():
-                files[name] = _read(folder / name, _LARGEST_SETTINGS)
+                files[name] = _read(folder / name)
         files[TOKENIZER] = _read(folder / TOKENIZER, _LARGEST_TOKENIZER)
         return cls.from_files(files, str(folder))
 
@@ -306,31 +297,14 @@ class Tokenizer:
         """
         return self._one_bos(self._ids(text, special=True))
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template: str | None = None,
-        **variables: Any,
-    ) -> list[int]:
-        """Return the tokens of a conversation, as `render_chat` writes it.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Return the tokens of a conversation; `options` are those of `render_chat`.
 
         BOS is there exactly once if every text begins with it, whether the template writes it or
         not. Special tokens written in a message are encoded as such, as in transformers: remove
         them from messages of users that you do not trust.
         """
-        text = self.render_chat(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            template=template,
-            **variables,
-        )
-        return self._one_bos(self._ids(text, special=False))
+        return self._one_bos(self._ids(self.render_chat(messages, **options), special=False))
 
     def render_chat(
         self,
@@ -398,8 +372,8 @@ class Tokenizer:
         text = self.token_text(token)
         if text is None:
             return b""
-        found = [_BYTE_OF.get(character) for character in text]
-        return text.encode() if None in found else bytes(found)  # type: ignore[arg-type]
+        values = [_BYTE_OF.get(character) for character in text]
+        return text.encode() if None in values else bytes(values)  # type: ignore[arg-type]
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         if not isinstance(text, str):
@@ -429,23 +403,23 @@ class Tokenizer:
 def _no_tokenizer(folder: Path) -> ConfigurationError:
     if not folder.is_dir():
         return ConfigurationError(f"{folder} is not a folder", source=str(folder))
-    found = next((name for name in _SENTENCEPIECE if (folder / name).exists()), None)
-    if found is None:
+    model = next((name for name in _SENTENCEPIECE if (folder / name).exists()), None)
+    if model is None:
         return ConfigurationError(
             f"{folder} has no {TOKENIZER}: copy it from where the model came from",
             source=str(folder),
         )
     return ConfigurationError(
-        f"{folder} has only {found}, a SentencePiece model, which is not read here. Make a "
+        f"{folder} has only {model}, a SentencePiece model, which is not read here. Make a "
         f'{TOKENIZER} of it: python -c "from transformers import AutoTokenizer as A; f = '
         f'{str(folder)!r}; A.from_pretrained(f).save_pretrained(f)"',
-        source=str(folder / found),
+        source=str(folder / model),
     )
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read(path: Path, limit: int = _LARGEST_SETTINGS) -> bytes:
     try:
-        return read_small(path, limit=most)
+        return read_small(path, limit=limit)
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror or error}", source=str(path)
@@ -454,7 +428,7 @@ def _read(path: Path, most: int) -> bytes:
 
 def read_values(path: Path) -> Mapping[str, Any]:
     """Return the values of a JSON file beside a tokenizer; empty if there is no such file."""
-    return _values(_read(path, _LARGEST_SETTINGS), str(path)) if path.exists() else {}
+    return _values(_read(path), str(path)) if path.exists() else {}
 
 
 def _values(file: bytes | Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -527,7 +501,7 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     if step["type"] != "Sequence":
         return [step]
     inner = next(value for key, value in step.items() if key != "type")
-    return [each for part in inner for each in _flat(part)]
+    return [single for part in inner for single in _flat(part)]
 
 
 def _refusal(error: BaseException, what: str) -> BaseException:
@@ -541,14 +515,13 @@ def _refusal(error: BaseException, what: str) -> BaseException:
 
 def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens that a file names, such as "bos_token"."""
-    found = {}
+    tokens = {}
     for kind in _NAMED:
-        name = f"{kind}_token"
-        value = values.get(name)
+        value = values.get(f"{kind}_token")
         value = value.get("content") if isinstance(value, Mapping) else value
         if isinstance(value, str) and value:
-            found[name] = value
-    return found
+            tokens[f"{kind}_token"] = value
+    return tokens
 
 
 def _add_missing(
@@ -581,7 +554,7 @@ def _listed_tokens(
 
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     rows = settings.get("added_tokens_decoder", {})
-    found = {}
+    listed = {}
     for key, row in rows.items() if isinstance(rows, Mapping) else ():
         text = row.get("content") if isinstance(row, Mapping) else None
         if not key.isdecimal() or len(key) > 10 or not isinstance(text, str):
@@ -590,8 +563,8 @@ def _listed_tokens(
             )
         if text and text not in known:
             given = {flag: row[flag] is True for flag in flags if flag in row}
-            found[int(key)] = AddedToken(text, **given)
-    return dict(sorted(found.items()))
+            listed[int(key)] = AddedToken(text, **given)
+    return dict(sorted(listed.items()))
 
 
 def _templates(
@@ -616,15 +589,11 @@ def _templates(
         if name == TEMPLATE or name.startswith(f"{MORE_TEMPLATES}/"):
             stem = "default" if name == TEMPLATE else Path(name).stem
             path = f"{source}/{name}"
-            texts[stem] = (_as_text(file, path), path)
-    return {name: ChatTemplate(*found) for name, found in texts.items()}
-
-
-def _as_text(file: bytes, source: str) -> str:
-    try:
-        return file.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{source} is not UTF-8: {error}", source=source) from error
+            try:
+                texts[stem] = (file.decode(), path)
+            except UnicodeDecodeError as error:
+                raise ConfigurationError(f"{path} is not UTF-8: {error}", source=path) from error
+    return {name: ChatTemplate(*origin) for name, origin in texts.items()}
 
 
 def _ids_of(
@@ -636,27 +605,22 @@ def _ids_of(
 ) -> list[int]:
     """Return the ids of BOS or EOS: the named token, then the ids of the first file with any."""
     own = backend.token_to_id(named[f"{name}_token"]) if f"{name}_token" in named else None
-    found = [] if own is None else [own]
+    first = [] if own is None else [own]
     for file in (GENERATION, CONFIG):
-        told = values[file].get(f"{name}_token_id")
-        if told is None:
+        value = values[file].get(f"{name}_token_id")
+        if value is None:
             continue
-        ids = told if isinstance(told, list) else [told]
-        for each in ids:
-            if not is_integer(each) or not 0 <= each < 2**32:
-                raise ConfigurationError(
-                    f"{source}/{file}: {name}_token_id is {shortened(repr(told))}, not a token",
-                    source=f"{source}/{file}",
-                )
-        return found + ids
-    return found
+        ids = value if isinstance(value, list) else [value]
+        if not all(is_integer(token) and 0 <= token < 2**32 for token in ids):
+            raise ConfigurationError(
+                f"{source}/{file}: {name}_token_id is {shortened(repr(value))}, not a token",
+                source=f"{source}/{file}",
+            )
+        return first + ids
+    return first
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return bytes by the printable characters that byte-level vocabularies write for them."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return {chr(c): c for c in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
-
-
-_BYTE_OF = _byte_alphabet()
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(c): c for c in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""Bytes by the printable characters that byte-level vocabularies write for them."""

@@ -272,67 +272,61 @@ def _groups(description: Description) -> list[tuple[TreePath, str, list[Paramete
         if id(kind) not in kinds:
             kinds[id(kind)] = _layer(description, kind)
         groups.append((("layers", number), f"model.layers.{number}", kinds[id(kind)]))
-    last = _norm(description, ("norm",), ["model.norm"], description.hidden)
+    last = _norm(description, "norm", ["model.norm"], description.hidden)
     if not description.tied:
-        head = [[("lm_head", table[0])]]
-        last += _product(("head",), head, table[1], "head" in description.biases)
+        last += _product("head", [[("lm_head", table[0])]], table[1], "head" in description.biases)
     return [*groups, ((), "", last)]
 
 
 def _layer(description: Description, kind: LayerDescription) -> list[Parameter]:
     """Return the parameters of a layer, with paths and names that are relative to it."""
-    at: TreePath = ()
-    prefix = ""
     parameters: list[Parameter] = []
-    for name, theirs in _NORMS[description.block].items():
-        stems = [f"{prefix}.{stem}" for stem in theirs]
-        parameters += _norm(description, (*at, name), stems, description.hidden)
-    attention = _latent_attention if description.latent else _attention
-    parameters += attention(description, at, f"{prefix}.self_attn")
+    for name, stems in _NORMS[description.block].items():
+        parameters += _norm(description, name, stems, description.hidden)
+    parameters += (_latent_attention if description.latent else _attention)(description)
     if kind.experts is not None:
-        return parameters + _experts(description, kind.experts, at, prefix)
-    return parameters + _network(description, at, [f"{prefix}.mlp"], description.intermediate)
+        return parameters + _experts(description, kind.experts)
+    return parameters + _network(description, [".mlp"], description.intermediate)
 
 
 _NORMS: dict[str, dict[str, list[str]]] = {
     "pre": {
-        "attention_norm": ["input_layernorm"],
-        "mlp_norm": ["post_attention_layernorm"],
+        "attention_norm": [".input_layernorm"],
+        "mlp_norm": [".post_attention_layernorm"],
     },
     "post": {
-        "attention_post_norm": ["post_attention_layernorm"],
-        "mlp_post_norm": ["post_feedforward_layernorm"],
+        "attention_post_norm": [".post_attention_layernorm"],
+        "mlp_post_norm": [".post_feedforward_layernorm"],
     },
     "sandwich": {
-        "attention_norm": ["input_layernorm"],
-        "attention_post_norm": ["post_self_attn_layernorm", "post_attention_layernorm"],
-        "mlp_norm": ["pre_feedforward_layernorm", "post_attention_layernorm"],
-        "mlp_post_norm": ["post_feedforward_layernorm", "post_mlp_layernorm"],
+        "attention_norm": [".input_layernorm"],
+        "attention_post_norm": [".post_self_attn_layernorm", ".post_attention_layernorm"],
+        "mlp_norm": [".pre_feedforward_layernorm", ".post_attention_layernorm"],
+        "mlp_post_norm": [".post_feedforward_layernorm", ".post_mlp_layernorm"],
     },
-    "parallel": {"attention_norm": ["input_layernorm"]},
+    "parallel": {"attention_norm": [".input_layernorm"]},
 }
 """Our names for the norms of a block, and their names in files in the order of preference."""
 
 
-def _attention(description: Description, at: TreePath, prefix: str) -> list[Parameter]:
+def _attention(description: Description) -> list[Parameter]:
     hidden, size, biases = description.hidden, description.head_size, description.biases
     queries, keys = description.heads * size, description.kv_heads * size
-    apart = [(f"{prefix}.q_proj", queries), (f"{prefix}.k_proj", keys), (f"{prefix}.v_proj", keys)]
-    joined = [(f"{prefix}.qkv_proj", queries + 2 * keys)]
-    output = [(f"{prefix}.o_proj", hidden)]
-    parameters = _product((*at, "qkv"), [apart, joined], hidden, "qkv" in biases)
-    parameters += _product((*at, "output"), [output], queries, "output" in biases)
+    sizes = {"q": queries, "k": keys, "v": keys}
+    apart = [(f".self_attn.{letter}_proj", rows) for letter, rows in sizes.items()]
+    joined = [(".self_attn.qkv_proj", queries + 2 * keys)]
+    parameters = _product("qkv", [apart, joined], hidden, "qkv" in biases)
+    parameters += _product("output", [[(".self_attn.o_proj", hidden)]], queries, "output" in biases)
     if description.query_key_norm:
-        per_head = description.query_key_norm == "head"
-        rows = (size, size) if per_head else (queries, keys)
-        parameters += _norm(description, (*at, "query_norm"), [f"{prefix}.q_norm"], rows[0])
-        parameters += _norm(description, (*at, "key_norm"), [f"{prefix}.k_norm"], rows[1])
+        q_size, k_size = (size, size) if description.query_key_norm == "head" else (queries, keys)
+        parameters += _norm(description, "query_norm", [".self_attn.q_norm"], q_size)
+        parameters += _norm(description, "key_norm", [".self_attn.k_norm"], k_size)
     if description.sinks:
-        parameters.append(_stored_alone((*at, "sinks"), f"{prefix}.sinks", (description.heads,)))
+        parameters.append(_stored_alone(("sinks",), ".self_attn.sinks", (description.heads,)))
     return parameters
 
 
-def _latent_attention(description: Description, at: TreePath, prefix: str) -> list[Parameter]:
+def _latent_attention(description: Description) -> list[Parameter]:
     sizes, hidden, heads = description.latent, description.hidden, description.heads
     assert sizes is not None
     bias, queries = "qkv" in description.biases, heads * description.head_size
@@ -340,10 +334,10 @@ def _latent_attention(description: Description, at: TreePath, prefix: str) -> li
     def product(
         name: str, theirs: str, rows: int, inputs: int, bias: bool = False
     ) -> list[Parameter]:
-        return _product((*at, name), [[(f"{prefix}.{theirs}", rows)]], inputs, bias)
+        return _product(name, [[(f".self_attn.{theirs}", rows)]], inputs, bias)
 
     def norm(name: str, theirs: str, size: int) -> list[Parameter]:
-        return _norm(description, (*at, name), [f"{prefix}.{theirs}"], size)
+        return _norm(description, name, [f".self_attn.{theirs}"], size)
 
     if sizes.query_rank:
         parameters = [
@@ -353,18 +347,17 @@ def _latent_attention(description: Description, at: TreePath, prefix: str) -> li
         ]
     else:
         parameters = product("query", "q_proj", queries, hidden)
-    output_bias = "output" in description.biases
     return [
         *parameters,
         *product("kv_a", "kv_a_proj_with_mqa", sizes.rank + sizes.rotated, hidden, bias),
         *norm("kv_a_norm", "kv_a_layernorm", sizes.rank),
         *product("kv_b", "kv_b_proj", heads * (sizes.plain + sizes.value), sizes.rank),
-        *product("output", "o_proj", hidden, heads * sizes.value, output_bias),
+        *product("output", "o_proj", hidden, heads * sizes.value, "output" in description.biases),
     ]
 
 
 def _network(
-    description: Description, at: TreePath, stems: Sequence[str], inner: int, prefix: str = ""
+    description: Description, stems: Sequence[str], inner: int, prefix: str = ""
 ) -> list[Parameter]:
     hidden, bias = description.hidden, "mlp" in description.biases
     if description.gated:
@@ -375,22 +368,20 @@ def _network(
         name = "up"
         into = [[(f"{s}.{up}", inner)] for s in stems for up in ("up_proj", "c_fc", "fc1")]
     out = [[(f"{s}.{down}", hidden)] for s in stems for down in ("down_proj", "c_proj", "fc2")]
-    parameters = _product((*at, f"{prefix}{name}"), into, hidden, bias)
-    return parameters + _product((*at, f"{prefix}down"), out, inner, bias)
+    parameters = _product(f"{prefix}{name}", into, hidden, bias)
+    return parameters + _product(f"{prefix}down", out, inner, bias)
 
 
-def _experts(
-    description: Description, routing: Routing, at: TreePath, prefix: str
-) -> list[Parameter]:
+def _experts(description: Description, routing: Routing) -> list[Parameter]:
     count, hidden, inner = routing.count, description.hidden, routing.intermediate
     if count > MOST_EXPERTS:
         raise UnsupportedError(f"{count} experts in a layer: at most {MOST_EXPERTS} are run")
-    stems = [f"{prefix}.mlp", f"{prefix}.block_sparse_moe"]
+    stems = [".mlp", ".block_sparse_moe"]
     routers = [[(f"{s}.{name}", count)] for s in stems for name in ("gate", "router")]
-    parameters = _product((*at, "router"), routers, hidden, "router" in description.biases)
+    parameters = _product("router", routers, hidden, "router" in description.biases)
     if routing.kind == "groups":
-        name = f"{prefix}.mlp.gate.e_score_correction_bias"
-        parameters.append(_stored_alone((*at, "router", "choice_bias"), name, (count,), wide=True))
+        name = ".mlp.gate.e_score_correction_bias"
+        parameters.append(_stored_alone(("router", "choice_bias"), name, (count,), wide=True))
     biased = "experts" in description.biases
     for name, shape, theirs in (
         ("gate_up", (count, 2 * inner, hidden), (("gate_proj", "up_proj"), ("w1", "w3"))),
@@ -408,7 +399,7 @@ def _experts(
             for stem in stems
             for parts in theirs
         ]
-        stacked = f"{prefix}.mlp.experts.{name}_proj"
+        stacked = f".mlp.experts.{name}_proj"
         gated = name == "gate_up"
         if biased:  # matrices are transposed, and rows of gate and up are interleaved
             transposed = (shape[0], shape[2], shape[1])
@@ -416,17 +407,16 @@ def _experts(
             ways.append(Way(((stacked, transposed),), arrange))
         else:
             ways.append(Way(((stacked, shape),)))
-        parameters.append(Parameter((*at, "experts", name), shape, tuple(ways)))
+        parameters.append(Parameter(("experts", name), shape, tuple(ways)))
         if biased:
             bias = Way(((f"{stacked}_bias", shape[:2]),), _separate_rows if gated else None)
-            bias_at = (*at, "experts", f"{name}_bias")
-            parameters.append(Parameter(bias_at, shape[:2], (bias,)))
+            parameters.append(Parameter(("experts", f"{name}_bias"), shape[:2], (bias,)))
     if routing.shared:
-        stems = [f"{prefix}.mlp.shared_experts", f"{prefix}.mlp.shared_expert"]
-        parameters += _network(description, at, stems, routing.shared, "shared_")
+        stems = [".mlp.shared_experts", ".mlp.shared_expert"]
+        parameters += _network(description, stems, routing.shared, "shared_")
     if routing.shared_gate:
-        gate = [[(f"{prefix}.mlp.shared_expert_gate", 1)]]
-        parameters += _product((*at, "shared_gate"), gate, hidden, False)
+        gate = [[(".mlp.shared_expert_gate", 1)]]
+        parameters += _product("shared_gate", gate, hidden, False)
     return parameters
 
 
@@ -435,35 +425,27 @@ def _separate_rows(rows: Any) -> Any:
     return np.concatenate([rows[0::2], rows[1::2]])
 
 
-def _norm(
-    description: Description, at: TreePath, stems: Sequence[str], size: int
-) -> list[Parameter]:
-    parameters: list[Parameter] = []
-    for kind in ("weight", "bias") if "norm" in description.biases else ("weight",):
-        ways = [Way(((f"{stem}.{kind}", (size,)),)) for stem in stems]
-        parameters.append(Parameter((*at, kind), (size,), tuple(ways)))
-    return parameters
+def _norm(description: Description, name: str, stems: Sequence[str], size: int) -> list[Parameter]:
+    kinds = ("weight", "bias") if "norm" in description.biases else ("weight",)
+    return [
+        Parameter((name, kind), (size,), tuple([Way(((f"{s}.{kind}", (size,)),)) for s in stems]))
+        for kind in kinds
+    ]
 
 
-def _product(at: TreePath, ways: Sequence[Products], inputs: int, bias: bool) -> list[Parameter]:
+def _product(name: str, ways: Sequence[Products], inputs: int, bias: bool) -> list[Parameter]:
     """Return a matrix, and its bias if it has one, with the rows of one or several products."""
-    weights: list[Way] = []
-    biases: list[Way] = []
-    for way in ways:
-        weights.append(Way(tuple([(f"{name}.weight", (rows, inputs)) for name, rows in way])))
-        if bias:
-            biases.append(Way(tuple([(f"{name}.bias", (rows,)) for name, rows in way])))
-    total = 0
-    for _, rows in ways[0]:
-        total += rows
-    parameters = [Parameter((*at, "weight"), (total, inputs), tuple(weights))]
+    total = sum([rows for _, rows in ways[0]])
+    weights = [Way(tuple([(f"{s}.weight", (rows, inputs)) for s, rows in way])) for way in ways]
+    parameters = [Parameter((name, "weight"), (total, inputs), tuple(weights))]
     if bias:
-        parameters.append(Parameter((*at, "bias"), (total,), tuple(biases)))
+        biases = [Way(tuple([(f"{s}.bias", (rows,)) for s, rows in way])) for way in ways]
+        parameters.append(Parameter((name, "bias"), (total,), tuple(biases)))
     return parameters
 
 
-def _stored_alone(at: TreePath, name: str, shape: Shape, wide: bool = False) -> Parameter:
-    return Parameter(at, shape, (Way(((name, shape),)),), wide)
+def _stored_alone(path: TreePath, name: str, shape: Shape, wide: bool = False) -> Parameter:
+    return Parameter(path, shape, (Way(((name, shape),)),), wide)
 
 
 # --- checks -----------------------------------------------------------------------------------
@@ -495,8 +477,8 @@ def _parts(
         if tensor.shape != shape:
             raise TransferError(
                 f"{tensor.path}: the tensor {shortened(tensor.name)!r} has the shape "
-                f"{_sizes(tensor.shape)}, but the config says {_sizes(shape)}; config and weights "
-                "are of different models: download both again",
+                f"{shortened(str(tensor.shape))}, but the config says {shortened(str(shape))}; "
+                "config and weights are of different models: download both again",
                 tensor.name,
             )
         dtype = tensor.dtype
@@ -513,10 +495,6 @@ def _parts(
     return tuple(parts)
 
 
-def _sizes(shape: Shape) -> str:
-    return shortened(str(shape))
-
-
 _NOT_DECODER = re.compile(
     r"(^|\.)rotary_emb\.|\.attention\.(masked_)?bias$|\.attn\.(masked_)?bias$"
     r"|^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
@@ -529,7 +507,7 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 def _refuse_left_over(
     left: set[str], stored: Mapping[str, Segment], description: Description
 ) -> None:
-    layers = {name: found[1] for name in left if (found := _LAYER.match(name))}
+    layers = {name: match[1] for name in left if (match := _LAYER.match(name))}
     ahead = {number for name, number in layers.items() if name.endswith(".eh_proj.weight")}
     tied = {"lm_head.weight"} if description.tied else set()
     left = {
@@ -575,11 +553,11 @@ def _by_usual_names(
         stored = {name.replace(theirs, ours): part for name, part in stored.items()}
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in stored), "model.")
     outer = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
-    found = {}
+    renamed = {}
     for name, part in stored.items():
         if name.startswith(prefix) and (prefix or not name.startswith("lm_head.")):
             name = f"model.{name[len(prefix) :]}"
         elif outer and name.startswith(outer):
             name = name[len(outer) :]
-        found[name] = part
-    return found
+        renamed[name] = part
+    return renamed

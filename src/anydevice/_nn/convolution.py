@@ -5,6 +5,7 @@ An example is (channels, height, width) or (channels, length).
 
 from __future__ import annotations
 
+import math
 from operator import ge
 from typing import TYPE_CHECKING
 
@@ -31,15 +32,8 @@ Pair = tuple[int, int]
 _ZEROS = Constant(0.0)
 
 
-class Conv2d(Layer):
-    """A 2-d convolution with kernels of `size`; `padding` zeros are added on each side.
-
-    Its parameters are `weight` (outputs, inputs, height, width) and `bias` (outputs,). `size`,
-    `stride` and `padding` are numbers, or one for the height and one for the width.
-
-    >>> Conv2d(1, 8, 3, padding=1).output((1, 28, 28))
-    (8, 28, 28)
-    """
+class _Convolution(Layer):
+    """The base class of convolutions with kernels of `size`."""
 
     inputs: Inferred
     outputs: int
@@ -51,10 +45,16 @@ class Conv2d(Layer):
     initializer: Initializer | str = "lecun"
 
     inferred = ("inputs", 0)
+    _axes = 2
+
+    @property
+    def _kernel(self) -> Shape:
+        return _pair(self.size)[: self._axes]
 
     @property
     def label(self) -> str:
-        return f"Conv2d({self.inputs}→{self.outputs}, {_size_text(self.size)})"
+        size = "×".join(map(str, self._kernel))
+        return f"{type(self).__name__}({self.inputs}→{self.outputs}, {size})"
 
     def settings_fit(self) -> None:
         check_integers(self, inputs=self.inputs, outputs=self.outputs)
@@ -62,15 +62,26 @@ class Conv2d(Layer):
         _pairs(self, 0, padding=self.padding)
         _check_rest(self)
 
+    def initial(self, generator: Random) -> Parameters:
+        area = math.prod(self._kernel)
+        counts = self.inputs * area, self.outputs * area
+        return _draw_parameters(self, generator, (self.outputs, self.inputs, *self._kernel), counts)
+
+
+class Conv2d(_Convolution):
+    """A 2-d convolution with kernels of `size`; `padding` zeros are added on each side.
+
+    Its parameters are `weight` (outputs, inputs, height, width) and `bias` (outputs,). `size`,
+    `stride` and `padding` are numbers, or one for the height and one for the width.
+
+    >>> Conv2d(1, 8, 3, padding=1).output((1, 28, 28))
+    (8, 28, 28)
+    """
+
     def output(self, shape: Shape) -> Shape:
         _check_image(self, shape)
         _check_channels(self, shape)
         return (self.outputs, *_windows(self, shape, self.size, self.stride, self.padding))
-
-    def initial(self, generator: Random) -> Parameters:
-        high, wide = _pair(self.size)
-        counts = self.inputs * high * wide, self.outputs * high * wide
-        return _draw_parameters(self, generator, (self.outputs, self.inputs, high, wide), counts)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         bias = parameters["bias"] if self.bias else None
@@ -78,7 +89,7 @@ class Conv2d(Layer):
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
 
 
-class Conv1d(Layer):
+class Conv1d(_Convolution):
     """A 1-d convolution with kernels of `size`; `padding` zeros are added on each side.
 
     An example is (channels, length). Its parameters are `weight` (outputs, inputs, size) and `bias`
@@ -88,26 +99,16 @@ class Conv1d(Layer):
     (8, 50)
     """
 
-    inputs: Inferred
-    outputs: int
     size: int
     stride: int = 1
     padding: int = 0
-    bias: bool = True
-    activation: str | None = None
-    initializer: Initializer | str = "lecun"
 
-    inferred = ("inputs", 0)
-
-    @property
-    def label(self) -> str:
-        return f"Conv1d({self.inputs}→{self.outputs}, {self.size})"
+    _axes = 1
 
     def settings_fit(self) -> None:
-        check_integers(self, inputs=self.inputs, outputs=self.outputs)
         check_integers(self, size=self.size, stride=self.stride)
         check_integers(self, 0, padding=self.padding)
-        _check_rest(self)
+        super().settings_fit()
 
     def output(self, shape: Shape) -> Shape:
         if len(shape) != 2:
@@ -117,10 +118,6 @@ class Conv1d(Layer):
         if room < self.size:
             raise self.misfit(f"got a length of {shape[1]}, which its windows do not fit")
         return (self.outputs, (room - self.size) // self.stride + 1)
-
-    def initial(self, generator: Random) -> Parameters:
-        counts = self.inputs * self.size, self.outputs * self.size
-        return _draw_parameters(self, generator, (self.outputs, self.inputs, self.size), counts)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # As images of one row.
@@ -182,13 +179,13 @@ class ConvTranspose2d(Layer):
         )
         if min(sizes) < 1:
             raise self.misfit(
-                f"got an image of {shape[1]}×{shape[2]}, of which its padding leaves nothing"
+                f"got an image of {shape[1]}×{shape[2]}, and its padding leaves nothing of it"
             )
         return (self.outputs, *sizes)
 
     def initial(self, generator: Random) -> Parameters:
         (high, wide), (down, along) = _pair(self.size), _pair(self.stride)
-        # The number of a kernel's elements that meet at an element of the output.
+        # The number of kernel elements that add up to an element of the output.
         met = max(1, high * wide // (down * along))
         counts = self.inputs * met, self.outputs * high * wide
         return _draw_parameters(self, generator, (self.inputs, self.outputs, high, wide), counts)
@@ -245,7 +242,7 @@ class AvgPool2d(_Pool):
 
 
 class _GlobalPool(Layer):
-    """The base class of poolings over all places of a channel."""
+    """The base class of poolings over all positions of a channel."""
 
     def output(self, shape: Shape) -> Shape:
         if len(shape) < 2:
@@ -277,7 +274,7 @@ class GlobalMaxPool(_GlobalPool):
         return ops.max(x, tuple(range(2, x.ndim)))
 
 
-def _check_rest(layer: Conv1d | Conv2d | ConvTranspose2d) -> None:
+def _check_rest(layer: _Convolution | ConvTranspose2d) -> None:
     """Check the settings that all convolutions have."""
     check_booleans(layer, bias=layer.bias)
     initializer_of(layer.initializer)
@@ -285,13 +282,13 @@ def _check_rest(layer: Conv1d | Conv2d | ConvTranspose2d) -> None:
         check_activation(layer.activation)
 
 
-def _check_channels(layer: Conv1d | Conv2d | ConvTranspose2d, shape: Shape) -> None:
+def _check_channels(layer: _Convolution | ConvTranspose2d, shape: Shape) -> None:
     if shape[0] != layer.inputs:
         raise layer.misfit(f"got {shape[0]} channels")
 
 
 def _draw_parameters(
-    layer: Conv1d | Conv2d | ConvTranspose2d, generator: Random, shape: Shape, counts: Pair
+    layer: _Convolution | ConvTranspose2d, generator: Random, shape: Shape, counts: Pair
 ) -> Parameters:
     """Draw the weight of this shape and the bias; `counts` are its inputs and outputs."""
     parameters = {"weight": initializer_of(layer.initializer)(generator, shape, *counts)}

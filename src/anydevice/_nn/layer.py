@@ -50,11 +50,11 @@ class Run(Record):
 
     `seed` and `step` decide what `Dropout` drops: integers, or 0-d integer arrays so that compiled
     code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
-    layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
+    layer in the model, and `watch` is called with the output of every layer. If `updates` is a
     dict, layers with state put their new state there, by path and name. `frozen` are the paths of
     layers with frozen state, which behave in training as in inference. If the batch is part of a
-    larger one, `rows` is its first row, its number of rows and that of the larger one: `Dropout`
-    then drops the same elements as in the larger one.
+    larger one, `rows` is its first row, its number of rows and the rows of the larger batch:
+    `Dropout` then drops the same elements as in the larger batch.
 
     >>> Run(training=True, seed=1, step=20).path
     ''
@@ -147,11 +147,11 @@ class Layer(Settings):
 
     @property
     def alone(self) -> Layer:
-        """The layer as it is on one device: itself, or what a pipeline cuts into stages."""
+        """The layer on one device: itself, or the layer that a pipeline cuts into stages."""
         return self
 
     def like(self, parameters: Parameters) -> Parameters:
-        """Arrays of the library, dtype and device that an input is to have."""
+        """Return arrays with the library, dtype and device that inputs need."""
         return parameters
 
     @property
@@ -170,7 +170,7 @@ class Layer(Settings):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of its own parameters that training updates without gradients."""
+        """The names of its own parameters that training updates without gradients."""
         return ()
 
     def output(self, shape: Shape) -> Shape:
@@ -178,7 +178,7 @@ class Layer(Settings):
         return shape
 
     def resolved(self, shape: Shape) -> Layer:
-        """Return the layer with open sizes, also of those inside, taken from an example's shape.
+        """Return the layer with the open sizes of itself and its parts, from an example's shape.
 
         Layers in its fields get the same shape. Raises `ConfigurationError` for a misfit.
 
@@ -193,7 +193,9 @@ class Layer(Settings):
             if not shape:
                 raise self.misfit("got scalars, expected features")
             new[name] = shape[axis]
-        return self if all(new[each] is parts.get(each) for each in new) else replace(self, **new)
+        return (
+            self if all(new[field] is parts.get(field) for field in new) else replace(self, **new)
+        )
 
     def resolved_of(self, step: str, part: Layer, shape: Shape) -> Layer:
         """Return a part with its sizes; errors name the path to it."""
@@ -203,7 +205,7 @@ class Layer(Settings):
             raise error.seen_from(self.root, step) from None
 
     def initial(self, generator: Random) -> Parameters:
-        """Initial parameters, drawn from the generator and on its device."""
+        """Draw the initial parameters, on the generator's device."""
         return {}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
@@ -230,9 +232,9 @@ class Layer(Settings):
 
 
 class Wrapper(Layer):
-    """A layer around another one, which is computed in another way.
+    """A layer that computes another layer in its own way.
 
-    It has the parameters, shapes and paths of the layer inside; `apply` is its own.
+    It has the parameters, shapes and paths of the layer inside, and its own `apply`.
     """
 
     layer: Layer
@@ -282,18 +284,18 @@ def state_leaves(layer: Layer, parameters: Parameters) -> list[bool]:
 
 
 def without_gradient(x: Array) -> Array:
-    """Return the same array, taken for a constant."""
+    """Return the array as a constant, without gradients."""
     autodiff = autodiff_of(x)
     return x if autodiff is None else autodiff.stop_gradient(x)
 
 
 def autodiff_of(x: Array) -> Autodiff | None:
-    """Return the gradients of the engine of x; `None` if it has none, or x is no array."""
+    """Return the autodiff of the engine of x; `None` if it has none, or x is no array."""
     return _autodiffs[_engine_of(x)]
 
 
 def _engine_of(x: Array) -> str:
-    """Return the name of the engine of x, whose gradients are then in the table."""
+    """Return the name of the engine of x, and add its autodiff to the table."""
     kind = type(x)
     if kind not in _engines:
         engine = owner_of(x)

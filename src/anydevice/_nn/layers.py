@@ -88,16 +88,14 @@ def as_layer(spec: Layer | str) -> Layer:
         return spec
     if isinstance(spec, str):
         return Activation(spec)
-    given = (
-        f"{spec.__name__} is a class and not a layer"
-        if isinstance(spec, type)
-        else f"this {type(spec).__name__} is not a layer"
-    )
-    raise ConfigurationError(f"{given}; {_instead_of(spec)}", source="layer")
+    kind = f"this {type(spec).__name__} is"
+    if isinstance(spec, type):
+        kind = f"{spec.__name__} is a class and"
+    raise ConfigurationError(f"{kind} not a layer; {_instead_of(spec)}", source="layer")
 
 
 def _instead_of(spec: object) -> str:
-    """Advice for something that is not a layer."""
+    """Return the advice for something that is not a layer."""
     if isinstance(spec, type) and issubclass(spec, Layer):
         return f"give one of it, {spec.__name__}(…)"
     if isinstance(spec, list | tuple):
@@ -236,44 +234,8 @@ class PositionEmbedding(Layer):
         return ops.add(x, ops.slice_axis(parameters["weight"], 0, 0, x.shape[-2]))
 
 
-class LayerNorm(Layer):
-    """Normalize features to mean 0 and variance 1, then scale and shift.
-
-    Its parameters are `weight` and `bias`, (size,) both.
-    """
-
-    size: Inferred
-    eps: float = 1e-5
-    bias: bool = True
-
-    inferred = ("size", -1)
-
-    @property
-    def label(self) -> str:
-        return f"LayerNorm({self.size})"
-
-    def settings_fit(self) -> None:
-        check_integers(self, size=self.size)
-        check_numbers(self, eps=self.eps)
-        check_booleans(self, bias=self.bias)
-
-    def output(self, shape: Shape) -> Shape:
-        self.takes_features(shape, self.size)
-        return shape
-
-    def initial(self, generator: Random) -> Parameters:
-        parameters = {"weight": _ONES(generator, (self.size,), 1, 1)}
-        if self.bias:
-            parameters["bias"] = _ZEROS(generator, (self.size,), 1, 1)
-        return parameters
-
-    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        bias = parameters["bias"] if self.bias else None
-        return ops.layernorm(x, parameters["weight"], bias, self.eps)
-
-
-class RMSNorm(Layer):
-    """Normalize features to root mean square 1, then scale; its parameter is `weight` (size,)."""
+class _FeatureNorm(Layer):
+    """The base class of norms over the features, with a `weight` (size,)."""
 
     size: Inferred
     eps: float = 1e-6
@@ -282,7 +244,7 @@ class RMSNorm(Layer):
 
     @property
     def label(self) -> str:
-        return f"RMSNorm({self.size})"
+        return f"{type(self).__name__}({self.size})"
 
     def settings_fit(self) -> None:
         check_integers(self, size=self.size)
@@ -294,6 +256,34 @@ class RMSNorm(Layer):
 
     def initial(self, generator: Random) -> Parameters:
         return {"weight": _ONES(generator, (self.size,), 1, 1)}
+
+
+class LayerNorm(_FeatureNorm):
+    """Normalize features to mean 0 and variance 1, then scale and shift.
+
+    Its parameters are `weight` and `bias`, (size,) both.
+    """
+
+    eps: float = 1e-5
+    bias: bool = True
+
+    def settings_fit(self) -> None:
+        super().settings_fit()
+        check_booleans(self, bias=self.bias)
+
+    def initial(self, generator: Random) -> Parameters:
+        parameters = super().initial(generator)
+        if self.bias:
+            parameters["bias"] = _ZEROS(generator, tuple(parameters["weight"].shape), 1, 1)
+        return parameters
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        bias = parameters["bias"] if self.bias else None
+        return ops.layernorm(x, parameters["weight"], bias, self.eps)
+
+
+class RMSNorm(_FeatureNorm):
+    """Normalize features to root mean square 1, then scale; its parameter is `weight` (size,)."""
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.rmsnorm(x, parameters["weight"], self.eps)
@@ -378,7 +368,7 @@ def _batch_norm_training(
     apart = xp.subtract(wide, _over_channels(own_mean, x))
     squares = xp.sum(xp.multiply(apart, apart), axes)
     y = _batch_norm(x, weight, bias, own_mean, xp.multiply(squares, 1 / count), eps)
-    # The variance of all examples, of which the batch is a sample, is larger than its own.
+    # The batch is a sample: the unbiased variance of all examples is larger (Bessel).
     news = own_mean, xp.multiply(squares, 1 / (count - 1))
     moved = [
         xp.add(xp.multiply(widened(xp, old), 1 - momentum), xp.multiply(new, momentum))
@@ -569,8 +559,8 @@ class Dropout(Layer):
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         if not run.training or not self.rate:
             return x
-        left_out = random_mask(run, self.rate, x)
-        return ops.where(left_out, 0.0, ops.multiply(x, 1 / (1 - self.rate)))
+        dropped = random_mask(run, self.rate, x)
+        return ops.where(dropped, 0.0, ops.multiply(x, 1 / (1 - self.rate)))
 
 
 class TiedEmbedding(Layer):

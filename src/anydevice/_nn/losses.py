@@ -25,9 +25,9 @@ Loss = Callable[[Array, Array], Array]
 
 
 class LayerLoss(Record):
-    """The base class of losses of a layer and a batch, which the output alone does not give.
+    """The base class of losses that need the layer and the batch, not only the output.
 
-    `loss` is the one of the output that it is made from.
+    `loss` is the loss of an output that it is made from.
     """
 
     loss: Loss
@@ -145,7 +145,7 @@ _APPLIES: tuple[tuple[Loss, str], ...] = (
 """Losses that apply an activation themselves; the model must not apply it before."""
 
 _TAKES_PROBABILITIES: tuple[Loss, ...] = (mean_squared_error, ops.mean_squared_error)
-"""Losses that apply none."""
+"""Losses that apply no activation."""
 
 _GIVES_PROBABILITIES = ("softmax", "sigmoid")
 
@@ -219,7 +219,7 @@ def _inner(loss: Loss) -> object:
 
 
 def fused_activation(loss: Loss) -> str | None:
-    """Return the activation that a loss does by itself, which `fuse_loss` leaves out.
+    """Return the activation that a loss applies itself, and `fuse_loss` leaves out.
 
     >>> fused_activation(cross_entropy)
     'softmax'
@@ -267,7 +267,7 @@ def _passes(layer: Layer, name: str) -> bool:
 
 
 def _ends_with(layer: Layer, name: str) -> bool:
-    """Whether the activation is the last one, be it over the rows of a flattened array."""
+    """Whether the activation is the last one, possibly before a flattening."""
     if isinstance(layer, Recomputed):
         return _ends_with(layer.layer, name)
     if isinstance(layer, Chain):

@@ -280,7 +280,7 @@ def bound(
     frozen: frozenset[str] = frozenset(),
     properties: tuple[Any, ...] = (),
 ) -> Model:
-    """Make the model of a layer with given parameters; draws none."""
+    """Return the model of a layer with given parameters; none are drawn."""
     model = Model.__new__(Model)
     model.layer = layer
     model.input_shape = input_shape
@@ -293,9 +293,9 @@ def bound(
 
 
 def trained_leaves(model: Model) -> list[bool]:
-    """Whether training moves each leaf of the parameters by gradients, in their order.
+    """Return for each leaf of the parameters whether training moves it by gradients.
 
-    That is neither for frozen parameters nor for state, which a layer updates itself.
+    It does not move frozen parameters, nor state, which a layer updates itself.
 
     >>> from anydevice import nn
     >>> layers = nn.Dense(4, 8), nn.BatchNorm(8), nn.Dense(8, 2)
@@ -349,9 +349,7 @@ register_type(
 
 
 def _rebuilt(model: Model, parameters: Parameters) -> Model:
-    """Return the model with parameters that may be elsewhere: those of a pipeline are then
-    together.
-    """
+    """Return the model with moved parameters; a pipeline that was moved is one layer again."""
     same = all(map(is_, leaves(parameters), leaves(model.parameters)))
     layer = model.layer if same else model.layer.alone
     return bound(layer, model.input_shape, parameters, model.frozen, model.properties)
@@ -364,9 +362,7 @@ def parameters_device(parameters: Parameters) -> Device | None:
 
 
 def _type_and_place(parameters: Parameters) -> tuple[type | None, str | None]:
-    """Return the type of the first parameter, whose arrays are used as they are, and its one
-    device.
-    """
+    """Return the type of the first parameter, and its device if it is on one only."""
     first = first_leaf(parameters)
     owner = owner_of(first)
     if owner is None or len(owner.devices_of(first)) != 1:
@@ -375,7 +371,7 @@ def _type_and_place(parameters: Parameters) -> tuple[type | None, str | None]:
 
 
 def _refuse_other_block(place: str | None) -> None:
-    """Refuse a call in a `use_device` block of another device than that of the parameters."""
+    """Refuse a call in a `use_device` block for another device than the parameters'."""
     block = block_device()
     if block is None or place is None or place == str(block):
         return
@@ -432,7 +428,7 @@ def _place_like(x: Array, like: Array, owner: Engine) -> Array:
     xp = primitives(like)
     dtype = xp.dtype(like)
     floating = primitives(x).dtype(x).kind == "float" and dtype.kind == "float"
-    # Floating numbers get the parameters' dtype anyway: narrowing them is what was asked for.
+    # `narrow`: floating numbers are cast to the parameters' dtype anyway.
     there = to_device(x, place.served_by(owner.name), convert=True, narrow=floating)
     return xp.astype(there, dtype) if floating else there
 
@@ -445,7 +441,7 @@ def _is_of_numbers(x: Any) -> bool:
 
 
 def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
-    """Nested lists as an array: ids as int32 where they fit, all else as float32."""
+    """Return nested lists as an array: ids as int32 if they fit, everything else as float32."""
     try:
         array = np.asarray(x)
         if not ids or array.dtype.kind not in "iu":
@@ -460,12 +456,12 @@ def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
 
 
 def _first(layer: Layer) -> Layer:
-    """Return the layer that gets the input itself."""
+    """Return the innermost layer that gets the model's input."""
     return _first(layer.parts[0][1]) if layer.parts else layer
 
 
 def _likely_shape(layer: Layer) -> Shape:
-    """Return a usual shape that the layer takes, or at least its first part, for a message."""
+    """Return a usual shape that the layer accepts, or at least its first part; for a message."""
     for shape in _usual_shapes(layer):
         try:
             layer.output(shape)
@@ -498,7 +494,7 @@ def _features(layer: Layer) -> Iterator[int]:
 
 
 class _Counts:
-    """How many parameters of a model training does not move, and why."""
+    """The numbers of parameters that training does not move: frozen ones, and state."""
 
     def __init__(self, model: Model) -> None:
         state = dict.fromkeys(state_paths(model.layer), "state")

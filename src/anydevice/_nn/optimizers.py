@@ -83,7 +83,7 @@ class _Groups(dict[str, dict[str, Any]]):
 
 
 class BuiltIn(Optimizer):
-    """An optimizer whose step is one op over lists of arrays, or one for each group of them."""
+    """An optimizer whose step is one op over lists of arrays, or one op for each group."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
@@ -93,7 +93,7 @@ class BuiltIn(Optimizer):
 
     @property
     def _groups(self) -> _Groups:
-        # The field is the last one of each subclass, so that the others keep their places.
+        # The field comes last in each subclass, so that the other fields keep their positions.
         return getattr(self, "groups", None) or _Groups({})
 
     @property
@@ -142,9 +142,11 @@ class BuiltIn(Optimizer):
         new = [list(old) for old in (arrays[0], *arrays[2:])]  # all but the gradients
         for options, places in _group_by_options(self._groups, tuple(names)):
             options = dict(options)
-            factor = options.pop("rate", None)
+            own_rate, scaled = options.pop("rate", None), rate
+            if own_rate is not None:
+                factor = own_rate / base_rate(self.rate)
+                scaled = rate * factor if is_number(rate) else ops.multiply(rate, factor)
             own = replace(self, groups=None, **options)
-            scaled = rate if factor is None else _scaled_rate(rate, factor / base_rate(self.rate))
             moved = own._step([[old[at] for at in places] for old in arrays], step, scaled)
             for after, part in zip(new, moved, strict=False):
                 for at, array in zip(places, part, strict=True):
@@ -207,10 +209,6 @@ def base_rate(rate: float | Schedule) -> float:
         return base_rate(rate.then)
     base = getattr(rate, "rate", 0.0) if isinstance(rate, Schedule) else rate
     return float(base) if is_number(base) else 0.0
-
-
-def _scaled_rate(rate: float | Array, factor: float) -> float | Array:
-    return rate * factor if is_number(rate) else ops.multiply(rate, factor)
 
 
 @lru_cache(maxsize=32)
@@ -307,9 +305,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay.
 
     `groups`, which `SGD`, `Adam` and `Lion` have too, gives some parameters settings of their own.
-    A key is a name as in `Model.freeze`; of several that match a parameter, the later one wins. A
-    schedule scales the rate of a group too: where it halves the rate of the optimizer, it halves
-    that of the group.
+    A key is a name as in `Model.freeze`; if several match a parameter, the later one wins. A
+    schedule scales the rates of groups too: it halves them when it halves the optimizer's rate.
 
     >>> AdamW(1e-3, groups={"*.bias": {"decay": 0.0}, "[0]": {"rate": 1e-4}}).groups["[0]"]
     {'rate': 0.0001}
@@ -505,13 +502,9 @@ def _norm(arrays: list[Array]) -> Array:
         raise ConfigurationError("there are no gradients in this tree, so they have no norm")
     types = {wide(primitives(array).dtype(array)).name for array in arrays}
     dtype = "float64" if types == {"float64"} else "float32"
-    squares = [_square(array, dtype) for array in arrays]
+    rows = [ops.astype(ops.reshape(array, (-1,)), dtype) for array in arrays]
+    squares = [ops.sum(ops.multiply(row, row), axis=0, keepdims=True) for row in rows]
     return ops.sqrt(ops.sum(ops.concat(squares, axis=0), axis=0, keepdims=True))
-
-
-def _square(array: Array, dtype: str) -> Array:
-    row = ops.astype(ops.reshape(array, (-1,)), dtype)
-    return ops.sum(ops.multiply(row, row), axis=0, keepdims=True)
 
 
 def _scale(array: Array, scale: Array) -> Array:

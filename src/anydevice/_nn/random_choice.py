@@ -34,10 +34,10 @@ def folded_seed(seed: int) -> int:
 
 
 def random_mask(run: Run, rate: float, like: Array) -> Array:
-    """Booleans in the shape and on the device of `like`, true with the probability `rate`.
+    """Return booleans with the shape and device of `like`, true with the probability `rate`.
 
-    They depend on the seed, the step and the path of `run`, and on the position in the array, or
-    in the one whose rows `run.rows` says that it has.
+    They depend on the seed, the step and the path of `run`, and on the position in the array; with
+    `run.rows`, on the position in the array of the whole batch.
     """
     shape = tuple(like.shape)
     first, whole = _within(run, shape)
@@ -57,9 +57,9 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
 
 
 def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return the place of the first element in the whole array, and the shape of that.
+    """Return the index of the first element in the whole batch's array, and that array's shape.
 
-    An array may have several rows for each row of the batch, as one of all tokens has.
+    An array may have several rows for each row of the batch, such as one for each token.
     """
     if run.rows is None or not shape:
         return 0, shape
@@ -69,7 +69,7 @@ def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 
 def _balance_axes(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Get two sizes with the elements of a shape as their product, as equal as its axes allow."""
+    """Return two sizes with the product of a shape, as equal as its axes allow."""
     rows, columns = 1, math.prod(shape)
     for at in range(1, len(shape) + 1):  # in a loop: PyTorch traces no `min` with a key
         parts = math.prod(shape[:at]), math.prod(shape[at:])
@@ -87,7 +87,7 @@ def _key(run: Run, like: Array) -> Array:
 
 
 def _single(number: int | Array, like: Array) -> Array:
-    """Return an integer, or an array without axes that holds one, as an array of shape (1, 1)."""
+    """Return an integer, or a 0-d integer array, as an array of shape (1, 1)."""
     if isinstance(number, int):
         return primitives(like).full((1, 1), folded_seed(number), _INT32, like)
     return ops.reshape(ops.astype(number, _INT32), (1, 1))
@@ -96,15 +96,15 @@ def _single(number: int | Array, like: Array) -> Array:
 def _mix_positions(
     key: Array, size: int, shape: tuple[int, int], factor: int, like: Array, first: int
 ) -> Array:
-    """Return a number for each of `size` positions from the first one on."""
+    """Return a mixed number for each of `size` positions, starting with `first`."""
     places = ops.reshape(primitives(like).arange(size, _INT32, like), shape)
-    if first:  # not into the places: C compilers fold what they know of these, as if none wrapped
+    if first:  # not added to the positions: C compilers would assume that they never wrap around
         key = ops.add(key, first)
     return mixed(ops.add(ops.multiply(places, factor), ops.multiply(key, factor)))
 
 
 def mixed(x: Array) -> Array:
-    """32-bit integers mixed: equal ones stay equal, and the upper bits have no pattern."""
+    """Mix 32-bit integers: equal ones stay equal, and the upper bits have no pattern."""
     for number in range(ROUNDS):
         x = ops.multiply(x, ops.add(ops.multiply(x, 2), 1))
         x = ops.add(x, BETWEEN + number)

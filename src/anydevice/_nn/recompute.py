@@ -39,14 +39,14 @@ class Recomputed(Wrapper):
             )
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        # A watch reads the outputs of parts, which have no numbers yet inside a checkpoint.
+        # A watch reads the outputs of parts, which have no values inside a checkpoint.
         keeps_outputs = not run.training or run.watch is not None
         autodiff = None if keeps_outputs else autodiff_of(x)
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 
         for steps in _runs(_steps(self.layer, parameters, "")):
-            if _has_state(steps[0]):  # its updates would be of the checkpoint, and not of the step
+            if _has_state(steps[0]):  # a checkpoint would keep its updates to itself
                 for path, layer, own in steps:
                     x = run.through(path, layer, own, x)
                 continue
@@ -65,9 +65,9 @@ def recompute(model: Model | Layer) -> Model | Layer:
     """Recompute the activations of a model or layer in the backward pass.
 
     Training then takes less memory and up to a third more time; gradients stay the same. A block is
-    a layer with layers inside, such as a `TransformerBlock`: each keeps its input alone. A chain
-    without blocks is cut into segments of several layers, of which each keeps its input alone:
-    about 2√n activations are held at once for n layers.
+    a layer with layers inside, such as a `TransformerBlock`: it keeps only its input. A chain
+    without blocks is cut into segments of several layers, and each segment keeps only its input:
+    n layers keep about 2√n activations at once.
 
     >>> from anydevice import nn
     >>> block = nn.TransformerBlock(8, 2)
@@ -98,7 +98,7 @@ def _has_blocks(layer: Layer) -> bool:
 
 
 def _steps(layer: Layer, parameters: Parameters, path: str) -> list[Step]:
-    """Get the layers of a chain and of the chains inside it, in order; any other layer is one."""
+    """Return the layers of a chain and of the chains inside it; any other layer is one step."""
     if not isinstance(layer, Chain):
         return [(path, layer, parameters)]
     parts = zip(layer.parts, parameters, strict=True)
@@ -106,9 +106,9 @@ def _steps(layer: Layer, parameters: Parameters, path: str) -> list[Step]:
 
 
 def _runs(steps: list[Step]) -> list[list[Step]]:
-    """Consecutive steps, cut where steps with state begin or end."""
+    """Group consecutive steps; a group has only steps with state, or none."""
     runs: list[list[Step]] = []
-    for step in steps:  # in plain words, which every compiler of PyTorch follows
+    for step in steps:  # a plain loop, which every compiler of PyTorch can trace
         if runs and _has_state(runs[-1][0]) == _has_state(step):
             runs[-1].append(step)
         else:
@@ -117,11 +117,12 @@ def _runs(steps: list[Step]) -> list[list[Step]]:
 
 
 def _segments(steps: list[Step]) -> list[list[Step]]:
-    """Consecutive steps, cut so that little is held at once.
+    """Cut steps into segments that keep few activations at once.
 
     An activation or a dropout stays with the layer before it.
     """
-    starts = [at for at, (_, layer, _) in enumerate(steps) if not at or not _follows(layer)]
+    followers = Activation | Dropout
+    starts = [at for at, step in enumerate(steps) if not at or not isinstance(step[1], followers)]
     ends = [*starts[1:], len(steps)]
     segments, first = [], 0
     for size in segment_sizes(len(starts)):
@@ -134,16 +135,12 @@ def _has_state(step: Step) -> bool:
     return bool(state_places(step[1]))
 
 
-def _follows(layer: Layer) -> bool:
-    return isinstance(layer, Activation | Dropout)
-
-
 def segment_sizes(count: int) -> list[int]:
     """Return the sizes of the segments of `count` layers.
 
-    A layer with its activation holds about two arrays while its segment is recomputed, and the
-    input of each segment before it is held too. So every second segment is shorter by one, and all
-    of them reach the same peak: about 2√n arrays, for n layers.
+    A layer with its activation keeps about two arrays while its segment is recomputed, and each
+    earlier segment keeps its input. So every second segment is shorter by one, and all of them
+    reach the same peak: about 2√n arrays for n layers.
 
     >>> segment_sizes(20), segment_sizes(3), segment_sizes(1)
     ([4, 4, 3, 3, 2, 2, 1, 1], [2, 1], [1])

@@ -1,7 +1,7 @@
 """Recurrent layers: an example is (time, features).
 
-The product with the input is one for all steps. The rest goes step by step: by PyTorch's own
-functions, in a loop of XLA's on JAX, and in a loop of Python elsewhere.
+One product with the input serves all steps. The rest goes step by step: by PyTorch's own functions,
+in a loop of XLA on JAX, and in a Python loop elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ZEROS = Constant(0.0)
 
 States = tuple[Array, ...]
 Step = Callable[[States, Array], States]
-"""The next states, of which the first is the output, from those before and one step's input."""
+"""Computes the next states from the states and the input of a step; the first is the output."""
 
 
 class _Recurrent(Layer):
@@ -46,6 +46,7 @@ class _Recurrent(Layer):
 
     inferred = ("inputs", -1)
     _gates = 0
+    _op = ""
 
     @property
     def label(self) -> str:
@@ -73,20 +74,18 @@ class _Recurrent(Layer):
                 parameters[name] = _ZEROS(generator, (rows,), 1, 1)
         return parameters
 
-    def _through(
-        self, name: str, definition: Callable[..., Array], parameters: Parameters, x: Array
-    ) -> Array:
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         self.output(tuple(x.shape[1:]))
-        weights = [
-            parameters.get(each) for each in ("input", "recurrent", "input_bias", "recurrent_bias")
-        ]
-        return run_op(own_version(x, name, definition), definition, x, *weights, self.last)
+        names = ("input", "recurrent", "input_bias", "recurrent_bias")
+        weights = [parameters.get(name) for name in names]
+        definition = _DEFINITIONS[self._op]
+        return run_op(own_version(x, self._op, definition), definition, x, *weights, self.last)
 
 
 class GRU(_Recurrent):
     """A gated recurrent unit over a sequence (time, inputs), as PyTorch and cuDNN define it.
 
-    The output is that of each step, (time, outputs), or with `last` that of the last step alone.
+    The output has all steps, (time, outputs), or with `last` only the last one, (outputs,).
     Its parameters are `input` (3 outputs, inputs) and `recurrent` (3 outputs, outputs), for the
     reset gate, the update gate and the new value in this order, and with `bias` also `input_bias`
     and `recurrent_bias`.
@@ -96,15 +95,13 @@ class GRU(_Recurrent):
     """
 
     _gates = 3
-
-    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return self._through("gru", _gru, parameters, x)
+    _op = "gru"
 
 
 class LSTM(_Recurrent):
     """A long short-term memory over a sequence (time, inputs).
 
-    The output is that of each step, (time, outputs), or with `last` that of the last step alone.
+    The output has all steps, (time, outputs), or with `last` only the last one, (outputs,).
     Its parameters are `input` (4 outputs, inputs) and `recurrent` (4 outputs, outputs), for the
     input gate, the forget gate, the new value and the output gate in this order, and with `bias`
     also `input_bias` and `recurrent_bias`.
@@ -114,79 +111,66 @@ class LSTM(_Recurrent):
     """
 
     _gates = 4
-
-    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        return self._through("lstm", _lstm, parameters, x)
+    _op = "lstm"
 
 
-def _gru(
-    x: Array,
-    weight: Array,
-    recurrent: Array,
-    bias: Array | None,
-    recurrent_bias: Array | None,
-    last: bool,
-) -> Array:
-    wide, weight, recurrent, bias, recurrent_bias = _widen_all(
-        x, weight, recurrent, bias, recurrent_bias
-    )
+def _gru_step(recurrent: Array, bias: Array | None) -> Step:
     size = recurrent.shape[1]
 
     def step(states: States, given: Array) -> States:
         (before,) = states
-        own = ops.linear(before, recurrent, recurrent_bias)
+        own = ops.linear(before, recurrent, bias)
         reset, update = (
             ops.sigmoid(ops.add(_gate(given, at, size), _gate(own, at, size))) for at in (0, 1)
         )
-        kept = ops.multiply(reset, _gate(own, 2, size))
-        new = ops.tanh(ops.add(_gate(given, 2, size), kept))
+        remembered = ops.multiply(reset, _gate(own, 2, size))
+        new = ops.tanh(ops.add(_gate(given, 2, size), remembered))
         return (ops.add(new, ops.multiply(update, ops.subtract(before, new))),)
 
-    return _scan_steps(ops.linear(wide, weight, bias), 1, size, step, last, x)
+    return step
 
 
-def _lstm(
-    x: Array,
-    weight: Array,
-    recurrent: Array,
-    bias: Array | None,
-    recurrent_bias: Array | None,
-    last: bool,
-) -> Array:
-    wide, weight, recurrent, bias, recurrent_bias = _widen_all(
-        x, weight, recurrent, bias, recurrent_bias
-    )
+def _lstm_step(recurrent: Array, bias: Array | None) -> Step:
     size = recurrent.shape[1]
 
     def step(states: States, given: Array) -> States:
         output, cell = states
-        gates = ops.add(given, ops.linear(output, recurrent, recurrent_bias))
+        gates = ops.add(given, ops.linear(output, recurrent, bias))
         enter, forget, leave = (ops.sigmoid(_gate(gates, at, size)) for at in (0, 1, 3))
         new = ops.multiply(enter, ops.tanh(_gate(gates, 2, size)))
         cell = ops.add(ops.multiply(forget, cell), new)
         return ops.multiply(leave, ops.tanh(cell)), cell
 
-    return _scan_steps(ops.linear(wide, weight, bias), 2, size, step, last, x)
+    return step
 
 
 def _gate(gates: Array, at: int, size: int) -> Array:
     return ops.slice_axis(gates, 1, at * size, (at + 1) * size)
 
 
-def _widen_all(x: Array, *weights: Array | None) -> list[Any]:
-    xp = primitives(x)
-    return [None if array is None else widened(xp, array) for array in (x, *weights)]
+def _define(count: int, make_step: Callable[..., Step]) -> Callable[..., Array]:
+    """Return the definition of an op with `count` states, which begin as zeros."""
+
+    def definition(
+        x: Array, weight: Array, recurrent: Array, bias: Array | None,
+        recurrent_bias: Array | None, last: bool,
+    ) -> Array:  # fmt: skip
+        xp = primitives(x)
+
+        def wide(array: Array | None) -> Any:
+            return None if array is None else widened(xp, array)
+
+        inputs = ops.linear(wide(x), wide(weight), wide(bias))
+        shape = (x.shape[0], recurrent.shape[1])
+        states = (xp.full(shape, 0, xp.dtype(inputs), inputs),) * count
+        step = make_step(wide(recurrent), wide(recurrent_bias))
+        y = run_op(own_version(inputs, "scan", _scan), _scan, inputs, states, step, last)
+        return xp.astype(y, xp.dtype(x))
+
+    return definition
 
 
-def _scan_steps(inputs: Array, count: int, size: int, step: Step, last: bool, x: Array) -> Array:
-    """Return the outputs of a step over (batch, time, …), or the last, in the dtype of x.
-
-    It begins with `count` states of this size, all 0.
-    """
-    xp = primitives(inputs)
-    states = (xp.full((inputs.shape[0], size), 0, xp.dtype(inputs), inputs),) * count
-    y = run_op(own_version(inputs, "scan", _scan), _scan, inputs, states, step, last)
-    return xp.astype(y, xp.dtype(x))
+_DEFINITIONS = {"gru": _define(1, _gru_step), "lstm": _define(2, _lstm_step)}
 
 
 def _scan(inputs: Array, states: States, step: Step, last: bool) -> Array:

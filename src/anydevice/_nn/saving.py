@@ -43,7 +43,7 @@ _known: dict[str, type[Record]] = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, _BASES)
 }
-"""The classes that files may name: those of anydevice.nn, and the registered ones."""
+"""The classes that files may name: our own, and registered ones."""
 _SAVED_BY = {
     "torch": "PyTorch's: torch.save(module.state_dict(), path)",
     "flax": "Flax's: save flax.nnx.state(module) with Orbax",
@@ -123,7 +123,7 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
 
 
 def _misfit(layer: Layer, parameters: Any) -> str | None:
-    """Return the first difference of parameters from those that the layer draws, as a sentence."""
+    """Return the first difference from the parameters that the layer would draw, as a sentence."""
     try:
         expected = layer.initial(ShapesOnly())
     except ConfigurationError as error:
@@ -227,7 +227,7 @@ def from_json(described: Any) -> Any:
         kind = _known.get(described["kind"])
         if kind is None:
             raise ConfigurationError(
-                f"there is no layer {described['kind']!r} here; where it is your own, import it "
+                f"there is no layer {described['kind']!r} here; if it is your own, import it "
                 "and call nn.register_layer with it before you load",
                 source=described["kind"],
             )

@@ -84,7 +84,10 @@ class Attention(Layer):
             )
 
     def output(self, shape: Shape) -> Shape:
-        return _tokens(self, shape, self.size)
+        self.takes_features(shape, self.size)
+        if len(shape) != 2:
+            raise self.misfit(f"got the shape {shape}, expected (tokens, {self.size})")
+        return shape
 
     def initial(self, generator: Random) -> Parameters:
         make, size = initializer_of(self.initializer), self.size
@@ -114,7 +117,7 @@ class Attention(Layer):
         return ops.linear(y, parameters["output"], parameters["output_bias"] if self.bias else None)
 
     def _by_head(self, x: Array, heads: int) -> Array:
-        """(batch, tokens, heads × size) as (batch, heads, tokens, size)."""
+        """Return (batch, tokens, heads × size) as (batch, heads, tokens, size)."""
         batch, tokens, _ = x.shape
         return ops.permute(ops.reshape(x, (batch, tokens, heads, self.head_size)), (0, 2, 1, 3))
 
@@ -259,10 +262,3 @@ class TransformerBlock(Layer):
 
 
 _NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
-
-
-def _tokens(layer: Layer, shape: Shape, size: int) -> Shape:
-    layer.takes_features(shape, size)
-    if len(shape) != 2:
-        raise layer.misfit(f"got the shape {shape}, expected (tokens, {size})")
-    return shape

@@ -19,8 +19,8 @@ from anydevice._core.dtypes import as_dtype
 from anydevice._core.trees import mapped
 from anydevice._libraries import registry
 from anydevice._libraries.base import ModelAdapter, host_array
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.native import NativeAdapter
+from anydevice._libraries.registry import adapter_of
 from anydevice._nn import convolution, layers, transformer
 from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last

@@ -24,7 +24,6 @@ from anydevice._core.device import Device
 from anydevice._core.record import NOTHING, Record
 from anydevice._core.table import Table
 from anydevice._core.trees import leaves, refilled
-from anydevice._libraries.detect import adapter_of, compile_device
 from anydevice._libraries.layers import (
     logits_of,
     loss_and_output,
@@ -35,7 +34,7 @@ from anydevice._libraries.layers import (
     target_of,
 )
 from anydevice._libraries.precision import cast_parameters
-from anydevice._libraries.registry import part, row_of
+from anydevice._libraries.registry import adapter_of, compile_device, part, row_of
 from anydevice._nn.layers import ACTIVATIONS
 from anydevice._nn.losses import (
     Loss,

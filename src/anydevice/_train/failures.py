@@ -18,9 +18,9 @@ from anydevice._arrays.move import to_numpy
 from anydevice._core.engine import Absent
 from anydevice._core.protocols import Stepper
 from anydevice._core.trees import leaves
-from anydevice._libraries.detect import adapter_of
 from anydevice._libraries.layers import ModuleLayer, takes_model
 from anydevice._libraries.native import paths_of
+from anydevice._libraries.registry import adapter_of
 from anydevice._machine.engines import registry
 from anydevice._machine.engines.registry import owner_of
 from anydevice._nn.layer import Layer, MisfitError, Run

@@ -26,11 +26,10 @@ from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened, warn
 from anydevice._core.trees import Tree, leaves, partition
 from anydevice._formats.model import checked_path
-from anydevice._libraries.detect import adapter_of, compile_device, training_device
 from anydevice._libraries.layers import ModuleLayer, layer_of, optimizer_of
 from anydevice._libraries.native import NativeAdapter, cast_weights
 from anydevice._libraries.precision import policy_of
-from anydevice._libraries.registry import part
+from anydevice._libraries.registry import adapter_of, compile_device, part, training_device
 from anydevice._machine.engines import registry
 from anydevice._nn.layer import state_leaves
 from anydevice._nn.losses import fuse_loss, fused_activation, loss_of, remark_on

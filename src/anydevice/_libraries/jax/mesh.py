@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -42,9 +43,9 @@ class JaxProcesses(HostExchange):
         Not for compiled functions: there, compute on arrays over a mesh.
         """
         engine = registry.load("jax")
-        found = [self.every(np.asarray(engine.to_host(x)) * np.float32(share)) for x in arrays]
-        pairs = zip(found, arrays, strict=True)
-        return [jax.device_put(each.sum(0).astype(x.dtype), x.sharding) for each, x in pairs]
+        parts = [self.every(np.asarray(engine.to_host(x)) * np.float32(share)) for x in arrays]
+        pairs = zip(parts, arrays, strict=True)
+        return [jax.device_put(rows.sum(0).astype(x.dtype), x.sharding) for rows, x in pairs]
 
     def from_first(self, x: jax.Array) -> Any:
         """Broadcast an array from the first process."""
@@ -58,13 +59,13 @@ def is_joined() -> bool:
     return bool(jax.distributed.is_initialized())
 
 
-def join(found: Launched | None) -> JaxProcesses:
+def join(launched: Launched | None) -> JaxProcesses:
     """Return the processes of `jax.distributed`, joining them if necessary.
 
     Raises `ConfigurationError` if JAX has already started its devices.
     """
     if not is_joined():
-        assert found is not None, "a process alone joins none"
+        assert launched is not None, "a process alone joins none"
         if jax_started():
             raise ConfigurationError(
                 "JAX has already started its devices, and can join other processes only before; "
@@ -74,9 +75,9 @@ def join(found: Launched | None) -> JaxProcesses:
         # JAX would intercept SIGTERM as the preemption notice of a cluster.
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
-            f"{found.address}:{found.port}",
-            found.size,
-            found.rank,
+            f"{launched.address}:{launched.port}",
+            launched.size,
+            launched.rank,
             cluster_detection_method="deactivate",
             heartbeat_timeout_seconds=_HEARTBEAT,
         )
@@ -135,12 +136,11 @@ def bytes_a_device(tree: Any) -> dict[Device, int]:
     """Return the bytes of the arrays of a tree on each device of this process."""
     engine = registry.load("jax")
     places = {engine.native(device): device for device in engine.devices()}
-    found: dict[Device, int] = {}
+    sizes: Counter[Device] = Counter()
     for x in jax.tree.leaves(tree):
         for part in x.addressable_shards:
-            place = places[part.device]
-            found[place] = found.get(place, 0) + part.data.nbytes
-    return found
+            sizes[places[part.device]] += part.data.nbytes
+    return sizes
 
 
 def of_processes(numbers: Sequence[int], mesh: MeshLike) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from operator import is_
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -20,14 +21,15 @@ from anydevice._libraries.base import (
     Arguments,
     ArraysAdapter,
     Change,
+    ChangeDetector,
     ModelAdapter,
+    Watched,
     cpu_placer,
     host_array,
     recording,
     training_mode_error,
     training_mode_note,
 )
-from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, cast
 from anydevice.errors import ConfigurationError
 
@@ -190,8 +192,8 @@ class NnxAdapter(JaxAdapter):
         if now._places != self._places or not all(new is old for new, old in rest):
             return False
         self.arguments = [
-            kept if x is old else to_device(cast(x, dtype), device, convert=True)
-            for x, old, kept in zip(now._own, self._own, self.arguments, strict=True)
+            placed if x is old else to_device(cast(x, dtype), device, convert=True)
+            for x, old, placed in zip(now._own, self._own, self.arguments, strict=True)
         ]
         self._own = now._own
         return True
@@ -223,8 +225,8 @@ class NnxAdapter(JaxAdapter):
     def _parts(self, module: Any) -> dict[str, Any]:
         from flax import nnx
 
-        found = nnx.iter_modules(module)
-        return {".".join(map(str, path)): part for path, part in found if path}
+        modules = nnx.iter_modules(module)
+        return {".".join(map(str, path)): part for path, part in modules if path}
 
 
 def mapped_module(function: Any) -> Any:
@@ -233,8 +235,8 @@ def mapped_module(function: Any) -> Any:
     inside = function
     while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
         inside = inside.__wrapped__
-    found = isinstance(inside, base) and _with_module(function, inside, None) is not function
-    return inside if found else None
+    is_mapped = isinstance(inside, base) and _with_module(function, inside, None) is not function
+    return inside if is_mapped else None
 
 
 @contextmanager
@@ -302,7 +304,9 @@ def _watch_objects(module: Any) -> Watched:
     values: list[Callable[[], Any]] = []
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Variable):
-            values.append(_reader_of(node))
+            # An attribute in earlier releases.
+            read = getattr(node, "get_raw_value", None) or partial(getattr, node, "raw_value")
+            values.append(read)
         elif isinstance(node, dict):
             views.append(node.values())
         elif isinstance(node, list | tuple):
@@ -310,11 +314,6 @@ def _watch_objects(module: Any) -> Watched:
         elif isinstance(node, base):
             views.append(vars(node).values())
     return Watched(views, [lambda: [read() for read in values]], [])
-
-
-def _reader_of(variable: Any) -> Callable[[], Any]:
-    # An attribute in earlier releases.
-    return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
 
 
 def _is_false(part: Any, name: str) -> bool:

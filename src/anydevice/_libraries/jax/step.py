@@ -31,8 +31,8 @@ class EquinoxLayer(ModuleLayer):
     def settings_fit(self) -> None:
         object.__setattr__(self, "adapter", EquinoxAdapter(self.given))
         inexact = equinox().is_inexact_array
-        held = [name for name, x in self.parameters.items() if not inexact(x)]
-        object.__setattr__(self, "held", tuple(held))
+        state = [name for name, x in self.parameters.items() if not inexact(x)]
+        object.__setattr__(self, "held", tuple(state))
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -90,8 +90,9 @@ class NnxLayer(ModuleLayer):
         object.__setattr__(self, "structures", [structure for _, structure in parts])
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "held", tuple(names[1]))
-        keys = {name: _key_kind(x) for pairs, _ in parts for name, x in pairs}
-        object.__setattr__(self, "keys", {n: kind for n, kind in keys.items() if kind is not None})
+        keys = [(name, x) for pairs, _ in parts for name, x in pairs if _is_key(x)]
+        kinds = {name: str(jax.random.key_impl(x)) for name, x in keys}
+        object.__setattr__(self, "keys", kinds)
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -128,12 +129,12 @@ def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
     from flax import nnx
 
     _, *states = nnx.split(module, nnx.Param, ...)
-    found = []
+    parts = []
     for state in states:
         pairs, structure = jax.tree_util.tree_flatten_with_path(state)
         named = [(_path_text(path), x) for path, x in pairs]
-        found.append((named, structure))
-    return found
+        parts.append((named, structure))
+    return parts
 
 
 def _path_text(path: Any) -> str:
@@ -141,15 +142,13 @@ def _path_text(path: Any) -> str:
     return ".".join(str(getattr(step, "key", getattr(step, "idx", step))) for step in path[:-1])
 
 
-def _key_kind(x: Any) -> Any:
-    """Return the implementation of a random key; `None` for other arrays."""
-    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return str(jax.random.key_impl(x)) if is_key else None
+def _is_key(x: Any) -> bool:
+    """Whether an array has random keys."""
+    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def _as_numbers(x: Any) -> Any:
-    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
+    return jax.random.key_data(x) if _is_key(x) else x
 
 
 class OptaxOptimizer(LibraryOptimizer):

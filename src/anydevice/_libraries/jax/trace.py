@@ -10,14 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from anydevice._core.protocols import FixedTensor, Trace, TracedTensor
+from anydevice._core.protocols import FixedTensor, Trace
+from anydevice._core.protocols import TracedTensor as Traced
 from anydevice._libraries.base import ModelAdapter, host_array, recording
 from anydevice._libraries.jax.module import EquinoxAdapter, JaxAdapter
 
 Rule = Callable[..., Any]
+Sizes = Sequence[int]
 
 
-def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) -> TracedTensor:
+def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) -> Traced:
     """Make the jaxpr of a module for one example of a shape, and return its traced output."""
     assert isinstance(adapter, JaxAdapter)
     module = adapter.bound(adapter.arguments)
@@ -65,13 +67,11 @@ def _constant(value: Any) -> FixedTensor:
     return FixedTensor(host_array(value if isinstance(value, jax.Array) else np.asarray(value)))
 
 
-def _run(trace: Trace, jaxpr: Any, inputs: list[TracedTensor], path: str) -> list[TracedTensor]:
+def _run(trace: Trace, jaxpr: Any, inputs: list[Traced], path: str) -> list[Traced]:
     """Trace the equations of a jaxpr; its constants come first among the inputs."""
-    tensors: dict[Any, TracedTensor] = dict(
-        zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True)
-    )
+    tensors: dict[Any, Traced] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
-    def read(variable: Any) -> TracedTensor:
+    def read(variable: Any) -> Traced:
         if hasattr(variable, "val"):
             return FixedTensor(np.asarray(variable.val))
         return tensors[variable]
@@ -85,9 +85,7 @@ def _run(trace: Trace, jaxpr: Any, inputs: list[TracedTensor], path: str) -> lis
     return [read(x) for x in jaxpr.outvars]
 
 
-def _trace_equation(
-    trace: Trace, equation: Any, inputs: list[TracedTensor], path: str
-) -> list[TracedTensor]:
+def _trace_equation(trace: Trace, equation: Any, inputs: list[Traced], path: str) -> list[Traced]:
     name, options = equation.primitive.name, equation.params
     fixed = [x for x in inputs if isinstance(x, FixedTensor)]
     if len(fixed) == len(inputs):
@@ -105,7 +103,7 @@ def _trace_equation(
     return results if isinstance(results, list) else [results]
 
 
-def _compute(equation: Any, inputs: list[FixedTensor]) -> list[TracedTensor]:
+def _compute(equation: Any, inputs: list[FixedTensor]) -> list[Traced]:
     """Let JAX compute values that do not depend on the input, and count their roundings."""
     off = max([x.off for x in inputs], default=0.0)
     arrays = [
@@ -119,9 +117,7 @@ def _compute(equation: Any, inputs: list[FixedTensor]) -> list[TracedTensor]:
     return [FixedTensor(host_array(result), off) for result in results]
 
 
-def _dot(
-    trace: Trace, a: TracedTensor, b: TracedTensor, *, dimension_numbers: Any, **_: Any
-) -> TracedTensor:
+def _dot(trace: Trace, a: Traced, b: Traced, *, dimension_numbers: Any, **_: Any) -> Traced:
     (a_sums, b_sums), (a_batch, b_batch) = [
         [list(map(int, axes)) for axes in pair] for pair in dimension_numbers
     ]
@@ -134,8 +130,8 @@ def _dot(
 
 
 def _as_matrices(
-    trace: Trace, a: TracedTensor, batch: list[int], sums: list[int], sums_last: bool
-) -> tuple[TracedTensor, list[int]]:
+    trace: Trace, a: Traced, batch: list[int], sums: list[int], sums_last: bool
+) -> tuple[Traced, list[int]]:
     """Reshape to (batch, free, sums) or (batch, sums, free); no batch axis if `batch` is empty."""
     free = [axis for axis in range(len(a.shape)) if axis not in batch and axis not in sums]
     order = [*batch, *free, *sums] if sums_last else [*batch, *sums, *free]
@@ -148,18 +144,18 @@ def _as_matrices(
 
 def _convolution(
     trace: Trace,
-    a: TracedTensor,
-    weight: TracedTensor,
+    a: Traced,
+    weight: Traced,
     *,
-    window_strides: Sequence[int],
+    window_strides: Sizes,
     padding: Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
+    lhs_dilation: Sizes,
+    rhs_dilation: Sizes,
     dimension_numbers: Any,
     feature_group_count: int,
     batch_group_count: int,
     **_: Any,
-) -> TracedTensor:
+) -> Traced:
     if any(step != 1 for step in lhs_dilation) or batch_group_count != 1:
         raise trace.refuse("a transposed convolution")
     image_axes, kernel_axes, output_axes = dimension_numbers
@@ -176,23 +172,21 @@ def _convolution(
 
 def _window(
     trace: Trace,
-    a: TracedTensor,
+    a: Traced,
     *,
     kind: Any,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
+    window_dimensions: Sizes,
+    window_strides: Sizes,
     padding: Sequence[tuple[int, int]],
-    base_dilation: Sequence[int],
-    window_dilation: Sequence[int],
-) -> TracedTensor:
+    base_dilation: Sizes,
+    window_dilation: Sizes,
+) -> Traced:
     if any(step != 1 for step in base_dilation):
         raise trace.refuse("a pooling that spreads its input")
     return trace.pool(kind, a, window_dimensions, window_strides, padding, window_dilation)
 
 
-def _pad(
-    trace: Trace, a: TracedTensor, fill: TracedTensor, *, padding_config: Any, **_: Any
-) -> TracedTensor:
+def _pad(trace: Trace, a: Traced, fill: Traced, *, padding_config: Any, **_: Any) -> Traced:
     widths = [(int(low), int(high)) for low, high, _ in padding_config]
     if any(inner for _, _, inner in padding_config) or min(map(min, widths)) < 0:
         raise trace.refuse("a padding that cuts or spreads")
@@ -202,13 +196,8 @@ def _pad(
 
 
 def _broadcast(
-    trace: Trace,
-    a: TracedTensor,
-    *,
-    shape: Sequence[int],
-    broadcast_dimensions: Sequence[int],
-    **_: Any,
-) -> TracedTensor:
+    trace: Trace, a: Traced, *, shape: Sizes, broadcast_dimensions: Sizes, **_: Any
+) -> Traced:
     sizes = [1] * len(shape)
     for axis, size in zip(broadcast_dimensions, a.shape, strict=True):
         sizes[axis] = size
@@ -216,21 +205,16 @@ def _broadcast(
 
 
 def _slice(
-    trace: Trace,
-    a: TracedTensor,
-    *,
-    start_indices: Sequence[int],
-    limit_indices: Sequence[int],
-    strides: Sequence[int] | None,
-) -> TracedTensor:
+    trace: Trace, a: Traced, *, start_indices: Sizes, limit_indices: Sizes, strides: Sizes | None
+) -> Traced:
     steps = strides or (1,) * len(start_indices)
     index = tuple(map(slice, start_indices, limit_indices, steps))
     return trace.rearrange(lambda x: x[index], a)
 
 
 def _dynamic_slice(
-    trace: Trace, a: TracedTensor, *starts: TracedTensor, slice_sizes: Sequence[int], **_: Any
-) -> TracedTensor:
+    trace: Trace, a: Traced, *starts: Traced, slice_sizes: Sizes, **_: Any
+) -> Traced:
     index = []
     for start, length, size in zip(starts, a.shape, slice_sizes, strict=True):
         if not isinstance(start, FixedTensor):
@@ -240,7 +224,7 @@ def _dynamic_slice(
     return trace.rearrange(lambda x: x[tuple(index)], a)
 
 
-def _gather(trace: Trace, a: TracedTensor, indices: TracedTensor, **options: Any) -> TracedTensor:
+def _gather(trace: Trace, a: Traced, indices: Traced, **options: Any) -> Traced:
     """Trace elements at fixed indices: JAX gathers from an array of positions."""
     if not isinstance(indices, FixedTensor):
         raise trace.refuse("an index that depends on the input")
@@ -252,9 +236,7 @@ def _gather(trace: Trace, a: TracedTensor, indices: TracedTensor, **options: Any
     return trace.rearrange(lambda x: x.reshape(-1)[index], a)
 
 
-def _split_axis(
-    trace: Trace, a: TracedTensor, *, sizes: Sequence[int], axis: int
-) -> list[TracedTensor]:
+def _split_axis(trace: Trace, a: Traced, *, sizes: Sizes, axis: int) -> list[Traced]:
     edges = np.cumsum(sizes)[:-1]
     return [
         trace.rearrange(lambda x, part=part: np.split(x, edges, axis)[part], a)
@@ -262,19 +244,19 @@ def _split_axis(
     ]
 
 
-def _power(trace: Trace, a: TracedTensor, *, y: int, **_: Any) -> TracedTensor:
+def _power(trace: Trace, a: Traced, *, y: int, **_: Any) -> Traced:
     if y not in (2, 3):
         raise trace.refuse(f"a power of {y}")
     return trace.function("square", a) if y == 2 else trace.cube(a)
 
 
-def _select(trace: Trace, where: TracedTensor, *cases: TracedTensor, **_: Any) -> TracedTensor:
+def _select(trace: Trace, where: Traced, *cases: Traced, **_: Any) -> Traced:
     if len(cases) != 2:
         raise trace.refuse("a choice between more than two")
     return trace.select(where, cases[1], cases[0])
 
 
-def _convert(trace: Trace, a: TracedTensor, *, new_dtype: Any, **_: Any) -> TracedTensor:
+def _convert(trace: Trace, a: Traced, *, new_dtype: Any, **_: Any) -> Traced:
     if str(np.dtype(new_dtype)) not in ("float32", "float64"):
         raise trace.refuse(f"a conversion to {np.dtype(new_dtype)}")
     return a
@@ -284,53 +266,18 @@ def _function(name: str) -> Rule:
     return lambda trace, a, **_: trace.function(name, a)
 
 
-def _identity(trace: Trace, a: TracedTensor, **_: Any) -> TracedTensor:
+def _identity(trace: Trace, a: Traced, **_: Any) -> Traced:
     return a
 
 
-_CALLS = (
-    "pjit",
-    "jit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-    "remat",
-    "remat2",
-    "checkpoint",
-)
+_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
+_CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 """Primitives that run another jaxpr."""
-_FLOAT64 = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "neg",
-    "rsqrt",
-    "sqrt",
-    "square",
-    "reshape",
-    "transpose",
-    "broadcast_in_dim",
-    "squeeze",
-)
+_SHAPES = {"reshape", "transpose", "broadcast_in_dim", "squeeze"}
+_FLOAT64 = {"add", "sub", "mul", "div", "neg", "rsqrt", "sqrt", "square"} | _SHAPES
 """Primitives that are computed here in float64, even if all inputs are fixed."""
-_EXACT = (
-    "reshape",
-    "transpose",
-    "broadcast_in_dim",
-    "squeeze",
-    "convert_element_type",
-    "slice",
-    "concatenate",
-    "copy",
-    "stop_gradient",
-    "iota",
-    "neg",
-    "expand_dims",
-    "rev",
-)
+_EXACT = {"convert_element_type", "slice", "concatenate", "copy", "expand_dims", "rev"} | _SHAPES
+_EXACT |= {"stop_gradient", "iota", "neg"}
 """Primitives without rounding."""
 
 _RULES: dict[str, Rule] = {

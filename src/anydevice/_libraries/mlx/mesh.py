@@ -20,8 +20,8 @@ class RingProcesses(HostExchange):
 
     def every(self, numbers: Any) -> Any:
         flat = mx.array(np.ascontiguousarray(numbers).reshape(-1))
-        found = np.array(mx.distributed.all_gather(flat, group=_ring()))
-        return found.reshape(self.size, *numbers.shape)
+        gathered = np.array(mx.distributed.all_gather(flat, group=_ring()))
+        return gathered.reshape(self.size, *numbers.shape)
 
     def sum(self, arrays: Sequence[mx.array], share: float = 1.0) -> list[mx.array]:
         """Return the sums of arrays over all processes, each weighted by the process's share.

@@ -18,14 +18,16 @@ from anydevice._libraries.base import (
     Arguments,
     ArraysAdapter,
     Change,
+    ChangeDetector,
     ModelAdapter,
+    Snapshot,
+    Watched,
     cpu_placer,
     host_array,
     in_mode,
     recording,
     training_mode_note,
 )
-from anydevice._libraries.changes import ChangeDetector, Snapshot, Watched
 from anydevice._libraries.native import paths_of
 from anydevice._libraries.precision import cast, cast_parameters
 
@@ -39,7 +41,7 @@ class MlxAdapter(ArraysAdapter):
     kind = "mlx.nn.Module"
     library = "mlx"
     follows = (
-        "weights, parts, mode; not what is written into an array in place, as by w[0] = 1: call "
+        "weights, parts, mode; not writes into an array in place, such as w[0] = 1: call "
         "refresh() after that"
     )
 
@@ -83,8 +85,8 @@ class MlxAdapter(ArraysAdapter):
                 return False
         before, there = leaves(self._own), leaves(self.arguments)
         taken = [
-            kept if x is old else to_device(cast(x, dtype), device)
-            for x, old, kept in zip(leaves(own), before, there, strict=True)
+            placed if x is old else to_device(cast(x, dtype), device)
+            for x, old, placed in zip(leaves(own), before, there, strict=True)
         ]
         self._own, self.arguments = own, refilled(own, taken)
         return True
@@ -111,9 +113,9 @@ def _views(value: Any) -> Iterator[Any]:
     yield inside
     if hasattr(value, "__dict__"):
         yield vars(value).values()
-    for each in inside:
-        if isinstance(each, dict | list | tuple):
-            yield from _views(each)
+    for part in inside:
+        if isinstance(part, dict | list | tuple):
+            yield from _views(part)
 
 
 def _structure_of(module: Any) -> list[Any]:

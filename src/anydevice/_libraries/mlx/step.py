@@ -22,8 +22,8 @@ class MlxLayer(ModuleLayer):
 
     def settings_fit(self) -> None:
         flat = _flat(self.given.trainable_parameters())
-        held = [name for name in _flat(self.given.parameters()) if name not in flat]
-        object.__setattr__(self, "held", tuple(held))
+        frozen = [name for name in _flat(self.given.parameters()) if name not in flat]
+        object.__setattr__(self, "held", tuple(frozen))
 
     @property
     def parameters(self) -> dict[str, Array]:

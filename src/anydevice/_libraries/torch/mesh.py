@@ -56,28 +56,28 @@ class Group(Processes):
 
     def largest(self, number: float, like: Any) -> float:
         """Return the maximum of a number over all processes."""
-        held = torch.tensor([number], dtype=torch.float64, device=like.device)
-        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
-        return float(held[0])
+        maximum = torch.tensor([number], dtype=torch.float64, device=like.device)
+        distributed.all_reduce(maximum, op=distributed.ReduceOp.MAX)
+        return float(maximum[0])
 
     def of_processes(self, numbers: Sequence[float], device: Device) -> Callable[[], Any]:
         """Send numbers to all; return a function that waits for everyone's, a tensor of rows."""
         rows = [[0.0] * len(numbers)] * self.size
         rows[self.rank] = list(numbers)
-        found = torch.tensor(rows, device=registry.load("torch").native(device))
-        work = distributed.all_reduce(found, async_op=True)  # supported by every backend
+        table = torch.tensor(rows, device=registry.load("torch").native(device))
+        work = distributed.all_reduce(table, async_op=True)  # supported by every backend
 
-        def waited() -> Any:
+        def wait() -> Any:
             work.wait()
-            return found
+            return table
 
-        return waited
+        return wait
 
     def of_first(self, value: Any, root: int = 0) -> Any:
         """Broadcast a small value from process `root`, by default the first."""
-        held = [value]
-        distributed.broadcast_object_list(held, src=root)
-        return held[0]
+        values = [value]
+        distributed.broadcast_object_list(values, src=root)
+        return values[0]
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Write the first process's numbers into the tensors of all others."""
@@ -105,31 +105,33 @@ def existing() -> Group | None:
     return Group(distributed.get_rank(), distributed.get_world_size())
 
 
-def join(found: Launched, device: Device) -> Group:
+def join(launched: Launched, device: Device) -> Group:
     """Join the processes that a launcher started, as a `torch.distributed` group."""
     backend = "gloo"
     if device.backend in ("cuda", "rocm") and distributed.is_nccl_available():
         torch.cuda.set_device(device.index)
         # NCCL rejects two processes on one card.
-        backend = "nccl" if (found.here or found.size) <= torch.cuda.device_count() else "gloo"
+        backend = (
+            "nccl" if (launched.here or launched.size) <= torch.cuda.device_count() else "gloo"
+        )
     place = "env://"
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        place = f"tcp://{found.address}:{found.port}"
-        _await_first(found)
+        place = f"tcp://{launched.address}:{launched.port}"
+        _await_first(launched)
     try:
         distributed.init_process_group(
-            backend, init_method=place, rank=found.rank, world_size=found.size
+            backend, init_method=place, rank=launched.rank, world_size=launched.size
         )
     except distributed.DistNetworkError as error:
-        if found.rank or not _is_taken(found.port):
+        if launched.rank or not _is_taken(launched.port):
             raise
         raise ConfigurationError(
-            f"another program has port {found.port} of this machine, at which the first process is "
-            "to be found; set MASTER_PORT to another one in all processes",
+            f"another program has port {launched.port} of this machine, at which the first process "
+            "is to be found; set MASTER_PORT to another one in all processes",
             source="MASTER_PORT",
         ) from error
     atexit.register(leave)
-    return Group(found.rank, found.size)
+    return Group(launched.rank, launched.size)
 
 
 def _is_taken(port: int) -> bool:
@@ -141,12 +143,12 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def _await_first(found: Launched) -> None:
+def _await_first(launched: Launched) -> None:
     """Wait until the first process listens: PyTorch retries at growing intervals."""
     until = time.monotonic() + _FIRST_WAIT
-    while found.rank and time.monotonic() < until:
+    while launched.rank and time.monotonic() < until:
         try:
-            socket.create_connection((found.address, found.port), timeout=1.0).close()
+            socket.create_connection((launched.address, launched.port), timeout=1.0).close()
             return
         except OSError:
             time.sleep(0.01)
@@ -176,10 +178,10 @@ def _await_others(store: Any) -> None:
     until, size = time.monotonic() + _LAST_WAIT, distributed.get_world_size()
 
     def count(name: str, own: int, wanted: int) -> None:
-        found = store.add(name, own)
-        while found < wanted and time.monotonic() < until:
+        counted = store.add(name, own)
+        while counted < wanted and time.monotonic() < until:
             time.sleep(0.01)
-            found = store.add(name, 0)
+            counted = store.add(name, 0)
 
     count("anydevice/left", 1, size)
     is_first = distributed.get_rank() == 0
@@ -212,13 +214,10 @@ class Layout(Record):
 
     def gathered(self, part: torch.Tensor) -> Any:
         """Gather the whole tensor from its parts; gradients are summed."""
-        return self._whole(part, sums=True)
+        return self.whole(part, sums=True)
 
-    def whole(self, part: torch.Tensor) -> Any:
-        """Gather the whole tensor; the gradient of a part comes from this process alone."""
-        return self._whole(part, sums=False)
-
-    def _whole(self, part: torch.Tensor, sums: bool) -> Any:
+    def whole(self, part: torch.Tensor, sums: bool = False) -> Any:
+        """Gather the whole tensor; without `sums`, a gradient comes from this process alone."""
         copies, parts = (grid_of(self.mesh).get_group(axis) for axis in (0, 1))
         size = 1 if self.axis is None else self.shape[self.axis]
         return _Gathered.apply(part, self.axis, size, parts, copies if sums else None)
@@ -242,29 +241,29 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, None, None, None, None]:
         [gradient], parts, copies = gradients, ctx.parts, ctx.copies
         if ctx.axis is None:
-            found = gradient.clone()
+            own = gradient.clone()
             if copies is not None:
-                distributed.all_reduce(found, group=parts)
+                distributed.all_reduce(own, group=parts)
         else:
             rows = gradient.movedim(ctx.axis, 0)
-            each = -(-len(rows) // parts.size())
-            start = min(each * parts.rank(), len(rows))
-            stop = min(start + each, len(rows))
-            found = rows[start:stop]
+            share = -(-len(rows) // parts.size())
+            start = min(share * parts.rank(), len(rows))
+            stop = min(start + share, len(rows))
+            own = rows[start:stop]
             if copies is not None:
-                found = rows.new_empty((each, *rows.shape[1:]))
-                padded = _pad_rows(rows, each * parts.size())
-                _reduce_scatter(found, padded, group=parts)
-            found = found[: stop - start].movedim(0, ctx.axis).contiguous()
+                own = rows.new_empty((share, *rows.shape[1:]))
+                padded = _pad_rows(rows, share * parts.size())
+                _reduce_scatter(own, padded, group=parts)
+            own = own[: stop - start].movedim(0, ctx.axis).contiguous()
         if copies is not None and copies.size() > 1:
-            distributed.all_reduce(found, group=copies)
-        return found, None, None, None, None
+            distributed.all_reduce(own, group=copies)
+        return own, None, None, None, None
 
 
 def whole_of(x: torch.Tensor) -> Any:
     """Return the whole of a `DTensor`; empty in a process that has no part in it."""
     *others, last = x.placements
-    is_plain = type(last) is Shard and all(type(each) is Replicate for each in others)
+    is_plain = type(last) is Shard and all(type(placement) is Replicate for placement in others)
     if not is_plain or x.device_mesh.get_coordinate() is None:
         return x.full_tensor()
     group = x.device_mesh.get_group(len(others))
@@ -278,9 +277,9 @@ def _all_gathered(part: torch.Tensor, axis: int, size: int, group: distributed.P
     tensors on a card, for example if several processes share a card.
     """
     rows = part.movedim(axis, 0)
-    each = -(-size // group.size())
-    every = rows.new_empty((each * group.size(), *rows.shape[1:]))
-    _all_gather(every, _pad_rows(rows, each), group=group)
+    share = -(-size // group.size())
+    every = rows.new_empty((share * group.size(), *rows.shape[1:]))
+    _all_gather(every, _pad_rows(rows, share), group=group)
     return every[:size].movedim(0, axis).contiguous()
 
 
@@ -374,11 +373,11 @@ def _blocks(module: torch.nn.Module) -> list[Any]:
     for part in module.modules():
         for x in part.parameters(recurse=False):
             users[id(x)] = users.get(id(x), 0) + 1
-    found = [part for chain in chains for part in chain if list(part.parameters())]
-    found = [
-        part for part in found if not any(id(x) in inner for x in part.modules() if x is not part)
+    blocks = [part for chain in chains for part in chain if list(part.parameters())]
+    blocks = [
+        part for part in blocks if not any(id(x) in inner for x in part.modules() if x is not part)
     ]
-    return [part for part in found if all(users[id(x)] == 1 for x in part.parameters())]
+    return [part for part in blocks if all(users[id(x)] == 1 for x in part.parameters())]
 
 
 class JoinedLoss:
@@ -413,11 +412,11 @@ class JoinedLoss:
         part = torch.cat([own, own.new_zeros((most - own.shape[0], *x.shape[1:]))])
         at = Layout(self._mesh, 0, (most * self._mesh.size, *x.shape[1:]))
         every_row = at.whole(part)
-        kept = [
+        valid_rows = [
             every_row[rank * most : rank * most + (stop - start) * times]
             for rank, (start, stop) in enumerate(ranges)
         ]
-        return torch.cat(kept)
+        return torch.cat(valid_rows)
 
 
 def whole(x: torch.Tensor) -> Any:

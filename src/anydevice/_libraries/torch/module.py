@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache, partial
@@ -24,14 +24,16 @@ from anydevice._libraries.base import (
     After,
     Arguments,
     Change,
+    ChangeDetector,
     ModelAdapter,
+    Read,
     State,
+    Watched,
     in_mode,
     parameter_names,
     training_mode_error,
     training_mode_note,
 )
-from anydevice._libraries.changes import ChangeDetector, Watched
 from anydevice._libraries.precision import Policy, has_coarse_products
 from anydevice._machine.engines import registry
 
@@ -102,11 +104,14 @@ class TorchAdapter(ModelAdapter):
         return policy.parameters
 
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        def hook(part: Any, given: Any, result: Any, name: str) -> Any:
+            return after(name, result)
+
         with ExitStack() as hooks:
             for path, part in self.module.named_modules():
                 if path and not isinstance(part, torch.jit.ScriptModule):  # it runs no hooks
-                    hook = partial(_forward_hook, f"{path} {type(part).__name__}", after)
-                    hooks.callback(part.register_forward_hook(hook).remove)
+                    own = partial(hook, name=f"{path} {type(part).__name__}")
+                    hooks.callback(part.register_forward_hook(own).remove)
             return self.module(*inputs, **named)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -151,13 +156,12 @@ class TorchAdapter(ModelAdapter):
 
     def state(self) -> State:
         plain = vars(torch.nn.Module()).keys()
-        found: dict[str, tuple[Any, int]] = {}
-        for path, part in self.module.named_modules():
-            for name, x in (*part._buffers.items(), *vars(part).items()):
-                if name not in plain:
-                    version = _version_of(x) if isinstance(x, torch.Tensor) else 0
-                    found[f"{path}.{name}".lstrip(".")] = x, version
-        return found
+        return {
+            f"{path}.{name}".lstrip("."): (x, _version_of(x))
+            for path, part in self.module.named_modules()
+            for name, x in (*part._buffers.items(), *vars(part).items())
+            if name not in plain
+        }
 
     def reference(self, change: Change, engine: str) -> ModelAdapter:
         adapter = TorchAdapter(_copy_of(self.module))
@@ -196,16 +200,16 @@ class TorchAdapter(ModelAdapter):
 
     def check_verifiable(self) -> None:
         for name, part in self.module.named_modules():
-            if part.training and _RANDOM_IN_TRAINING.search(_name_of(part)):
+            script = isinstance(part, torch.jit.ScriptModule)  # it has the name of the original
+            kind = str(part.original_name if script else type(part).__name__)
+            if part.training and _RANDOM_IN_TRAINING.search(kind):
                 raise training_mode_error(name)
 
     def has_coarse_products(self, device: Device) -> bool:
         """Whether TF32 is used, as in the base class; convolution weights have 3 or more axes."""
-        recurrent = torch.nn.RNNBase
         convolutions = max([x.ndim for x in self.weights().values()], default=0) > 2
-        for part in self.module.modules():
-            convolutions = convolutions or isinstance(part, recurrent)
-        return has_coarse_products(device, convolutions=convolutions)
+        recurrent = any(isinstance(part, torch.nn.RNNBase) for part in self.module.modules())
+        return has_coarse_products(device, convolutions=convolutions or recurrent)
 
     def _device_type(self) -> str:
         place = self.device or Device("cpu", 0, engine="torch")
@@ -247,10 +251,6 @@ def allows_tf32(*, convolutions: bool) -> bool:
     return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
 
 
-def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
-    return after(name, result)
-
-
 def _wide_array(x: torch.Tensor) -> HostArray:
     """Read a tensor as a NumPy array; floats as float64, which represents them exactly."""
     x = x.detach().resolve_conj().resolve_neg()
@@ -265,77 +265,58 @@ def _copy_of(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _name_of(module: nn.Module) -> str:
-    """Return the class name of a module; TorchScript stores the original name."""
-    script = isinstance(module, torch.jit.ScriptModule)
-    return str(module.original_name if script else type(module).__name__)
-
-
 def _watch_module(module: nn.Module, *, buffers: bool = True) -> Watched:
     """Watch the weights, the mode and the code of a module."""
     code, parts = _watch_code(module), list(module.modules())
-    held = [part._parameters for part in parts]
+    holders = [part._parameters for part in parts]
     if buffers:
-        held += [part._buffers for part in parts]
-    dicts, views = _holders(held)
-    tensors = [x for each in held for x in each.values() if _has_version(x)]
-    return Watched(
-        code.views + views,
-        [],
-        [
-            *code.values,
-            *_modes(parts),
-            partial(map, attrgetter("_version"), tensors),
-            _StepCounter(module.parameters()),
-        ],
-        code.dicts + dicts,
-    )
+        holders += [part._buffers for part in parts]
+    dicts, views = _split_holders(holders)
+    tensors = [x for holder in holders for x in holder.values() if _has_version(x)]
+    # The training mode is read from `vars` if it is there.
+    own = [vars(part) for part in parts if "training" in vars(part)]
+    others = [part for part in parts if "training" not in vars(part)]
+    values: list[Read] = [
+        *code.values,
+        partial(map, itemgetter("training"), own),
+        partial(map, attrgetter("training"), others),
+        partial(map, attrgetter("_version"), tensors),
+        _StepCounter(module.parameters()),
+    ]
+    return Watched(code.views + views, [], values, code.dicts + dicts)
 
 
 def _watch_code(module: nn.Module) -> Watched:
     """Watch everything that decides the computation: parts, hooks, and each `forward`."""
     parts = list(module.modules())
     everywhere = torch.nn.modules.module
-    held = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
+    holders = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
     for part in parts:
-        held += [part._modules, part._forward_pre_hooks, part._forward_hooks]
-    dicts, views = _holders(held)
+        holders += [part._modules, part._forward_pre_hooks, part._forward_hooks]
+    dicts, views = _split_holders(holders)
     kinds = [kind for kind in {type(part): None for part in parts} if hasattr(kind, "forward")]
-    return Watched(
-        views,
-        [],
-        [partial(_forwards, kinds, [vars(part) for part in parts])],
-        dicts,
-    )
+    variables = [vars(part) for part in parts]
+
+    def forwards() -> list[Any]:
+        own = [(id(part), part["forward"]) for part in variables if "forward" in part]
+        return [*map(_FORWARD, kinds), *own]
+
+    return Watched(views, [], [forwards], dicts)
 
 
-def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collection[Any]]]:
-    """Return the plain dicts of `held`, and the values of TorchScript's other containers."""
-    plain = tuple([x for x in held if type(x) in (dict, OrderedDict)])
-    return plain, [x.values() for x in held if type(x) not in (dict, OrderedDict)]
-
-
-def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
-    """Return the `forward` of each class, and each part's own `forward` with its identity."""
-    own = [(id(part), part["forward"]) for part in parts if "forward" in part]
-    return [*map(_FORWARD, kinds), *own]
-
-
-def _modes(parts: list[nn.Module]) -> list[Callable[[], Iterable[Any]]]:
-    """Return readers of each part's training mode, from its `vars` if it is there."""
-    own = [vars(part) for part in parts if "training" in vars(part)]
-    others = [part for part in parts if "training" not in vars(part)]
-    return [
-        partial(map, itemgetter("training"), own),
-        partial(map, attrgetter("training"), others),
-    ]
+def _split_holders(
+    holders: list[Any],
+) -> tuple[tuple[dict[Any, Any], ...], list[Collection[Any]]]:
+    """Return the plain dicts, and the values of TorchScript's other containers."""
+    plain = tuple([x for x in holders if type(x) in (dict, OrderedDict)])
+    return plain, [x.values() for x in holders if type(x) not in (dict, OrderedDict)]
 
 
 def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
     """Watch everything visible of a module, except for state that it rewrites itself in a call."""
     watched = _watch_module(module, buffers=False)
     plain = {*vars(torch.nn.Module()), *rewritten}
-    held = [
+    places = [
         (holder, name)
         for path, part in module.named_modules()
         for holder in (part._buffers, vars(part))
@@ -346,15 +327,11 @@ def _watch_verdict(module: nn.Module, rewritten: Collection[str]) -> Watched:
     def values() -> list[Any]:
         return [
             holder[name] if name in holder else None  # noqa: SIM401 - TorchScript's have no get
-            for holder, name in held
+            for holder, name in places
         ]
 
-    return Watched(
-        watched.views,
-        [values],
-        [*watched.values, lambda: map(_version_of, values())],
-        watched.dicts,
-    )
+    versions = [*watched.values, lambda: map(_version_of, values())]
+    return Watched(watched.views, [values], versions, watched.dicts)
 
 
 class _StepCounter:
@@ -384,8 +361,8 @@ def _step_counters() -> dict[int, ref[_StepCounter]]:
     counters: dict[int, ref[_StepCounter]] = {}
 
     def after_step(optimizer: torch.optim.Optimizer, given: Any, named: Any) -> None:
-        for each in list(counters.values()):
-            counter = each()
+        for reference in list(counters.values()):
+            counter = reference()
             if counter is not None:
                 counter.see(optimizer)
 
@@ -405,14 +382,14 @@ def _has_version(x: torch.Tensor | None) -> bool:
 
 def _structure(module: nn.Module) -> list[Any]:
     """Return the parts of a module, and the shapes of its weights."""
+
+    def shapes(tensors: Mapping[str, torch.Tensor | None]) -> list[Any]:
+        return [(name, None if x is None else x.shape) for name, x in tensors.items()]
+
     return [
-        (path, type(part), [_shapes(x) for x in (part._parameters, part._buffers)])
+        (path, type(part), shapes(part._parameters), shapes(part._buffers))
         for path, part in module.named_modules()
     ]
-
-
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
-    return [(name, None if x is None else x.shape) for name, x in tensors.items()]
 
 
 def _copy(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:

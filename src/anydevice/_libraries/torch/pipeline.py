@@ -83,14 +83,14 @@ def bytes_of(module: nn.Module) -> int:
 
 def tied_units(units: Units) -> dict[str, str]:
     """Return the names of units that share a parameter with an earlier unit, and its name."""
-    seen: dict[int, str] = {}
-    found: dict[str, str] = {}
+    owners: dict[int, str] = {}
+    tied: dict[str, str] = {}
     for name, (part, _) in units.items():
         for x in part.parameters():
-            first = seen.setdefault(id(x), name)
+            first = owners.setdefault(id(x), name)
             if first != name:
-                found[name] = first
-    return found
+                tied[name] = first
+    return tied
 
 
 def outside(module: nn.Module, parts: Sequence[nn.Module]) -> list[torch.Tensor]:
@@ -192,7 +192,7 @@ def stream_weights(
 
     def streamed(*arguments: Any, **named: Any) -> Any:
         arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
-        if _takes_gradients(weights, arguments, named):
+        if takes_gradients((*weights, *_tensors_in((arguments, named)))):
             return again(*arguments, **named)
         with fetcher.turn.native:  # one call at a time has the weights
             for x, here in zip(weights, fetcher.acquire(number), strict=True):
@@ -219,12 +219,6 @@ def stream_weights(
         return checkpoint(called, *arguments, use_reentrant=False, **named)
 
     return streamed
-
-
-def _takes_gradients(weights: Sequence[torch.Tensor], arguments: Any, named: Any) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(x.requires_grad for x in (*weights, *_tensors_in((arguments, named))))
 
 
 def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:

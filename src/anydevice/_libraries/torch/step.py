@@ -121,8 +121,8 @@ class TorchStepper(Stepper):
         self._optimizer: Any = (
             optimizer if optimizer is not None else OwnUpdate(self._module, config.optimizer)
         )
-        held = {id(x) for x in parameters_of(self._optimizer)}
-        self._others = [x for x in self._weights if id(x) not in held]
+        own = {id(x) for x in parameters_of(self._optimizer)}
+        self._others = [x for x in self._weights if id(x) not in own]
         self._schedule = schedule
         self.started, self.batches = state.started, state.batches
         self._added, self._skipped = state.added, 0
@@ -155,8 +155,8 @@ class TorchStepper(Stepper):
                 "gradients that wait for those of further batches are in several processes",
                 instead="save after a step, once per accumulate batches",
             ).error()
-        pairs = self._module.named_parameters() if self._added else ()
-        waiting = {name: x.grad for name, x in pairs if x.grad is not None}
+        weights = self._module.named_parameters()
+        waiting = {name: x.grad for name, x in weights if x.grad is not None}
         own = {
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
@@ -202,8 +202,8 @@ class TorchStepper(Stepper):
         elif not math.isfinite(value.item()):
             self._failed = torch.ones_like(self._failed)
         if before and bool(self._failed):
-            for x, kept in zip(self._statistics, before, strict=True):
-                x.copy_(kept)
+            for x, saved in zip(self._statistics, before, strict=True):
+                x.copy_(saved)
         return value
 
     def move(self, rate: float) -> None:
@@ -232,14 +232,11 @@ class TorchStepper(Stepper):
                 optimizer.step()
         if self._schedule is not None and not skipped:
             self._schedule.step()
-        self._zero()
+        self.drop()
         self._since = self._since + self._failed
 
     def drop(self) -> None:
         self._added = 0.0
-        self._zero()
-
-    def _zero(self) -> None:
         self._optimizer.zero_grad()
         for x in self._others:  # else their gradients would accumulate, and count for clip
             x.grad = None
@@ -298,8 +295,8 @@ def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
     own = {id(x) for x in module.parameters() if x.requires_grad}
     if own.isdisjoint(id(x) for x in parameters_of(optimizer)):
         raise ConfigurationError(
-            f"{kind} has none of the parameters of {name} that can be trained: it is that of "
-            f"another model, or of one before it was copied; make torch.optim.{kind}("
+            f"{kind} has none of the parameters of {name} that can be trained: it belongs to "
+            f"another model, or to this one before it was copied; make torch.optim.{kind}("
             "model.parameters()) of the model that is given here",
             source="optimizer",
         )
@@ -323,7 +320,7 @@ def check_parts(module: nn.Module, optimizer: Any, schedule: Any) -> None:
 
 
 def check_all_held(layer: Any, optimizer: Any) -> None:
-    """Raise if a training is saved whose PyTorch optimizer trains more than the module."""
+    """Raise if the PyTorch optimizer of a saved training trains more than the module."""
     own = {id(x) for x in layer.given.parameters()}
     others = sum(id(x) not in own for x in parameters_of(optimizer))
     if others:

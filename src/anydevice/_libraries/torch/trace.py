@@ -12,15 +12,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anydevice._core.protocols import FixedTensor, SymbolicTensor, Trace, TracedTensor
+from anydevice._core.protocols import FixedTensor, SymbolicTensor, Trace
+from anydevice._core.protocols import TracedTensor as Traced
 from anydevice._libraries.base import ModelAdapter, host_array
 
 Rule = Callable[..., Any]
+Sizes = Sequence[int]
 _READERS = [getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")]
 """Methods that read the values of a tensor without a primitive."""
 
 
-def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) -> TracedTensor:
+def trace_output(adapter: ModelAdapter, trace: Trace, shape: tuple[int, ...]) -> Traced:
     """Run a module on one example of a shape, and return its traced output."""
     module: Any = adapter.module  # type: ignore[attr-defined]
     weights = [x for x in module.parameters() if x.is_floating_point()]
@@ -84,7 +86,7 @@ class _Watcher:
     def __init__(self, trace: Trace, x: Any) -> None:
         self.trace = trace
         # Tensors are kept alive, so that no other one gets their identity or memory.
-        self._tensors: dict[int, tuple[Any, TracedTensor | None]] = {id(x): (x, trace.input)}
+        self._tensors: dict[int, tuple[Any, Traced | None]] = {id(x): (x, trace.input)}
         self._memory = {_memory_of(x)}
 
     def run(self, op: Any, args: Any, named: dict[str, Any]) -> Any:
@@ -112,7 +114,7 @@ class _Watcher:
                 self._memory.add(_memory_of(tensor))
         return result
 
-    def tensor(self, x: Any) -> TracedTensor:
+    def tensor(self, x: Any) -> Traced:
         """Return the traced tensor of a PyTorch tensor."""
         if id(x) in self._tensors:
             _, value = self._tensors[id(x)]
@@ -181,29 +183,19 @@ def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
 # Rules of primitives: their arguments are ATen's, with traced tensors
 
 
-def _tensor(trace: Trace, x: TracedTensor | float) -> TracedTensor:
+def _tensor(trace: Trace, x: Traced | float) -> Traced:
     return x if isinstance(x, FixedTensor | SymbolicTensor) else trace.constant(x)
 
 
 def _add(
-    trace: Trace,
-    a: TracedTensor | float,
-    b: TracedTensor | float,
-    alpha: float = 1,
-    sign: float = 1,
-) -> TracedTensor:
+    trace: Trace, a: Traced | float, b: Traced | float, alpha: float = 1, sign: float = 1
+) -> Traced:
     return trace.add(_tensor(trace, a), _tensor(trace, b), sign * alpha)
 
 
 def _addmm(
-    trace: Trace,
-    bias: TracedTensor,
-    a: TracedTensor,
-    b: TracedTensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> TracedTensor:
+    trace: Trace, bias: Traced, a: Traced, b: Traced, *, beta: float = 1, alpha: float = 1
+) -> Traced:
     if beta != 1 or alpha != 1:
         raise trace.refuse("addmm with factors")
     return trace.linear(a, b, bias)
@@ -211,17 +203,17 @@ def _addmm(
 
 def _convolution(
     trace: Trace,
-    a: TracedTensor,
-    weight: TracedTensor,
-    bias: TracedTensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    a: Traced,
+    weight: Traced,
+    bias: Traced | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     transposed: bool,
-    output_padding: Sequence[int],
+    output_padding: Sizes,
     groups: int,
     *_: Any,
-) -> TracedTensor:
+) -> Traced:
     if transposed:
         raise trace.refuse("a transposed convolution")
     axes = len(weight.shape) - 2 if isinstance(weight, FixedTensor) else len(stride)
@@ -229,24 +221,24 @@ def _convolution(
     return trace.convolution(a, weight, bias, steps, _both_sides(widths), spread, groups)
 
 
-def _per_axis(value: int | Sequence[int], axes: int) -> list[int]:
+def _per_axis(value: int | Sizes, axes: int) -> list[int]:
     sizes = [value] if isinstance(value, int) else list(value)
     return sizes * axes if len(sizes) == 1 else sizes
 
 
-def _both_sides(widths: Sequence[int]) -> list[tuple[int, int]]:
+def _both_sides(widths: Sizes) -> list[tuple[int, int]]:
     return [(width, width) for width in widths]
 
 
 def _max_pool(
     trace: Trace,
-    a: TracedTensor,
-    size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    a: Traced,
+    size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
     ceil_mode: bool = False,
-) -> list[TracedTensor | None]:
+) -> list[Traced | None]:
     if ceil_mode:
         raise trace.refuse("ceil_mode")
     axes = 1 if len(size) == 1 and isinstance(a, SymbolicTensor) and len(a.shape) == 3 else 2
@@ -257,15 +249,15 @@ def _max_pool(
 
 def _avg_pool(
     trace: Trace,
-    a: TracedTensor,
-    size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
+    a: Traced,
+    size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
     axes: int = 2,
-) -> TracedTensor:
+) -> Traced:
     widths, window = _per_axis(padding, axes), _per_axis(size, axes)
     if ceil_mode or divisor_override or (any(widths) and not count_include_pad):
         raise trace.refuse("this form of average pooling")
@@ -273,7 +265,7 @@ def _avg_pool(
     return trace.pool("mean", a, window, steps, _both_sides(widths))
 
 
-def _adaptive_pool(trace: Trace, a: TracedTensor, outputs: Sequence[int]) -> TracedTensor:
+def _adaptive_pool(trace: Trace, a: Traced, outputs: Sizes) -> Traced:
     axes = len(outputs)
     sizes = a.shape[-axes:]
     if any(size % count for size, count in zip(sizes, outputs, strict=True)):
@@ -284,33 +276,31 @@ def _adaptive_pool(trace: Trace, a: TracedTensor, outputs: Sequence[int]) -> Tra
 
 def _batch_norm(
     trace: Trace,
-    a: TracedTensor,
-    weight: TracedTensor | None,
-    bias: TracedTensor | None,
-    mean: TracedTensor | None,
-    variance: TracedTensor,
+    a: Traced,
+    weight: Traced | None,
+    bias: Traced | None,
+    mean: Traced | None,
+    variance: Traced,
     *rest: Any,
     **named: Any,
-) -> list[TracedTensor | None]:
+) -> list[Traced | None]:
     eps = float(named.get("eps", rest[-1]))
     if rest[0] is True or mean is None:
         raise trace.refuse("a batch norm by the statistics of the batch; call model.eval()")
     return [trace.batch_norm(a, weight, bias, mean, variance, eps), None, None]
 
 
-def _softmax(trace: Trace, a: TracedTensor, axis: int, *_: Any) -> TracedTensor:
+def _softmax(trace: Trace, a: Traced, axis: int, *_: Any) -> Traced:
     return trace.softmax(a, axis)
 
 
-def _clamp(
-    trace: Trace, a: TracedTensor, low: float | None = None, high: float | None = None
-) -> TracedTensor:
+def _clamp(trace: Trace, a: Traced, low: float | None = None, high: float | None = None) -> Traced:
     if any(isinstance(limit, FixedTensor | SymbolicTensor) for limit in (low, high)):
         raise trace.refuse("a clip by tensors")
     return trace.clip(a, low, high)
 
 
-def _power(trace: Trace, a: TracedTensor, exponent: Any) -> TracedTensor:
+def _power(trace: Trace, a: Traced, exponent: Any) -> Traced:
     if exponent != 2:
         raise trace.refuse(f"a power of {exponent}")
     return trace.function("square", a)
@@ -318,32 +308,30 @@ def _power(trace: Trace, a: TracedTensor, exponent: Any) -> TracedTensor:
 
 def _sum(
     trace: Trace,
-    a: TracedTensor,
-    axes: int | Sequence[int] | None = None,
+    a: Traced,
+    axes: int | Sizes | None = None,
     keep: bool = False,
     *,
     mean: bool = False,
     dtype: Any = None,
-) -> TracedTensor:
+) -> Traced:
     a = _convert(trace, a, dtype=dtype)
     return trace.sum(a, range(len(a.shape)) if axes is None else _per_axis(axes, 1), keep, mean)
 
 
 def _slice(
     trace: Trace,
-    a: TracedTensor,
+    a: Traced,
     axis: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> TracedTensor:
+) -> Traced:
     index = (*[slice(None)] * (axis % len(a.shape)), slice(start, end, step))
     return trace.rearrange(lambda x: x[index], a)
 
 
-def _split_axis(
-    trace: Trace, a: TracedTensor, sizes: int | Sequence[int], axis: int = 0
-) -> list[TracedTensor]:
+def _split_axis(trace: Trace, a: Traced, sizes: int | Sizes, axis: int = 0) -> list[Traced]:
     if isinstance(sizes, int):
         length = a.shape[axis]
         sizes = [min(sizes, length - start) for start in range(0, length, sizes)]
@@ -354,20 +342,20 @@ def _split_axis(
     ]
 
 
-def _expand(trace: Trace, a: TracedTensor, sizes: Sequence[int], **_: Any) -> TracedTensor:
+def _expand(trace: Trace, a: Traced, sizes: Sizes, **_: Any) -> Traced:
     shape = (1,) * (len(sizes) - len(a.shape)) + a.shape
     full = [have if size == -1 else size for size, have in zip(sizes, shape, strict=True)]
     return trace.rearrange(lambda x: np.broadcast_to(x, full), a)
 
 
-def _pad(trace: Trace, a: TracedTensor, widths: Sequence[int], value: float = 0.0) -> TracedTensor:
+def _pad(trace: Trace, a: Traced, widths: Sizes, value: float = 0.0) -> Traced:
     pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     if min(widths) < 0:
         raise trace.refuse("a padding that cuts")
     return trace.pad(a, [(0, 0)] * (len(a.shape) - len(pairs)) + pairs, value)
 
 
-def _identity(trace: Trace, a: TracedTensor, *_: Any, **__: Any) -> TracedTensor:
+def _identity(trace: Trace, a: Traced, *_: Any, **__: Any) -> Traced:
     return a
 
 
@@ -376,14 +364,14 @@ def _rearrange(change: Callable[..., Any]) -> Rule:
     return lambda trace, a, *rest, **_: trace.rearrange(lambda x: change(x, *rest), a)
 
 
-def _convert(trace: Trace, a: TracedTensor, *_: Any, **named: Any) -> TracedTensor:
+def _convert(trace: Trace, a: Traced, *_: Any, **named: Any) -> Traced:
     dtype = named.get("dtype")
     if dtype is not None and str(dtype) not in ("torch.float32", "torch.float64"):
         raise trace.refuse(f"a conversion to {dtype}")
     return a
 
 
-def _squeeze(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def _squeeze(x: Any, axes: int | Sizes | None = None) -> Any:
     ones = None if axes is None else tuple([a for a in _per_axis(axes, 1) if x.shape[a] == 1])
     return np.squeeze(x, ones)
 

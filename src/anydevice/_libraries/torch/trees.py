@@ -43,8 +43,8 @@ class ModuleRule(TensorsRule):
             if (gradient := _gradient_of(parameter)) is not None:
                 keys.append(("gradient", name))
                 parts.append(gradient)
-        for kind, held in (("buffer", container._buffers), ("module", container._modules)):
-            for name, part in held.items():
+        for kind, parts_by_name in (("buffer", container._buffers), ("module", container._modules)):
+            for name, part in parts_by_name.items():
                 keys.append((kind, name))
                 parts.append(part)
         return keys, parts
