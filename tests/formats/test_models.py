@@ -436,16 +436,13 @@ def test_a_training_is_resumed_as_it_was_compiled(
     monkeypatch.setattr("anydevice._train.step_config._WORTH_COMPILING", 0)
     resumed = trained(engine, optimize=None, resume=path)
     assert same(whole.model, resumed.model)
-    assert resumed.report is not None
     assert resumed.report.optimize == "none"
     for how in ("default", "aggressive"):
         header = json.loads(read_header(path).metadata["anydevice"])
         rewritten(path, said={**header["said"], "optimize": how})
         over = trained(engine, optimize=None, resume=path, epochs=2)
-        assert over.report is not None
         assert over.report.optimize == how
     asked = trained(engine, optimize="none", resume=path, epochs=2).report
-    assert asked is not None
     assert asked.optimize == "none"
 
 
@@ -632,7 +629,6 @@ def killed(folder: Path, engine: str, times: int, seed: int, epochs: int) -> int
     hits = 0
     for _ in range(times):
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
-        assert child.stdout is not None
         child.stdout.readline()
         before = run.stat().st_mtime_ns if run.exists() else 0
         until = time.monotonic() + 60

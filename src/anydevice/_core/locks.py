@@ -269,11 +269,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def started(thread: threading.Thread) -> bool:
-    """Start a thread; `False` if the system gives none.
-
-    A container may allow only a few processes and threads: work then takes longer, but does not
-    fail.
-    """
+    """Start a thread; `False` if the system gives none, as in a container with a limit."""
     try:
         thread.start()
     except RuntimeError:

@@ -20,13 +20,11 @@ from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
-from anydevice._core.files import count_json, expanded, parse_json, write_whole
+from anydevice._core.files import PlainFile, count_json, expanded, parse_json, write_whole
 from anydevice._core.record import Record
 from anydevice._core.text import shortened
 from anydevice._core.trees import leaves
-from anydevice._formats.files import PlainFile
-from anydevice._formats.join import CHUNK
-from anydevice._formats.load import load_file
+from anydevice._formats.load import CHUNK, load_file
 from anydevice._formats.safetensors import Header, header_of, open_safetensors, read_header
 from anydevice.errors import ConfigurationError, TransferError
 
@@ -182,7 +180,7 @@ def _check_hash(file: PlainFile, header: Header) -> None:
         name: {
             "dtype": entry.dtype.code,
             "shape": list(entry.shape),
-            "data_offsets": [entry.start - start, entry.stop - start],
+            "data_offsets": [entry.start - start, entry.start + entry.nbytes - start],
         }
         for name, entry in header.entries.items()
     }

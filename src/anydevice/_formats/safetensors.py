@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from math import isinf, prod
 from operator import attrgetter
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, Self
 
 from anydevice._core.dtypes import BY_CODE, DType
-from anydevice._core.files import count_json
-from anydevice._core.record import NOTHING, Record
+from anydevice._core.files import PlainFile, Stamp, count_json
+from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened
-from anydevice._formats.files import PlainFile, Stamp
 from anydevice.errors import TransferError
 
 MODEL_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
@@ -53,18 +52,65 @@ _AGAIN = "it is damaged or incomplete: download or save it again"
 _METADATA = "__metadata__"
 
 
-class Entry(Record):
-    """One tensor of a file: its dtype and shape, and where its bytes begin and end."""
+class StoredTensor(Record):
+    """A tensor of a file: its bytes begin at `start`; `dtype` is that of its unpacked elements."""
 
     name: str
+    path: Path
+    stamp: Stamp
     dtype: DType
     shape: tuple[int, ...]
     start: int
-    stop: int
+    nbytes: int
 
-    @property
-    def nbytes(self) -> int:
-        return self.stop - self.start
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        """Fill a flat array with the elements from `first` on, in the array's dtype.
+
+        `first` is a multiple of 256. Raises `TransferError` for a number that the dtype cannot
+        hold.
+        """
+        raise NotImplementedError
+
+    def row(self, number: int) -> Self:
+        """Return one row of the first axis as a tensor of its own."""
+        size = self.nbytes // self.shape[0]
+        start = self.start + number * size
+        return replace(self, shape=self.shape[1:], start=start, nbytes=size)
+
+    def convert(self, source: Any, target: Any) -> None:
+        """Copy numbers into another dtype; raise if a finite number becomes infinite."""
+        import numpy as np  # reading a header needs no NumPy
+
+        with np.errstate(all="ignore"):
+            target[...] = source
+        if source.dtype == target.dtype:
+            return
+        finite = np.isfinite(target)
+        if not finite.all() and (np.isfinite(source) & ~finite).any():
+            raise self.error(
+                f"it holds numbers that {target.dtype} cannot; load it as {self.dtype}"
+            )
+
+    def error(self, problem: str) -> TransferError:
+        """Return the error for a tensor that cannot be loaded."""
+        name = shortened(self.name)
+        return TransferError(f"{self.path}: the tensor {name!r}: {problem}", self.name)
+
+
+class SafeTensor(StoredTensor):
+    """A tensor of a safetensors file."""
+
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        import numpy as np
+
+        dtype = self.dtype.numpy()
+        same = target.dtype == dtype
+        stored = target if same else np.empty(target.size, dtype)
+        file.read_into(stored.view(np.uint8).data, self.start + first * dtype.itemsize)
+        if self.dtype.kind == "bool" and stored.size and stored.view(np.uint8).max() > 1:
+            raise self.error("it is BOOL, and holds bytes that are neither 0 nor 1")
+        if not same:
+            self.convert(stored, target)
 
 
 class Header(Record):
@@ -75,27 +121,20 @@ class Header(Record):
 
     path: Path
     stamp: Stamp
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, SafeTensor]
     metadata: Mapping[str, str] = NOTHING
 
 
-Placed = tuple[Header, Entry]
-"""One tensor of a model: the header of its file, and its entry there."""
+def read_model(path: Path) -> Mapping[str, SafeTensor]:
+    """Return every tensor of a file, a folder or a sharded index by name, from the headers.
 
-
-def read_model(path: Path) -> dict[str, Placed]:
-    """Read the entries of a file, a folder or a sharded index: every tensor by name.
-
-    A folder is read through its index where it has one, and else holds one safetensors file, or
-    several of which one is called model.safetensors. The
-    tensors of an index come in the index's order; those of its files that it does not name are not
-    the model's. Raises `TransferError`, with the file's path, for everything that is wrong.
+    A folder is read through its index, if it has one. Otherwise it holds one safetensors file, or
+    one of several is called model.safetensors. The tensors of an index come in the index's order;
+    tensors that it does not name are ignored. Raises `TransferError`, with the path, for every
+    error.
     """
     source = source_of(path)
-    if is_index(source):
-        return read_index(source)
-    header = read_header(source)
-    return {name: (header, entry) for name, entry in header.entries.items()}
+    return read_index(source) if is_index(source) else read_header(source).entries
 
 
 def is_index(path: Path) -> bool:
@@ -131,7 +170,7 @@ def header_of(file: PlainFile) -> Header:
     try:
         header = _parse_object(text)
         metadata = _strings(header.pop(_METADATA, {}))
-        entries = _read_entries(header, 8 + length, file.size)
+        entries = _read_entries(header, 8 + length, file)
     except ValueError as error:
         raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
     except TransferError as error:
@@ -139,21 +178,19 @@ def header_of(file: PlainFile) -> Header:
     return Header(path, file.stamp, entries, metadata)
 
 
-def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
-    """Return the tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
+def _read_entries(header: Mapping[str, Any], base: int, file: PlainFile) -> dict[str, SafeTensor]:
+    """Return the tensors of a header, whose bytes begin at `base`.
 
-    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, where
-    it describes what cannot be.
+    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, if it is
+    impossible.
     """
     entries = {}
     for name, value in header.items():
         try:
-            if not isinstance(value, dict):
-                raise _type_error("an object", value)
-            entries[name] = _read_entry(name, value, base, size)
+            entries[name] = _read_entry(name, _object(value), base, file)
         except ValueError as error:
             raise ValueError(f"the tensor {_short(name)}: {error}") from error
-    _check_cover(entries, base, size)
+    _check_cover(entries, base, file.size)
     return entries
 
 
@@ -280,7 +317,7 @@ def _type_error(expected: str, value: Any) -> ValueError:
     return ValueError(f"expected {expected}, found {reprlib.repr(value)}")
 
 
-def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
+def _read_entry(name: str, fields: Mapping[str, Any], base: int, file: PlainFile) -> SafeTensor:
     if not {"dtype", "shape", "data_offsets"} <= fields.keys():
         missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
         raise _wrong(name, f"it has no {' and no '.join(missing)}")
@@ -307,14 +344,14 @@ def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> E
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _wrong(name, f"its data_offsets {_short(offsets)} are not a start and an end")
     start, stop = base + offsets[0], base + offsets[1]
-    if stop > size:
-        raise _wrong(name, f"it ends at byte {stop}, but the file has only {size} bytes")
+    if stop > file.size:
+        raise _wrong(name, f"it ends at byte {stop}, but the file has only {file.size} bytes")
     needed = prod(shape) * itemsize
     if stop - start != needed:
         raise _wrong(
             name, f"its shape {_short(shape)} of {dtype} needs {needed} bytes, not {stop - start}"
         )
-    return Entry(name, dtype, shape, start, stop)
+    return SafeTensor(name, file.path, file.stamp, dtype, shape, start, needed)
 
 
 _READABLE = {code: (row, row.itemsize) for code, row in BY_CODE.items() if not row.packed}
@@ -332,21 +369,21 @@ def _wrong_dtype(name: str, code: str) -> TransferError:
     )
 
 
-def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
+def _check_cover(entries: Mapping[str, SafeTensor], base: int, size: int) -> None:
     """Every byte after the header belongs to one tensor: no overlap, no gap, nothing left over."""
     reached, before = base, ""
-    for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
+    for entry in sorted(entries.values(), key=attrgetter("start", "nbytes")):
         if entry.start < reached:
             owner = _short(before) if before else "the header"
             raise _wrong(entry.name, f"its bytes overlap with those of {owner}")
         if entry.start > reached:
             raise _wrong(entry.name, f"{entry.start - reached} bytes before it belong to no tensor")
-        reached, before = entry.stop, entry.name
+        reached, before = entry.start + entry.nbytes, entry.name
     if reached != size:
         raise TransferError(f"its last {size - reached} bytes belong to no tensor; {_AGAIN}")
 
 
-def read_index(path: Path) -> dict[str, Placed]:
+def read_index(path: Path) -> dict[str, SafeTensor]:
     """Read every tensor that an index names, as `read_model` does."""
     files = _weight_map(path)
     paths = {file: _shard_path(path, file) for file in dict.fromkeys(files.values())}
@@ -364,7 +401,7 @@ def read_index(path: Path) -> dict[str, Placed]:
                 "it does not; index and files are not of one model: download both again",
                 name,
             )
-    return {name: (headers[file], headers[file].entries[name]) for name, file in files.items()}
+    return {name: headers[file].entries[name] for name, file in files.items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:

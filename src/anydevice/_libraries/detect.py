@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from anydevice._core.device import Device
-from anydevice._core.loaded import is_of
+from anydevice._core.hooks import is_of
 from anydevice._core.text import type_text
 from anydevice._libraries.base import ModelAdapter
 from anydevice._libraries.native import FunctionAdapter, NativeAdapter

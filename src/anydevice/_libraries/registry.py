@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-from anydevice._core.loaded import is_loaded, is_of
+from anydevice._core.hooks import is_loaded, is_of
 from anydevice._core.record import Record
 
 

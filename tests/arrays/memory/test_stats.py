@@ -102,15 +102,11 @@ def test_the_cpu_tells_of_the_whole_process() -> None:
     assert before.in_use == before.reserved
     held = numpy.ones(256 * MIB // 8)
     after = memory_stats(Device("cpu"))
-    assert after.in_use is not None
     assert after.in_use - before.in_use > 200 * MIB
-    assert after.peak is not None
     assert after.peak >= after.in_use
     del held
     freed = memory_stats("cpu")
-    assert freed.in_use is not None
     assert freed.in_use < after.in_use
-    assert freed.peak is not None
     assert freed.peak >= after.peak - 16 * MIB  # the kernel counts a peak roughly
 
 
@@ -147,10 +143,7 @@ def test_an_engine_that_counts_is_asked() -> None:
     array = anydevice.to_device(numpy.ones(4 * MIB, "uint8"), "opencl")
     after = memory_stats("opencl")
     assert set(after.engines) == {"opencl"}
-    assert after.in_use is not None
-    assert before.in_use is not None
     assert after.in_use - before.in_use >= 4 * MIB
-    assert after.peak is not None
     assert after.peak >= after.in_use
     del array
 

@@ -19,9 +19,17 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice._arrays.random import distributions, generator
-from anydevice._arrays.random.distributions import FLOATS, INTEGERS, Scratch, normal_quantile
-from anydevice._arrays.random.generator import Random, Stream, in_pieces, rng
+from anydevice._arrays.random import generator
+from anydevice._arrays.random.generator import (
+    FLOATS,
+    INTEGERS,
+    Random,
+    Scratch,
+    Stream,
+    in_pieces,
+    normal_quantile,
+    rng,
+)
 from anydevice._core.device import Device
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from tests.comparing import assert_same_bits, assert_same_integers
@@ -281,10 +289,10 @@ def test_even_the_last_word_does_not_reach_the_end(dtype: str) -> None:
     kind = FLOATS[dtype]
     last = np.full(4, ONES, dtype=np.uint32)
     for low, high in [(0.0, 1.0), (1.0, 2.0), (0.0, 0.1), (-1.0, 0.0), (-3.0, 2.0**-9)]:
-        made = distributions.uniform(low, high, kind)(last, Scratch()).astype(np.float64)
+        made = generator.to_uniform(low, high, kind)(last, Scratch()).astype(np.float64)
         assert (made < high).all()
         assert (made >= high - (high - low) * max(2.0**-23, ml_dtypes.finfo(kind).eps)).all()
-        least = distributions.uniform(low, high, kind)(np.zeros(4, np.uint32), Scratch()).astype(
+        least = generator.to_uniform(low, high, kind)(np.zeros(4, np.uint32), Scratch()).astype(
             np.float64
         )
         assert (least >= low).all()
@@ -357,7 +365,7 @@ def test_the_quantile_is_that_of_the_standard_library() -> None:
 
 @pytest.mark.parametrize(("dtype", "furthest"), [("float32", 6.4), ("float64", 8.3)])
 def test_the_furthest_normal_numbers_are_finite_and_symmetric(dtype: str, furthest: float) -> None:
-    make = distributions.normal(0.0, 1.0, FLOATS[dtype])
+    make = generator.to_normal(0.0, 1.0, FLOATS[dtype])
     lowest = make(np.zeros(2, dtype=np.uint32), Scratch())[0]
     highest = make(np.full(2, ONES, dtype=np.uint32), Scratch())[0]
     assert -furthest < lowest < 2 - furthest
@@ -401,12 +409,12 @@ def test_no_integer_is_more_likely_than_another(span: int, bits: int) -> None:
 
 def test_useless_words_are_exactly_the_uneven_rest() -> None:
     edge = np.array([ONES - 1, ONES, 0, 7], dtype=np.uint32)  # 2**32 = 3 * 1431655765 + 1
-    numbers, again = distributions.integers(edge, 3, 32)
+    numbers, again = generator.to_integers(edge, 3, 32)
     assert again.tolist() == [1]
     assert numbers[[0, 2, 3]].tolist() == [2, 0, 1]
     pairs = np.array([ONES, ONES, ONES - 1, ONES], dtype=np.uint32)
-    assert distributions.integers(pairs, 3, 64)[1].tolist() == [0]
-    assert distributions.integers(edge, 2**32, 32)[1].tolist() == []
+    assert generator.to_integers(pairs, 3, 64)[1].tolist() == [0]
+    assert generator.to_integers(edge, 2**32, 32)[1].tolist() == []
 
 
 def test_permutations() -> None:
