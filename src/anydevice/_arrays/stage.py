@@ -53,7 +53,7 @@ class Copier(Protocol):
         """Whether the device can read that much host memory by itself."""
 
     def give_back(self, address: int) -> None:
-        """Free what `pinned` allocated."""
+        """Free memory of `pinned`."""
 
     def stream(self) -> Any:
         """Return a queue of copies that waits for no other."""
@@ -78,9 +78,9 @@ class Copier(Protocol):
 
 
 class Piece(Record):
-    """One part of a copy: where it is on both sides, and its size in bytes.
+    """One part of a copy: its address on both sides, and its size in bytes.
 
-    On the host that is an address, or any other position that the filling function knows.
+    With a filling function, `host` may be any other position that the function knows.
     """
 
     host: int
@@ -141,8 +141,8 @@ class _Lane:
             self.copier.copy_out(buffer, piece.device, piece.size, self.stream)
             self.copier.mark(event, self.stream)
             waiting.append((piece, buffer, event))
-        for each in waiting:
-            self._empty(*each)
+        for copy in waiting:
+            self._empty(*copy)
 
     def finish(self) -> None:
         for event in self.events:
@@ -164,7 +164,7 @@ class NoThreadsError(Exception):
 
 
 def _started_threads(count: int, copier: Copier) -> ThreadPoolExecutor:
-    """Threads that all run already, so that handing them work cannot fail."""
+    """Return threads that all run already, so that handing them work cannot fail."""
     threads = ThreadPoolExecutor(
         count, thread_name_prefix="anydevice copy", initializer=copier.enter
     )
@@ -196,16 +196,15 @@ class Ring:
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
         """Copy every piece from the host to the device; returns when all have arrived.
 
-        `fill` brings the bytes of a piece into pinned memory, and is called by several threads;
-        without it they are copied from the piece's address, where the device cannot read them
-        there by itself.
+        `fill` puts the bytes of a piece into pinned memory, and is called by several threads.
+        Without it, they are copied from the piece's address, unless that is pinned already.
         """
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
-        """Start the copies and return when all are under way: each lane reaches its mark then.
+        """Start the copies; `marks`, from `events`, are reached when they have arrived.
 
-        So the next pieces fill buffers while these are in flight. `marks` are `events()`.
+        The next pieces can fill buffers while these are in flight.
         """
 
         def start(lane: _Lane, shared: Iterator[Piece]) -> None:
@@ -220,7 +219,7 @@ class Ring:
         return events
 
     def wait(self, marks: Sequence[Any]) -> None:
-        """Wait for all that was begun with these marks."""
+        """Wait for all copies that were begun with these marks."""
         for mark in marks:
             self._copier.wait(mark)
 
@@ -258,7 +257,7 @@ class Ring:
             self._threads.shutdown()
 
     def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run it in a thread of the ring, so that the caller's current device stays the same."""
+        """Run `work` in a thread of the ring, which leaves the caller's current device alone."""
         return self._threads.submit(work, *arguments).result()
 
     def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
@@ -267,18 +266,18 @@ class Ring:
             needed = sum(-(-piece.size // self._chunk) for piece in pieces)
             lanes = self._lanes[:needed]
             running = [self._threads.submit(work, lane, shared) for lane in lanes]
-            wait(running)  # all of them, also where one failed: they use memory of the caller
-            if any(each.exception() for each in running):  # and so does what is in flight
+            wait(running)  # even if one failed: all use memory of the caller
+            if any(future.exception() for future in running):  # and so do copies in flight
                 wait([self._threads.submit(lane.finish) for lane in lanes])
-            for each in running:
-                each.result()
+            for future in running:
+                future.result()
 
 
 def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
     """Pack arrays contiguously by writing them to the file that the buffer maps.
 
-    That is one call for many arrays, during which other threads may run Python. `False` where
-    there is no such file, or an array's bytes are not just what has to be copied.
+    One call writes many arrays, and other threads run Python meanwhile. Returns `False` if there
+    is no such file, or the memory of an array has gaps or another byte order.
     """
     if file is None or not rows[0].dtype.isnative:
         return False
@@ -287,7 +286,7 @@ def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
         for start in range(0, len(rows), _MOST_AT_ONCE):
             done += os.pwritev(file, rows[start : start + _MOST_AT_ONCE], done)
     except (BufferError, OSError, TypeError, ValueError):
-        return False  # it has gaps, or a type that has no such bytes for Python
+        return False  # it has gaps, or Python has no buffer of this dtype
     return done == size
 
 
@@ -315,7 +314,7 @@ _making = ForkSafeLock()
 
 def ring_of(device: Device) -> Ring | None:
     """Return the ring for copies to and from a device; `None` if copies are not staged."""
-    if device.backend != "cuda" or place_of(device) != device:  # what is elsewhere is a fake
+    if device.backend != "cuda" or place_of(device) != device:  # a fake device is elsewhere
         return None
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
     with _making.native:
@@ -338,7 +337,7 @@ def release_ring(device: Device) -> None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, by its affinity and its container's quota."""
+    """Return the cores that this process may use, by its affinity and its container's quota."""
     status = Device("cpu").status
     usable = status.facts.details.get("usable_cores") if status else None
     return int(usable) if isinstance(usable, int | float) else os.cpu_count() or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import subprocess
 import sys
 import traceback
 import weakref
@@ -33,6 +32,7 @@ from anydevice._machine.engines import registry
 from anydevice._machine.hardware.readers import DeviceProcess
 from anydevice.errors import ConfigurationError, OutOfMemoryError, TransferError
 from tests.optional import torch
+from tests.programs import output_of
 
 ABSURD = 2**50
 
@@ -154,12 +154,8 @@ def test_ours_stays_ours_and_gets_a_name() -> None:
     outer.__cause__ = ours
     again = as_oom_error(outer, what="train()")
     assert again is not ours
-    assert (str(again), again.asked, again.device) == (
-        "train(): layers[0]: no room",
-        3,
-        Device("cuda:1"),
-    )
-    assert again.advice == ("less",)
+    assert str(again) == "train(): layers[0]: no room"
+    assert (again.asked, again.device, again.advice) == (3, Device("cuda:1"), ("less",))
     assert str(as_oom_error(outer)) == "layers[0]: no room"
 
 
@@ -370,11 +366,7 @@ for one in (x, y):
 print(failed)
 print(said)
 """
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=400
-    )
-    assert ended.returncode == 0, ended.stderr
-    failed, said = ended.stdout.split("\n", 1)
+    failed, said = output_of("-W", "error", "-c", code).split("\n", 1)
     assert failed == "200"
     assert "cpu is out of memory: 2.0 GiB were asked for" in said
     assert "the address space of this process ends at" in said
@@ -639,10 +631,7 @@ from jax._src import xla_bridge
 anydevice.release()
 print(xla_bridge.backends_are_initialized())
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=True
-    )
-    assert ended.stdout.strip() == "False"
+    assert output_of("-c", code).strip() == "False"
 
 
 def test_a_damaged_library_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
