@@ -329,10 +329,11 @@ class _Move:
                 elif not self.copy and (adopted := self._share_memory(value, owner)) is not None:
                     moved[position] = adopted
                 else:
-                    moved[position] = _host_copy(value, owner)
                     from_host.append(position)
                     if owner.name == "numpy":
                         target.from_host.add(type(value))
+                    else:
+                        moved[position] = download(value, owner)
             except Exception as error:
                 _raise_named(self.leaves, position, error, target.device)
         self._upload(moved, from_host)
@@ -441,17 +442,13 @@ class _Move:
             moved[position] = array
 
 
-def _host_copy(value: Array, owner: Engine) -> Array:
-    return value if owner.name == "numpy" else download(value, owner)
-
-
 def _on_host(values: Sequence[Array], leaves: Leaves | None) -> list[Array]:
     host = list(values)
 
     def copied(value: Array, position: int) -> Array:
         owner = _owner(value)
         try:
-            return _host_copy(value, owner)
+            return download(value, owner)
         except Exception as error:
             places = owner.devices_of(value)
             _raise_named(leaves, position, error, places[0] if places else None)
@@ -780,7 +777,7 @@ def _separated_rows(
     try:
         engine.empty((1, *first.shape), dtype, device)
     except UnsupportedError:
-        return []  # the plain copy says what is wrong, or narrows
+        return []  # the plain copy reports the error, or narrows
     size = max(MANY, _TOGETHER // first.nbytes)
     rows: list[Array] = []
     for start in range(0, len(numbers), size):
@@ -838,7 +835,7 @@ def _staged_target(array: HostArray, engine: Engine, device: Device) -> Array | 
     try:
         target = engine.empty(array.shape, as_dtype(array.dtype), device)
     except UnsupportedError:
-        return None  # the plain copy says what is wrong, or narrows
+        return None  # the plain copy reports the error, or narrows
     return None if engine.address(target) is None else target
 
 

@@ -1,8 +1,8 @@
 """Locks that are free in a forked child, values made once, and parallel calls.
 
-A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
-held would stay held for ever. The fork does not wait, so data behind such a lock must be valid, or
-made again, after any single step of its holder.
+A fork copies the memory of all threads, but only the thread that forks: a lock of another thread
+would stay taken for ever. The fork does not wait, so data behind such a lock must be valid, or made
+again, after any single step of its holder.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -45,9 +46,9 @@ LARGE, SLOW = 100_000_000, 1.0
 """Bytes, and seconds, from which on a load shows its progress."""
 
 CHUNK = 2 * 2**20
-"""Bytes that are read, and converted where a dtype is given, at a time by one thread."""
+"""Bytes that one thread reads, and converts to another dtype, at a time."""
 MOST_THREADS, WORTH_THREADS = 8, 2 * 2**20
-"""Threads that read one array into host memory, and the bytes from which on it is worth them."""
+"""Threads that read one array into host memory, and the bytes from which on that pays."""
 
 _WIDEST = 16
 """Bytes of the widest element, a complex128."""
@@ -76,10 +77,10 @@ def load_weights(
     A load of more than 100 MB or one second shows its progress on a terminal and in a notebook;
     `progress=False` turns that off, `progress=True` shows it from the start.
 
-    Every header is checked before the first array is made: a damaged, incomplete or foreign file is
-    a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
-    which there is no memory is an `OutOfMemoryError` that names it. No error keeps the arrays that
-    were loaded before it. Pickles are never read.
+    Every header is checked before the first array is made. Raises `TransferError`, with file and
+    tensor, if a file is damaged, incomplete or of another format, or the engine lacks a dtype, and
+    `OutOfMemoryError` if there is no memory for a tensor. No error keeps the arrays that were
+    loaded before it. Pickles are never read.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -110,7 +111,7 @@ def load_file(
     dtype: DType | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the tensors of an opened file, whose header was read, as `load_weights` does.
+    """Load the tensors of an opened file with this header, as `load_weights` does.
 
     Raises `TransferError` if the file was changed since it was opened.
     """
@@ -124,7 +125,7 @@ def load_joined(
     progress: bool | None = None,
     opened: PlainFile | None = None,
 ) -> dict[Key, Any]:
-    """Arrays on a device, each joined from stored tensors, under the keys that they are given.
+    """Load arrays onto a device, each joined from stored tensors; returns them by the same keys.
 
     They are read one after another, in the order of the files; `opened` is a file that the caller
     has opened. An error leaves no array behind.
@@ -140,7 +141,7 @@ def load_joined(
             for key in in_file_order(arrays):
                 loaded[key] = place(arrays[key], files, engine, device, advance)
     except BaseException:
-        loaded.clear()  # the error keeps the frames, and half a model is of no use
+        loaded.clear()  # the error keeps this frame, and half a model is of no use
         raise
     return loaded
 
@@ -165,15 +166,15 @@ def _float_dtype(dtype: object) -> DType | None:
 
 @contextmanager
 def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
-    """Return a bar on a terminal or in a notebook; called with each number of new bytes.
+    """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    It appears at once for a large load and else after a while. `wanted` is true for a bar from the
-    start, false for none.
+    The bar appears at once for a large load, else after a second. `wanted` is true for a bar from
+    the start, false for none.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
     notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
-        yield _show_nothing
+        yield lambda size: None
         return
     total = sum(joined.nbytes for joined in arrays.values())
     delay = 0.0 if wanted or total > LARGE else SLOW
@@ -191,16 +192,8 @@ def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Adv
         yield advance
 
 
-def _show_nothing(size: int) -> None:
-    """Ignore progress: there is no terminal and no notebook."""
-
-
 class Segment(Record):
-    """A stored tensor on its way into an array.
-
-    `arrange` brings it, as an array in host memory of its own dtype, into the order in which it is
-    to lie there.
-    """
+    """A stored tensor on its way into an array; `arrange` reorders it in host memory first."""
 
     tensor: StoredTensor
     arrange: Callable[[Any], Any] | None = None
@@ -212,10 +205,9 @@ class Segment(Record):
 
 
 class Joined(Record):
-    """An array whose elements are those of its parts, one behind the other, in C order.
+    """An array made of the elements of its parts, one after the other, in C order.
 
-    Three matrices (q, k, v) become one whose rows are theirs; matrices of equal size become a
-    stack of them.
+    For example, q, k and v become one matrix, and the matrices of experts become a stack.
     """
 
     shape: tuple[int, ...]
@@ -224,25 +216,18 @@ class Joined(Record):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its parts have in their files."""
-        total = 0
-        for part in self.parts:
-            total += part.tensor.nbytes
-        return total
+        """The bytes of its parts in their files."""
+        return sum(part.tensor.nbytes for part in self.parts)
 
     def offsets(self) -> list[int]:
         """Return the number of elements in front of each part."""
-        offsets, end = [], 0
-        for part in self.parts:
-            offsets.append(end)
-            end += prod(part.tensor.shape)
-        return offsets
+        return list(accumulate((part.size for part in self.parts[:-1]), initial=0))
 
 
 class OpenFiles:
-    """The files of a model, each opened when a tensor of it is first read; a context manager.
+    """The files of a model, each opened for the first of its tensors; a context manager.
 
-    At the end of the block without an error, each must still be what it was.
+    At the end of a block without errors, no file may have changed.
     """
 
     def __init__(self) -> None:
@@ -275,9 +260,9 @@ def place(
 ) -> Any:
     """Read an array from its files onto a device.
 
-    A large one is read straight into its memory on the CPU, and on CUDA devices through pinned
-    memory, by several threads. Others are one copy in host memory beside the array. Raises
-    `TransferError` and `OutOfMemoryError` with the file and the tensor.
+    Several threads read a large array straight into its memory on the CPU, and through pinned
+    memory on CUDA devices. Any other array is read into host memory first. Raises `TransferError`
+    and `OutOfMemoryError` with the file and the tensor.
     """
     try:
         if prod(joined.shape) >= WORTH_STAGING // _WIDEST:
@@ -286,11 +271,11 @@ def place(
                 return array
         host = np.empty(joined.shape, joined.dtype.numpy())
         _read(joined, files, host.reshape(-1), advance)
-        # The memory it was read into has no other owner, so NumPy needs no copy.
+        # Nothing else refers to this memory, so NumPy needs no copy.
         return host if engine.name == "numpy" else engine.place(host, device)
     except TransferError:
         raise
-    except Exception as error:  # each library refuses with errors of its own
+    except Exception as error:  # each library has its own errors
         tensor = joined.parts[0].tensor
         raise_if_oom(error, device, what=f"{tensor.path}: the tensor {shortened(tensor.name)!r}")
         raise tensor.error(str(error)) from error
@@ -310,7 +295,7 @@ def _place_straight(
     try:
         array = engine.empty(joined.shape, joined.dtype, device)
     except UnsupportedError:
-        return None  # the plain copy says what is wrong, or narrows
+        return None  # the plain copy reports the error, or narrows
     address = engine.address(array)
     if address is None:
         return None
@@ -322,12 +307,12 @@ def _place_straight(
 
 
 def _memory(address: int, size: int, dtype: DType) -> Any:
-    """Bytes at an address as a flat array."""
+    """Return the bytes at an address as a flat array."""
     return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), dtype.numpy())
 
 
 def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance: Advance) -> None:
-    """Bring all parts to their places on the device: those that are to be arranged one by one."""
+    """Copy all parts to the device: together, except parts that are rearranged."""
     kind, width = joined.dtype.numpy(), joined.dtype.itemsize
     starts = [offset * width for offset in joined.offsets()]
     straight: list[Piece] = []
@@ -352,7 +337,7 @@ def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance:
 
 
 def _read(joined: Joined, files: OpenFiles, flat: Any, advance: Advance) -> None:
-    """All parts into memory of the host; several threads read and convert what is large."""
+    """Read all parts into host memory; several threads read and convert a large array."""
     if flat.nbytes <= min(CHUNK, WORTH_THREADS):
         end = size = 0
         file = files.of(joined.parts[0].tensor)
@@ -377,7 +362,7 @@ def _read(joined: Joined, files: OpenFiles, flat: Any, advance: Advance) -> None
 
 
 class _Works:
-    """Work that threads take one by one."""
+    """Tasks that threads take one by one."""
 
     def __init__(self) -> None:
         self.pending: deque[Callable[[], None]] = deque()
@@ -394,7 +379,7 @@ class _Works:
 def _reading(
     part: Segment, file: PlainFile, flat: Any, advance: Advance
 ) -> Iterator[Callable[[], None]]:
-    """Yield the steps that bring a stored tensor into memory of its size."""
+    """Yield the steps that read a stored tensor into memory of its size."""
     if part.arrange is not None:
         yield partial(_read_part, part, file, flat, advance)
         return
@@ -409,7 +394,7 @@ def _read_chunk(part: Segment, file: PlainFile, some: Any, first: int, advance: 
 
 
 def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> None:
-    """A stored tensor, arranged, into memory of its size."""
+    """Read a stored tensor and rearrange it into memory of its size."""
     assert part.arrange is not None
     whole = np.empty(part.tensor.shape, part.tensor.dtype.numpy())
     for read in _reading(Segment(part.tensor), file, whole.reshape(-1), advance):

@@ -4,9 +4,9 @@ A file is eight bytes with the length of its header, the header in JSON, and the
 without a gap. Nothing here allocates an array. Every tensor of a header that is returned lies
 inside its file, has the bytes that its shape and dtype need, and shares none with another.
 
-Files may come from anyone. Before a header is parsed, its brackets, keys and commas are counted,
-since many empty lists take little text and much memory. Then `json` reads it. Duplicate keys, NaN,
-infinity and text that is not valid Unicode are refused.
+Files may come from anyone. Brackets, keys and commas of a header are counted before `json` parses
+it, since many empty lists take little text and much memory. Duplicate keys, NaN, infinity and text
+that is not valid Unicode are refused.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MOST_DIMENSIONS = 32
 _LONGEST_NUMBER = 400
 """Characters of a number; a float has at most some 330."""
 
-# A tensor has three brackets and four keys in at least 50 bytes of JSON, and in 64 or more where
-# there are very many, since names and offsets are longer then. Small headers may have any number.
+# A tensor has three brackets and four keys in at least 50 bytes of JSON; in a large header 64, since
+# names and offsets are longer. Small headers may have any number.
 _BYTES_EACH, _BYTES_A_KEY = 16, 12
 _SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
 
@@ -53,7 +53,7 @@ _METADATA = "__metadata__"
 
 
 class StoredTensor(Record):
-    """A tensor of a file: its bytes begin at `start`; `dtype` is that of its unpacked elements."""
+    """A tensor of a file, from byte `start` on; `dtype` is the dtype of its unpacked elements."""
 
     name: str
     path: Path
@@ -114,10 +114,7 @@ class SafeTensor(StoredTensor):
 
 
 class Header(Record):
-    """The header of one file: its tensors by name, in their order, and its metadata.
-
-    `stamp` is the state of the file to which all this applies.
-    """
+    """The header of one file in the state `stamp`: tensors by name, in order, and metadata."""
 
     path: Path
     stamp: Stamp
@@ -149,7 +146,7 @@ def read_header(path: Path) -> Header:
 
 
 def open_safetensors(path: Path) -> PlainFile:
-    """Open the file; raises if its name is that of a pickle."""
+    """Open a file; raises `TransferError` if it has the suffix of a pickle."""
     if path.suffix.lower() in _PICKLED:
         raise _pickle_error(path)
     return PlainFile(path)
@@ -195,19 +192,19 @@ def _read_entries(header: Mapping[str, Any], base: int, file: PlainFile) -> dict
 
 
 def _parse_object(raw: bytearray) -> dict[str, Any]:
-    """Get a JSON text that is an object; raises `ValueError` for anything else. Empties `raw`."""
+    """Parse a JSON object; raises `ValueError` for anything else. Empties `raw`."""
     keys = _check_size(raw)
     text = raw.decode()
-    raw.clear()  # it may be large, and what it becomes is larger
+    raw.clear()  # it may be large, and the parsed object is larger
     try:
         decoder = _CHECKING_DECODER if _UNUSUAL_NUMBER.search(text) else _DECODER
         parsed = _object(decoder.decode(text))
     except json.JSONDecodeError as error:
-        raise ValueError(str(error)) from None  # that error would keep the text
-    # Text without wide characters holds no halves of them, which takes longest to find.
+        raise ValueError(str(error)) from None  # the original error would keep the text alive
+    # ASCII without escapes has no surrogates, whose search takes longest.
     plain = text.isascii() and "\\u" not in text
     if keys != (_count_keys(parsed) if plain else _check_strings(parsed)):
-        # Not found by a hook, which would have a list of all pairs beside each dict.
+        # A hook in the first pass would need a list of all pairs beside each dict.
         if len(text) <= _NAMED_DUPLICATES:
             json.loads(text, object_pairs_hook=_unique)
         raise ValueError("a key occurs twice in one object")
@@ -215,7 +212,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
 
 
 def _check_size(text: bytearray) -> int:
-    """Get the number of keys; a text that would become far more memory than it takes is refused."""
+    """Return the number of keys; raise `ValueError` if the parsed text would take far more memory."""
     most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
     most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
     opened, keys = count_json(text)
@@ -242,9 +239,9 @@ def _count_keys(tree: Any) -> int:
 
 
 def _check_strings(tree: Any) -> int:
-    """Return the number of keys in all objects; a string that is not valid Unicode is refused.
+    """Return the number of keys in all objects; raise for a string that is not valid Unicode.
 
-    An escape can stand for half of a surrogate pair, which is no character.
+    An escape can stand for half of a surrogate pair, which is not a character.
     """
     keys, waiting = 0, [iter((tree,))]
     while waiting:
@@ -265,7 +262,7 @@ def _check_strings(tree: Any) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; duplicate keys are refused."""
+    """Return the pairs of a JSON object as a dict; raise `ValueError` for duplicate keys."""
     unique = dict(pairs)
     if len(unique) != len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -296,7 +293,7 @@ _CHECKING_DECODER = json.JSONDecoder(
     parse_float=_float, parse_int=_integer, parse_constant=_refuse_constant
 )
 _UNUSUAL_NUMBER = re.compile(r"[\[,:\s](?:-0|-?\d{19}|-?\d+[.eE])")
-"""A number that is negative zero, long, or no integer; only those need the slower decoder."""
+"""Negative zero, a long number or a fraction: only these need the slower decoder."""
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -370,7 +367,7 @@ def _wrong_dtype(name: str, code: str) -> TransferError:
 
 
 def _check_cover(entries: Mapping[str, SafeTensor], base: int, size: int) -> None:
-    """Every byte after the header belongs to one tensor: no overlap, no gap, nothing left over."""
+    """Check that every byte after the header belongs to exactly one tensor."""
     reached, before = base, ""
     for entry in sorted(entries.values(), key=attrgetter("start", "nbytes")):
         if entry.start < reached:
@@ -434,7 +431,7 @@ def _shard_path(index: Path, file: str) -> Path:
 
 
 def source_of(path: Path) -> Path:
-    """Find the file or the index that a path stands for."""
+    """Return the file or the index of a path; a folder must have one of them."""
     if not os.path.isdir(path):
         return path
     try:

@@ -1,12 +1,12 @@
 """The table of rules for containers, and the types that users register.
 
-Looked up in this order: registered types; types that are never containers; classes of libraries,
-by name along the method resolution order, so that no library is imported; containers of the
-standard library and their subclasses; dataclasses and attrs classes; and trees that JAX knows.
+The order of lookup: registered types; types that are never containers; classes of libraries, by
+name along the method resolution order, so that no library is imported; containers of the standard
+library and their subclasses; dataclasses and attrs classes; and trees that JAX knows.
 
 Left alone on purpose are sets, SciPy's sparse matrices (SciPy has them only on the host), random
 generators (they belong to their device; make one there with `rng`), Flax Linen modules (they
-describe a model and hold none of its arrays), and classes that are not registered.
+describe a model without its arrays), and classes that are not registered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from anydevice._arrays.trees import rules
 from anydevice._arrays.trees.rules import ATOM, Parts, Rule, kind_name
@@ -32,7 +32,7 @@ ATOMS: frozenset[type] = frozenset(
         *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     )
 )
-"""Types whose values are never arrays and never hold one that could be moved."""
+"""Types whose values are never arrays and never contain one that could be moved."""
 
 _ATOMIC_BASES = (int, float, complex, str, bytes, bytearray, set, frozenset, type, Enum)
 
@@ -52,8 +52,8 @@ class TableRule(Rule):
     def array(self, table: Any) -> Any:
         """Return the rows as one NumPy array, of the smallest dtype that holds every column.
 
-        Raises `ConfigurationError`, with the column, where that holds anything but numbers or has
-        missing values, and where its integers do not fit into the floating dtype of the others.
+        Raises `ConfigurationError`, with the column, if a column is not numeric, has missing
+        values, or has integers that do not fit into the floating dtype of the others.
         """
         import numpy as np  # a walk through a tree imports no library
 
@@ -95,9 +95,7 @@ def _numbers(column: Any) -> Any:
 
 
 def _declared_kind(dtype: Any) -> str:
-    """Return the kind of numbers that a column is to hold, as NumPy writes it; "O" for anything
-    else.
-    """
+    """Return NumPy's letter for the declared numbers of a column; "O" for anything else."""
     if hasattr(dtype, "kind"):  # of pandas
         return str(dtype.kind)
     integer = "u" if dtype.is_unsigned_integer() else "i"
@@ -135,8 +133,7 @@ _BY_NAME: Mapping[str, Rule | str] = {
 }
 """Classes of libraries, by the name of the class in the module that defines it.
 
-A text is the class of the rule in `_libraries`, made from the type. It is loaded when a value of
-that library is seen.
+A text names the class of a rule in `_libraries`, which is loaded with the first value of that type.
 """
 
 
@@ -146,7 +143,7 @@ class _UnknownRule(Rule):
     certain = False
 
     def take_apart(self, container: Any) -> Parts | None:
-        # Asked about each object: JAX may be imported at any time.
+        # Checked for each object: JAX may be imported at any time.
         return _registered_tree().take_apart(container) if is_loaded("jax.tree_util") else None
 
     def step(self, key: Any) -> str:
@@ -158,15 +155,14 @@ class _UnknownRule(Rule):
 
 @cache
 def _registered_tree() -> Rule:
-    rule: Rule = load("anydevice._libraries.jax.trees:REGISTERED")
-    return rule
+    return cast("Rule", load("anydevice._libraries.jax.trees:REGISTERED"))
 
 
 _UNKNOWN = _UnknownRule()
-_MOST = 4096  # programs that make classes without end must not grow this table without end
+_MOST = 4096  # a program that makes classes in a loop must not grow this table for ever
 _registered: dict[type, _UserRule] = {}
 known: dict[type, Rule] = {}
-"""The rules that `rule_of` has found already; the walk looks here first, to save a call."""
+"""The cache of `rule_of`; `flatten` looks here first, to save a call."""
 
 
 def rule_of(kind: type) -> Rule:
@@ -186,7 +182,7 @@ def rule_of(kind: type) -> Rule:
 def without_tables(x: Any) -> Any:
     """Return the rows of a DataFrame or a Series as a NumPy array; anything else as it is.
 
-    Raises `ConfigurationError`, with the column, where that holds anything but numbers.
+    Raises `ConfigurationError`, with the column, if a column is not numeric.
     """
     rule = rule_of(type(x))
     return rule.array(x) if isinstance(rule, TableRule) else x
@@ -271,7 +267,9 @@ def _find(kind: type) -> Rule:
     for base in kind.__mro__:
         rule = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
-            return rule if isinstance(rule, Rule) else _library_rule(rule, kind)
+            if isinstance(rule, str):
+                rule = cast("Rule", load(f"anydevice._libraries.{rule}")(kind))
+            return rule
     if standard := rules.standard_rule(kind):
         return standard
     if issubclass(kind, UserDict | UserList):
@@ -285,8 +283,3 @@ def _find(kind: type) -> Rule:
     if hasattr(kind, "__attrs_attrs__"):
         return rules.attrs_rule(kind)
     return _UNKNOWN
-
-
-def _library_rule(target: str, kind: type) -> Rule:
-    rule: Rule = load(f"anydevice._libraries.{target}")(kind)
-    return rule
