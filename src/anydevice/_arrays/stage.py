@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from anydevice._arrays.memory.stats import on_release
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import Record
-from anydevice._engines.cuda_driver import driver_of
+from anydevice._engines.cuda_driver import CudaDriver, driver_of
 from anydevice._machine.engines.registry import place_of
 
 CHUNK = 4 * 2**20
@@ -35,46 +35,6 @@ _MOST_AT_ONCE = 1024  # arrays in one call, a limit of the system
 
 Fill = Callable[[int, "Piece"], None]
 """Puts the bytes of a piece into the pinned memory at an address."""
-
-
-class Copier(Protocol):
-    """The functions of a device's driver that staging uses."""
-
-    def enter(self) -> None:
-        """Make the device the current one of the calling thread."""
-
-    def pinned(self, size: int) -> int:
-        """Allocate memory that the device can read by itself; return its address."""
-
-    def file_of(self, address: int) -> int | None:
-        """Return the descriptor of the file that this pinned memory maps, or `None`."""
-
-    def is_pinned(self, address: int, size: int) -> bool:
-        """Whether the device can read that much host memory by itself."""
-
-    def give_back(self, address: int) -> None:
-        """Free memory of `pinned`."""
-
-    def stream(self) -> Any:
-        """Return a queue of copies that waits for no other."""
-
-    def event(self) -> Any:
-        """Return a mark that can be put into a stream."""
-
-    def destroy(self, stream: Any, *events: Any) -> None:
-        """Free a stream and marks."""
-
-    def copy_in(self, target: int, source: int, size: int, stream: Any) -> None:
-        """Start a copy from pinned memory to the device."""
-
-    def copy_out(self, target: int, source: int, size: int, stream: Any) -> None:
-        """Start a copy from the device to pinned memory."""
-
-    def mark(self, event: Any, stream: Any) -> None:
-        """Put the mark behind everything in the stream."""
-
-    def wait(self, event: Any) -> None:
-        """Wait until the mark has been reached."""
 
 
 class Piece(Record):
@@ -103,7 +63,7 @@ def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
 class _Lane:
     """A stream with its pinned buffers; used by one thread at a time."""
 
-    def __init__(self, copier: Copier, chunk: int) -> None:
+    def __init__(self, copier: CudaDriver, chunk: int) -> None:
         self.copier = copier
         self.stream = copier.stream()
         self.buffers = [copier.pinned(chunk) for _ in range(_BUFFERS)]
@@ -163,7 +123,7 @@ class NoThreadsError(Exception):
     """The system gives this process no further thread."""
 
 
-def _started_threads(count: int, copier: Copier) -> ThreadPoolExecutor:
+def _started_threads(count: int, copier: CudaDriver) -> ThreadPoolExecutor:
     """Return threads that all run already, so that handing them work cannot fail."""
     threads = ThreadPoolExecutor(
         count, thread_name_prefix="anydevice copy", initializer=copier.enter
@@ -186,7 +146,7 @@ class Ring:
     Raises `NoThreadsError` if the system does not give a thread for each.
     """
 
-    def __init__(self, copier: Copier, lanes: int, chunk: int = CHUNK) -> None:
+    def __init__(self, copier: CudaDriver, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier
         self._chunk = chunk
         self._threads = _started_threads(lanes, copier)

@@ -38,7 +38,7 @@ MOST_DIMENSIONS = 32
 _LONGEST_NUMBER = 400
 """Characters of a number; a float has at most some 330."""
 
-# A tensor has three brackets and four keys in at least 50 bytes of JSON; in a large header 64, since
+# A tensor has three brackets and four keys in at least 50 bytes of JSON, 64 in a large header, as
 # names and offsets are longer. Small headers may have any number.
 _BYTES_EACH, _BYTES_A_KEY = 16, 12
 _SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
@@ -212,7 +212,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
 
 
 def _check_size(text: bytearray) -> int:
-    """Return the number of keys; raise `ValueError` if the parsed text would take far more memory."""
+    """Return the number of keys; raise `ValueError` if parsing would take too much memory."""
     most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
     most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
     opened, keys = count_json(text)
