@@ -144,12 +144,12 @@ class Stream(Record):
 class Random:
     """A sequence of random numbers for one device; each call gives further ones. See `rng`.
 
-    A shape only arranges the numbers: `(2, 3)` gives those of `6`, and drawing 4 and then 2 gives
-    those of drawing 6 at once. `state` is its position, and `from_state` continues from there.
+    A shape only arranges the numbers: `(2, 3)` gives the numbers of `6`, and drawing 4 and then 2
+    gives the same as drawing 6. `state` is its position, and `from_state` continues from there.
 
-    Threads may share one: no number is given out twice, but which thread gets which depends on
-    their timing. A forked process goes on with the numbers of its parent. In both cases `split`
-    first, and give each its own.
+    Threads may share a generator: no number is given out twice, but their timing decides which
+    thread gets which. A forked process repeats the numbers of its parent. In both cases, `split`
+    first, and give each its own generator.
     """
 
     def __init__(self, stream: Stream, counter: int, device: Device) -> None:
@@ -187,41 +187,35 @@ class Random:
         return {"seed": stream.seed, "stream": stream.stream, "counter": self._counter}
 
     def bits(self, shape: Shape) -> Any:
-        """Words of 32 random bits, as uint32."""
+        """Return words of 32 random bits, as uint32."""
         return self._draw(shape, np.dtype(np.uint32), 1, lambda words, *_: words)
 
     def uniform(
         self, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: Any = "float32"
     ) -> Any:
-        """Uniform numbers from `low` up to, but not including, `high`.
+        """Return uniform numbers from `low` up to, but not including, `high`.
 
         A float64 has 53 random bits, any other 24; a float16 or bfloat16 is the float32 of the
         same words rounded down, so it never becomes `high` either.
         """
         kind = _dtype(dtype, FLOATS)
-        return self._floats(
-            shape,
-            kind,
-            to_uniform(checks.number("low", low), checks.number("high", high), kind),
-        )
+        low, high = checks.number("low", low), checks.number("high", high)
+        return self._floats(shape, kind, to_uniform(low, high, kind))
 
     def normal(
         self, shape: Shape, mean: float = 0.0, std: float = 1.0, dtype: Any = "float32"
     ) -> Any:
-        """Numbers of the normal distribution with that mean and standard deviation.
+        """Return numbers of the normal distribution with this mean and standard deviation.
 
         A float64 is made of 52 random bits and reaches 8.2 deviations; any other is made of 32
         and reaches 6.4. A float16 or bfloat16 is the float32 of the same words, rounded.
         """
         kind = _dtype(dtype, FLOATS)
-        return self._floats(
-            shape,
-            kind,
-            to_normal(checks.number("mean", mean), checks.number("std", std), kind),
-        )
+        mean, std = checks.number("mean", mean), checks.number("std", std)
+        return self._floats(shape, kind, to_normal(mean, std, kind))
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
-        """Integers from `low` up to, but not including, `high`; all are exactly equally likely."""
+        """Return integers from `low` up to, but not including, `high`, exactly equally likely."""
         kind = _dtype(dtype, INTEGERS)
         low, high = checks.integer("low", low), checks.integer("high", high)
         limits = np.iinfo(kind)
@@ -257,7 +251,7 @@ class Random:
         return to_device(np.full(_sizes(shape)[0], value, np.float32), self._device)
 
     def split(self, n: int) -> tuple[Random, ...]:
-        """`n` independent generators for this device; splitting again gives new ones."""
+        """Return `n` independent generators for this device; splitting again gives new ones."""
         number = checks.integer("n", n, 1)
         position = self._reserve(1)
         return tuple(
@@ -271,7 +265,7 @@ class Random:
         )
 
     def _draw(self, shape: Shape, kind: np.dtype[Any], words: int, make: Make) -> Any:
-        """Draw numbers of a shape on the device; each is made of `each` words."""
+        """Draw numbers of a shape on the device; each is made of this many `words`."""
         sizes, count = _sizes(shape)
         return to_device(self._fill(count, kind, words, make).reshape(sizes), self._device)
 
@@ -292,10 +286,10 @@ class Random:
         return made
 
     def _below(self, span: int, bits: int, words: Words, start: int) -> NDArray[np.uint64]:
-        """Numbers below `span`.
+        """Return numbers below `span`.
 
-        A number whose words were rejected takes the words at the same place of a further stream,
-        so it does not depend on how many numbers were drawn with it.
+        A rejected number takes the words at the same position of a further stream, so it does not
+        depend on how many numbers were drawn with it.
         """
         numbers, again = to_integers(words, span, bits)
         each = bits // 32
@@ -331,7 +325,7 @@ class Random:
 
 
 class ShapesOnly(Random):
-    """Draws nothing: its arrays have the shapes that are asked for, and take no memory.
+    """Draws nothing: its arrays have the requested shapes, and take no memory.
 
     >>> ShapesOnly().normal((1000, 1000, 1000)).shape
     (1000, 1000, 1000)
@@ -355,7 +349,7 @@ class ShapesOnly(Random):
 
 
 def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Random:
-    """Random numbers that depend on the seed alone: the same on every engine and every device.
+    """Return a generator whose numbers are the same on every engine and every device.
 
     `seed` is an integer of 0 or more, or the `state` of a generator to continue from. The numbers
     are arrays of the device's engine on `device`; the default is `anydevice.device()`.
@@ -380,10 +374,10 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
 
 
 def in_pieces(count: int, step: int, work: Callable[[int, int, Scratch], None]) -> None:
-    """Call `work(begin, end, scratch)` for all pieces of `range(count)`, `step` long each.
+    """Call `work(begin, end, scratch)` for all chunks of `range(count)`, `step` long each.
 
-    Many pieces are shared out among several threads, each with its own scratch memory, in any
-    order. An error in one thread ends the others after their piece, and is raised.
+    Many chunks are divided among several threads, each with its own scratch memory, in any order.
+    An error in one thread ends the others after their chunk, and is raised.
     """
     begins = deque(range(0, count, step))
     threads = min(len(begins) // _PIECES_WORTH_A_THREAD, MOST_THREADS)
@@ -409,14 +403,14 @@ def _next(begins: deque[int]) -> int | None:
 
 
 def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
-    """Return a shape as a tuple, and how many numbers it holds."""
+    """Return a shape as a tuple, and the number of its elements."""
     lengths = shape if isinstance(shape, Sequence) else (shape,)
     sizes = tuple(checks.integer("each length of a shape", length, 0) for length in lengths)
     return sizes, math.prod(sizes)
 
 
 def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the NumPy dtype for a name, or for what any array library calls its dtype."""
+    """Return the NumPy dtype of a name, or of any library's own dtype."""
     name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
     if name not in known:
         raise ConfigurationError(
