@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import anydevice
 from anydevice import Device, extend, testing
 from anydevice.extend import BackendScan, Reason
+from tests.programs import output_of
 
 RECIPE_OF_0_2 = {
     "anydevice.core.device": {"Device": "Device"},
@@ -33,7 +32,7 @@ def test_importing_it_loads_no_array_library() -> None:
         "anydevice.extend.EngineRow, anydevice.extend.BackendScan\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    output_of("-c", program)
 
 
 @pytest.mark.parametrize("name", extend.__all__)

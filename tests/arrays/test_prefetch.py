@@ -7,8 +7,6 @@ import itertools
 import operator
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -25,6 +23,7 @@ from anydevice._arrays import prefetch as prefetching
 from anydevice._arrays.prefetch import Prefetch, prefetch
 from anydevice._core.device import Device
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from tests.programs import run_python
 
 
 class Batch:
@@ -108,20 +107,15 @@ def test_two_iterations_at_once_are_independent() -> None:
     batches = prefetch(Loader(3), "cpu")
     pairs = [(a.number, b.number) for a, b in itertools.product(batches, batches)]
     assert pairs == list(itertools.product(range(3), range(3)))
-    assert [(a.number, b.number) for a, b in zip(batches, batches, strict=True)] == [
-        (0, 0),
-        (1, 1),
-        (2, 2),
-    ]
+    side_by_side = [(a.number, b.number) for a, b in zip(batches, batches, strict=True)]
+    assert side_by_side == [(number, number) for number in range(3)]
 
 
-def test_a_loader_for_one_time_is_empty_the_second_time() -> None:
+def test_iterators_and_objects_that_are_only_indexed_are_loaders() -> None:
     batches = prefetch(iter([Batch(0), Batch(1)]), "cpu")
     assert numbers(batches) == [0, 1]
-    assert numbers(batches) == []
+    assert numbers(batches) == [], "it can be iterated only once"
 
-
-def test_an_object_that_is_only_indexed_is_a_loader() -> None:
     class Indexed:
         def __getitem__(self, index: int) -> Batch:
             if index == 2:
@@ -196,24 +190,22 @@ def test_it_has_the_attributes_of_its_loader() -> None:
         _ = Prefetch.__new__(Prefetch).dataset  # as when one is copied
 
 
-@pytest.mark.parametrize("depth", [0, -1, 1.0, True, "2", None])
-def test_a_depth_that_is_none(depth: Any) -> None:
-    with pytest.raises(ConfigurationError, match="depth must be an integer of 1 or more"):
-        prefetch([], "cpu", depth)
-
-
-def test_what_cannot_be_iterated() -> None:
-    with pytest.raises(ConfigurationError, match="a int cannot be iterated"):
-        prefetch(3, "cpu")  # type: ignore[arg-type]
-
-
-def test_the_device_is_looked_at_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="no backend 'gpuu'"):
-        prefetch([], "gpuu:0")
-    with pytest.raises(DeviceNotFoundError):
-        prefetch([], "cuda:77")
-    with pytest.raises(DeviceNotFoundError):
-        prefetch([], Device("cuda:77"))
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        *(
+            (([], "cpu", depth), ConfigurationError, "depth must be an integer of 1 or more")
+            for depth in (0, -1, 1.0, True, "2", None)
+        ),
+        ((3, "cpu"), ConfigurationError, "a int cannot be iterated"),
+        (([], "gpuu:0"), ConfigurationError, "no backend 'gpuu'"),
+        (([], "cuda:77"), DeviceNotFoundError, "cuda:77"),
+        (([], Device("cuda:77")), DeviceNotFoundError, "cuda:77"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        prefetch(*arguments)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -321,20 +313,20 @@ def test_a_stop_iteration_while_placing_is_not_the_end(monkeypatch: pytest.Monke
         list(prefetch([1], "cpu"))
 
 
-class OurError(Exception):
-    pass
+class Stop(BaseException):
+    """An error that can be referred to weakly."""
 
 
 def raising() -> Iterator[int]:
     yield 0
-    raise OurError
+    raise Stop
 
 
 def test_an_error_holds_nothing_in_a_circle() -> None:
-    def reference() -> weakref.ref[OurError]:
+    def reference() -> weakref.ref[Stop]:
         try:
             list(prefetch(raising(), "cpu"))
-        except OurError as error:
+        except Stop as error:
             return weakref.ref(error)
         raise AssertionError
 
@@ -345,10 +337,6 @@ def test_an_error_holds_nothing_in_a_circle() -> None:
         assert until(lambda: error() is None, 2.0)
     finally:
         gc.enable()
-
-
-class Stop(BaseException):
-    pass
 
 
 def _break(batches: Any) -> None:
@@ -509,9 +497,7 @@ print("fine")
 
 def test_a_data_loader_with_forked_workers() -> None:
     pytest.importorskip("torch")
-    ended = subprocess.run(
-        [sys.executable, "-c", WITH_WORKERS], capture_output=True, text=True, timeout=400
-    )
+    ended = run_python("-c", WITH_WORKERS)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("fine\n", "", 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anydevice import testing, to_device, to_numpy
-from anydevice._arrays.share import shared_memory
+from anydevice._arrays.move import shared_memory
 from anydevice.errors import TransferError
 from tests.comparing import assert_same_bits
 

@@ -34,26 +34,24 @@ def test_a_name_is_read_and_written(written: str, backend: str, index: int, name
 
 def test_the_index_may_be_given_apart() -> None:
     assert Device("cuda", 3) == Device("cuda:3")
-    with pytest.raises(ConfigurationError, match="names index 1, but index=2 is"):
-        Device("cuda:1", 2)
-    with pytest.raises(ConfigurationError, match="0 or more"):
-        Device("cuda", -1)
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "cuda:", "cuda:-1", "cuda:x", ":1", "cuda 1", "cuda:1:2", "🎉"]
+    ("arguments", "words"),
+    [
+        (("cuda:1", 2), "names index 1, but index=2 is"),
+        (("cuda", -1), "0 or more"),
+        (("cudda:0",), "the backends are cuda, rocm, metal, tpu, opencl, cpu"),
+        (("mps",), "did you mean 'metal'"),
+        *(
+            ((name,), "does not name a device")
+            for name in ("", "cuda:", "cuda:-1", "cuda:x", ":1", "cuda 1", "cuda:1:2", "🎉")
+        ),
+    ],
 )
-def test_what_names_no_device_is_refused(wrong: str) -> None:
-    with pytest.raises(ConfigurationError, match="does not name a device"):
-        Device(wrong)
-
-
-def test_an_unknown_backend_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        Device("cudda:0")
-    assert "cuda, rocm, metal, tpu, opencl, cpu" in str(caught.value)
-    with pytest.raises(ConfigurationError, match="did you mean 'metal'"):
-        Device("mps")
+def test_what_names_no_device_is_refused(arguments: tuple[object, ...], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Device(*arguments)
 
 
 @pytest.mark.parametrize("name", ["xpu", "hpu:1", "XPU"])
@@ -119,9 +117,7 @@ def test_it_does_not_change() -> None:
 
 
 def test_repr_reads_as_code() -> None:
-    assert repr(Device("cuda:1", engine="jax")) == 'Device("cuda:1", engine="jax")'.replace(
-        'engine="jax"', "engine='jax'"
-    )
+    assert repr(Device("cuda:1", engine="jax")) == """Device("cuda:1", engine='jax')"""
     assert repr(Device("cpu")) == 'Device("cpu")'
 
 
@@ -179,13 +175,9 @@ def test_native_is_the_library_s_own_object() -> None:
 
 def test_as_plain_data() -> None:
     plain = anydevice.device("cpu").to_dict()
-    assert plain["device"] == "cpu"
-    assert plain["kind"] == "cpu"
-    assert plain["usable"] is True
-    assert plain["why_not"] is None
-    facts = plain["facts"]
-    assert isinstance(facts, dict)
-    assert {"name", "uuid", "pci_address", "memory_kind", "total_memory"} <= set(facts)
+    expected = {"device": "cpu", "kind": "cpu", "usable": True, "why_not": None}
+    assert plain.items() >= expected.items()
+    assert {"name", "uuid", "pci_address", "memory_kind", "total_memory"} <= plain["facts"].keys()
 
 
 @pytest.mark.needs("torch")

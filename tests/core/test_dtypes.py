@@ -34,16 +34,9 @@ def test_a_row_says_what_numpy_says(name: str) -> None:
 
 
 def test_packed_is_what_is_smaller_than_a_byte() -> None:
-    assert {row.name for row in DTYPES.values() if row.packed} == {
-        "float6_e2m3fn",
-        "float6_e3m2fn",
-        "float4_e2m1fn",
-        "int4",
-        "uint4",
-        "int2",
-        "uint2",
-    }
-    assert all(row.itemsize == 1 for row in DTYPES.values() if row.packed)
+    packed = {row.name: row.itemsize for row in DTYPES.values() if row.packed}
+    floats = ("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn")
+    assert packed == dict.fromkeys((*floats, "int4", "uint4", "int2", "uint2"), 1)
 
 
 def test_the_codes_are_those_that_safetensors_knows() -> None:
@@ -73,25 +66,22 @@ def test_the_objects_of_every_library_are_understood() -> None:
         assert as_dtype(spec) is DTYPES["bfloat16"]
     assert as_dtype(torch.float8_e4m3fn).code == "F8_E4M3"
     assert as_dtype(np.dtype(">f4")).name == "float32"
-    assert as_dtype(np.bool_).name == "bool"
-
-
-def test_the_bool_of_an_older_numpy_is_understood() -> None:
-    older = type("bool_", (), {})
-    assert as_dtype(older).name == "bool"
+    older = type("bool_", (), {})  # as NumPy 1 calls it
+    assert as_dtype(np.bool_).name == as_dtype(older).name == "bool"
 
 
 @pytest.mark.parametrize(
-    ("spec", "meant"), [("bf16", "bfloat16"), ("F32", "float32"), (float, "float32")]
+    ("spec", "meant"),
+    [("bf16", "bfloat16"), ("F32", "float32"), ("fp32", "float32"), (float, "float32")],
 )
 def test_another_spelling_is_refused_with_the_right_one(spec: object, meant: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
+    with pytest.raises(ConfigurationError, match=rf"; did you mean '{meant}'\?$"):
         as_dtype(spec)
 
 
-@pytest.mark.parametrize("spec", ["", "str", 7, None, np.dtype("U4"), np.longdouble])
+@pytest.mark.parametrize("spec", ["", "text", 7, None, np.dtype("U4"), np.longdouble])
 def test_what_is_no_type_is_refused_with_the_valid_names(spec: object) -> None:
-    with pytest.raises(ConfigurationError, match="the dtypes are bool, int8, int16"):
+    with pytest.raises(ConfigurationError, match=r"the dtypes are bool, int8, .*bfloat16"):
         as_dtype(spec)
 
 
@@ -108,10 +98,3 @@ def test_a_row_prints_as_its_name() -> None:
 def test_the_table_imports_no_array_library() -> None:
     program = f"import sys, {dtypes.__name__}; print({{'numpy', 'ml_dtypes'}} & set(sys.modules))"
     assert output_of("-c", program) == "set()\n"
-
-
-def test_where_it_is_clear_what_was_meant_no_list_follows() -> None:
-    with pytest.raises(ConfigurationError, match=r"type 'fp32'; did you mean 'float32'\?$"):
-        as_dtype("fp32")
-    with pytest.raises(ConfigurationError, match=r"dtype 'text'; the dtypes are .*bfloat16"):
-        as_dtype("text")

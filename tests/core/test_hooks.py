@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from anydevice._core.hooks import Hook, load
-
-
-def test_a_registered_function_is_called() -> None:
-    hook: Hook[[int, int], int] = Hook("anydevice._core.device")
-    hook.register(lambda one, two: one + two)
-    assert hook(1, 2) == 3
+from tests.programs import output_of
 
 
 def test_a_home_that_registers_nothing_is_named() -> None:
@@ -37,7 +29,7 @@ assert "anydevice._arrays.move" not in sys.modules
 assert place([1]) == [1]
 assert "anydevice._arrays.move" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
+    output_of("-c", code)
 
 
 def test_a_module_can_be_loaded_too() -> None:

@@ -50,8 +50,6 @@ def test_a_wrong_call_says_what_is_wrong(
         Card(*values, **named)  # type: ignore[arg-type]
     assert str(caught.value) == f"{said}; it takes name, memory, notes"
 
-
-def test_a_record_without_fields_takes_nothing() -> None:
     class Empty(Record):
         pass
 

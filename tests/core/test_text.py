@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice._core.text import format_rate, format_time, joined, parse_size, percent, times
+from anydevice._core.text import format_rate, format_time, parse_size, percent, times
 from anydevice.errors import ConfigurationError
 
 
@@ -37,19 +37,10 @@ def test_rates(rate: float, said: str) -> None:
 
 
 def test_parts_and_factors() -> None:
-    assert [percent(part) for part in (0.0, 0.05, 0.0949, 0.5, 1.2)] == [
-        "0 %",
-        "5.0 %",
-        "9.5 %",
-        "50 %",
-        "120 %",
-    ]
-    assert [times(factor) for factor in (0.001, 0.25, 9.999, 1234.5)] == [
-        "0.001 ×",
-        "0.25 ×",
-        "10.0 ×",
-        "1234 ×",
-    ]
+    parts = {0.0: "0 %", 0.05: "5.0 %", 0.0949: "9.5 %", 0.5: "50 %", 1.2: "120 %"}
+    assert {part: percent(part) for part in parts} == parts
+    factors = {0.001: "0.001 ×", 0.25: "0.25 ×", 9.999: "10.0 ×", 1234.5: "1234 ×"}
+    assert {factor: times(factor) for factor in factors} == factors
 
 
 def test_sizes() -> None:
@@ -58,12 +49,3 @@ def test_sizes() -> None:
     for wrong in ("1XiB", "1 EiB", "much", "-1GB", ""):
         with pytest.raises(ConfigurationError, match=r"B, KB, MB, GB, TB, PB, .*PiB"):
             parse_size(wrong)
-
-
-def test_joining() -> None:
-    assert [joined(parts) for parts in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
-        "",
-        "a",
-        "a and b",
-        "a, b and c",
-    ]

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from anydevice._formats import model as tensor_files
+
+Change = Callable[[Any, dict[str, Any]], Any]
+"""Changes the description of a saved file and its table of tensors, or returns another text."""
 
 NASTY: list[Any] = [
     *(0, 1, -1, 2, 4, 7, 8, 255, 10**6, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 2**64),
@@ -70,7 +79,7 @@ def _nasty(dice: random.Random) -> Any:
 # --- safetensors files ------------------------------------------------------------------------
 
 
-def content(header: Any, data: bytes) -> bytes:
+def content(header: Any, data: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
@@ -143,3 +152,32 @@ def by_number(dice: random.Random, raw: bytes, reach: int) -> bytes:
         number = dice.choice([each for each in NASTY if type(each) is int])
         damaged[where : where + size] = (number % 2 ** (8 * size)).to_bytes(size, "little")
     return bytes(damaged)
+
+
+def rewritten(raw: bytes, change: Change) -> bytes:
+    """Return a saved file with a changed description or table of tensors, and the right hash."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    table = json.loads(raw[8:end])
+    description = json.loads(table.pop("__metadata__")["anydevice"])
+    given = change(description, table)
+    text = given if isinstance(given, str) else json.dumps(description)
+    digest = tensor_files._hash_of(text, table)
+    digest.update(raw[end:])
+    own = {"anydevice": text, "sha256": digest.hexdigest()}
+    header = json.dumps({"__metadata__": own, **table}).encode()
+    return len(header).to_bytes(8, "little") + header + raw[end:]
+
+
+def huge(path: Path) -> None:
+    """Make a file of 64 GiB, which takes no room on the disk."""
+    path.touch()
+    os.truncate(path, 2**36)
+
+
+def zeros(path: Path, folder: Path) -> None:
+    """Make a link to a device without end; for root, a new one in `folder`, lest it is replaced."""
+    target = Path("/dev/zero")
+    if os.geteuid() == 0:
+        target = folder / "zeros"
+        os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    path.symlink_to(target)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import stat
 import sys
 import time
 import warnings
@@ -25,7 +24,6 @@ import anydevice
 from anydevice import nn
 from anydevice._bench.results import Results, read_results
 from anydevice._core.device import Device
-from anydevice._formats import model as tensor_files
 from anydevice._machine.choose import measurements
 from anydevice._machine.discovery.check import read_verdicts
 from anydevice._machine.settings.files import measurements_file, user_file, verdicts_file
@@ -34,32 +32,13 @@ from anydevice._ops import trusted_kernels
 from anydevice._train.checkpoint import read_checkpoint, settings_of
 from anydevice._train.step_config import StepConfig
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
-from tests.faults.damage import at_random, by_meaning
+from tests.faults.damage import Change, at_random, by_meaning, huge, rewritten, zeros
 from tests.programs import output_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices as POSIX has them")
 
 CPU = Device("cpu", engine="numpy")
 LAYER = nn.Chain(nn.Dense(4, 8), "relu", nn.Dense(8, 2))
-
-Change = Callable[[Any, dict[str, Any]], Any]
-
-
-def rewritten(raw: bytes, change: Change) -> bytes:
-    """A saved file with another description and other tensors, whose hash is right.
-
-    The change gets the description and the table of tensors; it changes them, or gives a text.
-    """
-    end = 8 + int.from_bytes(raw[:8], "little")
-    table = json.loads(raw[8:end])
-    description = json.loads(table.pop("__metadata__")["anydevice"])
-    given = change(description, table)
-    text = given if isinstance(given, str) else json.dumps(description)
-    digest = tensor_files._hash_of(text, table)
-    digest.update(raw[end:])
-    own = {"anydevice": text, "sha256": digest.hexdigest()}
-    header = json.dumps({"__metadata__": own, **table}).encode()
-    return len(header).to_bytes(8, "little") + header + raw[end:]
 
 
 def saved(path: Path) -> bytes:
@@ -220,14 +199,9 @@ def test_a_training_is_resumed_with_the_numbers_it_began_with(tmp_path: Path, ki
 # Configs
 
 
-def huge(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 2**36)
-
-
 CONFIGS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
-    "zeros": lambda path: path.symlink_to(zeros(path.parent)),
+    "zeros": lambda path: zeros(path, path.parent),
     "folder": lambda path: path.mkdir(),
     "huge": huge,
     "deep": lambda path: path.write_text("[" * 100_000),
@@ -236,15 +210,6 @@ CONFIGS: dict[str, Callable[[Path], object]] = {
     "null": lambda path: path.write_bytes(b'{"hidden_size": \0}'),
     "many lists": lambda path: path.write_text('{"a": [' + "[]," * 1_300_000 + "[]]}"),
 }
-
-
-def zeros(folder: Path) -> Path:
-    """A device without end; where this user could replace the machine's own, another one."""
-    if os.geteuid() != 0:
-        return Path("/dev/zero")
-    path = folder / "zeros"
-    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
-    return path
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -14,8 +14,8 @@ from anydevice import device
 from anydevice._arrays.stage import Ring
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES
-from anydevice._formats import join as joining
-from anydevice._formats.join import Joined, OpenFiles, SafeTensor, Segment, place
+from anydevice._formats import load as loading
+from anydevice._formats.load import Joined, OpenFiles, Segment, place
 from anydevice._formats.safetensors import read_header
 from anydevice._machine.engines import registry
 from anydevice.errors import TransferError
@@ -54,7 +54,7 @@ def parts(tmp_path: Path) -> tuple[list[Segment], Any]:
     save_file({"pad": np.ones(3, np.int8), "q": q, "v": v}, tmp_path / "1.safetensors")
     save_file({"k": k}, tmp_path / "2.safetensors")
     headers = [read_header(tmp_path / f"{number}.safetensors") for number in (1, 2)]
-    tensors = [SafeTensor(h, h.entries[name]) for h, name in zip(headers * 2, "qkv", strict=False)]
+    tensors = [h.entries[name] for h, name in zip(headers * 2, "qkv", strict=False)]
     found = [Segment(tensors[0]), Segment(tensors[1], np.transpose), Segment(tensors[2])]
     whole = np.concatenate([each.astype(np.float32) for each in (q, k.T, v)])
     return found, whole
@@ -69,8 +69,8 @@ def test_parts_lie_one_behind_the_other(
     joined = Joined(whole.shape, DTYPES[dtype], tuple(found))
     copier = HostCopier()
     ring = Ring(copier, 3, 4096)
-    monkeypatch.setattr(joining, "ring_of", lambda _: ring)
-    monkeypatch.setattr(joining, "CHUNK", 10_000)
+    monkeypatch.setattr(loading, "ring_of", lambda _: ring)
+    monkeypatch.setattr(loading, "CHUNK", 10_000)
     engine: Any = HostEngine("torch" if staged else "numpy")
     told: list[int] = []
     with OpenFiles() as files:
@@ -114,10 +114,10 @@ def test_numbers_that_a_dtype_cannot_hold_are_refused_from_threads_too(
 ) -> None:
     save_file({"x": np.full((600, 600), 1e6, np.float32)}, tmp_path / "1.safetensors")
     header = read_header(tmp_path / "1.safetensors")
-    part = Segment(SafeTensor(header, header.entries["x"]))
+    part = Segment(header.entries["x"])
     joined = Joined((600, 600), DTYPES["float16"], (part,))
     ring = Ring(HostCopier(), 3, 4096)
-    monkeypatch.setattr(joining, "ring_of", lambda _: ring)
+    monkeypatch.setattr(loading, "ring_of", lambda _: ring)
     engine: Any = HostEngine("torch")
     said = r"1\.safetensors: .*'x'.*float16 cannot"
     with pytest.raises(TransferError, match=said), OpenFiles() as files:
@@ -129,7 +129,7 @@ def test_a_row_is_a_tensor_of_its_own(tmp_path: Path) -> None:
     x = np.arange(60, dtype=np.int32).reshape(3, 4, 5)
     save_file({"x": x}, tmp_path / "1.safetensors")
     header = read_header(tmp_path / "1.safetensors")
-    row = SafeTensor(header, header.entries["x"]).row(2)
+    row = header.entries["x"].row(2)
     found = np.empty(20, np.int32)
     with OpenFiles() as files:
         row.read(files.of(row), found, 0)

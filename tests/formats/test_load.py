@@ -19,11 +19,10 @@ import pytest
 import safetensors.numpy
 
 from anydevice._arrays.move import to_numpy
+from anydevice._core import files
 from anydevice._core.device import Device
 from anydevice._core.dtypes import BY_CODE
 from anydevice._core.finding import DeviceStatus, Facts
-from anydevice._formats import files
-from anydevice._formats import join as joining
 from anydevice._formats import load as loading
 from anydevice._formats.load import load_weights
 from anydevice._machine.engines import registry
@@ -173,7 +172,7 @@ def test_only_floating_point_numbers_are_converted(file: Path, wanted: Any) -> N
 
 
 def test_conversion_goes_chunk_by_chunk(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "CHUNK", 64)
+    monkeypatch.setattr(loading, "CHUNK", 64)
     array = np.random.default_rng(0).normal(size=(7, 31)).astype(np.float32)
     found = load_weights(write(file, {"a": array}), CPU, "bfloat16")
     assert same(found["a"], array.astype(ml_dtypes.bfloat16))
@@ -286,20 +285,20 @@ def meddle(monkeypatch: pytest.MonkeyPatch, at_read: int, action: Callable[[], o
 
     The first two reads of a file are its header's length and its header.
     """
-    real, reads = files._read, iter(range(1, 100))
+    real, reads = files._read_at, iter(range(1, 100))
 
-    def read(file: int, buffer: memoryview, position: int) -> int:
+    def read(file: int, buffers: list[memoryview], position: int) -> int:
         if next(reads) == at_read:
             action()
-        return real(file, buffer, position)
+        return real(file, buffers, position)
 
-    monkeypatch.setattr(files, "_read", read)
+    monkeypatch.setattr(files, "_read_at", read)
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_said(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "CHUNK", 4096)
+    monkeypatch.setattr(loading, "CHUNK", 4096)
     write(file, {"a": np.zeros(2048, np.float32), "b": np.zeros(2048, np.float32)})
     meddle(monkeypatch, 4, lambda: os.truncate(file, 5000))
     with pytest.raises(TransferError, match=r"became shorter .* now ends at byte 5000"):

@@ -16,13 +16,9 @@ import safetensors.numpy
 from anydevice._core.dtypes import DTYPES
 from anydevice._formats.safetensors import LONGEST_HEADER, read_header, read_model
 from anydevice.errors import TransferError
+from tests.faults.damage import content
 
 INDEX = "model.safetensors.index.json"
-
-
-def content(header: bytes | dict[str, Any], data: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
 
 
 def tensor(dtype: str, shape: list[Any], start: Any, stop: Any, **more: Any) -> dict[str, Any]:
@@ -53,7 +49,7 @@ def test_a_header_holds_every_tensor_as_it_is_listed(file: Path) -> None:
     assert list(read.entries) == ["second", "first", "empty"]
     assert read.entries["second"].dtype is DTYPES["bfloat16"]
     assert read.entries["second"].shape == (2, 3)
-    assert (read.entries["second"].start, read.entries["second"].stop) == (base + 4, base + 16)
+    assert (read.entries["second"].start, read.entries["second"].nbytes) == (base + 4, 12)
     assert (read.entries["first"].shape, read.entries["first"].nbytes) == ((), 4)
     assert read.entries["empty"].nbytes == 0
     assert read.metadata == {"format": "pt"}
@@ -68,7 +64,7 @@ def test_the_reference_library_s_file_is_read(file: Path) -> None:
     for name, array in arrays.items():
         entry = read.entries[name]
         assert (entry.dtype.name, entry.shape) == (array.dtype.name, array.shape)
-        assert raw[entry.start : entry.stop] == array.tobytes()
+        assert raw[entry.start :][: entry.nbytes] == array.tobytes()
 
 
 RIGHT = {
@@ -331,9 +327,9 @@ def test_a_sharded_model_comes_in_the_order_of_its_index(sharded: Path) -> None:
     for path in (sharded, sharded / INDEX):
         model = read_model(path)
         assert list(model) == ["c", "b", "a"]
-        assert model["a"][0] is model["c"][0]
-        assert model["b"][0].path == sharded / "1.safetensors"
-        assert model["c"][1].shape == (2,)
+        assert model["a"].path == model["c"].path
+        assert model["b"].path == sharded / "1.safetensors"
+        assert model["c"].shape == (2,)
 
 
 def test_an_index_goes_before_single_files(sharded: Path) -> None:
@@ -371,7 +367,7 @@ def test_a_folder_with_nothing_to_read_says_so(tmp_path: Path) -> None:
         read_model(tmp_path)
 
 
-def test_links_are_followed(sharded: Path, tmp_path: Path) -> None:
+def test_links_are_followed(sharded: Path) -> None:
     stored = sharded / "blobs"
     stored.mkdir()
     (sharded / "2.safetensors").rename(stored / "0123abcd")
@@ -385,8 +381,6 @@ def test_missing_shards_are_named(sharded: Path) -> None:
     with pytest.raises(TransferError, match=r"1 of its 2 files are missing: 2\.safetensors"):
         read_model(sharded)
 
-
-def test_a_shard_with_an_impossible_name_is_missing(sharded: Path) -> None:
     write_index(sharded, {"a": "n" * 5000})
     with pytest.raises(TransferError, match="1 of its 1 files are missing"):
         read_model(sharded)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from anydevice import device, to_numpy
 from anydevice._core.record import replace
 from anydevice._core.trees import leaves
-from anydevice._formats import join as joining
+from anydevice._formats import load as loading
 from anydevice._formats.gguf import read_gguf
 from anydevice._llm.description import describe
 from anydevice._llm.tokenizer import SPLITTINGS, Tokenizer
@@ -189,11 +189,11 @@ def test_tensors_are_read_from_any_block_on(
     assert len(np.unique(theirs)) > 40
     tensor = read_gguf(tmp_path / "x.gguf").tensors["x"]
     assert tensor.shape == theirs.shape == (12, 1024)
-    monkeypatch.setattr(joining, "CHUNK", 2048)
-    with joining.OpenFiles() as files:
-        joined = joining.Joined(tensor.shape, tensor.dtype, (joining.Segment(tensor),))
+    monkeypatch.setattr(loading, "CHUNK", 2048)
+    with loading.OpenFiles() as files:
+        joined = loading.Joined(tensor.shape, tensor.dtype, (loading.Segment(tensor),))
         whole: Any = np.empty(tensor.shape, np.float32)
-        joining._read(joined, files, whole.reshape(-1), lambda _: None)
+        loading._read(joined, files, whole.reshape(-1), lambda _: None)
         row = np.empty(1024, np.float32)
         tensor.row(7).read(files.of(tensor), row, 0)
     assert_same_values(whole, theirs, because=SAME_PROGRAM)

@@ -19,7 +19,7 @@ from anydevice._core.device import Device
 from anydevice._core.record import replace
 from anydevice._core.trees import leaves
 from anydevice._formats.gguf import GgufTensor
-from anydevice._formats.join import SafeTensor
+from anydevice._formats.safetensors import SafeTensor
 from anydevice._llm.description import Description, describe
 from anydevice._llm.weights import load_parameters, parameters_of, random_parameters
 from anydevice._machine.engines import registry

@@ -9,13 +9,13 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "anydevice"
 
 BUDGETS = {
-    "_arrays": 3_950,
+    "_arrays": 3_800,
     "_bench": 1_650,
     "_check": 5_800,
     "_compile": 2_100,
     "_core": 5_700,
     "_engines": 12_300,
-    "_formats": 2_250,
+    "_formats": 1_960,
     "_libraries": 5_400,
     "_llm": 4_800,
     "_machine": 8_850,

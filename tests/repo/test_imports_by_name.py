@@ -105,7 +105,11 @@ def test_only_rows_and_entry_points_are_loaded_by_a_text() -> None:
         path.relative_to(SOURCE).as_posix()
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if (isinstance(node, ast.ImportFrom) and node.module == "anydevice._core.hooks")
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "anydevice._core.hooks"
+            and "load" in [alias.name for alias in node.names]
+        )
         or (
             isinstance(node, ast.Attribute)
             and node.attr == "load"

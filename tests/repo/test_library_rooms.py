@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "anydevice"
 LIBRARIES = ("torch", "jax", "mlx", "flax", "equinox", "optax", "cupy", "pyopencl", "triton")
 
 EXCEPTIONS = {
-    "_core/loaded.py": "the one place that asks whether a library is loaded",
+    "_core/hooks.py": "the one place that asks whether a library is loaded",
     "_core/lazy.py": "sets names in our own public modules",
     "_testing/machine.py": "fakes devices of PyTorch by its dispatch modes",
     "compat": "each module follows the examples of one library",
@@ -81,7 +81,7 @@ def test_only_settings_of_libraries_are_read_from_loaded_modules() -> None:
         path
         for file in PACKAGE.rglob("*.py")
         if "loaded_library" in file.read_text(encoding="utf-8")
-        and not (path := file.relative_to(PACKAGE).as_posix()).startswith("_core/loaded")
+        and not (path := file.relative_to(PACKAGE).as_posix()).startswith("_core/hooks")
     ]
     assert [path for path in users if not path.startswith(SETTINGS)] == []
 

@@ -1,21 +1,32 @@
-"""`to_device`, `to_numpy` and `device_of`: trees of arrays are moved to a device and back."""
+"""`to_device`, `to_numpy` and `device_of`: trees of arrays are moved to a device and back.
+
+Arrays that share memory share it after the move. Two views that overlap are moved as one block of
+memory, and become two views of the copy. Views that do not overlap cannot tell whether they are
+still neighbours, so each is moved alone, unless moving them together costs little more.
+
+Large copies between the host and a CUDA device are staged through pinned memory.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeGuard
 
-from anydevice._arrays.copy import download, move, upload
+import numpy as np
+
 from anydevice._arrays.memory.out_of_memory import raise_if_oom
-from anydevice._arrays.share import SharedMemory, can_hold, cast, shared_memory
+from anydevice._arrays.stage import WORTH_STAGING, Piece, ring_of
 from anydevice._arrays.trees.tree import Leaf, Leaves, flatten
 from anydevice._core import hooks
 from anydevice._core.array import Array
 from anydevice._core.device import Device, not_driven
-from anydevice._core.dtypes import DType, as_dtype
-from anydevice._core.engine import Engine
+from anydevice._core.dtypes import DTYPES, DType, as_dtype
+from anydevice._core.engine import Engine, Storage
+from anydevice._core.record import Record, replace
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.discovery import discover as discovery
 from anydevice._machine.engines import registry
@@ -26,10 +37,21 @@ from anydevice.errors import (
     ConfigurationError,
     DeviceMismatchError,
     TransferError,
+    UnsupportedError,
 )
 
+MANY = 32
+"""Number of arrays of one kind from which on it pays to copy them together."""
+_TOGETHER = 2**28
+"""Bytes of small arrays that are on the device twice for a moment."""
+_MOST_WORK = 10_000
+"""Limit on NumPy's search for a byte that two arrays share."""
+_SOMEWHERE = 1 << 40
+"""An address for comparisons: NumPy takes 0 for a missing one."""
+
+HostArray = np.ndarray[Any, Any]
 _numeric: dict[Any, bool] = {}
-_base_of = attrgetter("base")
+_base_of, _kind_of = attrgetter("base"), attrgetter("__class__", "dtype", "shape")
 _NOT_NUMBERS = ("O", "S", "U", "M", "m")
 
 
@@ -45,9 +67,9 @@ def to_device(
     """Move every array of a tree to `device`; everything else stays as it is.
 
     A NumPy array becomes an array of the device's engine. An array of another library stays in
-    that library where it can live on the device, and becomes the engine's where it cannot;
-    `convert=True` makes every array the engine's. What is already there is returned as it is.
-    Between libraries a copy is made; `copy=False` may share memory instead, where both can.
+    that library if it can live on the device, and otherwise becomes the engine's; `convert=True`
+    makes every array the engine's. An array that is already there is returned as it is. Between
+    libraries a copy is made; with `copy=False`, memory is shared if both libraries can.
 
     `device` may be a `Device`, a name, or a library's own object, such as a `torch.device`.
     `tree` may be an array or any tree of dicts, lists, tuples, dataclasses, modules, optimizer
@@ -66,8 +88,8 @@ def to_device(
     >>> anydevice.to_device(tree, anydevice.device("cpu", engine="numpy"), dtype="float16")
     {'weight': array([1., 1.], dtype=float16), 'ids': array([0, 1])}
 
-    Otherwise precision is never lost silently: where the engine has no 64-bit dtypes, such an array
-    is refused unless `narrow=True`. Raises `DeviceNotFoundError` if the device is not usable,
+    Otherwise precision is never lost silently: if the engine has no 64-bit dtypes, such an array is
+    refused unless `narrow=True`. Raises `DeviceNotFoundError` if the device is not usable,
     `OutOfMemoryError` if there is no memory for a leaf, and `TransferError` if one cannot be
     moved; both name the leaf.
     """
@@ -146,8 +168,8 @@ def device_of(tree: object) -> Device | None:
 def refuse_mismatch(error: Exception, **arguments: object) -> None:
     """Raise `DeviceMismatchError` if arrays of the call that failed are on different devices.
 
-    The arguments, which may be trees, are those of the call by name; where they are all on one
-    device, the library's message tells whether others are not. Returns for any other error.
+    `arguments` are those of the call by name, and may be trees. If they are all on one device, the
+    library's message tells whether other arrays are elsewhere. Returns for any other error.
     """
     leaves, _ = flatten(SimpleNamespace(**arguments), _is_leaf)
     places = [_owner(value).devices_of(value) for value in leaves.values]
@@ -190,7 +212,7 @@ def synchronize(device: Device | str | None = None) -> None:
 
 
 def take_over(tree: object) -> None:
-    """Tell the libraries that the calling thread now uses arrays that another one placed."""
+    """Tell the libraries that the calling thread now uses arrays that another thread placed."""
     leaves = [tree] if is_array(tree) else flatten(tree, is_array)[0].values
     for value in leaves:
         _owner(value).receive([value])
@@ -211,15 +233,12 @@ def is_array(x: Any) -> TypeGuard[Array]:
 
 
 def _is_leaf(x: object) -> bool:
-    """Whether `x` is to be moved; one without data is too, and is refused by its path."""
+    """Whether `x` is to be moved; an array without data counts, and is refused with its path."""
     return is_array(x) or ((owner := owner_of(x)) is not None and owner.is_meta(x))
 
 
 class Destination:
-    """A usable device and its engine, looked up once and kept.
-
-    `engines` are the libraries whose arrays can live there.
-    """
+    """A usable device and its engine; `engines` are the libraries whose arrays can live there."""
 
     def __init__(self, device: Device) -> None:
         if device.engine is None:
@@ -229,18 +248,18 @@ class Destination:
         self.engine: Engine = registry.load(device.engine)
         self.engines = frozenset(status.engines if status else (device.engine,))
         self.already_there: dict[type, Callable[[Any], bool]] = {}
-        """By the type of an array: a quick test whether it is here already."""
+        """A quick test whether an array is here already, by its type."""
         self.from_host: set[type] = set()
         """Types of host arrays, which become the engine's."""
 
     def keeps(self, owner: Engine) -> bool:
-        """Whether an array of that library stays in it when it is sent here."""
+        """Whether an array of that library stays in its library when it is moved here."""
         return owner.name == self.engine.name or (
             owner.name != "numpy" and owner.name in self.engines
         )
 
     def remember(self, array: Array, owner: Engine) -> None:
-        """Remember how to tell quickly that an array of this type is here already."""
+        """Add a quick test for arrays of this type."""
         kind = type(array)
         if kind in self.already_there:
             return
@@ -253,7 +272,8 @@ class Destination:
             self.already_there[kind] = lambda x: bool(x.device == native)
 
 
-_kept: dict[tuple[str, int, str | None], tuple[object, Destination]] = {}
+_destinations: dict[tuple[str, int, str | None], tuple[object, Destination]] = {}
+"""Destinations with the discovery report for which they are valid."""
 
 
 def destination_of(device: Device | str) -> Destination:
@@ -263,18 +283,18 @@ def destination_of(device: Device | str) -> Destination:
     """
     if not isinstance(device, Device):
         return destination_of(one_device(device))
-    key = (device._backend, device._index, device._engine)
-    known = _kept.get(key)
+    key = (device.backend, device.index, device.engine_asked)
+    known = _destinations.get(key)
     if known is not None and known[0] is discovery.kept_report():
         return known[1]
     usable = device if device.usable else one_device(device)
     destination = Destination(usable)
-    _kept[key] = (discovery.discover(), destination)
+    _destinations[key] = (discovery.discover(), destination)
     return destination
 
 
 class _Move:
-    """One call of `to_device`: where to, with which options, and the leaves that errors name."""
+    """One call of `to_device`: its target and options, and the leaves that errors name."""
 
     def __init__(
         self,
@@ -309,10 +329,11 @@ class _Move:
                 elif not self.copy and (adopted := self._share_memory(value, owner)) is not None:
                     moved[position] = adopted
                 else:
-                    moved[position] = _host_copy(value, owner)
                     from_host.append(position)
                     if owner.name == "numpy":
                         target.from_host.add(type(value))
+                    else:
+                        moved[position] = download(value, owner)
             except Exception as error:
                 _raise_named(self.leaves, position, error, target.device)
         self._upload(moved, from_host)
@@ -359,7 +380,7 @@ class _Move:
         return owner if self._stays(owner) else self.target.engine
 
     def _sharing(self, values: Sequence[Array], leaves: Leaves) -> list[SharedMemory]:
-        """Return the memory that several of the arrays share, and can share on the target too."""
+        """Return the memory that several arrays share and can share on the target."""
         one_of_each = dict(zip(map(type, values), values, strict=True))
         engines = {kind: _owner(value) for kind, value in one_of_each.items()}
         names = {owner.name for owner in engines.values() if owner.has_views}
@@ -391,21 +412,21 @@ class _Move:
     def _within_library(self, value: Array, owner: Engine, position: int) -> Array:
         target, places = self.target, owner.devices_of(value)
         if owner.shares_memory and target.device in places:
-            # Such a library computes lazily, and another thread could not do it later.
+            # The library is lazy, and another thread could not compute it later.
             owner.finish([value])
             return value
         if places == (target.device,):
             target.remember(value, owner)
             return value
         detached = self.leaves is not None and self.leaves[position].kept
-        return move(value, owner, places, target.device, detached=detached)
+        return _move_within(value, owner, places, target.device, detached=detached)
 
     def _share_memory(self, value: Array, owner: Engine) -> Array | None:
         """Return the same memory in the target's library; `None` if it cannot be shared."""
         engine = self.target.engine
         try:
             adopted = engine.adopt(owner.export(value))
-        except Exception:  # each library refuses with its own errors; then a copy is made
+        except Exception:  # each library has its own errors; then a copy is made
             return None
         return adopted if engine.devices_of(adopted) == (self.target.device,) else None
 
@@ -421,17 +442,13 @@ class _Move:
             moved[position] = array
 
 
-def _host_copy(value: Array, owner: Engine) -> Array:
-    return value if owner.name == "numpy" else download(value, owner)
-
-
 def _on_host(values: Sequence[Array], leaves: Leaves | None) -> list[Array]:
     host = list(values)
 
     def copied(value: Array, position: int) -> Array:
         owner = _owner(value)
         try:
-            return _host_copy(value, owner)
+            return download(value, owner)
         except Exception as error:
             places = owner.devices_of(value)
             _raise_named(leaves, position, error, places[0] if places else None)
@@ -471,13 +488,371 @@ def _spread(places: Sequence[Device]) -> str:
 def _raise_named(
     leaves: Leaves | None, position: int, error: Exception, place: Device | None
 ) -> NoReturn:
-    """Raise an error that names the leaf, from this one, or this one where it does so already."""
+    """Raise an error that names the leaf; a `TransferError` names it already."""
     if isinstance(error, TransferError):
         raise error
     path = leaves[position].path if leaves else ""
     raise_if_oom(error, place, what=path)
     reason = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
     raise TransferError(f"{path or 'the array'}: {reason}", path) from error
+
+
+# Memory that arrays share
+
+
+class View(Record):
+    """An array as a part of a block of memory: its first byte, and its layout."""
+
+    position: int
+    """The index among the given arrays."""
+    dtype: DType
+    offset: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class SharedMemory(Record):
+    """Memory that several arrays share: its bytes as an array of their library, and the views."""
+
+    memory: Array
+    owner: Engine
+    views: tuple[View, ...]
+
+    def views_of(self, memory: Array, engine: Engine) -> dict[int, Array]:
+        """Return the same views of a copy of the memory, by position."""
+        start = _start(memory, engine)
+        return {
+            view.position: engine.view(
+                memory, view.dtype, start + view.offset, view.strides, view.shape
+            )
+            for view in self.views
+        }
+
+    def cast(self, dtype: DType) -> SharedMemory | None:
+        """Return the same views of a copy whose floating dtypes are cast to another.
+
+        Returns `None` if the views have several dtypes, or do not begin at whole elements.
+        """
+        own, size = self.views[0].dtype, self.views[0].dtype.itemsize
+        if own == dtype or all(view.dtype.kind != "float" for view in self.views):
+            return self
+        steps = (step for view in self.views for step in (view.offset, *view.strides))
+        if any(view.dtype != own for view in self.views) or any(step % size for step in steps):
+            return None
+        owner, count = self.owner, self.memory.shape[0] // size
+        start = _start(self.memory, owner)
+        copy = cast(owner.view(self.memory, own, start, (size,), (count,)), owner, dtype)
+        length = (count * dtype.itemsize,)
+        memory = owner.view(copy, DTYPES["uint8"], _start(copy, owner), (1,), length)
+        views = (
+            replace(
+                view,
+                dtype=dtype,
+                offset=view.offset // size * dtype.itemsize,
+                strides=tuple(step // size * dtype.itemsize for step in view.strides),
+            )
+            for view in self.views
+        )
+        return SharedMemory(memory, owner, tuple(views))
+
+
+def _start(memory: Array, engine: Engine) -> int:
+    """Return the position of an array's first byte in its allocation."""
+    storage = engine.storage(memory)
+    return storage.offset if storage else 0
+
+
+def cast(x: Array, engine: Engine, dtype: DType) -> Array:
+    """Return an array in another dtype on its device; too large numbers become infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return engine.ops.astype(x, dtype)
+
+
+def shared_memory(values: Sequence[Array], positions: Sequence[int]) -> list[SharedMemory]:
+    """Return the blocks of memory in which at least two arrays at these positions overlap.
+
+    An array counts as unshared if its library does not report its memory.
+    """
+    known = [span for position in positions if (span := _span(values[position], position))]
+    spans = sorted(known, key=lambda span: (span.place, span.start))
+    together: list[list[_Span]] = []
+    reach = 0
+    for span in spans:
+        if together and span.place == together[-1][0].place and span.start < reach:
+            together[-1].append(span)
+            reach = max(reach, span.stop)
+        else:
+            together.append([span])
+            reach = span.stop
+    return [
+        _as_shared(values, group)
+        for near in together
+        for group in _overlapping(near)
+        if len(group) > 1
+    ]
+
+
+def can_hold(engine: Engine, device: Device, shared: SharedMemory) -> bool:
+    """Whether an engine can have these views on a device."""
+    if not engine.has_views:
+        return False
+    try:
+        for dtype in {view.dtype for view in shared.views}:
+            engine.empty((0,), dtype, device)
+    except UnsupportedError:
+        return False
+    aligned = all(
+        step % view.dtype.itemsize == 0 and step >= 0
+        for view in shared.views
+        for step in (view.offset, *view.strides)
+    )
+    return aligned or engine.name == shared.owner.name == "numpy"
+
+
+class _Span(Record):
+    """The bytes of an array in memory; `place` is its library, device and allocation."""
+
+    place: tuple[str, str, int, int]
+    start: int
+    stop: int
+    position: int
+    storage: Storage
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.storage.shape) * self.itemsize
+
+    def outline(self) -> Any:
+        """Return an array with this layout at an invalid address: only `shares_memory` takes it."""
+        interface = {
+            "data": (_SOMEWHERE + self.storage.offset, True),
+            "shape": self.storage.shape,
+            "strides": self.storage.strides,
+            "typestr": f"|V{self.itemsize}",
+            "version": 3,
+        }
+        return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
+def _span(value: Array, position: int) -> _Span | None:
+    """Return the span of an array; `None` if it cannot share memory, or its memory is unknown."""
+    owner = _owner(value)
+    if not owner.has_views or not _is_plain(value, owner):
+        return None
+    try:
+        storage, itemsize = owner.storage(value), owner.dtype_of(value).itemsize
+    except Exception:  # an unusual type or layout: moving it alone reports the error
+        return None
+    if storage is None or 0 in storage.shape:
+        return None
+    start = stop = storage.offset
+    for length, stride in zip(storage.shape, storage.strides, strict=True):
+        way = (length - 1) * stride
+        start, stop = (start + way, stop) if way < 0 else (start, stop + way)
+    place = (owner.name, str(owner.devices_of(value)[0]), *storage.allocation)
+    return _Span(place, start, stop + itemsize, position, storage, itemsize)
+
+
+def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
+    """Return neighbouring spans in groups that are moved as one.
+
+    All form one group if that costs little more than moving each alone. Columns of a large matrix
+    are neighbours without a common byte, and do not take the whole matrix along.
+    """
+    whole = max(span.stop for span in spans) - spans[0].start
+    if whole <= 2 * sum(span.nbytes for span in spans):
+        return [spans]
+    groups: list[list[_Span]] = []
+    for span in spans:
+        met = [group for group in groups if any(_meet(span, other) for other in group)]
+        groups = [group for group in groups if group not in met]
+        together = (one for group in (*met, [span]) for one in group)
+        groups.append(sorted(together, key=attrgetter("start")))
+    return groups
+
+
+def _meet(one: _Span, other: _Span) -> bool:
+    if one.stop <= other.start or other.stop <= one.start:
+        return False
+    try:
+        effort: Any = _MOST_WORK  # NumPy's own annotation knows two numbers only
+        return bool(np.shares_memory(one.outline(), other.outline(), effort))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _as_shared(values: Sequence[Array], spans: list[_Span]) -> SharedMemory:
+    start, stop = spans[0].start, max(span.stop for span in spans)
+    first = values[spans[0].position]
+    owner = _owner(first)
+    memory = owner.view(first, DTYPES["uint8"], start, (1,), (stop - start,))
+    views = tuple(
+        View(
+            span.position,
+            owner.dtype_of(values[span.position]),
+            span.storage.offset - start,
+            span.storage.strides,
+            span.storage.shape,
+        )
+        for span in spans
+    )
+    return SharedMemory(memory, owner, views)
+
+
+def _is_plain(value: Array, owner: Engine) -> bool:
+    """Whether an array is nothing but its bytes: no mask beside them, no foreign byte order."""
+    if owner.name != "numpy":
+        return True
+    return type(value) in (np.ndarray, np.memmap) and bool(getattr(value.dtype, "isnative", False))
+
+
+# Copies between the host and a device
+
+
+def upload(
+    arrays: Sequence[Any], engine: Engine, device: Device, narrow: bool, failed_at: list[int]
+) -> list[Array]:
+    """Place NumPy arrays on a device, as arrays of an engine, in their order.
+
+    If one cannot be placed, its position is appended to `failed_at` before the error is raised.
+    """
+    placed: list[Any] = [None] * len(arrays)
+    staged: list[int] = []
+    together = _upload_together(arrays, engine, device)
+    for number, array in enumerate(arrays):
+        if number in together:
+            placed[number] = together[number]
+            continue
+        try:
+            target = _staged_target(array, engine, device)
+            if target is None:
+                placed[number] = engine.place(array, device, narrow=narrow)
+            else:
+                placed[number] = target
+                staged.append(number)
+        except Exception:
+            failed_at.append(number)
+            raise
+    ring = ring_of(device) if staged else None
+    if ring is not None:
+        # They must live until the copy has ended: the pieces only know addresses.
+        large = [arrays[number] for number in staged]
+        sources = [np.ascontiguousarray(x, x.dtype.newbyteorder("=")) for x in large]
+        targets = [_address(placed[number], engine) for number in staged]
+        pairs = zip(sources, targets, strict=True)
+        ring.upload([Piece(source.ctypes.data, target, source.nbytes) for source, target in pairs])
+    return placed
+
+
+def _upload_together(
+    arrays: Sequence[HostArray], engine: Engine, device: Device
+) -> dict[int, Array]:
+    """Place many small arrays of one kind together; return each, by position, in its own memory."""
+    if device.backend != "cuda" or len(arrays) < MANY:
+        return {}
+    alike: dict[object, list[int]] = defaultdict(list)
+    for number, kind in enumerate(map(_kind_of, arrays)):
+        alike[kind].append(number)
+    placed: dict[int, Array] = {}
+    for numbers in alike.values():
+        first = arrays[numbers[0]]
+        small = type(first) is np.ndarray and first.ndim and 0 < first.nbytes < WORTH_STAGING
+        if small and len(numbers) >= MANY:
+            placed.update(
+                zip(numbers, _separated_rows(arrays, numbers, engine, device), strict=False)
+            )
+    return placed
+
+
+def _separated_rows(
+    arrays: Sequence[HostArray], numbers: list[int], engine: Engine, device: Device
+) -> list[Array]:
+    """Place arrays of one dtype and shape: packed, copied, and separated again on the device."""
+    ring = ring_of(device)
+    if ring is None:
+        return []
+    first = arrays[numbers[0]]
+    dtype = as_dtype(first.dtype)
+    try:
+        engine.empty((1, *first.shape), dtype, device)
+    except UnsupportedError:
+        return []  # the plain copy reports the error, or narrows
+    size = max(MANY, _TOGETHER // first.nbytes)
+    rows: list[Array] = []
+    for start in range(0, len(numbers), size):
+        some = [arrays[number] for number in numbers[start : start + size]]
+        target = engine.empty((len(some), *first.shape), dtype, device)
+        ring.upload_rows(some, _address(target, engine))
+        rows += engine.separate(target)
+    return rows
+
+
+def download(array: Array, engine: Engine) -> HostArray:
+    """Return an array of an engine as a NumPy array with its own memory."""
+    places = engine.devices_of(array) if _large_size(array) else ()
+    ring = ring_of(places[0]) if len(places) == 1 else None
+    if ring is None or engine.address(array) is None:
+        return engine.to_host(array)
+    engine.finish([array])
+    host = np.empty(tuple(array.shape), engine.dtype_of(array).numpy())
+    ring.download([Piece(host.ctypes.data, _address(array, engine), host.nbytes)])
+    return host
+
+
+def _move_within(
+    array: Array,
+    engine: Engine,
+    places: Sequence[Device],
+    device: Device,
+    *,
+    detached: bool = False,
+) -> Array:
+    """Move an array to another device of its own library.
+
+    A large array goes from the host through the ring, unless a gradient has to flow through the
+    copy: `detached` says that none has to.
+    """
+    history = getattr(array, "requires_grad", False) and not detached
+    from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
+    size = _large_size(array)
+    source = engine.address(array) if from_host and not history and size else None
+    ring = ring_of(device) if source is not None else None
+    if source is None or ring is None:
+        return engine.move(array, device)
+    target = engine.empty(tuple(array.shape), engine.dtype_of(array), device)
+    address = engine.address(target)
+    if address is None:
+        return engine.move(array, device)
+    ring.upload([Piece(source, address, size)])
+    return target
+
+
+def _staged_target(array: HostArray, engine: Engine, device: Device) -> Array | None:
+    """Return memory on the device for an array that is worth staging; `None` for any other."""
+    if array.nbytes < WORTH_STAGING or ring_of(device) is None:
+        return None
+    try:
+        target = engine.empty(array.shape, as_dtype(array.dtype), device)
+    except UnsupportedError:
+        return None  # the plain copy reports the error, or narrows
+    return None if engine.address(target) is None else target
+
+
+def _address(array: Array, engine: Engine) -> int:
+    """Return the address of an array that is known to have one."""
+    address = engine.address(array)
+    assert address is not None
+    return address
+
+
+def _large_size(array: object) -> int:
+    """Return the bytes of an array that is worth staging; 0 for any other."""
+    try:
+        size = getattr(array, "nbytes", 0)
+    except RuntimeError:  # sparse tensors of PyTorch have none
+        return 0
+    return size if isinstance(size, int) and size >= WORTH_STAGING else 0
 
 
 hooks.to_device.register(to_device)

@@ -36,8 +36,8 @@ _pulling: WeakSet[_Pull] = WeakSet()
 class Prefetch:
     """An iterable of placed batches, which can be iterated as often as its loader. See `prefetch`.
 
-    It has a length where the loader has one, and the loader's other attributes: those of a
-    `DataLoader` are read as before, as in `batches.dataset` or `batches.sampler.set_epoch(1)`.
+    It has the length of its loader, if the loader has one, and all attributes of the loader, as in
+    `batches.dataset` or `batches.sampler.set_epoch(1)`.
     """
 
     def __init__(self, loader: Iterable[Any], device: Device, depth: int) -> None:
@@ -47,7 +47,7 @@ class Prefetch:
         self._turn = ForkSafeLock()
 
     def __iter__(self) -> PrefetchIterator:
-        # Asked for here and not in the thread: a loader that forks workers must do so before it.
+        # Not in the thread: a loader that forks workers must do so before the thread starts.
         source = iter(self.loader)
         one_shot = source is self.loader
         turn = self._turn if one_shot else ForkSafeLock()
@@ -60,7 +60,7 @@ class Prefetch:
         return operator.length_hint(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "loader":  # Python asks for names of its own
+        if name.startswith("_") or name == "loader":  # copying looks for special methods
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
             return getattr(self.loader, name)
@@ -75,10 +75,9 @@ class Prefetch:
 
 
 class PrefetchIterator(Iterator[Any]):
-    """One iteration: the batches in the loader's order.
+    """One iteration: the batches in the loader's order; a context manager that closes itself.
 
-    It ends with the loader, with an error of the loader, with `close()`, or when it is no longer
-    used. It is also a context manager that closes itself.
+    It ends with the loader, with an error, with `close()`, or when nothing refers to it.
     """
 
     def __init__(self, pull: _Pull) -> None:
@@ -109,10 +108,10 @@ class PrefetchIterator(Iterator[Any]):
             del batch  # else the error would hold this frame, and this frame the error
 
     def close(self) -> None:
-        """End the iteration, let go of the batches that are ready, and wait for the thread.
+        """End the iteration, drop the batches that are ready, and wait for the thread.
 
-        That takes at most as long as the loader takes for its current batch. Another thread that
-        waits for a batch of this iteration then sees its end.
+        The thread finishes its current batch first. Other threads that wait for a batch of this
+        iteration get its end.
         """
         self._ended = True
         self._pull.stop()
@@ -130,7 +129,7 @@ class PrefetchIterator(Iterator[Any]):
 
 
 class _End(Record):
-    """Comes in place of a batch where the loader has ended or failed."""
+    """Follows the last batch: the loader has ended or failed."""
 
     error: BaseException | None = None
 
@@ -156,7 +155,7 @@ class _Pull(threading.Thread):
             self._tokens.put(None)
 
     def begin(self) -> None:
-        """Start to pull; where the system gives no thread, each batch is pulled when asked for."""
+        """Start to pull; without a thread, each batch is pulled when the loop needs it."""
         self._is_beside = started(self)
         if self._is_beside:
             _pulling.add(self)
@@ -207,18 +206,18 @@ class _Pull(threading.Thread):
         return _End() if batch is _NOTHING else batch
 
     def hand_over(self, batch: Any) -> None:
-        """Make the batch usable by the calling thread, where a library needs to be told."""
+        """Tell GPU libraries that the calling thread uses the batch."""
         if self._device.kind == "gpu":
             take_over(batch)
 
     def stop(self) -> None:
-        """Pull nothing more, and drop what is ready, without waiting."""
+        """Pull no further batch, and drop the batches that are ready, without waiting."""
         self._stopped = True
         self._tokens.put(None)
         self._drain()
 
     def conclude(self) -> None:
-        """Wait until the thread has ended, drop its last batch, and wake those that still wait."""
+        """Wait until the thread has ended, drop its last batch, and wake waiting threads."""
         if self._is_beside:
             self.join()
         self._drain()
@@ -235,10 +234,9 @@ class _Pull(threading.Thread):
 def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Prefetch:
     """Iterate over the batches of `loader` on `device`, with the next `depth` moved ahead.
 
-    `loader` is anything that can be iterated: a list, a generator, a
-    `torch.utils.data.DataLoader`. The loop gets its batches in order, as `to_device` gives them,
-    while a thread already works on the next ones; so loading, copying and computing overlap as far
-    as the loader releases the GIL.
+    `loader` is anything that can be iterated: a list, a generator, a `torch.utils.data.DataLoader`.
+    The loop gets the batches in order, moved by `to_device`, while a thread works on the next ones.
+    Loading, copying and computing overlap as far as the loader releases the GIL.
 
     >>> import numpy
     >>> [int(batch["x"].sum()) for batch in prefetch([{"x": numpy.ones(n)} for n in (1, 2)], "cpu")]
@@ -263,7 +261,7 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
 
 @atexit.register
 def _end_all() -> None:
-    """Let threads end: one that is cut off inside a library may crash the process."""
+    """End all threads: a thread that is killed inside a library may crash the process."""
     pulling = [pull for pull in _pulling if pull.is_alive()]
     for pull in pulling:
         pull.stop()

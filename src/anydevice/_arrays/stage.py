@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from anydevice._arrays.memory.stats import on_release
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.record import Record
-from anydevice._engines.cuda_driver import driver_of
+from anydevice._engines.cuda_driver import CudaDriver, driver_of
 from anydevice._machine.engines.registry import place_of
 
 CHUNK = 4 * 2**20
@@ -37,50 +37,10 @@ Fill = Callable[[int, "Piece"], None]
 """Puts the bytes of a piece into the pinned memory at an address."""
 
 
-class Copier(Protocol):
-    """The functions of a device's driver that staging uses."""
-
-    def enter(self) -> None:
-        """Make the device the current one of the calling thread."""
-
-    def pinned(self, size: int) -> int:
-        """Allocate memory that the device can read by itself; return its address."""
-
-    def file_of(self, address: int) -> int | None:
-        """Return the descriptor of the file that this pinned memory maps, or `None`."""
-
-    def is_pinned(self, address: int, size: int) -> bool:
-        """Whether the device can read that much host memory by itself."""
-
-    def give_back(self, address: int) -> None:
-        """Free what `pinned` allocated."""
-
-    def stream(self) -> Any:
-        """Return a queue of copies that waits for no other."""
-
-    def event(self) -> Any:
-        """Return a mark that can be put into a stream."""
-
-    def destroy(self, stream: Any, *events: Any) -> None:
-        """Free a stream and marks."""
-
-    def copy_in(self, target: int, source: int, size: int, stream: Any) -> None:
-        """Start a copy from pinned memory to the device."""
-
-    def copy_out(self, target: int, source: int, size: int, stream: Any) -> None:
-        """Start a copy from the device to pinned memory."""
-
-    def mark(self, event: Any, stream: Any) -> None:
-        """Put the mark behind everything in the stream."""
-
-    def wait(self, event: Any) -> None:
-        """Wait until the mark has been reached."""
-
-
 class Piece(Record):
-    """One part of a copy: where it is on both sides, and its size in bytes.
+    """One part of a copy: its address on both sides, and its size in bytes.
 
-    On the host that is an address, or any other position that the filling function knows.
+    With a filling function, `host` may be any other position that the function knows.
     """
 
     host: int
@@ -103,7 +63,7 @@ def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
 class _Lane:
     """A stream with its pinned buffers; used by one thread at a time."""
 
-    def __init__(self, copier: Copier, chunk: int) -> None:
+    def __init__(self, copier: CudaDriver, chunk: int) -> None:
         self.copier = copier
         self.stream = copier.stream()
         self.buffers = [copier.pinned(chunk) for _ in range(_BUFFERS)]
@@ -141,8 +101,8 @@ class _Lane:
             self.copier.copy_out(buffer, piece.device, piece.size, self.stream)
             self.copier.mark(event, self.stream)
             waiting.append((piece, buffer, event))
-        for each in waiting:
-            self._empty(*each)
+        for copy in waiting:
+            self._empty(*copy)
 
     def finish(self) -> None:
         for event in self.events:
@@ -163,8 +123,8 @@ class NoThreadsError(Exception):
     """The system gives this process no further thread."""
 
 
-def _started_threads(count: int, copier: Copier) -> ThreadPoolExecutor:
-    """Threads that all run already, so that handing them work cannot fail."""
+def _started_threads(count: int, copier: CudaDriver) -> ThreadPoolExecutor:
+    """Return threads that all run already, so that handing them work cannot fail."""
     threads = ThreadPoolExecutor(
         count, thread_name_prefix="anydevice copy", initializer=copier.enter
     )
@@ -186,7 +146,7 @@ class Ring:
     Raises `NoThreadsError` if the system does not give a thread for each.
     """
 
-    def __init__(self, copier: Copier, lanes: int, chunk: int = CHUNK) -> None:
+    def __init__(self, copier: CudaDriver, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier
         self._chunk = chunk
         self._threads = _started_threads(lanes, copier)
@@ -196,16 +156,15 @@ class Ring:
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
         """Copy every piece from the host to the device; returns when all have arrived.
 
-        `fill` brings the bytes of a piece into pinned memory, and is called by several threads;
-        without it they are copied from the piece's address, where the device cannot read them
-        there by itself.
+        `fill` puts the bytes of a piece into pinned memory, and is called by several threads.
+        Without it, they are copied from the piece's address, unless that is pinned already.
         """
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
-        """Start the copies and return when all are under way: each lane reaches its mark then.
+        """Start the copies; `marks`, from `events`, are reached when they have arrived.
 
-        So the next pieces fill buffers while these are in flight. `marks` are `events()`.
+        The next pieces can fill buffers while these are in flight.
         """
 
         def start(lane: _Lane, shared: Iterator[Piece]) -> None:
@@ -220,7 +179,7 @@ class Ring:
         return events
 
     def wait(self, marks: Sequence[Any]) -> None:
-        """Wait for all that was begun with these marks."""
+        """Wait for all copies that were begun with these marks."""
         for mark in marks:
             self._copier.wait(mark)
 
@@ -258,7 +217,7 @@ class Ring:
             self._threads.shutdown()
 
     def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run it in a thread of the ring, so that the caller's current device stays the same."""
+        """Run `work` in a thread of the ring, which leaves the caller's current device alone."""
         return self._threads.submit(work, *arguments).result()
 
     def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
@@ -267,18 +226,18 @@ class Ring:
             needed = sum(-(-piece.size // self._chunk) for piece in pieces)
             lanes = self._lanes[:needed]
             running = [self._threads.submit(work, lane, shared) for lane in lanes]
-            wait(running)  # all of them, also where one failed: they use memory of the caller
-            if any(each.exception() for each in running):  # and so does what is in flight
+            wait(running)  # even if one failed: all use memory of the caller
+            if any(future.exception() for future in running):  # and so do copies in flight
                 wait([self._threads.submit(lane.finish) for lane in lanes])
-            for each in running:
-                each.result()
+            for future in running:
+                future.result()
 
 
 def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
     """Pack arrays contiguously by writing them to the file that the buffer maps.
 
-    That is one call for many arrays, during which other threads may run Python. `False` where
-    there is no such file, or an array's bytes are not just what has to be copied.
+    One call writes many arrays, and other threads run Python meanwhile. Returns `False` if there
+    is no such file, or the memory of an array has gaps or another byte order.
     """
     if file is None or not rows[0].dtype.isnative:
         return False
@@ -287,7 +246,7 @@ def _write_rows(rows: Sequence[Any], size: int, file: int | None) -> bool:
         for start in range(0, len(rows), _MOST_AT_ONCE):
             done += os.pwritev(file, rows[start : start + _MOST_AT_ONCE], done)
     except (BufferError, OSError, TypeError, ValueError):
-        return False  # it has gaps, or a type that has no such bytes for Python
+        return False  # it has gaps, or Python has no buffer of this dtype
     return done == size
 
 
@@ -315,7 +274,7 @@ _making = ForkSafeLock()
 
 def ring_of(device: Device) -> Ring | None:
     """Return the ring for copies to and from a device; `None` if copies are not staged."""
-    if device.backend != "cuda" or place_of(device) != device:  # what is elsewhere is a fake
+    if device.backend != "cuda" or place_of(device) != device:  # a fake device is elsewhere
         return None
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
     with _making.native:
@@ -338,7 +297,7 @@ def release_ring(device: Device) -> None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, by its affinity and its container's quota."""
+    """Return the cores that this process may use, by its affinity and its container's quota."""
     status = Device("cpu").status
     usable = status.facts.details.get("usable_cores") if status else None
     return int(usable) if isinstance(usable, int | float) else os.cpu_count() or 1

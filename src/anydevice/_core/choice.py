@@ -123,10 +123,10 @@ def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemor
 
     `free_memory` returns the free bytes of a device; it is called only if they decide.
     """
-    choice = _follow(request, findings, free_memory)
+    choice = _Case(request, findings, free_memory).follow()
     if choice.device or request.engine is None or request.engine_binding:
         return choice
-    without = _follow(replace(request, engine=None), findings, free_memory)
+    without = _Case(replace(request, engine=None), findings, free_memory).follow()
     if without.device is None:
         return choice
     outcome = "; ".join(step.outcome for step in choice.passed_over)
@@ -135,28 +135,95 @@ def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemor
     return Choice(without.device, (given_up, *without.steps))
 
 
-def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
-    steps: list[Step] = []
-    for wish in request.wishes:
-        reasons: list[Reason] = []
-        for name in wish.names:
-            if name == AUTO:
-                outcome = "; ".join((*_in_words(reasons), "left to the order of backends"))
-                steps.append(
-                    Step(wish.source, str(wish), outcome, ignored=True, reasons=tuple(reasons))
-                )
-                return _automatically(request, findings, free_memory, steps)
-            named = _find_devices(name, findings, request.order)
-            picked, why = _pick(named, name, findings, request, free_memory)
+class _Case:
+    """One choice on its way: its input, and the steps so far."""
+
+    def __init__(
+        self, request: Request, findings: Sequence[Finding], free_memory: FreeMemory
+    ) -> None:
+        self.request, self.findings, self.free_memory = request, findings, free_memory
+        self.steps: list[Step] = []
+
+    def follow(self) -> Choice:
+        """Follow the wishes, then the order of backends."""
+        for wish in self.request.wishes:
+            reasons: list[Reason] = []
+            for name in wish.names:
+                if name == AUTO:
+                    texts = (
+                        *(reason.with_fix for reason in reasons),
+                        "left to the order of backends",
+                    )
+                    self.steps.append(
+                        Step(wish.source, str(wish), "; ".join(texts), False, True, tuple(reasons))
+                    )
+                    return self._follow_order()
+                named = _find_devices(name, self.findings, self.request.order)
+                picked, why = self._pick(named, name)
+                if picked:
+                    return self._take(picked, wish.source, str(wish))
+                reasons += why
+            self.steps.append(_not_taken(wish.source, str(wish), reasons))
+            if wish.binding:
+                return Choice(None, tuple(self.steps))
+        return self._follow_order()
+
+    def _follow_order(self) -> Choice:
+        order, engine = self.request.order, self.request.engine
+        findings = {finding.backend: finding for finding in self.findings}
+        names = dict.fromkeys((*order, *findings))
+        if "cpu" not in order:  # a backend that a probe added goes before the CPU
+            names["cpu"] = names.pop("cpu", None)
+        for name in names:
+            finding = findings.get(name)
+            if finding is None or not finding.present:
+                continue
+            is_requested = name in order or name == engine == "opencl"
+            held_back = None if is_requested else _hold_back(finding, self.findings)
+            if held_back:
+                self.steps.append(held_back)
+                continue
+            source = "configure" if name in order else "order of backends"
+            candidates = (d for d in finding.devices if is_requested or not _is_cpu_twice(d))
+            picked, why = self._pick(candidates, name)
             if picked:
-                steps += _by_measurement(picked, request)
-                steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
-                return Choice(_assign_engine(picked, request, wish.source), tuple(steps))
-            reasons += why
-        steps.append(_not_taken(wish.source, str(wish), reasons))
-        if wish.binding:
-            return Choice(None, tuple(steps))
-    return _automatically(request, findings, free_memory, steps)
+                return self._take(picked, source, name)
+            self.steps.append(_not_taken(source, name, why))
+        return Choice(None, tuple(self.steps))
+
+    def _pick(self, candidates: Iterable[Device], name: str) -> tuple[Device | None, list[Reason]]:
+        fit: list[Device] = []
+        reasons: list[Reason] = []
+        for device in _of_this_rank(list(candidates), self.request.local_rank):
+            why = _why_unfit(device, self.request, self.free_memory)
+            if why is None:
+                fit.append(device)
+            else:
+                reasons.append(replace(why, text=f"{device}: {why.text}"))
+        if not fit:
+            return None, reasons or _nothing_named(name, self.findings)
+        return _best(fit, self.free_memory), []
+
+    def _take(self, device: Device, source: str, wanted: str) -> Choice:
+        """Choose a device; past measurements decide on its engine, if none is requested."""
+        request, status = self.request, device.status
+        assert status is not None
+        measured = next(
+            (m for m in request.measured if m.device == str(device) and m.engine in status.engines),
+            None,
+        )
+        if measured is not None and request.engine is None:
+            self.steps.append(Step(MEASUREMENTS, str(device), str(measured), taken=True))
+        elif measured is not None:
+            by = f" by {request.engine_source}" if request.engine_source else ""
+            outcome = f"{measured}; {request.engine} is asked for{by}"
+            self.steps.append(Step(MEASUREMENTS, str(device), outcome, ignored=True))
+        self.steps.append(Step(source, wanted, f"{device} is usable", taken=True))
+        engine = request.engine or pick_engine(
+            device, status.engines, request.loaded, measured.engine if measured else None
+        )
+        picked = request.engine_picked or request.engine is None
+        return Choice(device.served_by(engine, source, picked=picked), tuple(self.steps))
 
 
 def recommend(findings: Sequence[Finding]) -> str:
@@ -169,41 +236,9 @@ def recommend(findings: Sequence[Finding]) -> str:
     return chosen.backend if chosen else "cpu"
 
 
-def _automatically(
-    request: Request,
-    findings: Sequence[Finding],
-    free_memory: FreeMemory,
-    steps: list[Step],
-) -> Choice:
-    names = dict.fromkeys((*request.order, *(f.backend for f in findings)))
-    if "cpu" not in request.order:  # a backend that a probe added goes before the CPU
-        names["cpu"] = names.pop("cpu", None)
-    for name in names:
-        source = "configure" if name in request.order else "order of backends"
-        finding = next((f for f in findings if f.backend == name), None)
-        if finding is None or not finding.present:
-            continue
-        is_requested = name in request.order or name == request.engine == "opencl"
-        held_back = None if is_requested else _hold_back(finding, findings)
-        if held_back:
-            steps.append(held_back)
-            continue
-        candidates = (d for d in finding.devices if is_requested or not _is_cpu_twice(d))
-        picked, why = _pick(candidates, name, findings, request, free_memory)
-        if picked:
-            steps += _by_measurement(picked, request)
-            steps.append(Step(source, name, f"{picked} is usable", taken=True))
-            return Choice(_assign_engine(picked, request, source), tuple(steps))
-        steps.append(_not_taken(source, name, why))
-    return Choice(None, tuple(steps))
-
-
 def _not_taken(source: str, wanted: str, reasons: Sequence[Reason]) -> Step:
-    return Step(source, wanted, "; ".join(_in_words(reasons)), reasons=tuple(reasons))
-
-
-def _in_words(reasons: Sequence[Reason]) -> list[str]:
-    return [reason.with_fix for reason in reasons]
+    outcome = "; ".join(reason.with_fix for reason in reasons)
+    return Step(source, wanted, outcome, reasons=tuple(reasons))
 
 
 def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
@@ -245,26 +280,6 @@ def _find_devices(
         for device in every
         if device.backend == backend and (not index or device.index == int(index))
     )
-
-
-def _pick(
-    candidates: Iterable[Device],
-    name: str,
-    findings: Sequence[Finding],
-    request: Request,
-    free_memory: FreeMemory,
-) -> tuple[Device | None, list[Reason]]:
-    fit: list[Device] = []
-    reasons: list[Reason] = []
-    for device in _of_this_rank(list(candidates), request.local_rank):
-        why = _why_unfit(device, request, free_memory)
-        if why is None:
-            fit.append(device)
-        else:
-            reasons.append(replace(why, text=f"{device}: {why.text}"))
-    if not fit:
-        return None, reasons or _nothing_named(name, findings)
-    return _best(fit, free_memory), []
 
 
 def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
@@ -370,37 +385,6 @@ def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
     most = max(free.values())
     # A desktop's few windows must not decide between two otherwise idle cards.
     return next(device for device in same if free[device] >= 0.98 * most)
-
-
-def _by_measurement(device: Device, request: Request) -> list[Step]:
-    """Return the step in which past measurements choose the engine, if there are any."""
-    measured = _find_measurement(device, request)
-    if measured is None:
-        return []
-    if request.engine is None:
-        return [Step(MEASUREMENTS, str(device), str(measured), taken=True)]
-    asked_by = f" by {request.engine_source}" if request.engine_source else ""
-    outcome = f"{measured}; {request.engine} is asked for{asked_by}"
-    return [Step(MEASUREMENTS, str(device), outcome, ignored=True)]
-
-
-def _find_measurement(device: Device, request: Request) -> Measured | None:
-    status = device.status
-    usable = status.engines if status else ()
-    return next(
-        (one for one in request.measured if one.device == str(device) and one.engine in usable),
-        None,
-    )
-
-
-def _assign_engine(device: Device, request: Request, source: str) -> Device:
-    status = device.status
-    assert status is not None
-    measured = _find_measurement(device, request)
-    engine = request.engine or pick_engine(
-        device, status.engines, request.loaded, measured.engine if measured else None
-    )
-    return device.served_by(engine, source, picked=request.engine_picked or request.engine is None)
 
 
 def pick_engine(

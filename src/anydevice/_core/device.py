@@ -28,23 +28,18 @@ class Device:
     machine does not have can be made; its `usable` is false.
     """
 
-    __slots__ = (
-        "_backend",
-        "_chosen_by",
-        "_engine",
-        "_engine_picked",
-        "_index",
-        "_served",
-        "_status",
-    )
-
-    _backend: str
-    _index: int
-    _engine: str | None
-    _engine_picked: bool
-    _chosen_by: str | None
+    backend: str
+    """The kind of hardware: `cpu cuda rocm metal opencl tpu`, or one that a probe added."""
+    index: int
+    """The device's number among the devices of its backend that this process sees."""
+    engine_asked: str | None
+    """The engine that was requested, or `None` if one is chosen on use."""
+    chosen_by: str | None
+    """The step that chose it, such as "argument" or "order of backends"; else `None`."""
     _status: DeviceStatus | None
+    _engine_picked: bool
     _served: dict[tuple[str | None, bool], Device]
+    __slots__ = tuple(__annotations__)
 
     def __init__(
         self,
@@ -62,34 +57,26 @@ class Device:
         number = written if written is not None else index
         if number is not None and (isinstance(number, bool) or number < 0):
             raise ConfigurationError(f"a device's index is 0 or more, not {index!r}", "index=")
-        self._set(backend, number or 0, engine, chosen_by, None)
+        self._set(backend, number or 0, engine, chosen_by)
 
     def _set(
         self,
         backend: str,
         index: int,
-        engine: str | None,
-        chosen_by: str | None,
-        status: DeviceStatus | None,
-        engine_picked: bool = False,
-    ) -> None:
-        for name, value in (
-            ("_backend", backend),
-            ("_index", index),
-            ("_engine", engine),
-            ("_engine_picked", engine_picked),
-            ("_chosen_by", chosen_by),
-            ("_status", status),
-            ("_served", {}),
-        ):
+        engine: str | None = None,
+        chosen_by: str | None = None,
+        status: DeviceStatus | None = None,
+        picked: bool = False,
+    ) -> Self:
+        values: tuple[object, ...] = (backend, index, engine, chosen_by, status, picked, {})
+        for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
+        return self
 
     @classmethod
     def seen(cls, backend: str, index: int, status: DeviceStatus) -> Self:
         """Return a device that discovery found, with its facts."""
-        device = cls.__new__(cls)
-        device._set(backend, index, None, None, status)
-        return device
+        return cls.__new__(cls)._set(backend, index, status=status)
 
     def served_by(
         self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
@@ -100,47 +87,25 @@ class Device:
         """
         if not chosen_by and (known := self._served.get((engine, picked))):
             return known
+        by = chosen_by or self.chosen_by
         device = Device.__new__(Device)
-        by = chosen_by or self._chosen_by
-        device._set(self._backend, self._index, engine, by, self._status, picked)
+        device._set(self.backend, self.index, engine, by, self._status, picked)
         if not chosen_by:
             self._served[engine, picked] = device
         return device
 
     @property
-    def backend(self) -> str:
-        """The kind of hardware: `cpu cuda rocm metal opencl tpu`, or one that a probe added."""
-        return self._backend
-
-    @property
-    def index(self) -> int:
-        """The device's number among the devices of its backend that this process sees."""
-        return self._index
-
-    @property
-    def chosen_by(self) -> str | None:
-        """The step that chose it, such as "argument" or "order of backends"; else `None`."""
-        return self._chosen_by
-
-    @property
     def kind(self) -> Kind:
         """One of "cpu", "gpu" and "tpu"; for an OpenCL device, the driver decides."""
-        if self._backend in BACKENDS and self._backend != "opencl":
-            return BACKENDS[self._backend].kind
+        if self.backend in BACKENDS and self.backend != "opencl":
+            return BACKENDS[self.backend].kind
         status = self.status
         return status.kind if status else "gpu"
 
     @property
     def engine(self) -> str | None:
         """The array library that drives the device; `None` if none can."""
-        if self._engine is not None:
-            return self._engine
-        return hooks.choose_engine(self)
-
-    @property
-    def engine_asked(self) -> str | None:
-        """The engine that was requested, or `None` if one is chosen on use."""
-        return self._engine
+        return hooks.choose_engine(self) if self.engine_asked is None else self.engine_asked
 
     @property
     def engine_is_free(self) -> bool:
@@ -149,7 +114,7 @@ class Device:
         >>> Device("cpu").engine_is_free, Device("cpu", engine="torch").engine_is_free
         (True, False)
         """
-        return self._engine is None or self._engine_picked
+        return self.engine_asked is None or self._engine_picked
 
     @property
     def status(self) -> DeviceStatus | None:
@@ -188,7 +153,7 @@ class Device:
                 f"this machine has no {self}; anydevice.devices() lists what it has",
                 tuple(hooks.discover()),
             )
-        return hooks.free_memory(self._backend, self._index, status.facts)
+        return hooks.free_memory(self.backend, self.index, status.facts)
 
     @property
     def native(self) -> Any:
@@ -216,8 +181,8 @@ class Device:
         status = self.status
         return {
             "device": str(self),
-            "backend": self._backend,
-            "index": self._index,
+            "backend": self.backend,
+            "index": self.index,
             "kind": self.kind,
             "usable": self.usable,
             "engine": self.engine,
@@ -245,18 +210,18 @@ class Device:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
             return NotImplemented
-        return self._backend == other._backend and self._index == other._index
+        return self.backend == other.backend and self.index == other.index
 
     def __hash__(self) -> int:
-        return hash((self._backend, self._index))
+        return hash((self.backend, self.index))
 
     def __str__(self) -> str:
-        if self._backend == "cpu" and self._index == 0:
+        if self.backend == "cpu" and self.index == 0:
             return "cpu"
-        return f"{self._backend}:{self._index}"
+        return f"{self.backend}:{self.index}"
 
     def __repr__(self) -> str:
-        served = f", engine={self._engine!r}" if self._engine else ""
+        served = f", engine={self.engine_asked!r}" if self.engine_asked else ""
         return f'Device("{self}"{served})'
 
     def _repr_html_(self) -> str:
@@ -268,17 +233,15 @@ class Device:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        served = self._engine, self._chosen_by, self._engine_picked
-        return _rebuild, (self._backend, self._index, *served)
+        served = self.engine_asked, self.chosen_by, self._engine_picked
+        return _rebuild, (self.backend, self.index, *served)
 
 
 def _rebuild(
     backend: str, index: int, engine: str | None, chosen_by: str | None, picked: bool
 ) -> Device:
     # Not by name: a backend that a probe added may be unknown in the process that unpickles.
-    device = Device.__new__(Device)
-    device._set(backend, index, engine, chosen_by, None, picked)
-    return device
+    return Device.__new__(Device)._set(backend, index, engine, chosen_by, None, picked)
 
 
 def not_driven(device: Device) -> DeviceNotFoundError:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and small files read within limits.
+"""Files written whole or not at all, read by position, and small files read within limits.
 
 A small file is a configuration, a cache or an index, from an untrusted writer. Usage:
 
@@ -21,9 +21,10 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from anydevice._core.locks import FolderLock
+from anydevice._core.locks import FolderLock, ForkSafeLock
+from anydevice._core.record import Record, replace
 from anydevice.errors import ConfigurationError, TransferError
 
 if os.name == "posix":
@@ -47,6 +48,7 @@ _BRACKET, _KEY, _COMMA = 100, 60, 70
 _PIECE = 2048
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _UNMARKED = bytes(set(range(256)) - set(b"[]{}:,"))
+_POSITION_LOCK = ForkSafeLock()
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -107,6 +109,119 @@ def open_ordinary(path: str | Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+class Stamp(Record):
+    """The state of a file at one time."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+    links: int
+
+    def is_of(self, content: Stamp) -> bool:
+        """Whether the file has the same content as when `content` was taken."""
+        if self.links == content.links:
+            return self == content
+        # The file lost its name or got another one, which sets its time of change.
+        return self == replace(content, links=self.links, changed=self.changed)
+
+
+class PlainFile:
+    """An ordinary file, opened for reading by position; a context manager that closes it.
+
+    Folders, pipes and devices are refused before they are opened, because opening or reading them
+    may never end. With the `stamp` of an earlier opening, so is a file that has changed since.
+    `number` is the file's descriptor. Every error is a `TransferError` with the path.
+    """
+
+    def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
+        self.path = path
+        try:
+            self.number = open_ordinary(path)
+        except FileNotFoundError as error:
+            raise TransferError(f"there is no file {path}") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        try:
+            self.stamp = self._stamp_now()
+            if stamp is not None and not self.stamp.is_of(stamp):
+                raise self._change_error()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; an error of the system does not matter, since nothing was written."""
+        with suppress(OSError):
+            os.close(self.number)
+
+    @property
+    def size(self) -> int:
+        """The file's bytes when it was opened."""
+        return self.stamp.size
+
+    def read_into(self, buffer: memoryview, position: int) -> None:
+        """Fill the buffer with the bytes from `position` on; several threads may call it."""
+        filled = 0
+        while filled < len(buffer):
+            try:
+                count = _read_at(self.number, [buffer[filled:]], position + filled)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if not count:
+                raise TransferError(
+                    f"{self.path} became shorter while it was being read: it had {self.size} bytes "
+                    f"and now ends at byte {position + filled}; load it again once it is complete"
+                )
+            filled += count
+
+    def read(self, size: int, position: int) -> bytearray:
+        """Return `size` bytes from `position` on."""
+        buffer = bytearray(size)
+        self.read_into(memoryview(buffer), position)
+        return buffer
+
+    def confirm_unchanged(self) -> None:
+        """Raise if the file was written to since it was opened; replacing it does not matter."""
+        if not self._stamp_now().is_of(self.stamp):
+            raise self._change_error()
+
+    def _stamp_now(self) -> Stamp:
+        try:
+            status = os.fstat(self.number)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return Stamp(status.st_dev, status.st_ino, status.st_size, *times, status.st_nlink)
+
+    def _change_error(self) -> TransferError:
+        return TransferError(
+            f"{self.path} was changed while it was being read; load it again once it is complete"
+        )
+
+    def _unreadable(self, error: OSError) -> TransferError:
+        return TransferError(f"{self.path} cannot be read: {error.strerror or error}")
+
+
+def _read_in_turns(file: int, buffers: list[memoryview], position: int) -> int:
+    """Read as `os.preadv` does, on systems without it: one thread at a time moves the position."""
+    with _POSITION_LOCK.native:
+        os.lseek(file, position, os.SEEK_SET)
+        chunk = os.read(file, min(len(buffers[0]), 2**20))
+    buffers[0][: len(chunk)] = chunk
+    return len(chunk)
+
+
+_read_at: Callable[[int, list[memoryview], int], int] = getattr(os, "preadv", _read_in_turns)
 
 
 def distrust(path: str | Path, name: str = "it") -> str | None:

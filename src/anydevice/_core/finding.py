@@ -47,6 +47,22 @@ class Reason(Record):
         return f"{self.text} (fix: {self.fix})" if self.fix else self.text
 
 
+class _Explained:
+    """A device or backend with the reasons why it cannot be used."""
+
+    reasons: tuple[Reason, ...]
+
+    @property
+    def code(self) -> str | None:
+        """The code of the first reason; `None` if it is usable."""
+        return self.reasons[0].code if self.reasons else None
+
+    @property
+    def reason(self) -> str | None:
+        """All reasons as one sentence; `None` if it is usable."""
+        return "; ".join(map(str, self.reasons)) or None
+
+
 class Facts(Record):
     """The properties of one device. Memory is in bytes; `None` means unknown.
 
@@ -170,7 +186,7 @@ class Verdict(Record):
         }
 
 
-class DeviceStatus(Record):
+class DeviceStatus(Record, _Explained):
     """One device with all that discovery knows about it.
 
     `engines` can drive it, in order of choice; `refusals` says why the others cannot. If no engine
@@ -190,18 +206,8 @@ class DeviceStatus(Record):
     def usable(self) -> bool:
         return self.stage is None
 
-    @property
-    def code(self) -> str | None:
-        """The code of the first reason; `None` if the device is usable."""
-        return self.reasons[0].code if self.reasons else None
 
-    @property
-    def reason(self) -> str | None:
-        """All reasons as one sentence; `None` if the device is usable."""
-        return "; ".join(map(str, self.reasons)) or None
-
-
-class Finding(Record):
+class Finding(Record, _Explained):
     """One backend as discovery sees it.
 
     `usable` is true if at least one of `devices` is. Otherwise `stage` says how far it got,
@@ -218,16 +224,6 @@ class Finding(Record):
     reasons: tuple[Reason, ...] = ()
     fix: str | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def code(self) -> str | None:
-        """The code of the first reason; `None` if the backend is usable."""
-        return self.reasons[0].code if self.reasons else None
-
-    @property
-    def reason(self) -> str | None:
-        """All reasons as one sentence; `None` if the backend is usable."""
-        return "; ".join(map(str, self.reasons)) or None
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self.devices)

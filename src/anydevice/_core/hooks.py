@@ -1,13 +1,17 @@
-"""Calls of lower layers into layers above them, and objects named by a text.
+"""Calls of lower layers into layers above them, objects by name, and imported libraries.
 
 A hook has a signature. The layer above registers its function with the hook, and a type checker
 compares both. The first call of a hook imports the module that registers its function.
+
+Only this module asks whether a library is imported, so that no other imports one by accident.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -67,3 +71,28 @@ def load(target: str) -> Any:
     module, _, name = target.partition(":")
     loaded = import_module(module)
     return getattr(loaded, name) if name else loaded
+
+
+def is_loaded(module: str) -> bool:
+    """Whether a module is imported already.
+
+    >>> is_loaded("sys"), is_loaded("a library that is not installed")
+    (True, False)
+    """
+    return sys.modules.get(module) is not None
+
+
+def is_of(value: object, module: str, name: str) -> bool:
+    """Whether a value is an instance of a library's class; False if the library is not imported.
+
+    >>> from collections import OrderedDict
+    >>> is_of(OrderedDict(), "collections", "OrderedDict"), is_of(3, "torch", "Tensor")
+    (True, False)
+    """
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def loaded_library(module: str) -> ModuleType | None:
+    """Return a module if it is imported already, else `None`."""
+    return sys.modules.get(module)

@@ -88,18 +88,11 @@ class _NoSuchNameError(AttributeError):
 
     def __str__(self) -> str:
         package, wanted = self.args
-        hint = self._hint(wanted) or _closest(package, wanted, self._names)
+        hint = self._hint(wanted)
+        if not hint:
+            from difflib import get_close_matches
+
+            ours = {name.lower(): name for name in self._names}  # Conv2D is closest to Conv2d
+            for near in get_close_matches(wanted.lower(), ours, 1, 0.75):
+                hint = f"; did you mean {package.rpartition('.')[2]}.{ours[near]}?"
         return f"module {package!r} has no attribute {wanted!r}{hint}"
-
-
-def _closest(package: str, name: str, names: list[str]) -> str:
-    """Return the end of a sentence that suggests one of `names`; empty if none is close.
-
-    >>> _closest("anydevice.nn", "Conv2D", ["Conv2d"]), _closest("anydevice.nn", "Quux", ["Dense"])
-    ('; did you mean nn.Conv2d?', '')
-    """
-    from difflib import get_close_matches
-
-    ours = {known.lower(): known for known in names}  # Conv2D is closest to Conv2d
-    near = get_close_matches(name.lower(), ours, 1, 0.75)
-    return f"; did you mean {package.rpartition('.')[2]}.{ours[near[0]]}?" if near else ""

@@ -1,8 +1,8 @@
 """Locks that are free in a forked child, values made once, and parallel calls.
 
-A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
-held would stay held for ever. The fork does not wait, so data behind such a lock must be valid, or
-made again, after any single step of its holder.
+A fork copies the memory of all threads, but only the thread that forks: a lock of another thread
+would stay taken for ever. The fork does not wait, so data behind such a lock must be valid, or made
+again, after any single step of its holder.
 """
 
 from __future__ import annotations
@@ -269,11 +269,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def started(thread: threading.Thread) -> bool:
-    """Start a thread; `False` if the system gives none.
-
-    A container may allow only a few processes and threads: work then takes longer, but does not
-    fail.
-    """
+    """Start a thread; `False` if the system gives none, as in a container with a limit."""
     try:
         thread.start()
     except RuntimeError:

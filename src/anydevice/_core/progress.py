@@ -7,7 +7,7 @@ import time
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from anydevice._core.loaded import loaded_library
+from anydevice._core.hooks import loaded_library
 from anydevice._core.locks import ForkSafeLock
 from anydevice._core.text import format_part
 

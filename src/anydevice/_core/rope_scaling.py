@@ -84,18 +84,14 @@ def frequencies(
         raise _wrong(f"theta is {theta}, but scaling says rope_theta {base}; give theta={base}")
     if _number(scaling, "partial_rotary_factor", 1.0) != 1:
         raise _wrong("all of x is rotated; pass only the part that partial_rotary_factor says")
-    kind = kind_of(scaling)
-    if kind in _BY_LENGTH:
-        return _BY_LENGTH[kind](plain, theta, scaling, length)
-    return _SCALED[kind](plain, theta, scaling)
+    return _SCALED[kind_of(scaling)](plain, theta, scaling, length)
 
 
 def kind_of(scaling: Scaling) -> str:
     """Return the kind of a scaling."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if not isinstance(kind, str) or (kind not in _SCALED and kind not in _BY_LENGTH):
-        known = ", ".join((*_SCALED, *_BY_LENGTH))
-        raise _wrong(f"there is no rope_type {kind!r}; the kinds are {known}")
+    if not isinstance(kind, str) or kind not in _SCALED:
+        raise _wrong(f"there is no rope_type {kind!r}; the kinds are {', '.join(_SCALED)}")
     return kind
 
 
@@ -127,20 +123,19 @@ def growth_of_theta(scaling: Scaling) -> tuple[float, float]:
 def refuse_scaling(scaling: Any) -> None:
     """Raise `ConfigurationError` for anything but a scaling of a known kind."""
     if not isinstance(scaling, Mapping):
-        kind = type(scaling).__name__
         raise _wrong(
-            f"scaling must be a mapping such as {{'rope_type': 'linear', 'factor': 2.0}}, "
-            f"not a {kind}"
+            "scaling must be a mapping such as {'rope_type': 'linear', 'factor': 2.0}, "
+            f"not a {type(scaling).__name__}"
         )
     kind_of(scaling)
 
 
-def _linear(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
+def _linear(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
     factor = _number(scaling, "factor")
     return [frequency / factor for frequency in plain], 1.0
 
 
-def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
+def _llama3(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
     """Stretch low frequencies, keep high ones, and blend those between."""
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
@@ -159,7 +154,7 @@ def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     return [stretched(frequency) for frequency in plain], 1.0
 
 
-def _yarn(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
+def _yarn(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
     """Scale as in "YaRN: Efficient Context Window Extension of Large Language Models"."""
     factor = _number(scaling, "factor")
     context = _number(scaling, "original_max_position_embeddings")
@@ -202,8 +197,8 @@ def _dynamic(plain: list[float], theta: float, scaling: Scaling, length: float |
     size = 2 * len(plain)
     if size < 4:
         raise _wrong(f"scaling of rope_type 'dynamic' needs a size of 4 or more, not {size}")
-    known = original_length(scaling)
-    longer = max(growth * max(known if length is None else length, known) - less, 1.0)
+    longest = max(length or 0.0, original_length(scaling))
+    longer = max(growth * longest - less, 1.0)
     return [f * longer ** (-2 * pair / (size - 2)) for pair, f in enumerate(plain)], 1.0
 
 
@@ -221,17 +216,15 @@ def _longrope(plain: list[float], theta: float, scaling: Scaling, length: float 
     return [f / divisor for f, divisor in zip(plain, chosen, strict=True)], factor
 
 
-_SCALED: dict[str, Callable[[list[float], float, Scaling], Scaled]] = {
-    "default": lambda plain, theta, scaling: (plain, 1.0),
+_SCALED: dict[str, Callable[[list[float], float, Scaling, float | None], Scaled]] = {
+    "default": lambda plain, theta, scaling, length: (plain, 1.0),
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
-}
-
-_BY_LENGTH: dict[str, Callable[[list[float], float, Scaling, float | None], Scaled]] = {
     "dynamic": _dynamic,
     "longrope": _longrope,
 }
+_BY_LENGTH = ("dynamic", "longrope")
 
 
 def _factors(scaling: Scaling, key: str, count: int) -> list[float]:
@@ -282,16 +275,12 @@ def _from_text(key: str, text: str) -> Any:
 
 
 def _as_number(key: str, value: Any) -> float:
-    if isinstance(value, str):
-        raise _not_a_number(key, value)
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise _not_a_number(key, value) from error
-
-
-def _not_a_number(key: str, value: Any) -> ConfigurationError:
-    return _wrong(f"{key!r} of the scaling must be a number, not {value!r}")
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise _wrong(f"{key!r} of the scaling must be a number, not {value!r}")
 
 
 def _wrong(what: str) -> ConfigurationError:

@@ -1,8 +1,8 @@
 """Trees of parameters: dicts, lists and tuples of arrays, flattened, rebuilt and compared.
 
 This is plain Python that compilers can trace. Dicts are walked in sorted order of their keys,
-because libraries may return them sorted or not. Users' trees, which may hold any object, are walked
-by `transfer/trees`.
+because libraries may return them sorted or not. `_arrays/trees` walks users' trees, which may hold
+any object.
 """
 
 from __future__ import annotations
@@ -39,13 +39,7 @@ def leaf_paths(tree: object, path: str = "") -> list[str]:
     >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
     ["['a'][0]", "['a'][1]['c']", "['b']"]
     """
-    if isinstance(tree, dict):
-        parts = [(key, tree[key]) for key in sorted(tree)]
-    elif isinstance(tree, list | tuple):
-        parts = list(enumerate(tree))
-    else:
-        return [] if tree is None else [path]
-    return [inner for key, part in parts for inner in leaf_paths(part, f"{path}[{key!r}]")]
+    return _labels(tree, path, "[{!r}]")
 
 
 def leaf_names(tree: object, name: str = "") -> list[str]:
@@ -54,13 +48,18 @@ def leaf_names(tree: object, name: str = "") -> list[str]:
     >>> leaf_names([{"weight": 1, "bias": 2}, {"inside": [3]}])
     ['[0].bias', '[0].weight', '[1].inside[0]']
     """
+    return _labels(tree, name, ".{}")
+
+
+def _labels(tree: object, label: str, by_key: str) -> list[str]:
+    """Return the label of each leaf; `by_key` is the format of a dict's keys."""
     if isinstance(tree, dict):
-        parts = [(f".{key}", tree[key]) for key in sorted(tree)]
+        parts = [(by_key.format(key), tree[key]) for key in sorted(tree)]
     elif isinstance(tree, list | tuple):
         parts = [(f"[{at}]", part) for at, part in enumerate(tree)]
     else:
-        return [] if tree is None else [name]
-    return [inner for step, part in parts for inner in leaf_names(part, name + step)]
+        return [] if tree is None else [label]
+    return [inner for step, part in parts for inner in _labels(part, label + step, by_key)]
 
 
 def matches(pattern: str, name: str) -> bool:

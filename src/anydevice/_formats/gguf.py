@@ -24,11 +24,11 @@ import numpy as np
 
 from anydevice._core.checks import is_number
 from anydevice._core.dtypes import DTYPES, DType
+from anydevice._core.files import PlainFile, Stamp
 from anydevice._core.record import Record, replace
 from anydevice._core.rope_scaling import frequencies
 from anydevice._core.text import shortened
-from anydevice._formats.files import PlainFile, Stamp
-from anydevice._formats.join import convert
+from anydevice._formats.safetensors import StoredTensor
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 MAGIC = b"GGUF"
@@ -105,23 +105,10 @@ class Strings(Sequence[str]):
             start = int(end)
 
 
-class GgufTensor(Record):
+class GgufTensor(StoredTensor):
     """A tensor of a GGUF file. Reading unpacks it; blocks lie along its last axis."""
 
-    name: str
-    path: Path
-    stamp: Stamp
-    shape: tuple[int, ...]
     packing: Packing
-    start: int
-
-    @property
-    def dtype(self) -> DType:
-        return self.packing.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) // self.packing.elements * self.packing.bytes
 
     def read(self, file: PlainFile, target: Any, first: int) -> None:
         packing = self.packing
@@ -134,11 +121,7 @@ class GgufTensor(Record):
             gguf = gguf_package()
             with np.errstate(all="ignore"):
                 values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[packing.name])
-        convert(self, values[: target.size], target)
-
-    def row(self, number: int) -> GgufTensor:
-        start = self.start + number * (self.nbytes // self.shape[0])
-        return replace(self, shape=self.shape[1:], start=start)
+        self.convert(values[: target.size], target)
 
     def as_matrix(self) -> GgufTensor:
         """Return a vector as a matrix of one row."""
@@ -343,8 +326,10 @@ def _tensors(
             )
         if 0 in shape or prod(shape) >= 2**62 or shape[-1] % packing.elements or offset % alignment:
             raise _DamagedError(f"{what} of the shape {shape} at byte {offset} cannot be")
-        tensor = GgufTensor(name, file.path, file.stamp, shape, packing, base + offset)
-        if tensor.start + tensor.nbytes > file.size:
+        start, size = base + offset, prod(shape) // packing.elements * packing.bytes
+        dtype = packing.dtype
+        tensor = GgufTensor(name, file.path, file.stamp, dtype, shape, start, size, packing)
+        if start + size > file.size:
             raise _DamagedError(f"{what} ends behind the end of the file")
         tensors[name] = tensor
     _refuse_overlaps(tensors)

@@ -1,30 +1,37 @@
-"""Loads weights from safetensors files straight onto a device, without a second full copy."""
+"""Arrays loaded from stored tensors, each straight to its place, and `load_weights`."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
+import numpy as np
+
+from anydevice._arrays.memory.out_of_memory import raise_if_oom
+from anydevice._arrays.stage import WORTH_STAGING, Piece, Ring, ring_of, usable_cores
 from anydevice._core.device import Device, not_driven
 from anydevice._core.dtypes import DType, as_dtype
-from anydevice._core.files import expanded
+from anydevice._core.engine import Engine
+from anydevice._core.files import PlainFile, expanded
+from anydevice._core.hooks import is_loaded
+from anydevice._core.locks import side_by_side
 from anydevice._core.progress import ProgressBar, in_notebook
-from anydevice._formats.files import PlainFile
-from anydevice._formats.join import (
-    Advance,
-    Joined,
-    OpenFiles,
-    SafeTensor,
-    Segment,
-    in_file_order,
-    place,
-)
+from anydevice._core.record import Record
+from anydevice._core.text import shortened
 from anydevice._formats.safetensors import (
-    Entry,
     Header,
+    SafeTensor,
+    StoredTensor,
     header_of,
     is_index,
     open_safetensors,
@@ -33,10 +40,20 @@ from anydevice._formats.safetensors import (
 )
 from anydevice._machine.choose.scope import one_device
 from anydevice._machine.engines import registry
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 
 LARGE, SLOW = 100_000_000, 1.0
 """Bytes, and seconds, from which on a load shows its progress."""
+
+CHUNK = 2 * 2**20
+"""Bytes that one thread reads, and converts to another dtype, at a time."""
+MOST_THREADS, WORTH_THREADS = 8, 2 * 2**20
+"""Threads that read one array into host memory, and the bytes from which on that pays."""
+
+_WIDEST = 16
+"""Bytes of the widest element, a complex128."""
+
+Advance = Callable[[int], None]
 
 Key = TypeVar("Key")
 
@@ -60,10 +77,10 @@ def load_weights(
     A load of more than 100 MB or one second shows its progress on a terminal and in a notebook;
     `progress=False` turns that off, `progress=True` shows it from the start.
 
-    Every header is checked before the first array is made: a damaged, incomplete or foreign file is
-    a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
-    which there is no memory is an `OutOfMemoryError` that names it. No error keeps the arrays that
-    were loaded before it. Pickles are never read.
+    Every header is checked before the first array is made. Raises `TransferError`, with file and
+    tensor, if a file is damaged, incomplete or of another format, or the engine lacks a dtype, and
+    `OutOfMemoryError` if there is no memory for a tensor. No error keeps the arrays that were
+    loaded before it. Pickles are never read.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -83,7 +100,7 @@ def load_weights(
         with open_safetensors(source) as file:
             return load_file(file, header_of(file), target, wanted, progress)
     model = read_index(source)
-    arrays = {name: _alone(*weight, wanted) for name, weight in model.items()}
+    arrays = {name: _alone(tensor, wanted) for name, tensor in model.items()}
     return load_joined(arrays, target, progress)
 
 
@@ -94,11 +111,11 @@ def load_file(
     dtype: DType | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the tensors of an opened file, whose header was read, as `load_weights` does.
+    """Load the tensors of an opened file with this header, as `load_weights` does.
 
     Raises `TransferError` if the file was changed since it was opened.
     """
-    arrays = {name: _alone(header, entry, dtype) for name, entry in header.entries.items()}
+    arrays = {name: _alone(tensor, dtype) for name, tensor in header.entries.items()}
     return load_joined(arrays, device, progress, file)
 
 
@@ -108,7 +125,7 @@ def load_joined(
     progress: bool | None = None,
     opened: PlainFile | None = None,
 ) -> dict[Key, Any]:
-    """Arrays on a device, each joined from stored tensors, under the keys that they are given.
+    """Load arrays onto a device, each joined from stored tensors; returns them by the same keys.
 
     They are read one after another, in the order of the files; `opened` is a file that the caller
     has opened. An error leaves no array behind.
@@ -124,15 +141,15 @@ def load_joined(
             for key in in_file_order(arrays):
                 loaded[key] = place(arrays[key], files, engine, device, advance)
     except BaseException:
-        loaded.clear()  # the error keeps the frames, and half a model is of no use
+        loaded.clear()  # the error keeps this frame, and half a model is of no use
         raise
     return loaded
 
 
-def _alone(header: Header, entry: Entry, wanted: DType | None) -> Joined:
-    """Return an array of one tensor."""
-    dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
-    return Joined(entry.shape, dtype, (Segment(SafeTensor(header, entry)),))
+def _alone(tensor: SafeTensor, wanted: DType | None) -> Joined:
+    """Return an array of one tensor; `wanted` is the dtype of a floating one."""
+    dtype = wanted if wanted and tensor.dtype.kind == "float" else tensor.dtype
+    return Joined(tensor.shape, dtype, (Segment(tensor),))
 
 
 def _float_dtype(dtype: object) -> DType | None:
@@ -149,15 +166,15 @@ def _float_dtype(dtype: object) -> DType | None:
 
 @contextmanager
 def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Advance]:
-    """Return a bar on a terminal or in a notebook; called with each number of new bytes.
+    """Show a bar on a terminal or in a notebook; yields a function that takes newly read bytes.
 
-    It appears at once for a large load and else after a while. `wanted` is true for a bar from the
-    start, false for none.
+    The bar appears at once for a large load, else after a second. `wanted` is true for a bar from
+    the start, false for none.
     """
     shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
-    notebook = wanted is not False and in_notebook()
+    notebook = wanted is not False and is_loaded("IPython") and in_notebook()
     if not shown and not notebook:
-        yield _show_nothing
+        yield lambda size: None
         return
     total = sum(joined.nbytes for joined in arrays.values())
     delay = 0.0 if wanted or total > LARGE else SLOW
@@ -175,5 +192,222 @@ def _progress(arrays: Mapping[Any, Joined], wanted: bool | None) -> Iterator[Adv
         yield advance
 
 
-def _show_nothing(size: int) -> None:
-    """Ignore progress: there is no terminal and no notebook."""
+class Segment(Record):
+    """A stored tensor on its way into an array; `arrange` reorders it in host memory first."""
+
+    tensor: StoredTensor
+    arrange: Callable[[Any], Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return prod(self.tensor.shape)
+
+
+class Joined(Record):
+    """An array made of the elements of its parts, one after the other, in C order.
+
+    For example, q, k and v become one matrix, and the matrices of experts become a stack.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    parts: tuple[Segment, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its parts in their files."""
+        return sum(part.tensor.nbytes for part in self.parts)
+
+    def offsets(self) -> list[int]:
+        """Return the number of elements in front of each part."""
+        return list(accumulate((part.size for part in self.parts[:-1]), initial=0))
+
+
+class OpenFiles:
+    """The files of a model, each opened for the first of its tensors; a context manager.
+
+    At the end of a block without errors, no file may have changed.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, PlainFile] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._closing:
+            if kind is None:
+                for file in self._files.values():
+                    file.confirm_unchanged()
+
+    def of(self, tensor: StoredTensor) -> PlainFile:
+        """Return the file that a tensor is in."""
+        if tensor.path not in self._files:
+            opened = PlainFile(tensor.path, tensor.stamp)
+            self._files[tensor.path] = self._closing.enter_context(opened)
+        return self._files[tensor.path]
+
+    def adopt(self, file: PlainFile) -> None:
+        """Use a file that the caller has opened, and closes."""
+        self._files[file.path] = file
+
+
+def place(
+    joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """Read an array from its files onto a device.
+
+    Several threads read a large array straight into its memory on the CPU, and through pinned
+    memory on CUDA devices. Any other array is read into host memory first. Raises `TransferError`
+    and `OutOfMemoryError` with the file and the tensor.
+    """
+    try:
+        if prod(joined.shape) >= WORTH_STAGING // _WIDEST:
+            array = _place_straight(joined, files, engine, device, advance)
+            if array is not None:
+                return array
+        host = np.empty(joined.shape, joined.dtype.numpy())
+        _read(joined, files, host.reshape(-1), advance)
+        # Nothing else refers to this memory, so NumPy needs no copy.
+        return host if engine.name == "numpy" else engine.place(host, device)
+    except TransferError:
+        raise
+    except Exception as error:  # each library has its own errors
+        tensor = joined.parts[0].tensor
+        raise_if_oom(error, device, what=f"{tensor.path}: the tensor {shortened(tensor.name)!r}")
+        raise tensor.error(str(error)) from error
+
+
+def _place_straight(
+    joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """Return a large array if the library gives out its address, else `None`."""
+    size = prod(joined.shape) * joined.dtype.itemsize
+    if size < WORTH_STAGING or joined.dtype.kind == "bool":
+        return None
+    on_host = device.backend == "cpu" and engine.name != "numpy"
+    ring = ring_of(device) if device.backend == "cuda" else None
+    if not (on_host or ring):
+        return None
+    try:
+        array = engine.empty(joined.shape, joined.dtype, device)
+    except UnsupportedError:
+        return None  # the plain copy reports the error, or narrows
+    address = engine.address(array)
+    if address is None:
+        return None
+    if ring is not None:
+        _upload(joined, files, ring, address, advance)
+    else:
+        _read(joined, files, _memory(address, size, joined.dtype), advance)
+    return array
+
+
+def _memory(address: int, size: int, dtype: DType) -> Any:
+    """Return the bytes at an address as a flat array."""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), dtype.numpy())
+
+
+def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance: Advance) -> None:
+    """Copy all parts to the device: together, except parts that are rearranged."""
+    kind, width = joined.dtype.numpy(), joined.dtype.itemsize
+    starts = [offset * width for offset in joined.offsets()]
+    straight: list[Piece] = []
+    for part, start in zip(joined.parts, starts, strict=True):
+        file = files.of(part.tensor)  # opened here, and not by several threads at once
+        if part.arrange is None:
+            straight.append(Piece(start, address + start, part.size * width))
+            continue
+        host = np.empty(part.size, kind)
+        _read_part(part, file, host, advance)
+        ring.upload([Piece(host.ctypes.data, address + start, host.nbytes)])
+
+    def fill(buffer: int, piece: Piece) -> None:
+        number = bisect_right(starts, piece.host) - 1
+        part = joined.parts[number]
+        pinned = _memory(buffer, piece.size, joined.dtype)
+        part.tensor.read(files.of(part.tensor), pinned, (piece.host - starts[number]) // width)
+        advance(piece.size // width * part.tensor.nbytes // part.size)
+
+    if straight:
+        ring.upload(straight, fill)
+
+
+def _read(joined: Joined, files: OpenFiles, flat: Any, advance: Advance) -> None:
+    """Read all parts into host memory; several threads read and convert a large array."""
+    if flat.nbytes <= min(CHUNK, WORTH_THREADS):
+        end = size = 0
+        file = files.of(joined.parts[0].tensor)
+        for part in joined.parts:
+            tensor, start = part.tensor, end
+            end += prod(tensor.shape)
+            if tensor.path != file.path:
+                file = files.of(tensor)
+            if part.arrange is not None:
+                _read_part(part, file, flat[start:end], advance)
+            else:
+                tensor.read(file, flat[start:end], 0)
+                size += tensor.nbytes
+        advance(size)
+        return
+    works = _Works()
+    for part, offset in zip(joined.parts, joined.offsets(), strict=True):
+        room = flat[offset : offset + part.size]
+        works.pending += _reading(part, files.of(part.tensor), room, advance)
+    threads = min(MOST_THREADS, usable_cores()) if flat.nbytes > WORTH_THREADS else 1
+    side_by_side(*[works.do_all] * min(threads, len(works.pending) or 1))
+
+
+class _Works:
+    """Tasks that threads take one by one."""
+
+    def __init__(self) -> None:
+        self.pending: deque[Callable[[], None]] = deque()
+
+    def do_all(self) -> None:
+        while True:
+            try:
+                work = self.pending.popleft()
+            except IndexError:
+                return
+            work()
+
+
+def _reading(
+    part: Segment, file: PlainFile, flat: Any, advance: Advance
+) -> Iterator[Callable[[], None]]:
+    """Yield the steps that read a stored tensor into memory of its size."""
+    if part.arrange is not None:
+        yield partial(_read_part, part, file, flat, advance)
+        return
+    step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
+    for first in range(0, flat.size, step):
+        yield partial(_read_chunk, part, file, flat[first : first + step], first, advance)
+
+
+def _read_chunk(part: Segment, file: PlainFile, some: Any, first: int, advance: Advance) -> None:
+    part.tensor.read(file, some, first)
+    advance(some.size * part.tensor.nbytes // part.size)
+
+
+def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> None:
+    """Read a stored tensor and rearrange it into memory of its size."""
+    assert part.arrange is not None
+    whole = np.empty(part.tensor.shape, part.tensor.dtype.numpy())
+    for read in _reading(Segment(part.tensor), file, whole.reshape(-1), advance):
+        read()
+    part.tensor.convert(part.arrange(whole).reshape(-1), flat)
+
+
+def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
+    """Return the keys of arrays in the order in which their first parts lie in the files."""
+    ranks: dict[Path, int] = {}
+    order = []
+    for number, joined in enumerate(arrays.values()):
+        tensor = joined.parts[0].tensor
+        order.append((ranks.setdefault(tensor.path, len(ranks)), tensor.start, number))
+    keys = list(arrays)
+    return [keys[number] for _, _, number in sorted(order)]

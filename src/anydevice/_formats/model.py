@@ -1,8 +1,7 @@
-"""Trees of arrays with metadata, as one safetensors file with a hash.
+"""Model files: trees of arrays with metadata, as one safetensors file with a hash.
 
-Other programs can read the tensors as those of any safetensors file. The structure of the trees and
-the metadata are JSON in the file's `__metadata__`, with the version of this format and a hash of
-all of it.
+Other programs can read the tensors as in any safetensors file. The structure of the trees and the
+metadata are JSON in the file's `__metadata__`, with the version of this format and a hash.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from anydevice._arrays.memory.out_of_memory import translating_oom
 from anydevice._arrays.move import to_numpy
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
-from anydevice._core.files import count_json, expanded, parse_json, write_whole
+from anydevice._core.files import PlainFile, count_json, expanded, parse_json, write_whole
 from anydevice._core.record import Record
 from anydevice._core.text import shortened
 from anydevice._core.trees import leaves
-from anydevice._formats.files import PlainFile
-from anydevice._formats.join import CHUNK
-from anydevice._formats.load import load_file
+from anydevice._formats.load import CHUNK, load_file
 from anydevice._formats.safetensors import Header, header_of, open_safetensors, read_header
 from anydevice.errors import ConfigurationError, TransferError
 
@@ -49,7 +46,7 @@ class Contents(Record):
 
 
 def checked_path(path: Any) -> Path:
-    """Return the path of such a file; raises `ConfigurationError` for another suffix."""
+    """Return the path of a model file; raises `ConfigurationError` for another suffix."""
     checked = expanded(path)
     if checked.suffix != SUFFIX:
         raise ConfigurationError(
@@ -60,7 +57,7 @@ def checked_path(path: Any) -> Path:
 
 
 def write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Write trees of arrays and metadata, which is ready for JSON, whole or not at all."""
+    """Write trees of arrays, and metadata that JSON can hold, whole or not at all."""
     with translating_oom(what=f"{path} cannot be written"):
         _write(path, kind, trees, metadata)
 
@@ -108,11 +105,11 @@ def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[st
 
 
 def read(path: Path, kind: str, device: Device) -> Contents:
-    """Read such a file, with its arrays on a device.
+    """Read a model file, with its arrays on a device.
 
-    Raises `TransferError`, with the path, where the file is damaged, newer, or of another kind.
+    Raises `TransferError`, with the path, if the file is damaged, newer, or of another kind.
     """
-    # Another process may replace it meanwhile: all is from this one opening.
+    # Opened once: another process may replace the file meanwhile.
     with translating_oom(what=f"{path} cannot be read"), open_safetensors(path) as file:
         header = header_of(file)
         metadata = _metadata(path, header, kind)
@@ -128,7 +125,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the kind of such a file; `None` if there is none, or it cannot be read."""
+    """Return the kind of a model file; `None` if there is none, or it cannot be read."""
     try:
         return str(_parse_description(read_header(path).metadata[_KEY])["kind"])
     except (TransferError, ValueError, KeyError, TypeError):
@@ -136,7 +133,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def misread(path: Path, written_by: str, error: Exception) -> TransferError:
-    """Return the error for a file that is not damaged, but that this anydevice cannot read."""
+    """Return the error for an undamaged file that this anydevice cannot read."""
     return TransferError(
         f"{path} holds what anydevice {__version__} cannot read ({shortened(str(error), 200)}); "
         f"it was written by anydevice {shortened(written_by)}. Where that is newer, run: "
@@ -153,7 +150,7 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
         )
     try:
         read: dict[str, Any] = _parse_description(text)
-        version, found_kind = read["version"], str(read["kind"])
+        version, own_kind = read["version"], str(read["kind"])
         if type(version) is not int:
             raise ValueError(f"its version is {version!r}")
     except (ValueError, KeyError, TypeError) as error:
@@ -165,14 +162,15 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
             f"{path} has version {version} of its format, and this anydevice knows {VERSION}; "
             "run: pip install --upgrade anydevice"
         )
-    if found_kind != kind:
-        other = shortened(found_kind)
-        raise TransferError(f"{path} holds a {other}, not a {kind}{_RESUME.get(kind, '')}")
+    if own_kind != kind:
+        raise TransferError(
+            f"{path} holds a {shortened(own_kind)}, not a {kind}{_RESUME.get(kind, '')}"
+        )
     return read
 
 
 def _parse_description(text: str) -> Any:
-    """Parse a description, in which a loss may be NaN; raises `ValueError`."""
+    """Parse a description, in which a loss may be NaN; raises `ValueError` if it is damaged."""
     return parse_json(text.encode(), finite=False, deepest=_DEEPEST)
 
 
@@ -182,13 +180,13 @@ def _check_hash(file: PlainFile, header: Header) -> None:
         name: {
             "dtype": entry.dtype.code,
             "shape": list(entry.shape),
-            "data_offsets": [entry.start - start, entry.stop - start],
+            "data_offsets": [entry.start - start, entry.start + entry.nbytes - start],
         }
         for name, entry in header.entries.items()
     }
     digest = _hash_of(header.metadata[_KEY], table)
-    for at in range(start, file.size, CHUNK):
-        digest.update(file.read(min(CHUNK, file.size - at), at))
+    for position in range(start, file.size, CHUNK):
+        digest.update(file.read(min(CHUNK, file.size - position), position))
     if digest.hexdigest() != header.metadata.get(_HASH):
         raise TransferError(
             f"{file.path} is damaged: its hash is not the one that was written; "

@@ -12,7 +12,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Packed(dict[str, Any]):
-    """Tensors by name; `text` is JSON of all else, in which the names stand for the tensors."""
+    """Tensors by name; `text` is JSON of the structure, with names in place of the tensors."""
 
     text: str = "null"
 
@@ -21,45 +21,42 @@ def packed(value: Any) -> Packed:
     """Return a nested value of dicts, lists, tuples, numbers, text and tensors, ready for a file.
 
     >>> import numpy
-    >>> found = packed({"state": {0: {"step": numpy.ones(())}}, "betas": (0.9, 0.99)})
-    >>> list(found), unpacked(found)["betas"]
+    >>> tensors = packed({"state": {0: {"step": numpy.ones(())}}, "betas": (0.9, 0.99)})
+    >>> list(tensors), unpacked(tensors)["betas"]
     (['0'], (0.9, 0.99))
     """
-    found = Packed()
-    found.text = json.dumps(_describe(value, found))
-    return found
+    tensors = Packed()
+    tensors.text = json.dumps(_describe(value, tensors))
+    return tensors
 
 
-def unpacked(found: Packed) -> Any:
-    """Return the value that `packed` took.
-
-    Raises `ValueError` or `LookupError` for a damaged one.
-    """
-    return _fill(parse_json(found.text.encode(), finite=False), found)
+def unpacked(tensors: Packed) -> Any:
+    """Return the value that `packed` took; raises `ValueError` or `LookupError` for damage."""
+    return _fill(parse_json(tensors.text.encode(), finite=False), tensors)
 
 
-def _describe(value: Any, found: dict[str, Any]) -> Any:
+def _describe(value: Any, tensors: dict[str, Any]) -> Any:
     if isinstance(value, _PLAIN):
         return {"is": value}
     if isinstance(value, Mapping):
-        return {"dict": [[_describe(k, found), _describe(x, found)] for k, x in value.items()]}
+        return {"dict": [[_describe(k, tensors), _describe(x, tensors)] for k, x in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_describe(each, found) for each in value]}
+        return {kind: [_describe(part, tensors) for part in value]}
     if hasattr(value, "shape"):
-        name = str(len(found))
-        found[name] = value
+        name = str(len(tensors))
+        tensors[name] = value
         return {"tensor": name}
     raise TypeError(f"{type(value).__name__} cannot be saved")
 
 
-def _fill(described: Any, found: Mapping[str, Any]) -> Any:
+def _fill(described: Any, tensors: Mapping[str, Any]) -> Any:
     ((kind, inside),) = described.items()
     if kind == "is":
         return inside
     if kind == "tensor":
-        return found[inside]
+        return tensors[inside]
     if kind == "dict":
-        return {_fill(key, found): _fill(x, found) for key, x in inside}
-    parts = [_fill(each, found) for each in inside]
+        return {_fill(key, tensors): _fill(x, tensors) for key, x in inside}
+    parts = [_fill(part, tensors) for part in inside]
     return parts if kind == "list" else tuple(parts)

@@ -4,9 +4,9 @@ A file is eight bytes with the length of its header, the header in JSON, and the
 without a gap. Nothing here allocates an array. Every tensor of a header that is returned lies
 inside its file, has the bytes that its shape and dtype need, and shares none with another.
 
-Files may come from anyone. Before a header is parsed, its brackets, keys and commas are counted,
-since many empty lists take little text and much memory. Then `json` reads it. Duplicate keys, NaN,
-infinity and text that is not valid Unicode are refused.
+Files may come from anyone. Brackets, keys and commas of a header are counted before `json` parses
+it, since many empty lists take little text and much memory. Duplicate keys, NaN, infinity and text
+that is not valid Unicode are refused.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from math import isinf, prod
 from operator import attrgetter
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, Self
 
 from anydevice._core.dtypes import BY_CODE, DType
-from anydevice._core.files import count_json
-from anydevice._core.record import NOTHING, Record
+from anydevice._core.files import PlainFile, Stamp, count_json
+from anydevice._core.record import NOTHING, Record, replace
 from anydevice._core.text import shortened
-from anydevice._formats.files import PlainFile, Stamp
 from anydevice.errors import TransferError
 
 MODEL_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
@@ -39,8 +38,8 @@ MOST_DIMENSIONS = 32
 _LONGEST_NUMBER = 400
 """Characters of a number; a float has at most some 330."""
 
-# A tensor has three brackets and four keys in at least 50 bytes of JSON, and in 64 or more where
-# there are very many, since names and offsets are longer then. Small headers may have any number.
+# A tensor has three brackets and four keys in at least 50 bytes of JSON, 64 in a large header, as
+# names and offsets are longer. Small headers may have any number.
 _BYTES_EACH, _BYTES_A_KEY = 16, 12
 _SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
 
@@ -53,49 +52,86 @@ _AGAIN = "it is damaged or incomplete: download or save it again"
 _METADATA = "__metadata__"
 
 
-class Entry(Record):
-    """One tensor of a file: its dtype and shape, and where its bytes begin and end."""
+class StoredTensor(Record):
+    """A tensor of a file, from byte `start` on; `dtype` is the dtype of its unpacked elements."""
 
     name: str
+    path: Path
+    stamp: Stamp
     dtype: DType
     shape: tuple[int, ...]
     start: int
-    stop: int
+    nbytes: int
 
-    @property
-    def nbytes(self) -> int:
-        return self.stop - self.start
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        """Fill a flat array with the elements from `first` on, in the array's dtype.
+
+        `first` is a multiple of 256. Raises `TransferError` for a number that the dtype cannot
+        hold.
+        """
+        raise NotImplementedError
+
+    def row(self, number: int) -> Self:
+        """Return one row of the first axis as a tensor of its own."""
+        size = self.nbytes // self.shape[0]
+        start = self.start + number * size
+        return replace(self, shape=self.shape[1:], start=start, nbytes=size)
+
+    def convert(self, source: Any, target: Any) -> None:
+        """Copy numbers into another dtype; raise if a finite number becomes infinite."""
+        import numpy as np  # reading a header needs no NumPy
+
+        with np.errstate(all="ignore"):
+            target[...] = source
+        if source.dtype == target.dtype:
+            return
+        finite = np.isfinite(target)
+        if not finite.all() and (np.isfinite(source) & ~finite).any():
+            raise self.error(
+                f"it holds numbers that {target.dtype} cannot; load it as {self.dtype}"
+            )
+
+    def error(self, problem: str) -> TransferError:
+        """Return the error for a tensor that cannot be loaded."""
+        name = shortened(self.name)
+        return TransferError(f"{self.path}: the tensor {name!r}: {problem}", self.name)
+
+
+class SafeTensor(StoredTensor):
+    """A tensor of a safetensors file."""
+
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        import numpy as np
+
+        dtype = self.dtype.numpy()
+        same = target.dtype == dtype
+        stored = target if same else np.empty(target.size, dtype)
+        file.read_into(stored.view(np.uint8).data, self.start + first * dtype.itemsize)
+        if self.dtype.kind == "bool" and stored.size and stored.view(np.uint8).max() > 1:
+            raise self.error("it is BOOL, and holds bytes that are neither 0 nor 1")
+        if not same:
+            self.convert(stored, target)
 
 
 class Header(Record):
-    """The header of one file: its tensors by name, in their order, and its metadata.
-
-    `stamp` is the state of the file to which all this applies.
-    """
+    """The header of one file in the state `stamp`: tensors by name, in order, and metadata."""
 
     path: Path
     stamp: Stamp
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, SafeTensor]
     metadata: Mapping[str, str] = NOTHING
 
 
-Placed = tuple[Header, Entry]
-"""One tensor of a model: the header of its file, and its entry there."""
+def read_model(path: Path) -> Mapping[str, SafeTensor]:
+    """Return every tensor of a file, a folder or a sharded index by name, from the headers.
 
-
-def read_model(path: Path) -> dict[str, Placed]:
-    """Read the entries of a file, a folder or a sharded index: every tensor by name.
-
-    A folder is read through its index where it has one, and else holds one safetensors file, or
-    several of which one is called model.safetensors. The
-    tensors of an index come in the index's order; those of its files that it does not name are not
-    the model's. Raises `TransferError`, with the file's path, for everything that is wrong.
+    A folder is read through its index, if it has one. Otherwise it holds one safetensors file, or
+    one of several is called model.safetensors. The tensors of an index come in the index's order;
+    tensors that it does not name are ignored. Raises `TransferError`, with the path, for every
+    error.
     """
     source = source_of(path)
-    if is_index(source):
-        return read_index(source)
-    header = read_header(source)
-    return {name: (header, entry) for name, entry in header.entries.items()}
+    return read_index(source) if is_index(source) else read_header(source).entries
 
 
 def is_index(path: Path) -> bool:
@@ -110,7 +146,7 @@ def read_header(path: Path) -> Header:
 
 
 def open_safetensors(path: Path) -> PlainFile:
-    """Open the file; raises if its name is that of a pickle."""
+    """Open a file; raises `TransferError` if it has the suffix of a pickle."""
     if path.suffix.lower() in _PICKLED:
         raise _pickle_error(path)
     return PlainFile(path)
@@ -131,7 +167,7 @@ def header_of(file: PlainFile) -> Header:
     try:
         header = _parse_object(text)
         metadata = _strings(header.pop(_METADATA, {}))
-        entries = _read_entries(header, 8 + length, file.size)
+        entries = _read_entries(header, 8 + length, file)
     except ValueError as error:
         raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
     except TransferError as error:
@@ -139,38 +175,36 @@ def header_of(file: PlainFile) -> Header:
     return Header(path, file.stamp, entries, metadata)
 
 
-def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
-    """Return the tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
+def _read_entries(header: Mapping[str, Any], base: int, file: PlainFile) -> dict[str, SafeTensor]:
+    """Return the tensors of a header, whose bytes begin at `base`.
 
-    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, where
-    it describes what cannot be.
+    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, if it is
+    impossible.
     """
     entries = {}
     for name, value in header.items():
         try:
-            if not isinstance(value, dict):
-                raise _type_error("an object", value)
-            entries[name] = _read_entry(name, value, base, size)
+            entries[name] = _read_entry(name, _object(value), base, file)
         except ValueError as error:
             raise ValueError(f"the tensor {_short(name)}: {error}") from error
-    _check_cover(entries, base, size)
+    _check_cover(entries, base, file.size)
     return entries
 
 
 def _parse_object(raw: bytearray) -> dict[str, Any]:
-    """Get a JSON text that is an object; raises `ValueError` for anything else. Empties `raw`."""
+    """Parse a JSON object; raises `ValueError` for anything else. Empties `raw`."""
     keys = _check_size(raw)
     text = raw.decode()
-    raw.clear()  # it may be large, and what it becomes is larger
+    raw.clear()  # it may be large, and the parsed object is larger
     try:
         decoder = _CHECKING_DECODER if _UNUSUAL_NUMBER.search(text) else _DECODER
         parsed = _object(decoder.decode(text))
     except json.JSONDecodeError as error:
-        raise ValueError(str(error)) from None  # that error would keep the text
-    # Text without wide characters holds no halves of them, which takes longest to find.
+        raise ValueError(str(error)) from None  # the original error would keep the text alive
+    # ASCII without escapes has no surrogates, whose search takes longest.
     plain = text.isascii() and "\\u" not in text
     if keys != (_count_keys(parsed) if plain else _check_strings(parsed)):
-        # Not found by a hook, which would have a list of all pairs beside each dict.
+        # A hook in the first pass would need a list of all pairs beside each dict.
         if len(text) <= _NAMED_DUPLICATES:
             json.loads(text, object_pairs_hook=_unique)
         raise ValueError("a key occurs twice in one object")
@@ -178,7 +212,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
 
 
 def _check_size(text: bytearray) -> int:
-    """Get the number of keys; a text that would become far more memory than it takes is refused."""
+    """Return the number of keys; raise `ValueError` if parsing would take too much memory."""
     most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
     most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
     opened, keys = count_json(text)
@@ -205,9 +239,9 @@ def _count_keys(tree: Any) -> int:
 
 
 def _check_strings(tree: Any) -> int:
-    """Return the number of keys in all objects; a string that is not valid Unicode is refused.
+    """Return the number of keys in all objects; raise for a string that is not valid Unicode.
 
-    An escape can stand for half of a surrogate pair, which is no character.
+    An escape can stand for half of a surrogate pair, which is not a character.
     """
     keys, waiting = 0, [iter((tree,))]
     while waiting:
@@ -228,7 +262,7 @@ def _check_strings(tree: Any) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; duplicate keys are refused."""
+    """Return the pairs of a JSON object as a dict; raise `ValueError` for duplicate keys."""
     unique = dict(pairs)
     if len(unique) != len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -259,7 +293,7 @@ _CHECKING_DECODER = json.JSONDecoder(
     parse_float=_float, parse_int=_integer, parse_constant=_refuse_constant
 )
 _UNUSUAL_NUMBER = re.compile(r"[\[,:\s](?:-0|-?\d{19}|-?\d+[.eE])")
-"""A number that is negative zero, long, or no integer; only those need the slower decoder."""
+"""Negative zero, a long number or a fraction: only these need the slower decoder."""
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -280,7 +314,7 @@ def _type_error(expected: str, value: Any) -> ValueError:
     return ValueError(f"expected {expected}, found {reprlib.repr(value)}")
 
 
-def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
+def _read_entry(name: str, fields: Mapping[str, Any], base: int, file: PlainFile) -> SafeTensor:
     if not {"dtype", "shape", "data_offsets"} <= fields.keys():
         missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
         raise _wrong(name, f"it has no {' and no '.join(missing)}")
@@ -307,14 +341,14 @@ def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> E
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _wrong(name, f"its data_offsets {_short(offsets)} are not a start and an end")
     start, stop = base + offsets[0], base + offsets[1]
-    if stop > size:
-        raise _wrong(name, f"it ends at byte {stop}, but the file has only {size} bytes")
+    if stop > file.size:
+        raise _wrong(name, f"it ends at byte {stop}, but the file has only {file.size} bytes")
     needed = prod(shape) * itemsize
     if stop - start != needed:
         raise _wrong(
             name, f"its shape {_short(shape)} of {dtype} needs {needed} bytes, not {stop - start}"
         )
-    return Entry(name, dtype, shape, start, stop)
+    return SafeTensor(name, file.path, file.stamp, dtype, shape, start, needed)
 
 
 _READABLE = {code: (row, row.itemsize) for code, row in BY_CODE.items() if not row.packed}
@@ -332,21 +366,21 @@ def _wrong_dtype(name: str, code: str) -> TransferError:
     )
 
 
-def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
-    """Every byte after the header belongs to one tensor: no overlap, no gap, nothing left over."""
+def _check_cover(entries: Mapping[str, SafeTensor], base: int, size: int) -> None:
+    """Check that every byte after the header belongs to exactly one tensor."""
     reached, before = base, ""
-    for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
+    for entry in sorted(entries.values(), key=attrgetter("start", "nbytes")):
         if entry.start < reached:
             owner = _short(before) if before else "the header"
             raise _wrong(entry.name, f"its bytes overlap with those of {owner}")
         if entry.start > reached:
             raise _wrong(entry.name, f"{entry.start - reached} bytes before it belong to no tensor")
-        reached, before = entry.stop, entry.name
+        reached, before = entry.start + entry.nbytes, entry.name
     if reached != size:
         raise TransferError(f"its last {size - reached} bytes belong to no tensor; {_AGAIN}")
 
 
-def read_index(path: Path) -> dict[str, Placed]:
+def read_index(path: Path) -> dict[str, SafeTensor]:
     """Read every tensor that an index names, as `read_model` does."""
     files = _weight_map(path)
     paths = {file: _shard_path(path, file) for file in dict.fromkeys(files.values())}
@@ -364,7 +398,7 @@ def read_index(path: Path) -> dict[str, Placed]:
                 "it does not; index and files are not of one model: download both again",
                 name,
             )
-    return {name: (headers[file], headers[file].entries[name]) for name, file in files.items()}
+    return {name: headers[file].entries[name] for name, file in files.items()}
 
 
 def _weight_map(path: Path) -> dict[str, str]:
@@ -397,7 +431,7 @@ def _shard_path(index: Path, file: str) -> Path:
 
 
 def source_of(path: Path) -> Path:
-    """Find the file or the index that a path stands for."""
+    """Return the file or the index of a path; a folder must have one of them."""
     if not os.path.isdir(path):
         return path
     try:

@@ -11,8 +11,7 @@ from inspect import Parameter, signature
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from anydevice._arrays.copy import download
-from anydevice._arrays.move import device_of, is_array
+from anydevice._arrays.move import device_of, download, is_array
 from anydevice._core.array import Array
 from anydevice._core.device import Device
 from anydevice._core.locks import ForkSafeLock

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from anydevice._core.array import Array
-from anydevice._core.loaded import is_of
+from anydevice._core.hooks import is_of
 from anydevice._core.text import shortened, type_text
 from anydevice._libraries.precision import Policy
 from anydevice._libraries.registry import part, row_of

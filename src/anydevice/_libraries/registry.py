@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from anydevice._core.device import Device
-from anydevice._core.loaded import is_loaded, is_of
+from anydevice._core.hooks import is_loaded, is_of
 from anydevice._core.record import Record
 from anydevice._core.text import type_text
 from anydevice._machine.choose.scope import one_device

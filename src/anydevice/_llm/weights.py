@@ -25,8 +25,7 @@ from anydevice._core.files import expanded
 from anydevice._core.record import Record, replace
 from anydevice._core.text import shortened
 from anydevice._formats.gguf import GgufFile, named_tensors, read_gguf
-from anydevice._formats.join import Joined, SafeTensor, Segment
-from anydevice._formats.load import load_joined
+from anydevice._formats.load import Joined, Segment, load_joined
 from anydevice._formats.safetensors import read_model
 from anydevice._llm.description import Description, LayerDescription, Routing
 from anydevice._machine.choose.scope import one_device
@@ -94,10 +93,7 @@ def load_parameters(
     path = expanded(folder)
     if is_gguf_path(path):
         return load_parameters(read_gguf(path), description, device, dtype, progress=progress)
-    stored = {
-        name: Segment(SafeTensor(header, entry))
-        for name, (header, entry) in read_model(path).items()
-    }
+    stored = {name: Segment(tensor) for name, tensor in read_model(path).items()}
     stored = _by_usual_names(stored, description.tensor_names)
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from anydevice._core.array import Array, ArrayT
 from anydevice._core.dtypes import DTYPES, DType
-from anydevice._core.loaded import is_loaded
+from anydevice._core.hooks import is_loaded
 from anydevice._core.primitives import Primitives, PrimitivesOf, Shape
 from anydevice._machine.engines.registry import owner_of, row_of
 from anydevice._ops.dispatch import (

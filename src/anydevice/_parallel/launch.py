@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from anydevice._core import checks
-from anydevice._core.loaded import is_loaded
+from anydevice._core.hooks import is_loaded
 from anydevice._core.record import Record
 from anydevice._libraries.registry import part
 from anydevice._machine.engines.registry import require

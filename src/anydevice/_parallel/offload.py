@@ -34,11 +34,10 @@ from anydevice._arrays.stage import WORTH_STAGING, Piece, Ring, ring_of
 from anydevice._core.device import Device
 from anydevice._core.dtypes import DTYPES, DType, as_dtype
 from anydevice._core.engine import Engine
-from anydevice._core.files import write_whole
+from anydevice._core.files import PlainFile, write_whole
 from anydevice._core.locks import ForkSafeLock, started
 from anydevice._core.record import Record
 from anydevice._engines.cuda_driver import CudaDriver, driver_of
-from anydevice._formats.files import PlainFile
 from anydevice._formats.safetensors import header_of, open_safetensors
 from anydevice._libraries.registry import part as library_part
 from anydevice.errors import AnyDeviceError, ConfigurationError

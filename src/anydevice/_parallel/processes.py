@@ -11,7 +11,7 @@ from typing import Any
 
 from anydevice._core.device import Device
 from anydevice._core.engine import Absent
-from anydevice._core.loaded import is_loaded
+from anydevice._core.hooks import is_loaded
 from anydevice._core.protocols import Launched, Processes
 from anydevice._core.record import Record
 from anydevice._libraries.registry import part

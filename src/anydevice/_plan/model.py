@@ -297,7 +297,7 @@ def _tensors_of_files(path: Path) -> list[_Tensor]:
 
     return [
         _Tensor(name, entry.shape, entry.dtype.name, entry.nbytes)
-        for name, (_, entry) in read_model(path).items()
+        for name, entry in read_model(path).items()
     ]
 
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from anydevice._arrays.copy import upload
-from anydevice._arrays.move import to_device
+from anydevice._arrays.move import to_device, upload
 from anydevice._arrays.prefetch import prefetch
 from anydevice._arrays.random.generator import rng
 from anydevice._arrays.trees.containers import without_tables

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy
@@ -20,6 +18,7 @@ from anydevice._core.finding import BackendScan, Facts, RawDevice
 from anydevice._machine.choose import scope
 from anydevice._machine.engines import registry
 from anydevice.errors import DeviceNotFoundError
+from tests.programs import output_of
 
 MIB, GIB = 2**20, 2**30
 
@@ -40,14 +39,8 @@ def stats(**changes: Any) -> MemoryStats:
 @pytest.mark.parametrize(
     ("free", "pressure"),
     [
-        (100, "low"),
-        (41, "low"),
-        (40, "medium"),
-        (21, "medium"),
-        (20, "high"),
-        (6, "high"),
-        (5, "critical"),
-        (0, "critical"),
+        *((100, "low"), (41, "low"), (40, "medium"), (21, "medium")),
+        *((20, "high"), (6, "high"), (5, "critical"), (0, "critical")),
     ],
 )
 def test_pressure(free: int, pressure: str) -> None:
@@ -69,8 +62,6 @@ def test_memory_that_this_process_holds_and_does_not_use_is_available() -> None:
     # Whatever the sums say, there is never more than all of it.
     assert stats(free=90 * GIB, reserved=75 * GIB).available == 100 * GIB
 
-
-def test_where_the_driver_does_not_tell_what_is_free() -> None:
     assert stats(free=None, in_use=90 * GIB).pressure == "high"
     assert stats(free=None, in_use=None, reserved=None).available == 100 * GIB
 
@@ -102,15 +93,11 @@ def test_the_cpu_tells_of_the_whole_process() -> None:
     assert before.in_use == before.reserved
     held = numpy.ones(256 * MIB // 8)
     after = memory_stats(Device("cpu"))
-    assert after.in_use is not None
     assert after.in_use - before.in_use > 200 * MIB
-    assert after.peak is not None
     assert after.peak >= after.in_use
     del held
     freed = memory_stats("cpu")
-    assert freed.in_use is not None
     assert freed.in_use < after.in_use
-    assert freed.peak is not None
     assert freed.peak >= after.peak - 16 * MIB  # the kernel counts a peak roughly
 
 
@@ -147,10 +134,7 @@ def test_an_engine_that_counts_is_asked() -> None:
     array = anydevice.to_device(numpy.ones(4 * MIB, "uint8"), "opencl")
     after = memory_stats("opencl")
     assert set(after.engines) == {"opencl"}
-    assert after.in_use is not None
-    assert before.in_use is not None
     assert after.in_use - before.in_use >= 4 * MIB
-    assert after.peak is not None
     assert after.peak >= after.in_use
     del array
 
@@ -205,27 +189,17 @@ def test_a_card_is_asked_under_its_other_name_too() -> None:
         assert memory_stats(Device("opencl:1")).free is None
 
 
-def test_no_library_is_imported_for_it() -> None:
+def test_no_library_is_imported_or_started_for_it() -> None:
     code = (
         "import sys, anydevice\n"
         "print(anydevice.memory_stats('cpu').pressure)\n"
         "assert not {'numpy', 'torch', 'jax', 'mlx', 'pyopencl'} & set(sys.modules)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() in ("low", "medium", "high", "critical")
-
-
-def test_jax_is_not_started_for_it() -> None:
+    assert output_of("-c", code).strip() in ("low", "medium", "high", "critical")
     code = (
         "import jax, anydevice\n"
         "from anydevice._machine.engines.library_settings import jax_started\n"
         "anydevice.memory_stats('cpu')\n"
         "assert not jax_started()\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    output_of("-c", code)

@@ -1,8 +1,7 @@
 """Out of memory: every library's own error becomes an `OutOfMemoryError`, which says what to do.
 
-Nothing here costs anything before an error has happened. Then it must not make things worse:
-whatever cannot be found out with no memory left is left out, and the memory that the failed call
-held is freed.
+Nothing here takes time before an error. After one, the memory of the failed call is freed, and the
+message omits facts that cannot be read without memory.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """Find the out-of-memory error that this is, or was raised from; `None` if there is none.
+    """Return the out-of-memory error in a chain of causes; `None` if there is none.
 
-    A group counts only where each of its errors does: no other error may be hidden.
+    A group counts only if each of its errors does: no other error may be hidden.
 
     >>> ran_out(MemoryError()) is None, ran_out(ValueError()) is None
     (False, True)
@@ -67,7 +66,7 @@ def ran_out(error: BaseException) -> RanOut | None:
 
 
 def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | None:
-    if error is None or id(error) in above:  # causes may go round
+    if error is None or id(error) in above:  # causes may form a cycle
         return None
     above |= {id(error)}
     if isinstance(error, OutOfMemoryError):
@@ -92,13 +91,13 @@ def as_oom_error(
 ) -> OutOfMemoryError | None:
     """Return our error for a library's out-of-memory error; `None` if it is not one.
 
-    It says what was asked for and where, what is free there, who else uses the device and what to
-    try. The library's error is its cause. `device` is where the library was told to work, if that
-    is known; `what` names what did not fit; `smaller` is whether to advise a smaller batch. An
-    `OutOfMemoryError` is returned as it is, with that name before it.
+    It says how much was requested and where, how much is free there, who else uses the device and
+    what to try. The library's error is its cause. `device` is the device of the call, if known;
+    `what` names the object that did not fit; `smaller` is whether to advise a smaller batch. An
+    `OutOfMemoryError` is returned itself, with `what` before its message.
 
-    The frames that the error came through are cleared, so that keeping the error does not keep
-    the memory. Frames that are still running, such as the caller's, cannot be cleared.
+    The frames of its traceback are cleared, so that keeping the error does not keep the memory.
+    Frames that are still running, such as the caller's, cannot be cleared.
 
     >>> print(as_oom_error(MemoryError()))  # doctest: +ELLIPSIS
     cpu is out of memory: ...
@@ -128,8 +127,8 @@ def raise_if_oom(
 ) -> None:
     """Raise our error in place of a library's out-of-memory error; return for any other error.
 
-    `among` are the arguments of the call that failed: where `device` is not known, it is that of
-    the first array among them. `smaller` is whether to advise a smaller batch.
+    `among` are the arguments of the failed call: without `device`, the device of the first array
+    among them counts. `smaller` is whether to advise a smaller batch.
     """
     if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
         return
@@ -157,7 +156,7 @@ def in_a_line(error: BaseException, device: Device | None = None) -> str:
 class translating_oom:  # noqa: N801 - it is used like a function
     """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
 
-    For code that calls a library by itself; all of anydevice does so already.
+    For code that calls a library itself.
 
     >>> import numpy
     >>> with translating_oom("cpu"):
@@ -198,11 +197,10 @@ class translating_oom:  # noqa: N801 - it is used like a function
 
 
 def clear_frames(error: BaseException) -> None:
-    """Clear the frames that an error, and those behind it, came through.
+    """Clear the frames in the tracebacks of an error and of its causes.
 
-    Their variables would keep the arrays of the failed call alive as long as the error lives. A
-    frame that is still running is left alone, and so is that of a generator or a coroutine that
-    caught the error and goes on later.
+    Their variables would keep the arrays of the failed call alive as long as the error lives.
+    Frames that are still running stay, and so do those of unfinished generators and coroutines.
     """
     frames = [
         frame for cause in _behind(error) for frame, _ in traceback.walk_tb(cause.__traceback__)
@@ -217,7 +215,7 @@ def clear_frames(error: BaseException) -> None:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, those that it was raised from or after, and those of a group."""
+    """Yield an error, its causes and contexts, and the errors of groups."""
     visited: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -233,8 +231,8 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
     """Return the frames of generators and coroutines that have not ended.
 
-    Before Python 3.13, clearing such a frame ends its generator. A frame does not tell its owner,
-    but only an owner that has not ended refers to it.
+    Before Python 3.13, clearing such a frame ends its generator. Only an unfinished owner refers
+    to its frame.
     """
     resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
     unfinished: set[FrameType | None] = set()
@@ -249,17 +247,16 @@ def _unfinished_frames(frames: list[FrameType]) -> set[FrameType | None]:
 
 
 def _imported_engines(error: BaseException) -> Iterator[Engine]:
-    """Yield the engines whose library is imported; the one that defines the error's class comes
-    first.
+    """Yield the engines whose library is imported, the library of the error's class first.
 
-    They know their errors by a few words, which another library's errors may have in them too.
+    Engines know their errors by a few words, which errors of other libraries may contain too.
     """
     made_in = type(error).__module__
     rows = [row for row in registry.rows().values() if row.module in sys.modules]
     for row in sorted(rows, key=lambda row: not made_in.startswith(_packages(row))):
         try:
             yield registry.load(row.name)
-        except Exception:  # half imported, or damaged: then the error cannot be its own
+        except Exception:  # half imported, or damaged: the error cannot be of this library
             continue
 
 
@@ -314,7 +311,7 @@ def _ours(match: RanOut, device: Device | None, what: str, smaller: bool) -> Out
 
 
 def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
-    """Get a copy, for an error of somebody else that was raised from ours and becomes its cause."""
+    """Return a copy of our error, for an error that was raised from it and becomes its cause."""
     return OutOfMemoryError(
         f"{what}: {error}" if what else str(error),
         asked=error.asked,
@@ -328,7 +325,7 @@ def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
 def _try(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
-    except Exception:  # with no memory left anything may fail, and the error itself matters more
+    except Exception:  # anything may fail without memory, and the error itself matters more
         return None
 
 
@@ -339,7 +336,7 @@ def _try_all(ask: Callable[[], Iterable[str]]) -> list[str]:
 def place_of_error(
     error: BaseException, engine: Engine | None, device: Device | None
 ) -> Device | None:
-    """Find the device whose memory ran out: from the error, else where the library worked.
+    """Return the device whose memory ran out: from the error's text, else `device`.
 
     Placing on a card can fail because the host is out of memory, and the other way round.
 
@@ -352,12 +349,12 @@ def place_of_error(
     if _HOST_ERROR.search(text):
         return Device("cpu")
     card, devices = _CARD_ERROR.search(text), engine.devices()
-    for each in devices:
-        if card is not None and each.kind != "cpu" and each.index == int(card[1]):
-            return each
+    for known in devices:
+        if card is not None and known.kind != "cpu" and known.index == int(card[1]):
+            return known
     if device in devices:
         return device
-    return devices[0] if len({each.backend for each in devices}) == 1 else device
+    return devices[0] if len({known.backend for known in devices}) == 1 else device
 
 
 def headline(place: Device | None, requested: int | None, facts: Facts | None) -> str:
@@ -377,7 +374,7 @@ def headline(place: Device | None, requested: int | None, facts: Facts | None) -
 
 
 def holding(engine: Engine, usage: MemoryUse) -> str:
-    """Return how much the library that failed holds already."""
+    """Return how much memory the library holds, as a sentence."""
     limit = f", and may hold {format_size(usage.limit)}" if usage.limit is not None else ""
     ahead = ", taken at its start before any array needed it" if usage.preallocated else ""
     return (
@@ -396,7 +393,7 @@ def doubts(error: BaseException) -> Iterator[str]:
 
 
 def others(place: Device, facts: Facts) -> Iterator[str]:
-    """Yield the other processes that hold most memory there, if the driver tells."""
+    """Yield the other processes with the most memory there, if the driver reports them."""
     least = max(_LEAST_TO_TELL, (facts.total_memory or 0) // 100)
     using = [
         process
@@ -421,14 +418,14 @@ def own_limit(place: Device) -> Iterator[str]:
 
 
 def giving_back(usage: MemoryUse) -> Iterator[str]:
-    """Advice to release memory, where there is some that no array uses."""
+    """Yield the advice to release memory, if there is some that no array uses."""
     unused = 0 if usage.preallocated else usage.reserved - usage.in_use
     if unused >= _LEAST_TO_TELL:
         yield f"anydevice.release(), which gives {format_size(unused)} back that no array uses"
 
 
 def elsewhere(place: Device | None, requested: int | None, facts: Facts | None) -> Iterator[str]:
-    """Advice to use the device with most free memory, where that is more than was asked for."""
+    """Yield the advice to use the device with the most free memory, if it has enough."""
     free: dict[Device, int] = {}
     for device in discover().devices if requested is not None else ():
         if device == place or not device.usable or (device.kind == "cpu") > (device.index == 0):

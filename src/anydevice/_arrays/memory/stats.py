@@ -1,8 +1,8 @@
-"""Memory of a device: its size, what is free, what this process holds, and releasing it.
+"""Memory of a device: its size, the free part, the part of this process, and its release.
 
-A library caches memory that its arrays no longer need, and JAX preallocates most of a card. All of
-that is `reserved` and missing from `free`, but available to this process at once. So pressure
-depends on what is available: free memory, and reserved memory that is not in use.
+A library caches memory that its arrays no longer need, and JAX preallocates most of a card. Such
+memory is `reserved` and not `free`, but available to this process at once. So pressure depends on
+available memory: free memory, and reserved memory that is not in use.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class MemoryStats(Record):
 
 
 def memory_stats(device: Device | str | None = None) -> MemoryStats:
-    """Return the memory of a device: its size, the free part, and what this process holds.
+    """Return the memory of a device: its size, the free part, and the part of this process.
 
-    Without a device, that of `device()`. Free memory is read again at each call. Only libraries
-    that this process has imported are asked, and none is started for it.
+    The default is `device()`. Free memory is read again at each call. Only imported libraries
+    count, and none is started.
 
     >>> stats = memory_stats("cpu")
     >>> stats.in_use <= stats.peak, stats.pressure in ("low", "medium", "high", "critical")
@@ -153,11 +153,11 @@ def release(device: Device | str | None = None) -> None:
     """
     place = None if device is None else one_device(device)
     for engine in registry.started_engines():
-        for each in engine.devices():
-            if place is None or each == place:
+        for known in engine.devices():
+            if place is None or known == place:
                 for give_back in _on_release:
-                    give_back(each)
-                engine.memory.release(each)
+                    give_back(known)
+                engine.memory.release(known)
 
 
 def free_what_failed() -> None:
@@ -182,7 +182,7 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
 
 
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
-    """Yield the memory that each imported library holds on the device, if it counts that."""
+    """Yield the memory that each imported library holds on the device, if the library counts it."""
     started = {engine.name: engine for engine in registry.started_engines()}
     status = device.status
     driving = status.engines if status else ()  # of a backend that only a probe knows
@@ -198,7 +198,7 @@ def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
 
 
 def _free_through_another_backend(device: Device) -> int | None:
-    """Return the free memory of the same card as another backend tells it: OpenCL cannot."""
+    """Return the free memory of the same card from another backend; OpenCL does not report it."""
     known = (
         other.facts.free_memory
         for card in discover().cards

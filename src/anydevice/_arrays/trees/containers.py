@@ -1,12 +1,12 @@
 """The table of rules for containers, and the types that users register.
 
-Looked up in this order: registered types; types that are never containers; classes of libraries,
-by name along the method resolution order, so that no library is imported; containers of the
-standard library and their subclasses; dataclasses and attrs classes; and trees that JAX knows.
+The order of lookup: registered types; types that are never containers; classes of libraries, by
+name along the method resolution order, so that no library is imported; containers of the standard
+library and their subclasses; dataclasses and attrs classes; and trees that JAX knows.
 
 Left alone on purpose are sets, SciPy's sparse matrices (SciPy has them only on the host), random
 generators (they belong to their device; make one there with `rng`), Flax Linen modules (they
-describe a model and hold none of its arrays), and classes that are not registered.
+describe a model without its arrays), and classes that are not registered.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from anydevice._arrays.trees import rules
 from anydevice._arrays.trees.rules import ATOM, Parts, Rule, kind_name
-from anydevice._arrays.trees.tables import TableRule
-from anydevice._core.hooks import load
-from anydevice._core.loaded import is_loaded
+from anydevice._core.hooks import is_loaded, load
 from anydevice.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -34,11 +32,81 @@ ATOMS: frozenset[type] = frozenset(
         *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     )
 )
-"""Types whose values are never arrays and never hold one that could be moved."""
+"""Types whose values are never arrays and never contain one that could be moved."""
 
 _ATOMIC_BASES = (int, float, complex, str, bytes, bytearray, set, frozenset, type, Enum)
 
-_TABLE = TableRule()
+
+class TableRule(Rule):
+    """A DataFrame or a Series of pandas or polars: an array of its rows, which takes its place."""
+
+    def take_apart(self, container: Any) -> Parts:
+        return (None,), [self.array(container)]
+
+    def step(self, key: Any) -> str:
+        return ""
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return parts[0]
+
+    def array(self, table: Any) -> Any:
+        """Return the rows as one NumPy array, of the smallest dtype that holds every column.
+
+        Raises `ConfigurationError`, with the column, if a column is not numeric, has missing
+        values, or has integers that do not fit into the floating dtype of the others.
+        """
+        import numpy as np  # a walk through a tree imports no library
+
+        if hasattr(table, "collect"):
+            raise ConfigurationError("a LazyFrame has no rows yet; collect() it first")
+        columns = _columns(table)
+        if columns is None:
+            return _numbers(table)
+        arrays = [_numbers(column) for column in columns]
+        dtype = np.result_type(*arrays) if arrays else np.dtype("float32")
+        rows = np.empty((len(table), len(arrays)), dtype)
+        for at, (column, array) in enumerate(zip(columns, arrays, strict=True)):
+            rows[:, at] = array
+            if dtype.kind == "f" and array.dtype.kind in "iu" and array.size:
+                most = 2 ** (np.finfo(dtype).nmant + 1)
+                if not -most <= int(array.min()) <= int(array.max()) <= most:
+                    raise _not_numbers(column, f"has integers that {dtype} does not hold")
+        return rows
+
+
+def _columns(table: Any) -> list[Any] | None:
+    """Return the columns of a DataFrame as Series; `None` for a Series itself."""
+    if hasattr(table, "get_columns"):  # polars
+        return list(table.get_columns())
+    return [column for _, column in table.items()] if hasattr(table, "columns") else None
+
+
+def _numbers(column: Any) -> Any:
+    """Return the column as an array of numbers; raises `ConfigurationError` for any other."""
+    array = column.to_numpy()
+    declared = _declared_kind(column.dtype)
+    if declared in "biuf" and array.dtype.kind != declared:
+        raise _not_numbers(column, "has missing values; fill them, or leave its rows out")
+    if array.dtype.kind not in "biufc" or array.ndim != 1:
+        raise _not_numbers(
+            column, f"is {column.dtype}, not numbers; leave it out, or encode it as numbers"
+        )
+    return array
+
+
+def _declared_kind(dtype: Any) -> str:
+    """Return NumPy's letter for the declared numbers of a column; "O" for anything else."""
+    if hasattr(dtype, "kind"):  # of pandas
+        return str(dtype.kind)
+    integer = "u" if dtype.is_unsigned_integer() else "i"
+    known = {"Boolean": "b", "Float32": "f", "Float64": "f"}
+    return integer if dtype.is_integer() else known.get(str(dtype), "O")
+
+
+def _not_numbers(column: Any, what: str) -> ConfigurationError:
+    name = "this Series" if column.name in (None, "") else f"the column {column.name!r}"
+    return ConfigurationError(f"{name} {what}")
+
 
 _BY_NAME: Mapping[str, Rule | str] = {
     "torch.nn.modules.module.Module": "torch.trees:ModuleRule",
@@ -58,15 +126,14 @@ _BY_NAME: Mapping[str, Rule | str] = {
             *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
             "polars.series.series.Series",
         ),
-        _TABLE,
+        TableRule(),
     ),
     "flax.linen.module.Module": ATOM,
     "scipy.sparse._base._spbase": ATOM,
 }
 """Classes of libraries, by the name of the class in the module that defines it.
 
-A text is the class of the rule in `_libraries`, made from the type. It is loaded when a value of
-that library is seen.
+A text names the class of a rule in `_libraries`, which is loaded with the first value of that type.
 """
 
 
@@ -76,7 +143,7 @@ class _UnknownRule(Rule):
     certain = False
 
     def take_apart(self, container: Any) -> Parts | None:
-        # Asked about each object: JAX may be imported at any time.
+        # Checked for each object: JAX may be imported at any time.
         return _registered_tree().take_apart(container) if is_loaded("jax.tree_util") else None
 
     def step(self, key: Any) -> str:
@@ -88,15 +155,14 @@ class _UnknownRule(Rule):
 
 @cache
 def _registered_tree() -> Rule:
-    rule: Rule = load("anydevice._libraries.jax.trees:REGISTERED")
-    return rule
+    return cast("Rule", load("anydevice._libraries.jax.trees:REGISTERED"))
 
 
 _UNKNOWN = _UnknownRule()
-_MOST = 4096  # programs that make classes without end must not grow this table without end
+_MOST = 4096  # a program that makes classes in a loop must not grow this table for ever
 _registered: dict[type, _UserRule] = {}
 known: dict[type, Rule] = {}
-"""The rules that `rule_of` has found already; the walk looks here first, to save a call."""
+"""The cache of `rule_of`; `flatten` looks here first, to save a call."""
 
 
 def rule_of(kind: type) -> Rule:
@@ -116,7 +182,7 @@ def rule_of(kind: type) -> Rule:
 def without_tables(x: Any) -> Any:
     """Return the rows of a DataFrame or a Series as a NumPy array; anything else as it is.
 
-    Raises `ConfigurationError`, with the column, where that holds anything but numbers.
+    Raises `ConfigurationError`, with the column, if a column is not numeric.
     """
     rule = rule_of(type(x))
     return rule.array(x) if isinstance(rule, TableRule) else x
@@ -201,7 +267,9 @@ def _find(kind: type) -> Rule:
     for base in kind.__mro__:
         rule = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
         if rule is not None:
-            return rule if isinstance(rule, Rule) else _library_rule(rule, kind)
+            if isinstance(rule, str):
+                rule = cast("Rule", load(f"anydevice._libraries.{rule}")(kind))
+            return rule
     if standard := rules.standard_rule(kind):
         return standard
     if issubclass(kind, UserDict | UserList):
@@ -215,8 +283,3 @@ def _find(kind: type) -> Rule:
     if hasattr(kind, "__attrs_attrs__"):
         return rules.attrs_rule(kind)
     return _UNKNOWN
-
-
-def _library_rule(target: str, kind: type) -> Rule:
-    rule: Rule = load(f"anydevice._libraries.{target}")(kind)
-    return rule

@@ -1,14 +1,13 @@
 """Rules: how one kind of container is taken apart into parts, and rebuilt from them.
 
-A rule belongs to one type and knows nothing of trees. Those of the standard library, and of
-objects whose parts are their attributes, are here; those of array libraries are in `_libraries`.
+A rule belongs to one type and knows nothing of trees. Rules of the standard library, and of objects
+whose parts are their attributes, are here; rules of array libraries are in `_libraries`.
 
-Objects are made again without calling `__init__` or `__post_init__`: every attribute is carried
-over as it is, and those that hold arrays are replaced. What a class computed when the object was
-made therefore stays as it was, and frozen and slotted classes work too. In the same way a subclass
-of a standard container keeps what it holds beside its items: the factory of a `defaultdict`, the
-attributes of a Hugging Face `ModelOutput`. A `set` is no container here: its members must be
-hashable, and arrays are not.
+Objects are made again without `__init__` and `__post_init__`: every attribute is copied, and arrays
+in attributes are replaced. Values that a class computed at its start stay, and frozen and slotted
+classes work too. A subclass of a standard container keeps its attributes in the same way: the
+factory of a `defaultdict`, the attributes of a Hugging Face `ModelOutput`. A `set` is no container
+here: its members must be hashable, and arrays are not.
 """
 
 from __future__ import annotations
@@ -57,14 +56,13 @@ class TypeRule(Rule):
 
 
 class InPlaceRule(TypeRule):
-    """The rule of a container that others hold on to: it is changed in place and returned.
+    """The rule of a container that is changed in place and returned, since others refer to it.
 
-    It can hold arrays of one library and nothing else.
+    It can hold only arrays of one library. `arrays` names them in a message, and `instead` the
+    object to move otherwise.
     """
 
     arrays: str
-    """The arrays that it holds, and what to move instead, for a message."""
-
     instead: str
 
     def holds(self, value: object) -> bool:
@@ -72,7 +70,7 @@ class InPlaceRule(TypeRule):
         raise NotImplementedError
 
     def refusal(self, container: object, value: object) -> str:
-        """Return the message for a value that it cannot hold, with what to do instead."""
+        """Return the message for a value that the container cannot hold."""
         return (
             f"a {kind_name(type(container))} is changed in place and can hold only {self.arrays}, "
             f"and this would become a {kind_name(type(value))}; move {self.instead} instead"
@@ -122,7 +120,7 @@ def kind_name(kind: type) -> str:
 
 
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
-    """Return the slots of a class by name, its own before those of its bases."""
+    """Return the slots of a class and of its bases by name."""
     slots: dict[str, MemberDescriptorType] = {}
     for base in kind.__mro__:
         for name, member in vars(base).items():
@@ -140,7 +138,7 @@ def attributes_of(holder: object, slots: Mapping[str, MemberDescriptorType]) -> 
         except AttributeError:  # a slot that was never filled
             continue
     try:
-        # Not `vars`: a class without a `__dict__` may hand out that of something it wraps.
+        # Not `vars`: a wrapper without a `__dict__` may return that of the object in it.
         attributes.update(object.__getattribute__(holder, "__dict__"))
     except AttributeError:
         pass
@@ -161,9 +159,9 @@ def give_attributes(
 class AttributeRule(Rule):
     """Objects of one class, taken apart into their attributes.
 
-    `first` are the names that come first, `static` those that are left alone, `hidden` those that
-    do not show in a path (the dict inside a `UserDict`), `copied` those that two objects must not
-    share, and `defaults` what an object has from its class until it is given its own.
+    Attributes in `first` come first; `static` ones are left alone; `hidden` ones do not show in a
+    path (the dict inside a `UserDict`); `copied` ones must not be shared by two objects. `defaults`
+    are values that an object has from its class until it gets its own.
     """
 
     def __init__(
@@ -207,26 +205,18 @@ class AttributeRule(Rule):
 
 
 def dataclass_rule(kind: type) -> AttributeRule:
-    """Return the rule of a dataclass; a field that its library calls static is left alone.
+    """Return the rule of a dataclass; static fields are left alone.
 
-    Equinox and JAX mark such fields with `static=True`, Flax with `pytree_node=False`.
+    Equinox and JAX mark them with `static=True`, Flax with `pytree_node=False`.
     """
-    fields = dataclasses.fields(cast("Any", kind))
-    return AttributeRule(
-        kind,
-        certain=False,
-        first=[field.name for field in fields],
-        static=[
-            field.name
-            for field in fields
-            if field.metadata.get("static") is True or field.metadata.get("pytree_node") is False
-        ],
-        defaults={
-            field.name: field.default
-            for field in fields
-            if not field.init and field.default is not dataclasses.MISSING
-        },
-    )
+    names, static, defaults = [], [], {}
+    for field in dataclasses.fields(cast("Any", kind)):
+        names.append(field.name)
+        if field.metadata.get("static") is True or field.metadata.get("pytree_node") is False:
+            static.append(field.name)
+        if not field.init and field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+    return AttributeRule(kind, certain=False, first=names, static=static, defaults=defaults)
 
 
 def attrs_rule(kind: type) -> AttributeRule:

@@ -1,13 +1,12 @@
 """Trees: the arrays in any object as a list, and the object rebuilt from them.
 
-`flatten` walks a tree once, with a stack of its own, so that only memory bounds its depth. Every
-array and every container is visited once, however often it occurs: what was shared is shared
-again after rebuilding, and tied weights are one leaf.
+`flatten` walks a tree once, with its own stack, so that only memory bounds its depth. Every array
+and every container is visited once, however often it occurs: shared objects are shared again after
+rebuilding, and tied weights are one leaf.
 
-A container that holds an array, at any depth, becomes a new object, whether or not the array
-changes; one that holds none is the same object as before. Containers that others hold on to
-(PyTorch's and MLX's modules and optimizers) are changed in place, and so are the dicts and lists
-inside them.
+A container with an array, at any depth, becomes a new object, whether or not the array changes; a
+container without arrays stays the same object. Modules and optimizers of PyTorch and MLX, to which
+other objects refer, are changed in place, and so are the dicts and lists inside them.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from anydevice._arrays.trees.containers import ATOMS, known, rule_of
 from anydevice._arrays.trees.rules import ATOM, InPlaceRule, Parts, Rule, kind_name
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 
-_MANY = 16  # parts of a container from which on it pays to look at all of them together
-_OPEN, _EMPTY = -1, -2  # in place of a node's number: being walked through; holds no array
+_MANY = 16  # parts of a container from which on it pays to take them all together
+_OPEN, _EMPTY = -1, -2  # numbers of nodes that are being walked, or have no array
 
 
 class Leaf:
     """One array of a tree: its `value`, and its `path` as in Python code.
 
-    The path is that of its first occurrence. It is put together when it is asked for, since only
-    an error asks.
+    The path is that of its first occurrence, and made on demand: only errors need it.
     """
 
     __slots__ = ("_node", "_position", "value")
@@ -56,8 +54,7 @@ class Leaf:
 class Leaves:
     """The arrays of a tree in their order. `values` are the arrays alone.
 
-    A leaf is put together when it is asked for: making thousands of objects at once would set
-    off Python's search for garbage.
+    Each `Leaf` is made on demand: thousands of new objects would trigger garbage collection.
     """
 
     def __init__(self) -> None:
@@ -98,8 +95,8 @@ class Rebuild:
     def __call__(self, values: Sequence[Any]) -> Any:
         """Return the tree with these values.
 
-        Raises `TransferError`, with the path, where a container cannot be made again, and, before
-        anything is changed, where one that is changed in place cannot hold one of the values.
+        Raises `TransferError`, with the path, if a container cannot be made again. If one that is
+        changed in place cannot hold a value, raises before anything is changed.
         """
         new = list(values)
         if len(new) != len(self._leaves):
@@ -146,7 +143,7 @@ class Rebuild:
 def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild]:
     """Return the arrays of a tree, each once and in order, and a function that rebuilds it.
 
-    `is_array` says what an array is. Whatever else is not a container stays as it is.
+    `is_array` says what an array is. Any other value that is not a container stays as it is.
 
     >>> import numpy
     >>> tree = {"weight": [numpy.ones(2), 3], "name": "layer"}
@@ -156,18 +153,18 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild
     >>> rebuild(["another array"])
     {'weight': ['another array', 3], 'name': 'layer'}
 
-    Raises `TransferError`, naming the place, where a tree holds itself, and where a container
-    cannot be taken apart.
+    Raises `TransferError`, with the path, if a tree contains itself, or a container cannot be taken
+    apart.
     """
     leaves = Leaves()
     nodes: list[_Node] = []
     leaf_numbers: dict[int, int] = {}  # by identity
     node_numbers: dict[int, int] = {}
-    empty: list[Any] = []  # kept until the end: an identity counts only while its object lives
+    empty: list[Any] = []  # keeps objects alive: an identity is valid only while its object lives
     known_rule = known.get
     root = node = _Node(_ROOT, None, (None,), [tree], None, 0)
     while True:
-        # The loop below runs once for each part of the tree: what can be looked up before, is.
+        # Looked up once: the loop below runs for each part of the tree.
         place, count = node.leaf_positions.append, node.leaf_numbers.append
         for position, value in node.remaining:
             kind = type(value)
@@ -217,7 +214,7 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild
 
 
 class _Node:
-    """One container of a tree, its parts, and which of them are leaves or other nodes."""
+    """One container of a tree, its parts, and the positions of leaves and nodes among them."""
 
     __slots__ = (
         "container",
@@ -249,7 +246,7 @@ class _Node:
         self.parent = parent
         self.position = position
         self.remaining: Iterator[tuple[int, Any]] = enumerate(parts)
-        # Side by side, not as pairs: most trees have many leaves, and pairs cost time to make.
+        # Two lists and not pairs, which take longer to make: most trees have many leaves.
         self.leaf_positions: list[int] = []
         self.leaf_numbers: list[int] = []
         self.nodes_at: list[tuple[int, int]] = []
@@ -263,10 +260,7 @@ class _Node:
     def take_arrays(
         self, leaves: Leaves, numbers: dict[int, int], is_array: Callable[[Any], bool]
     ) -> None:
-        """Take all parts at once if they are new arrays of one type.
-
-        The same is done part by part otherwise, only slower.
-        """
+        """Take all parts at once if they are new arrays of one type; faster than one by one."""
         parts, first = self.parts, len(leaves)
         kinds = set(map(type, parts))
         if len(kinds) > 1 or rule_of(kinds.pop()).certain or not all(map(is_array, parts)):

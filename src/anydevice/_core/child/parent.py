@@ -370,8 +370,8 @@ def _late(step: str | None, limit: float) -> Outcome:
 
 
 def _endless(step: str | None) -> Outcome:
-    most = f"more than {_OUTPUT_LIMIT // 2**20} MiB"
-    return Outcome("endless_output", step=step, error=most)
+    size = f"more than {_OUTPUT_LIMIT // 2**20} MiB"
+    return Outcome("endless_output", step=step, error=size)
 
 
 def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: float) -> None:

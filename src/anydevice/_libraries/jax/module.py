@@ -15,7 +15,7 @@ from jax import tree_util as trees
 from anydevice._arrays.move import is_array, to_device
 from anydevice._core.array import Array
 from anydevice._core.device import Device
-from anydevice._core.loaded import is_of
+from anydevice._core.hooks import is_of
 from anydevice._libraries.base import (
     After,
     Arguments,

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from anydevice._core.finding import Reason, version_numbers
-from anydevice._core.loaded import loaded_library
+from anydevice._core.hooks import loaded_library
 from anydevice._core.record import NOTHING, Record, replace
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
-from anydevice._core.loaded import is_loaded, loaded_library
+from anydevice._core.hooks import is_loaded, loaded_library
 
 
 class Variables:

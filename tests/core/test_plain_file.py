@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anydevice._formats import files
-from anydevice._formats.files import PlainFile
+from anydevice._core import files
+from anydevice._core.files import PlainFile
 from anydevice.errors import TransferError
 from tests.comparing import assert_same_bits
 
@@ -40,11 +40,12 @@ def test_a_file_that_was_replaced_is_refused(file: Path) -> None:
         PlainFile(file, stamp)
 
 
-@pytest.mark.parametrize("way", ["_read_by_position", "_read_in_turns"])
-def test_threads_read_by_position(file: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "_read_by_position" and not hasattr(os, "preadv"):
-        pytest.skip("this system does not read by position")
-    monkeypatch.setattr(files, "_read", getattr(files, way))
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_threads_read_by_position(
+    file: Path, in_turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_turns:
+        monkeypatch.setattr(files, "_read_at", files._read_in_turns)
     whole = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8)
     file.write_bytes(whole.tobytes())
     found = np.zeros_like(whole)
