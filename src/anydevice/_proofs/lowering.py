@@ -16,6 +16,7 @@ import numpy as np
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
 from anydevice._core.dtypes import as_dtype
+from anydevice._core.protocols import Windows
 from anydevice._core.trees import mapped
 from anydevice._libraries import registry
 from anydevice._libraries.base import ModelAdapter, host_array
@@ -34,7 +35,6 @@ from anydevice._proofs.graph import (
     LoweredModel,
     refused,
     rounds,
-    scale_of_norm,
     windows_of,
 )
 from anydevice._proofs.properties import Region
@@ -230,40 +230,41 @@ def _lower_layer(
     return _LAYERS[type(layer)](graph, layer, parameters, cells)
 
 
-def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
+def _weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
     """Return parameters in float64, `None` for missing ones, and 1 if float32 rounds some."""
     arrays = [parameters.get(name) for name in names]
     wide = [None if array is None else np.asarray(array, np.float64) for array in arrays]
-    return wide, int(any(rounds(array) for array in wide if array is not None))
+    return wide, max([rounds(array) for array in wide if array is not None], default=0)
 
 
 def _dense(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias), extra = weights_of(parameters, "weight", "bias")
-    return apply_activation(graph, graph.dense(cells, weight, bias, extra), layer.activation)
+    (weight, bias), extra = _weights_of(parameters, "weight", "bias")
+    return _apply_activation(graph, graph.dense(cells, weight, bias, extra), layer.activation)
 
 
 def _convolution(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias), extra = weights_of(parameters, "weight", "bias")
-    axes = weight.ndim - 2
-    stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
-    widths = tuple([(width, width) for width in padding])
-    y = graph.convolution(cells, weight, bias, stride, widths, extra=extra)
-    return apply_activation(graph, y, layer.activation)
+    (weight, bias), extra = _weights_of(parameters, "weight", "bias")
+    windows = _windows(weight.ndim - 2, layer.stride, layer.padding)
+    y = graph.convolution(cells, weight, bias, windows, extra=extra)
+    return _apply_activation(graph, y, layer.activation)
 
 
-def _all_axes(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else value
+def _windows(
+    axes: int, stride: int | tuple[int, ...], padding: int | tuple[int, ...] = 0
+) -> Windows:
+    steps, widths = [(x,) * axes if isinstance(x, int) else x for x in (stride, padding)]
+    return Windows(steps, [(width, width) for width in widths], (1,) * axes)
 
 
 def _pool_windows(layer: Any, cells: Cells) -> Cells:
     """Return the windows of a pooling, with elements along the last axis."""
-    size = _all_axes(layer.size, 2)
-    windows = windows_of(cells, size, size if layer.stride is None else _all_axes(layer.stride, 2))
-    return windows.reshape(*windows.shape[:3], -1)
+    size = (layer.size,) * 2 if isinstance(layer.size, int) else layer.size
+    windows = _windows(2, size if layer.stride is None else layer.stride)
+    elements = windows_of(cells, size, windows)
+    return elements.reshape(*elements.shape[:3], -1)
 
 
-def apply_activation(graph: Builder, cells: Cells, name: str | None) -> Cells:
-    """Return the cells after an activation of `nn`."""
+def _apply_activation(graph: Builder, cells: Cells, name: str | None) -> Cells:
     return cells if name is None else _ACTIVATIONS[name](graph, cells)
 
 
@@ -278,19 +279,12 @@ _ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
 
 
 def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
-    scale = scale_of_norm(weight, variance, layer.eps)
-    over = (-1, *[1] * (cells.ndim - 1))
-    return graph.normalize(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
-
-
-def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight, bias), _ = weights_of(parameters, "weight", "bias")
-    return graph.layer_norm(cells, weight, bias, layer.eps)
+    arrays, _ = _weights_of(parameters, "weight", "bias", "mean", "variance")
+    return graph.normalize(cells, *arrays, eps=layer.eps)
 
 
 def _position_embedding(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (weight,), extra = weights_of(parameters, "weight")
+    (weight,), extra = _weights_of(parameters, "weight")
     return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
 
 
@@ -310,7 +304,7 @@ def _residual(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: s
 
 
 def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (qkv, output, qkv_bias, output_bias), extra = weights_of(
+    (qkv, output, qkv_bias, output_bias), extra = _weights_of(
         parameters, "qkv", "output", "qkv_bias", "output_bias"
     )
     tokens, size = cells.shape
@@ -328,7 +322,7 @@ def _attention(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cel
 
 
 def _gated_mlp(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
+    (gate_up, down), extra = _weights_of(parameters, "gate_up", "down")
     joined = graph.dense(cells, gate_up, None, extra)
     gate, up = np.split(joined, 2, axis=-1)
     return graph.dense(graph.product(graph.function(gate, "silu"), up), down, None, extra)
@@ -346,16 +340,18 @@ def _block(graph: Builder, layer: Any, parameters: Any, cells: Cells, path: str)
 
 
 _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
-    layers.Activation: lambda graph, layer, _, cells: apply_activation(graph, cells, layer.name),
+    layers.Activation: lambda graph, layer, _, cells: _apply_activation(graph, cells, layer.name),
     layers.BatchNorm: _batch_norm,
     layers.Dense: _dense,
     layers.Dropout: lambda graph, layer, _, cells: cells,
     layers.Flatten: lambda graph, layer, _, cells: cells.reshape(-1),
-    layers.LayerNorm: _layer_norm,
+    layers.LayerNorm: lambda graph, layer, parameters, cells: graph.layer_norm(
+        cells, *_weights_of(parameters, "weight", "bias")[0], eps=layer.eps
+    ),
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
     layers.PositionEmbedding: _position_embedding,
     layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(
-        cells, weights_of(parameters, "weight")[0][0], layer.eps
+        cells, _weights_of(parameters, "weight")[0][0], layer.eps
     ),
     convolution.Conv1d: _convolution,
     convolution.Conv2d: _convolution,
