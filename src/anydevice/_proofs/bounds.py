@@ -144,17 +144,13 @@ def without(net: Prepared, live: Live) -> Prepared:
         if its is None and all(neurons is None for neurons in before):
             steps.append(step)
             continue
-        weights = tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True))
-        turned = tuple(part(w, b, its) for w, b in zip(step.turned, before, strict=True))
-        sizes = tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True))
-        biases = [part(b, its, None) for b in (step.bias, step.size_of_bias)]
         steps.append(
             step._replace(
-                weights=weights,
-                turned=turned,
-                sizes=sizes,
-                bias=biases[0],
-                size_of_bias=biases[1],
+                weights=tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True)),
+                turned=tuple(part(w, b, its) for w, b in zip(step.turned, before, strict=True)),
+                sizes=tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True)),
+                bias=part(step.bias, its, None),
+                size_of_bias=part(step.size_of_bias, its, None),
                 size=step.size if its is None else len(its),
             )
         )
@@ -356,11 +352,10 @@ class LinearBounds:
         if not step.function:
             one, zero = low * 0 + 1, low * 0
             return Relaxation(TwoLines(one, zero, one, zero), low, high)
-        curve = smooth_curve(
-            step.function, machine.host(low), machine.host(high), self.net.executed
-        )
-        *lines, least, most = (machine.place(np.asarray(x)) for x in (*curve.lines, *curve[1:]))
-        return Relaxation(TwoLines(*lines), least, most)
+        least, most = (np.asarray(machine.host(end), np.float64) for end in (low, high))
+        curve = _smooth_curve(step.function, least, most, self.net.executed)
+        *lines, lowest, highest = (machine.place(np.asarray(x)) for x in (*curve.lines, *curve[1:]))
+        return Relaxation(TwoLines(*lines), lowest, highest)
 
     def _form(self, before: _Functions, curve: Relaxation, largest: DeviceArray) -> Form:
         """Return the linear functions behind a node's own function, or the intervals."""
@@ -392,7 +387,9 @@ class LinearBounds:
     ) -> _Tighter | None:
         """Bound by substitution the neurons that the forward functions leave open (CROWN)."""
         machine, xp, rows = self.net.machine, self.xp, self.net.machine.rows // 2
-        is_open = machine.host(open_neurons(xp, step.function, low, high))
+        # Better bounds help ReLUs that are neither on nor off, and all other functions.
+        is_relu = step.function == "relu"
+        is_open = machine.host(xp.logical_and(low < 0, high > 0) if is_relu else low < high)
         box, neuron = np.nonzero(is_open)
         self.pairs += len(box)
         if not len(box):
@@ -459,10 +456,10 @@ class LinearBounds:
         twice = xp.concat([where, where], 0)
         constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
         bounds = self.substitute(pending, constant, errors, twice)
-        half = len(box)
-        lower, upper = (xp.slice_axis(bounds.low, 0, k * half, k * half + count) for k in range(2))
-        rising, falling = (
-            xp.slice_axis(bounds.slopes, 0, k * half, k * half + count) for k in range(2)
+        lower, upper, rising, falling = (
+            xp.slice_axis(array, 0, start, start + count)
+            for array in (bounds.low, bounds.slopes)
+            for start in (0, len(box))
         )
         return lower, -upper, rising, -falling
 
@@ -695,23 +692,18 @@ def relu_curve(
     return Relaxation(lines, xp.maximum(low, nothing), most)
 
 
-def open_neurons(xp: ArrayOps, function: str, low: DeviceArray, high: DeviceArray) -> DeviceArray:
-    """Whether better bounds would help each neuron: ReLUs neither on nor off, and all others."""
-    return xp.logical_and(low < 0, high > 0) if function == "relu" else low < high
-
-
-def smooth_curve(function: str, low: Any, high: Any, executed: bool) -> Relaxation:
+def _smooth_curve(function: str, low: Host, high: Host, executed: bool) -> Relaxation:
     """Return tangents and chords of a smooth function, in float64 on the host.
 
     They are those of the checker, on which a proof depends in any case.
     """
-    low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     with np.errstate(all="ignore"):
         pair = smooth.lines(function, low, high, executed)
         floor = np.zeros_like(low) if pair.floor is None else pair.floor
-        size = abs(pair.below) * np.maximum(abs(low), abs(high)) + abs(floor)
+        reach = np.maximum(abs(low), abs(high))
+        size = abs(pair.below) * reach + abs(floor)
         least = np.minimum(pair.below * low, pair.below * high) + floor - size * 1e-14
-        size = abs(pair.above) * np.maximum(abs(low), abs(high)) + abs(pair.ceiling)
+        size = abs(pair.above) * reach + abs(pair.ceiling)
         most = np.maximum(pair.above * low, pair.above * high) + pair.ceiling + size * 1e-14
         least, most = np.maximum(least, -pair.size), np.minimum(most, pair.size)
     return Relaxation(TwoLines(pair.below, floor, pair.above, pair.ceiling), least, most)

@@ -12,6 +12,7 @@ from math import prod, sqrt
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from anydevice._arrays.move import to_device
 from anydevice._core.device import Device
@@ -27,7 +28,6 @@ from anydevice._nn.layer import Layer, Parameters, Shape
 from anydevice._nn.losses import _without as without_last
 from anydevice._nn.model import Model
 from anydevice._nn.recompute import Recomputed
-from anydevice._proofs.checking.network import Floats
 from anydevice._proofs.evaluation import evaluate
 from anydevice._proofs.graph import (
     Builder,
@@ -91,7 +91,7 @@ def lower(
             source="over=",
         )
     adapter.check_verifiable()
-    refuse_weights(adapter.weights())
+    _refuse_weights(adapter.weights())
     trace_output = registry.part(adapter.library, "trace").trace_output
     trace = NetworkTrace(shape)
     try:
@@ -123,8 +123,8 @@ def caller(adapter: ModelAdapter, shape: tuple[int, ...]) -> Callable[[Any], Any
     return run
 
 
-def refuse_weights(weights: Mapping[str, Any]) -> None:
-    """Raise an error with the first weight that is of 16 bits, or NaN or infinite."""
+def _refuse_weights(weights: Mapping[str, Any]) -> None:
+    """Raise an error that names the first weight of 16 bits, or with a NaN or an infinity."""
     for path, weight in weights.items():
         dtype = as_dtype(weight.dtype)
         if dtype.kind != "float":
@@ -141,7 +141,7 @@ def refuse_weights(weights: Mapping[str, Any]) -> None:
             )
 
 
-def _points(lowered: LoweredModel, over: Region | None) -> Floats:
+def _points(lowered: LoweredModel, over: Region | None) -> npt.NDArray[np.float32]:
     """Return points for the comparison: around 0, and corners and inner points of a region."""
     generator, inputs = np.random.default_rng(0), prod(lowered.input_shape)
     x = generator.uniform(-1, 1, (3, inputs))
@@ -153,10 +153,8 @@ def _points(lowered: LoweredModel, over: Region | None) -> Floats:
     return x.reshape(len(x), *lowered.input_shape).astype(np.float32)
 
 
-def _check_agrees(
-    lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None = None
-) -> None:
-    """Raise `VerificationError` if the network is another function than the model."""
+def _check_agrees(lowered: LoweredModel, call: Callable[[Any], Any], over: Region | None) -> None:
+    """Raise `VerificationError` if the network gives other outputs than the model at some point."""
     x = _points(lowered, over)
     outputs, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
     for row, expected, error in zip(x, outputs, off, strict=True):
@@ -193,8 +191,7 @@ def _lower_model(model: Model, shape: Shape | None, classes: bool) -> LoweredMod
             layer, dropped = without, "softmax"
     root = layer.root
     _refuse_layers(layer, root)
-    adapter = adapter_of(model)
-    refuse_weights(adapter.weights())
+    _refuse_weights(adapter_of(model).weights())
     graph = Builder(prod(model.input_shape))
     cells = np.arange(graph.inputs).reshape(model.input_shape)
     parameters = mapped(lambda x: np.asarray(host_array(x)), model.parameters)
@@ -279,8 +276,14 @@ _ACTIVATIONS: dict[str, Callable[[Builder, Cells], Cells]] = {
 
 
 def _batch_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
-    arrays, _ = _weights_of(parameters, "weight", "bias", "mean", "variance")
-    return graph.normalize(cells, *arrays, eps=layer.eps)
+    names = ("weight", "bias", "mean", "variance")
+    (weight, bias, mean, variance), _ = _weights_of(parameters, *names)
+    return graph.normalize(cells, weight, bias, mean, variance, layer.eps)
+
+
+def _layer_norm(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
+    (weight, bias), _ = _weights_of(parameters, "weight", "bias")
+    return graph.layer_norm(cells, weight, bias, layer.eps)
 
 
 def _position_embedding(graph: Builder, layer: Any, parameters: Any, cells: Cells) -> Cells:
@@ -345,9 +348,7 @@ _LAYERS: dict[type[Layer], Callable[[Builder, Any, Any, Cells], Cells]] = {
     layers.Dense: _dense,
     layers.Dropout: lambda graph, layer, _, cells: cells,
     layers.Flatten: lambda graph, layer, _, cells: cells.reshape(-1),
-    layers.LayerNorm: lambda graph, layer, parameters, cells: graph.layer_norm(
-        cells, *_weights_of(parameters, "weight", "bias")[0], eps=layer.eps
-    ),
+    layers.LayerNorm: _layer_norm,
     layers.LeakyReLU: lambda graph, layer, _, cells: graph.leaky_relu(cells, layer.slope),
     layers.PositionEmbedding: _position_embedding,
     layers.RMSNorm: lambda graph, layer, parameters, cells: graph.rms_norm(

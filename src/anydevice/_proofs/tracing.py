@@ -620,9 +620,7 @@ class NetworkTrace(Trace):
         pairs = zip(sums, rows[..., 0].reshape(-1).tolist(), strict=True)
         return all(sorted(terms) == sorted(self._rows[row]) for terms, row in pairs)
 
-    def _note(
-        self, cells: Cells, kind: str, source: Cells, number: Numbers | Cells = 1.0
-    ) -> None:
+    def _note(self, cells: Cells, kind: str, source: Cells, number: Numbers | Cells = 1.0) -> None:
         """Remember the kind of these cells, their sources, and a number for each."""
         numbers = np.broadcast_to(np.reshape(number, -1), (cells.size,))
         columns = cells.reshape(-1).tolist(), source.reshape(-1).tolist(), numbers.tolist()
