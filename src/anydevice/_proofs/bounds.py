@@ -533,17 +533,22 @@ class LinearBounds:
 
     def rows_below(
         self,
-        rows: DeviceArray,
-        constants: DeviceArray,
-        box: DeviceArray,
+        rows: Host,
+        constants: Host,
+        box: Host,
         keep: bool = False,
         own: Mapping[int, NodeLines] | None = None,
     ) -> LowerBounds:
-        """Bound `rows @ outputs + constants` from below."""
-        last = len(self.net.steps)
-        size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
-        error = self.net.gamma(8) * (size + abs(constants))
-        return self.substitute({last: rows}, constants, error, box, keep, own)
+        """Bound `rows @ outputs + constants` from below, each row over its box."""
+        last, machine = len(self.net.steps), self.net.machine
+        placed, constant, where = (
+            machine.place(rows),
+            machine.place(constants),
+            machine.indices(box),
+        )
+        size = machine.dot(abs(placed), self.xp.take(self.largest[last], where))
+        error = self.net.gamma(8) * (size + abs(constant))
+        return self.substitute({last: placed}, constant, error, where, keep, own)
 
     def live(self) -> dict[int, Host]:
         """Return the neurons that may be on, for nodes of which some are always off."""

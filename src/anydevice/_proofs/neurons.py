@@ -193,12 +193,19 @@ class Optimised(NamedTuple):
 class Neurons:
     """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
 
-    `fast` is the same network, on the machine that optimises. Neurons that are off in every box are
-    dropped; `kept` are the numbers of the others, in the order of `Parts`. `outputs` are those that
-    problems are about, `None` for all.
+    `fast` is the same network, on the machine that optimises. `tally` is called with the number of
+    parts that are bounded. Neurons that are off in every box are dropped; `kept` are the numbers of
+    the others, in the order of `Parts`. `outputs` are the outputs that problems are about, `None`
+    for all.
     """
 
-    def __init__(self, relaxed: LinearBounds, fast: Prepared, outputs: Host | None = None) -> None:
+    def __init__(
+        self,
+        relaxed: LinearBounds,
+        fast: Prepared,
+        tally: Callable[[int], None],
+        outputs: Host | None = None,
+    ) -> None:
         live = relaxed.live()
         if outputs is not None:
             live[len(fast.steps)] = outputs
@@ -220,7 +227,7 @@ class Neurons:
         self.low = np.concatenate([np.asarray(host(layer.low)) for layer in layers], 1)
         self.high = np.concatenate([np.asarray(host(layer.high)) for layer in layers], 1)
         self.centre, self.radius = (np.asarray(host(x)) for x in (relaxed.centre, relaxed.radius))
-        self.parts = 0
+        self.tally = tally
 
     def start(self, problems: Problems, steps: int) -> tuple[Parts, Floats]:
         """Return one part for each problem, optimised, and the points that attain its bound."""
@@ -266,7 +273,7 @@ class Neurons:
         node = np.concatenate([first, first + 1])
         twice = twice._replace(node=node, sign=sign, multipliers=multipliers, path=path)
         optimised = self.optimise(problems, twice, steps)
-        self.parts += len(twice.node)
+        self.tally(len(twice.node))
         return optimised.update(twice), optimised.points
 
     def close(
@@ -320,12 +327,8 @@ class Neurons:
             is_open = machine.xp.logical_and(least < 0, most > 0)
             lines = lines._replace(lower=machine.xp.where(is_open, slope, lines.lower))
             own[number] = NodeLines(lines, machine.place(multipliers[:, its] * sign))
-        lower = relaxed.rows_below(
-            machine.place(problems.rows[parts.problem]),
-            machine.place(problems.constants[parts.problem]),
-            machine.indices(box),
-            own=own,
-        )
+        rows, constants = problems.rows[parts.problem], problems.constants[parts.problem]
+        lower = relaxed.rows_below(rows, constants, box, own=own)
         return np.array(machine.host(lower.low), np.float64)
 
     def optimise(self, problems: Problems, parts: Parts, steps: int) -> Optimised:

@@ -46,6 +46,7 @@ from anydevice._proofs.search import (
     Search,
     SearchLimits,
     SearchResult,
+    Tally,
     rows_of,
 )
 from anydevice.errors import ConfigurationError, VerificationError
@@ -416,10 +417,10 @@ def _search_query(
     if machine.is_accelerator:
         limits = limits._replace(batch=8192, cases_batch=8192)
 
-    def lemma_search(box: tuple[Floats, Floats]) -> LemmaSearch:
+    def lemma_search(box: tuple[Floats, Floats], tally: Tally) -> LemmaSearch:
         """Find lemmas on NumPy: the batches are small."""
         net, fast = (work.on(numpy_machine(dtype), limits) for dtype in ("float64", "float32"))
-        return LemmaSearch(net, fast, box, limits.memory)
+        return LemmaSearch(net, fast, box, limits.memory, tally)
 
     search = Search(decider, finishing, work.attack.near, limits, small, lemma_search)
     return (search.first if is_first else search.run)(work.attack.low, work.attack.high)

@@ -15,8 +15,7 @@ Boxes live on the host in float64, in the numbers that a certificate names; an e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from anydevice._proofs.bounds import (
     FORWARD_INPUTS,
     KnownBounds,
     LinearBounds,
-    LowerBounds,
     Prepared,
     outward,
     padded_size,
@@ -39,6 +37,8 @@ from anydevice._proofs.neurons import Neurons, Problems, TreeBuilder, split_neur
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Tally = Callable[[int], None]
+"""A function that is called with the number of parts that were bounded."""
 
 _ROUNDS = 40
 """Steps towards the best weights of the rows of a group."""
@@ -169,7 +169,7 @@ class BoxDecider:
         number, every = len(rows.constants), np.arange(boxes)
         box = np.repeat(every, number)
         tiled = np.tile(rows.coefficients, (boxes, 1)), np.tile(rows.constants, boxes)
-        lower = self._lower(relaxed, *tiled, box)
+        lower = relaxed.rows_below(*tiled, box)
         low, nominal, constant = (
             host(x).reshape(boxes, number) for x in (lower.low, lower.nominal, lower.constant)
         )
@@ -191,9 +191,7 @@ class BoxDecider:
                 mixed[:, group] = self._mix(
                     relaxed, open_, slopes[open_][:, group], constant[open_][:, group]
                 )
-                again = self._lower(
-                    relaxed, mixed @ rows.coefficients, mixed @ rows.constants, open_
-                )
+                again = relaxed.rows_below(mixed @ rows.coefficients, mixed @ rows.constants, open_)
                 scale = mixed.max(1)
                 value, other = host(again.low) / scale, host(again.nominal) / scale
                 better = value > bound[open_]
@@ -219,18 +217,6 @@ class BoxDecider:
 
     def _host(self, x: Any) -> Floats:
         return np.asarray(self.net.machine.host(x), np.float64)
-
-    def _lower(
-        self,
-        relaxed: LinearBounds,
-        coefficients: Floats,
-        constants: Floats,
-        box: Host,
-        keep: bool = False,
-    ) -> LowerBounds:
-        machine = self.net.machine
-        rows, offsets = machine.place(coefficients), machine.place(constants)
-        return relaxed.rows_below(rows, offsets, machine.indices(box), keep)
 
     def _mix(self, relaxed: LinearBounds, boxes: Host, slopes: Floats, constant: Floats) -> Floats:
         """Return bytes that weigh the rows of a group such that their sum has the best lower bound.
@@ -262,9 +248,8 @@ class BoxDecider:
         machine, rows = self.net.machine, self.rows
         if not len(open_):
             return np.zeros((0, self.net.inputs)), np.zeros((0, self.net.inputs))
-        lower = self._lower(
-            relaxed, chosen @ rows.coefficients, chosen @ rows.constants, open_, keep=True
-        )
+        sums = chosen @ rows.coefficients, chosen @ rows.constants
+        lower = relaxed.rows_below(*sums, open_, keep=True)
         xp, where = machine.xp, machine.indices(open_)
         total: Any = None
         for number, row in lower.rows.items():
@@ -288,8 +273,8 @@ class Search:
     """One search: the open boxes, the tree so far, and the progress.
 
     `finishing` decides near boxes in float64 if `decider` has only float32. `small` decides batches
-    that are too small for an accelerator. `lemma_search` makes the search for lemmas about a box,
-    given as centre and radius, that is not halved along its inputs.
+    that are too small for an accelerator. `lemma_search` makes the search for lemmas about a box
+    that is not halved along its inputs, from its centre and radius and the tally of parts.
     """
 
     def __init__(
@@ -299,7 +284,7 @@ class Search:
         refutes: Callable[[Floats], Floats | None],
         limits: SearchLimits,
         small: BoxDecider | None = None,
-        lemma_search: Callable[[tuple[Floats, Floats]], LemmaSearch] | None = None,
+        lemma_search: Callable[[tuple[Floats, Floats], Tally], LemmaSearch] | None = None,
     ) -> None:
         self.decider, self.finishing, self.small = decider, finishing, small
         self.lemma_search = lemma_search
@@ -310,7 +295,6 @@ class Search:
         self.stack: list[Boxes] = []
         self._in_hand = 0  # open boxes of the batch that is being decided
         self.share, self.worst, self.boxes = 0.0, -np.inf, 0
-        self._under_way: Neurons | LemmaSearch | None = None
         # Whether many inputs are halved, too: few of them vary, and no ReLU is split.
         self._halves_inputs = False
         self.point: Floats | None = None
@@ -357,25 +341,15 @@ class Search:
     def progress(self) -> Progress:
         seconds = max(self.limits.clock() - self.begin, 1e-9)
         still = self._in_hand + sum(len(batch.ids) for batch in self.stack)
-        boxes = self.boxes + (0 if self._under_way is None else self._under_way.parts)
-        return Progress(self.share, still, boxes, boxes / seconds, self.worst)
+        return Progress(self.share, still, self.boxes, self.boxes / seconds, self.worst)
+
+    def _count(self, parts: int) -> None:
+        self.boxes += parts
 
     def _must_stop(self) -> bool:
         """Report the progress; whether a limit is reached."""
         self.limits.tell(self.progress())
         return bool(self._limit_reached())
-
-    @contextmanager
-    def _count_parts(self, parts: Neurons | LemmaSearch) -> Iterator[None]:
-        """Count the parts that are bounded in this block, also in reports from inside of it."""
-        before = parts.parts
-        self.boxes -= before
-        self._under_way = parts
-        try:
-            yield
-        finally:
-            self.boxes += parts.parts
-            self._under_way = None
 
     def _limit_reached(self) -> str:
         """Return "time" or "memory" if that limit is reached, else ""."""
@@ -389,7 +363,7 @@ class Search:
         """Decide one batch, and halve the boxes that stay open; return a reason to stop, or ""."""
         boxes = _pop(self.stack, self.limits.batch)
         self._in_hand = len(boxes.ids)
-        self.boxes += self._in_hand
+        self._count(self._in_hand)
         few = self.small is not None and len(boxes.ids) < self.limits.few
         open_, scores = self._settle(self.small if few and self.small else self.decider, boxes)
         if self.point is not None or not len(open_.ids):
@@ -439,15 +413,14 @@ class Search:
         """Close boxes by cases of neurons, with lemmas between; return those that stay open."""
         if decider.net.linear or self.lemma_search is None:
             return self._split_neurons(decider, boxes, open_, verdict)
-        lemma_search = self.lemma_search(outward(boxes.low, boxes.high, "float64"))
+        box = outward(boxes.low, boxes.high, "float64")
+        lemma_search = self.lemma_search(box, self._count)
         least = _PARTS_OF_LARGE if decider.net.weights > _LARGE else 0
         for parts, effort in zip(_PARTS, (*_EFFORTS, None), strict=True):
-            parts = max(parts, least)
-            open_ = self._split_neurons(decider, boxes, open_, verdict, parts)
+            open_ = self._split_neurons(decider, boxes, open_, verdict, max(parts, least))
             if effort is None or not len(open_) or self.point is not None or self._limit_reached():
                 break
-            with self._count_parts(lemma_search):
-                lemma_set = lemma_search.run(effort, self._must_stop)
+            lemma_set = lemma_search.run(effort, self._must_stop)
             self.builder.lemmas = lemma_set.lemmas
             verdict = decider(boxes.low, boxes.high, lemma_set.known)
             self.worst = float(verdict.bound.min())
@@ -468,7 +441,7 @@ class Search:
         rows, limits = decider.rows, self.limits
         alone = decider.net.linear == 0
         assert decider.fast is not None
-        neurons = Neurons(verdict.relaxed, decider.fast)
+        neurons = Neurons(verdict.relaxed, decider.fast, self._count)
         undecided = ((neurons.low < 0) & (neurons.high > 0)).sum(1)
         tried = open_ if alone else open_[undecided[open_] <= limits.undecided]
         if not len(tried):
@@ -480,17 +453,17 @@ class Search:
         box = tried[index]
         weights = np.where(group_of_row == group[:, None], verdict.weights[box], 0) / 255.0
         problems = Problems(box, weights @ rows.coefficients, weights @ rows.constants)
-        with self._count_parts(neurons):
-            branches, self.point = split_neurons(
-                neurons,
-                problems,
-                lambda: self._must_stop() or neurons.parts > parts,
-                self.refutes,
-                limit=1 << 40 if alone else limits.cases,
-                batch=limits.cases_batch,
-                first_steps=30 if alone else 10,
-                steps=12 if alone else 8,
-            )
+        before = self.boxes
+        branches, self.point = split_neurons(
+            neurons,
+            problems,
+            lambda: self._must_stop() or self.boxes - before > parts,
+            self.refutes,
+            limit=1 << 40 if alone else limits.cases,
+            batch=limits.cases_batch,
+            first_steps=30 if alone else 10,
+            steps=12 if alone else 8,
+        )
         failed = set(open_.tolist()) - set(tried.tolist())
         failed |= {int(b) for b, branch in zip(box, branches, strict=True) if branch.open}
         for b in tried.tolist():
