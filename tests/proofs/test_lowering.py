@@ -293,7 +293,7 @@ def test_weights_that_give_no_numbers_are_refused(
 def test_weights_of_16_bits_are_refused() -> None:
     model = built("dense")
     narrow = model.with_parameters(mapped(lambda x: x.astype(np.float16), model.parameters))
-    with pytest.raises(UnsupportedError, match="float16, and what computes in 16 bits is not cove"):
+    with pytest.raises(UnsupportedError, match="float16, and proofs do not cover"):
         lower(narrow)
 
 

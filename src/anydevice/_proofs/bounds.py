@@ -44,14 +44,14 @@ _SLACK = 1.02
 class PlacedNode(NamedTuple):
     """A node of a network as bounds need it.
 
-    `turned` are the transposed weights, and `sizes` their magnitudes. `back` and `forth` bound the
-    relative rounding of a backward and a forward step, `run` that of an execution of the network
-    and of inexact weights, `floor` the loss if small numbers are flushed to zero.
+    `sizes` are the magnitudes of the transposed weights. `back` and `forth` bound the relative
+    rounding of a backward and a forward step, `run` the errors of an execution of the network and
+    of inexact weights, `floor` the loss if small numbers are flushed to zero.
     """
 
     inputs: tuple[int, ...]
     weights: tuple[DeviceArray, ...]
-    turned: tuple[DeviceArray, ...]
+    transposed: tuple[DeviceArray, ...]
     sizes: tuple[DeviceArray, ...]
     bias: DeviceArray
     size_of_bias: DeviceArray
@@ -147,7 +147,9 @@ def without(net: Prepared, live: Live) -> Prepared:
         steps.append(
             step._replace(
                 weights=tuple(part(w, its, b) for w, b in zip(step.weights, before, strict=True)),
-                turned=tuple(part(w, b, its) for w, b in zip(step.turned, before, strict=True)),
+                transposed=tuple(
+                    part(w, b, its) for w, b in zip(step.transposed, before, strict=True)
+                ),
                 sizes=tuple(part(w, b, its) for w, b in zip(step.sizes, before, strict=True)),
                 bias=part(step.bias, its, None),
                 size_of_bias=part(step.size_of_bias, its, None),
@@ -293,7 +295,9 @@ class LinearBounds:
         xp, net = self.xp, self.net
         linear, tiny = net.linear, net.machine.tiny
         used = [self._forms[i] for i in step.inputs]
-        middle: Any = sum(self._times(f.middle, w) for f, w in zip(used, step.turned, strict=True))
+        middle: Any = sum(
+            self._times(f.middle, w) for f, w in zip(used, step.transposed, strict=True)
+        )
         spread: Any = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
         sizes = _row(xp, spread, linear + 1) + step.size_of_bias
         reach = _row(xp, spread, linear + 2) + step.size_of_bias
@@ -417,7 +421,7 @@ class LinearBounds:
     def _use_tighter(
         self, tighter: _Tighter, lower: DeviceArray, upper: DeviceArray, bias: DeviceArray
     ) -> tuple[DeviceArray, DeviceArray]:
-        """Return the forward functions, with those of substitution if these are tighter."""
+        """Replace forward functions by the functions of substitution where these are tighter."""
         xp, linear = self.xp, self.net.linear
         boxes, _, size = lower.shape
         radius = xp.reshape(self.radius, (boxes, linear, 1))
@@ -475,10 +479,10 @@ class LinearBounds:
         """Bound sums `coefficients @ values of nodes + constant - error` from below, one a row.
 
         `pending` has the coefficients by node, and `box` the box of each row. `own` has lines of
-        rows, instead of those of the box.
+        rows, which replace the lines of their boxes.
         """
         xp, net, dot = self.xp, self.net, self.net.machine.dot
-        kept: dict[int, DeviceArray] = {}
+        row_of_node: dict[int, DeviceArray] = {}
         unit = net.machine.unit
         # The loss if numbers near zero are flushed
         floor = (self.total + 1.0) * (net.terms * net.machine.tiny)
@@ -489,7 +493,7 @@ class LinearBounds:
             row = pending.pop(number)
             step, layer = net.steps[number - 1], self.layers[number - 1]
             if keep:
-                kept[number] = row
+                row_of_node[number] = row
             size = abs(constant)
             lines: TwoLines | None
             of_rows = own.get(number) if own else None
@@ -529,7 +533,7 @@ class LinearBounds:
             dot(size, abs(centre)) + around + abs(constant)
         )
         nominal = dot(slopes, centre) - around + constant
-        return LowerBounds(nominal - _SLACK * error, nominal, slopes, constant, kept)
+        return LowerBounds(nominal - _SLACK * error, nominal, slopes, constant, row_of_node)
 
     def rows_below(
         self,
@@ -551,7 +555,7 @@ class LinearBounds:
         return self.substitute({last: placed}, constant, error, where, keep, own)
 
     def live(self) -> dict[int, Host]:
-        """Return the neurons that may be on, for nodes of which some are always off."""
+        """Return the neurons that may be on, for nodes that have neurons that are always off."""
         steps, host = self.net.steps, self.net.machine.host
         diagonal = {
             n
@@ -700,7 +704,7 @@ def relu_curve(
 def _smooth_curve(function: str, low: Host, high: Host, executed: bool) -> Relaxation:
     """Return tangents and chords of a smooth function, in float64 on the host.
 
-    They are those of the checker, on which a proof depends in any case.
+    The checker computes the same lines, and a proof depends on them in any case.
     """
     with np.errstate(all="ignore"):
         pair = smooth.lines(function, low, high, executed)

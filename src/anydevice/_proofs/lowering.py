@@ -131,7 +131,7 @@ def _refuse_weights(weights: Mapping[str, Any]) -> None:
             continue
         if dtype.bits < 32:
             raise UnsupportedError(
-                f"{path} is {dtype}, and what computes in 16 bits is not covered by proofs; "
+                f"{path} is {dtype}, and proofs do not cover computations in 16 bits; "
                 "convert the model to float32, and prove and run that"
             )
         if not np.isfinite(host_array(weight)).all():

@@ -295,7 +295,7 @@ def _unwrap(x: Any) -> Any:
 
 
 class _OpenclArray:
-    """An array of OpenCL with the operators of Python, which are those of `ops`."""
+    """An array of OpenCL with the operators of Python, computed by `ops`."""
 
     __slots__ = ("array",)
 

@@ -194,7 +194,7 @@ class Neurons:
     """Splits problems over the boxes of a batch, whose sound bounds are `relaxed`.
 
     `fast` is the same network, on the machine that optimises. `tally` is called with the number of
-    parts that are bounded. Neurons that are off in every box are dropped; `kept` are the numbers of
+    parts that are bounded. Neurons that are off in every box are dropped; `live` are the numbers of
     the others, in the order of `Parts`. `outputs` are the outputs that problems are about, `None`
     for all.
     """
@@ -210,16 +210,16 @@ class Neurons:
         if outputs is not None:
             live[len(fast.steps)] = outputs
         self.where: dict[int, slice] = {}
-        kept, count, whole = [], 0, 0
+        numbers, count, whole = [], 0, 0
         for number, step in enumerate(fast.steps, 1):
             if step.function:
                 its = live.get(number, np.arange(step.size))
                 self.where[number] = slice(count, count + len(its))
-                kept.append(whole + its)
+                numbers.append(whole + its)
                 count += len(its)
                 whole += step.size
         self.count, self.neurons = count, whole
-        self.kept = np.concatenate(kept)
+        self.live = np.concatenate(numbers)
         relaxed, fast = relaxed.without(live), without(fast, live)
         self.relaxed, self.fast = relaxed, fast
         host = relaxed.net.machine.host
@@ -259,7 +259,7 @@ class Neurons:
         """
         neuron = parts.neuron
         count = len(neuron)
-        steps_of = self.fast.inputs + self.kept[neuron]
+        steps_of = self.fast.inputs + self.live[neuron]
         cases = zip(parts.problem, parts.node, steps_of, strict=True)
         first = np.array([branches[p].split(int(node), int(step)) for p, node, step in cases])
         twice = parts.take(np.concatenate([np.arange(count), np.arange(count)]))
@@ -294,7 +294,7 @@ class Neurons:
     def keep(
         self, problems: Problems, parts: Parts, branches: list[Branch], least: float = -np.inf
     ) -> Floats:
-        """Return sound bounds of parts, and keep slopes and multipliers of those above `least`."""
+        """Return sound bounds; branches keep slopes and multipliers of parts above `least`."""
         slopes = np.round(np.clip(parts.slopes, 0, 1) * 255).astype(np.uint8)
         multipliers = np.minimum(parts.multipliers, _MAX_MULTIPLIER).astype(np.float16)
         bounds = self.sound(problems, parts, slopes / 255.0, multipliers.astype(np.float64))
@@ -302,11 +302,11 @@ class Neurons:
             branch, node = branches[parts.problem[i]], int(parts.node[i])
             box = problems.box[parts.problem[i]]
             low, high = self.low[box], self.high[box]
-            # Decided neurons have slopes, too: the checker may find them undecided by a hair.
+            # Decided neurons have slopes, too: rounding may leave them undecided for the checker.
             usual = np.where(high > -low, 255, 0)
             free = (low < 0) & (high > 0) & (parts.sign[i] == 0)
             branch.slopes[node] = bytes_ = np.zeros(self.neurons, np.uint8)
-            bytes_[self.kept] = np.where(free, slopes[i], usual)
+            bytes_[self.live] = np.where(free, slopes[i], usual)
             branch.multipliers[node] = multipliers[i, list(parts.path[i])]
         return bounds
 
@@ -351,43 +351,43 @@ class Neurons:
         mean = {n: value * 0 for n, value in values.items()}
         square = dict(mean)
         passed = self._pass(layers, values, rows)
-        best, kept = passed.bound, values
+        best, best_values = passed.bound, values
         for i in range(steps):
             values = {}
             # Both averages begin at 0; these correct their bias.
-            much, little = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
+            mean_bias, root_bias = 1 - 0.9 ** (i + 1), (1 - 0.999 ** (i + 1)) ** 0.5
             for n, layer in layers.items():
                 g = passed.gradient[n]
                 mean[n] = mean[n] * 0.9 + g * 0.1
                 square[n] = square[n] * 0.999 + g * g * 0.001
-                way = xp.sqrt(square[n])
-                way += 1e-8 * little
-                way = mean[n] / way
-                way *= layer.rate
-                way *= _DECAY**i * little / much
-                way += passed.values[n]
-                values[n] = xp.minimum(xp.maximum(way, 0.0), layer.limit)
+                move = xp.sqrt(square[n])
+                move += 1e-8 * root_bias
+                move = mean[n] / move
+                move *= layer.rate
+                move *= _DECAY**i * root_bias / mean_bias
+                move += passed.values[n]
+                values[n] = xp.minimum(xp.maximum(move, 0.0), layer.limit)
             passed = self._pass(layers, values, rows)
             better = xp.reshape(passed.bound > best, (len(box), 1))
             best = xp.maximum(passed.bound, best)
-            kept = {n: xp.where(better, new, kept[n]) for n, new in values.items()}
-        passed = self._pass(layers, kept, rows)
-        best_values, row, score = (
+            best_values = {n: xp.where(better, new, best_values[n]) for n, new in values.items()}
+        passed = self._pass(layers, best_values, rows)
+        improved, row, score = (
             np.concatenate([np.asarray(machine.host(arrays[n]), np.float32) for n in layers], 1)
-            for arrays in (kept, passed.row, self._score(layers, passed))
+            for arrays in (best_values, passed.row, self._score(layers, passed))
         )
         bound, points = (np.asarray(machine.host(x)) for x in (passed.bound, passed.points))
         points = points.astype(np.float64)
         if not self.count:  # there is no neuron to split
             no_neuron = np.full(len(bound), -1)
-            return Optimised(bound, best_values, best_values, no_neuron, parts.pull, points)
+            return Optimised(bound, improved, improved, no_neuron, parts.pull, points)
         first = score.argmax(1)
         every = np.arange(len(first))
         is_case = parts.sign != 0
         return Optimised(
             bound,
-            np.where(is_case, parts.slopes, best_values),
-            np.where(is_case, best_values, np.float32(0)),
+            np.where(is_case, parts.slopes, improved),
+            np.where(is_case, improved, np.float32(0)),
             np.where(score[every, first] > 0, first, -1),
             row[every, first],
             points,
@@ -448,7 +448,7 @@ class Neurons:
             if number == len(net.steps) and not step.function:
                 break
             z: Any = step.bias
-            for i, weight in zip(step.inputs, step.turned, strict=True):
+            for i, weight in zip(step.inputs, step.transposed, strict=True):
                 passed = (
                     xp.matmul(reached[i], weight) if len(weight.shape) == 2 else reached[i] * weight
                 )

@@ -154,10 +154,10 @@ def ball(centre: Any, radius: float, low: float = -inf, high: float = inf) -> Ba
     least, most = _limit(low, "ball"), _limit(high, "ball")
     if not middle.size:
         raise _wrong("ball", "its centre has no elements")
-    made = Ball(_flat(middle), size, middle.shape or (1,), least, most)
-    if least > most or any(x > y for x, y in zip(*made.corners(middle.size), strict=True)):
-        raise _wrong("ball", f"it is empty: no input is within {low} and {high} too")
-    return made
+    region = Ball(_flat(middle), size, middle.shape or (1,), least, most)
+    if least > most or any(x > y for x, y in zip(*region.corners(middle.size), strict=True)):
+        raise _wrong("ball", f"it is empty: no input of it is from {low} to {high}")
+    return region
 
 
 # Properties
@@ -172,7 +172,7 @@ class Property(Record):
 
     @property
     def about_order(self) -> bool:
-        """Whether it compares outputs with each other alone, so that a softmax changes nothing."""
+        """Whether it only compares outputs with each other, so that a softmax changes nothing."""
         return isinstance(self, SameClass | Less)
 
 
@@ -308,7 +308,7 @@ def less(smaller: int, larger: int) -> Less:
 def within(low: float, high: float, outputs: int | Iterable[int] | None = None) -> Within:
     """Return the property that outputs are from `low` to `high`, both included.
 
-    `outputs` are the indices of those it is about, `None` for all.
+    `outputs` are the indices of some outputs, `None` for all.
 
     >>> within(0, 1)
     Within(low=0.0, high=1.0, outputs=None)
@@ -319,7 +319,7 @@ def within(low: float, high: float, outputs: int | Iterable[int] | None = None) 
     if not least <= most or least == inf or most == -inf:
         raise _wrong("within", f"no number is from {low} to {high}")
     if not isfinite(least) and not isfinite(most):
-        raise _wrong("within", "every number is from -inf to inf; proofs.finite() is what you mean")
+        raise _wrong("within", "every number is from -inf to inf; do you mean proofs.finite()?")
     if outputs is None:
         return Within(least, most)
     given = [outputs] if isinstance(outputs, int) else list(outputs)
@@ -420,14 +420,15 @@ def problems(claim: Property, network: Network, region: Region) -> list[Problem]
     return result
 
 
-def check_region(over: Any) -> None:
-    """Raise `ConfigurationError` for anything but a region."""
+def check_region(over: Any) -> Region:
+    """Return the region; raises `ConfigurationError` for anything else."""
     if over is None:
         text = "over= is missing: give a region of inputs, such as proofs.ball(x, 0.03)"
         raise ConfigurationError(text, source="over=")
     if not isinstance(over, Region):
         text = f"over= is a region such as proofs.box(low, high), not {type_text(over)}"
         raise ConfigurationError(text, source="over=")
+    return over
 
 
 def check_property(claim: Any) -> None:
@@ -485,7 +486,7 @@ _MAKERS: dict[type[Record], Callable[..., Any]] = {
         *[np.asarray(x, np.float64).reshape(() if sizes is None else sizes) for x in (low, high)]
     ),
 }
-"""The function that makes each from its fields, with all checks."""
+"""The function that makes a property or region of each class from its fields, with all checks."""
 _KINDS = {kind.__name__: kind for kind in _MAKERS}
 
 
@@ -500,7 +501,7 @@ def to_json(value: Property | Region) -> dict[str, Any]:
     if type(value) not in _MAKERS:
         what = f"{name_of(value)}, a Python function," if callable(value) else type_text(value)
         raise ConfigurationError(
-            f"{what} cannot be saved as a property: only those of anydevice.proofs are data",
+            f"{what} cannot be saved as a property: only properties of anydevice.proofs are data",
             source="properties",
         )
     return {"kind": type(value).__name__} | {

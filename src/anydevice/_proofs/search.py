@@ -4,7 +4,7 @@ The phases of `Search.run`, for one batch of open boxes after another:
 
 1. Bound the outputs over each box (`bounds.py`), and close the boxes whose rows are proved.
 2. Attack the boxes that stay open, from the points at which their bounds are attained.
-3. Bound again in float64 the boxes that float32 leaves open by a hair.
+3. Bound again in float64 the boxes that only the rounding of float32 leaves open.
 4. Split on the signs of a few neurons (`neurons.py`). Networks of many inputs are split in no
    other way: lemmas about neurons (`lemmas.py`) and more cases follow in turn.
 5. Halve each box that is still open along the input with the highest score.
@@ -45,7 +45,7 @@ _ROUNDS = 40
 
 _PARTS = (1_000, 4_000, 16_000, 16_000, 16_000, 1 << 40)
 _EFFORTS = (Effort(12, 4), Effort(30, 6), Effort(60, 8), Effort(120, 12), Effort(240, 16))
-"""The number of parts by cases in each try, and the effort for lemmas after it."""
+"""The limit of cases in each round, and the effort for lemmas after it."""
 
 _LARGE, _PARTS_OF_LARGE = 1 << 21, 16_000
 """Above this number of weights, lemmas take minutes: the first tries have more parts."""
@@ -340,8 +340,8 @@ class Search:
 
     def progress(self) -> Progress:
         seconds = max(self.limits.clock() - self.begin, 1e-9)
-        still = self._in_hand + sum(len(batch.ids) for batch in self.stack)
-        return Progress(self.share, still, self.boxes, self.boxes / seconds, self.worst)
+        open_ = self._in_hand + sum(len(batch.ids) for batch in self.stack)
+        return Progress(self.share, open_, self.boxes, self.boxes / seconds, self.worst)
 
     def _count(self, parts: int) -> None:
         self.boxes += parts
@@ -378,7 +378,7 @@ class Search:
         return ""
 
     def _settle(self, decider: BoxDecider, boxes: Boxes) -> tuple[Boxes, Floats]:
-        """Close boxes by bounds and cases; return those that stay open, with scores of inputs."""
+        """Close boxes by bounds and cases; return the open boxes, with scores of their inputs."""
         verdict = decider(boxes.low, boxes.high)
         closed = verdict.closed
         self._close(boxes, np.flatnonzero(closed), verdict)
@@ -410,7 +410,7 @@ class Search:
     def _by_neurons(
         self, decider: BoxDecider, boxes: Boxes, open_: Host, verdict: Decision
     ) -> Host:
-        """Close boxes by cases of neurons, with lemmas between; return those that stay open."""
+        """Close boxes by cases of neurons, with lemmas between; return the open boxes."""
         if decider.net.linear or self.lemma_search is None:
             return self._split_neurons(decider, boxes, open_, verdict)
         box = outward(boxes.low, boxes.high, "float64")
@@ -437,7 +437,7 @@ class Search:
         verdict: Decision,
         parts: int = 1 << 40,
     ) -> Host:
-        """Close boxes by at most `parts` cases of neurons; return those that stay open."""
+        """Close boxes by at most `parts` cases of neurons; return the open boxes."""
         rows, limits = decider.rows, self.limits
         alone = decider.net.linear == 0
         assert decider.fast is not None

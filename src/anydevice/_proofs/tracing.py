@@ -50,7 +50,7 @@ _MAX_SCALES = 4
 class Origin(NamedTuple):
     """The kind of all cells of a tensor, "" if they differ, and two numbers of each cell.
 
-    `cells` are the cells that they were computed from, or the rows of which they are the largest.
+    `cells` are the cells that they were computed from; for the kind "largest", numbers of rows.
     """
 
     kind: str
@@ -131,7 +131,7 @@ class NetworkTrace(Trace):
         return self._shift(a, scale * _wide(b), off, 0 if plain else 1)
 
     def _shift(self, a: SymbolicTensor, shift: Floats, off: float, extra: int) -> TracedTensor:
-        """Return `a + shift`; `extra` roundings are those of the shift itself."""
+        """Return `a + shift`; the shift itself has `extra` roundings."""
         shape = np.broadcast_shapes(a.shape, shift.shape)
         if not shift.any() and shape == a.shape:
             return a
