@@ -233,8 +233,7 @@ def test_networks_of_many_inputs_are_divided_by_cases_of_neurons(groups: int) ->
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"),
-    [({"until": 0.0}, "time"), ({"memory": 100}, "memory")],
+    ("limits", "reason"), [({"until": 0.0}, "time"), ({"memory": 100}, "memory")]
 )
 def test_a_search_beyond_its_limits_is_undecided(limits: dict[str, Any], reason: str) -> None:
     net, question, _ = hard()

@@ -136,9 +136,7 @@ class Builder:
         bias = np.zeros(size)
         bias[columns] = shift.reshape(-1)
         node = node._replace(
-            bias=bias,
-            roundings=node.roundings + roundings,
-            inexact=max(node.inexact, inexact),
+            bias=bias, roundings=node.roundings + roundings, inexact=max(node.inexact, inexact)
         )
         return self._append(node)[columns].reshape(cells.shape)
 
@@ -267,13 +265,7 @@ class Builder:
         return cells
 
     def normalize(
-        self,
-        cells: Cells,
-        weight: Floats,
-        bias: Floats,
-        mean: Floats,
-        variance: Floats,
-        eps: float,
+        self, cells: Cells, weight: Floats, bias: Floats, mean: Floats, variance: Floats, eps: float
     ) -> Cells:
         """Return `(x - mean) * weight / sqrt(variance + eps) + bias` of (channels, …).
 

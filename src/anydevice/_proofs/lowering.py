@@ -29,22 +29,10 @@ from anydevice._nn.losses import _without as without_last
 from anydevice._nn.model import Model
 from anydevice._nn.recompute import Recomputed
 from anydevice._proofs.evaluation import evaluate
-from anydevice._proofs.graph import (
-    Builder,
-    Cells,
-    LoweredModel,
-    refused,
-    rounds,
-    windows_of,
-)
+from anydevice._proofs.graph import Builder, Cells, LoweredModel, refused, rounds, windows_of
 from anydevice._proofs.properties import Region
 from anydevice._proofs.tracing import NetworkTrace
-from anydevice.errors import (
-    AnyDeviceError,
-    ConfigurationError,
-    UnsupportedError,
-    VerificationError,
-)
+from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError, VerificationError
 
 _LARGEST = 1e36
 """Only smaller numbers are compared: float32 overflows not far above."""

@@ -15,14 +15,7 @@ from anydevice._proofs.checking.bounds import SoundNetwork
 from anydevice._proofs.checking.certificate import LEAF, Tree, first_neurons
 from anydevice._proofs.checking.checker import verdicts
 from anydevice._proofs.checking.network import Network, Node
-from tests.proofs.checking.theorems import (
-    dense,
-    exactly,
-    executed,
-    leaf_tree,
-    query,
-    residual,
-)
+from tests.proofs.checking.theorems import dense, exactly, executed, leaf_tree, query, residual
 
 NETWORKS = [dense((3, 8, 8, 2)), residual(), dense((4, 5, 3), 3), dense((70, 6, 6, 2), 4)]
 
