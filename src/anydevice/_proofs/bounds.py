@@ -520,7 +520,7 @@ class LinearBounds:
             error = error + size * step.back + dot(abs(row), off)
             constant = constant + times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
-                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                passed = times_weight(xp, row, weight)
                 if i in pending:
                     passed = passed + pending[i]
                     error = error + 2 * unit * dot(abs(passed), xp.take(self.largest[i], box))
@@ -608,12 +608,9 @@ class LinearBounds:
 
     def _times(self, rows: DeviceArray, weight: DeviceArray) -> DeviceArray:
         """Multiply (boxes, rows, inputs) with a matrix (inputs, outputs) or a diagonal."""
-        if len(weight.shape) == 1:
-            scaled: DeviceArray = rows * weight
-            return scaled
         boxes, count, inputs = rows.shape
-        flat = self.xp.matmul(self.xp.reshape(rows, (boxes * count, inputs)), weight)
-        return self.xp.reshape(flat, (boxes, count, weight.shape[1]))
+        flat = times_weight(self.xp, self.xp.reshape(rows, (boxes * count, inputs)), weight)
+        return self.xp.reshape(flat, (boxes, count, weight.shape[-1]))
 
 
 class _Tighter(NamedTuple):
@@ -671,6 +668,12 @@ def _with_last(xp: ArrayOps, x: DeviceArray, last: DeviceArray) -> DeviceArray:
     rows = x.shape[1]
     end = xp.slice_axis(x, 1, rows - 1, rows) + _row_of(xp, last)
     return xp.concat([xp.slice_axis(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
+
+
+def times_weight(xp: ArrayOps, rows: DeviceArray, weight: DeviceArray) -> DeviceArray:
+    """Multiply rows with a matrix, or with a diagonal."""
+    product: DeviceArray = xp.matmul(rows, weight) if len(weight.shape) == 2 else rows * weight
+    return product
 
 
 def times_vector(xp: ArrayOps, rows: DeviceArray, vector: DeviceArray) -> DeviceArray:

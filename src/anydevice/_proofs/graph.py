@@ -169,10 +169,7 @@ class Builder:
         extra: int = 0,
         inexact: float = 0.0,
     ) -> Cells:
-        """Return `x · weightᵀ + bias` over the last axis.
-
-        `extra` is 1 if float32 rounds the weights.
-        """
+        """Return `x · weightᵀ + bias` of the last axis; `extra` is 1 if float32 rounds weights."""
         outputs, inputs = weight.shape
         examples = cells.reshape(-1, inputs)
         offset = np.zeros(outputs) if bias is None else bias

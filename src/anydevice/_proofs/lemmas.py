@@ -64,10 +64,7 @@ class LemmaSearch:
         self._sides: dict[int, _NeuronSides] = {}
 
     def run(self, effort: Effort, stop: Callable[[], bool]) -> LemmaSet:
-        """Find lemmas about all nodes behind the first in turn, until `stop` returns True.
-
-        `stop` is called before each batch of parts.
-        """
+        """Find lemmas about the nodes behind the first; `stop` is called before each batch."""
         lemmas: list[Lemma] = []
         known: dict[int, Any] = {}
         for number, step in enumerate(self.net.steps, 1):

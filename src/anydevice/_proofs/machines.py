@@ -159,10 +159,7 @@ class _NumpyOps:
 
 
 def machine_on(device: Any, engine: str | None) -> BoundsMachine:
-    """Return the machine of an engine on a device, after a probe of it.
-
-    It computes in float64 if the engine has it, else in float32.
-    """
+    """Return the machine of an engine on a device, in float64 if a probe of that passes."""
     chosen = choose_device(device, engine=engine)
     name = chosen.engine or "numpy"
     if name == "numpy":

@@ -27,6 +27,7 @@ from anydevice._proofs.bounds import (
     Prepared,
     relu_curve,
     times_vector,
+    times_weight,
     without,
 )
 from anydevice._proofs.checking.certificate import EACH_GROUP, LEAF, Lemma, Tree, preorder
@@ -438,7 +439,7 @@ class Neurons:
                 row -= value * layer.sign
             constant = constant + times_vector(xp, row, step.bias)
             for i, weight in zip(step.inputs, step.weights, strict=True):
-                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                passed = times_weight(xp, row, weight)
                 pending[i] = pending[i] + passed if i in pending else passed
         row = pending[0]
         points = rows.centre - xp.sign(row) * rows.radius
@@ -449,10 +450,7 @@ class Neurons:
                 break
             z: Any = step.bias
             for i, weight in zip(step.inputs, step.transposed, strict=True):
-                passed = (
-                    xp.matmul(reached[i], weight) if len(weight.shape) == 2 else reached[i] * weight
-                )
-                z = passed + z
+                z = times_weight(xp, reached[i], weight) + z
             if number in met:
                 layer, row = layers[number], met[number]
                 pull = xp.maximum(row, 0.0)
@@ -465,10 +463,7 @@ class Neurons:
         return _Passed(bound, points, values, gradient, met, arguments, reached)
 
     def _score(self, layers: dict[int, _Cases], passed: _Passed) -> dict[int, DeviceArray]:
-        """Return the loss of each relaxation at the point that attains the bound.
-
-        A little of the largest possible loss is added.
-        """
+        """Return the loss of each relaxation at the bound's point, and a little of its maximum."""
         xp, scores = self.fast.machine.xp, {}
         for n, layer in layers.items():
             row, z = passed.row[n], passed.arguments[n]
@@ -530,24 +525,20 @@ def split_neurons(
     A branch without open parts is a proof. A problem is given up beyond `limit` open parts, and all
     are if `stop` returns True.
     """
-    count = len(problems.box)
-    branches = [Branch() for _ in range(count)]
+    branches = [Branch() for _ in problems.box]
     parts, points = neurons.start(problems, first_steps)
     waiting: list[Parts] = []
     while True:
         bad = refutes(points)
         if bad is not None:
             return branches, bad
-        closed = neurons.close(problems, parts, branches)
-        rest = np.flatnonzero(~closed)
+        rest = np.flatnonzero(~neurons.close(problems, parts, branches))
         if len(rest):
             waiting.append(parts.take(rest))
-        if stop():
+        next_parts = None if stop() else _next_parts(waiting, branches, limit, batch)
+        if next_parts is None:
             return branches, None
-        parts_or_none = _next_parts(waiting, branches, limit, batch)
-        if parts_or_none is None:
-            return branches, None
-        parts, points = neurons.halve(problems, parts_or_none, branches, steps)
+        parts, points = neurons.halve(problems, next_parts, branches, steps)
 
 
 def _next_parts(
@@ -556,15 +547,12 @@ def _next_parts(
     """Pop the parts to split next, the last first, without problems that were given up."""
     while waiting:
         last = waiting.pop()
-        fine = [
-            i
-            for i, p in enumerate(last.problem)
-            if branches[p].open <= limit and last.neuron[i] >= 0
-        ]
-        if len(fine) > batch:
-            order = np.array(fine)[np.argsort(last.bound[fine], kind="stable")]
+        is_tried = np.array([branches[p].open <= limit for p in last.problem])
+        which = np.flatnonzero(is_tried & (last.neuron >= 0))
+        if len(which) > batch:
+            order = which[np.argsort(last.bound[which], kind="stable")]
             waiting.append(last.take(order[:-batch]))
             return last.take(order[-batch:])
-        if fine:
-            return last.take(np.array(fine))
+        if len(which):
+            return last.take(which)
     return None

@@ -508,10 +508,7 @@ def _gemm(net: Lowering, a: Any, b: Any, c: Any = None) -> Value:
 def _windows(
     attributes: dict[str, Any], x: Value, kernel: Sequence[int]
 ) -> tuple[Array, list[int]]:
-    """Return the elements of all windows, -1 for padding, and the numbers of windows by axis.
-
-    The elements are (channels, kernel, windows).
-    """
+    """Return windows (channels, kernel, windows), -1 for padding, and their numbers by axis."""
     rank, spatial = len(kernel), x.shape[2:]
     if len(spatial) != rank or x.shape[0] != 1 or rank not in (1, 2):
         raise NotSupportedError(f"an input of shape {x.shape} and a window of {tuple(kernel)}")
