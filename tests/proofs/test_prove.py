@@ -33,7 +33,7 @@ from anydevice._proofs.search import (
 )
 from tests.comparing import assert_same_integers
 from tests.proofs import networks
-from tests.proofs.checking.theorems import acasxu_folder, exactly, executed, query
+from tests.proofs.checking.theorems import acasxu, exactly, executed, query
 
 NO_LIMITS = SearchLimits()
 
@@ -545,12 +545,6 @@ def test_numbers_beyond_float32_warn_of_nothing(engine: str) -> None:
     question = query([-1] * 3, [1] * 3, [[1, 1], [-1, 1]], [1, 1], group=[0, 0])
     result = proved(Network(3, large), question, "real", machine, memory=20_000)
     assert not isinstance(result, proofs.Proof)
-
-
-def acasxu(net: str, number: int) -> tuple[Path, Path]:
-    folder = acasxu_folder()
-    model = folder / "onnx" / f"ACASXU_run2a_{net}_batch_2000.onnx"
-    return model, folder / "vnnlib" / f"prop_{number}.vnnlib"
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,13 @@ def certificate(
     return Certificate("", network.hash(), hashes, arithmetic, assumed, tuple(trees))
 
 
+def acasxu(net: str, number: int | str) -> tuple[Path, Path]:
+    """Return the files of a network and of a property of ACAS Xu."""
+    folder = acasxu_folder()
+    model = folder / "onnx" / f"ACASXU_run2a_{net}_batch_2000.onnx"
+    return model, folder / "vnnlib" / f"prop_{number}.vnnlib"
+
+
 def acasxu_folder() -> Path:
     """Return the folder of ACAS Xu, which is beside the project and not in it, or skip the test."""
     root = Path(os.environ.get("ANYDEVICE_DATA") or Path(__file__).parents[4] / "shared" / "data")
