@@ -132,7 +132,7 @@ def test_what_the_checker_refuses_is_not_proved(monkeypatch: pytest.MonkeyPatch)
     """A search that closes its first box whatever the bounds say."""
     leaf = proving.LEAF_OF_ONE_ROW
     reached = Progress(1.0, 0, 1, 1.0, 1.0)
-    monkeypatch.setattr(proving, "_search_query", lambda *_: SearchResult(leaf, None, "", reached))
+    monkeypatch.setattr(proving, "_search_query", lambda *_: SearchResult(leaf, "", reached))
     net, question, _ = hard()
     result = proved(net, question)
     assert stop_of(result) == ("refused", 0.0)

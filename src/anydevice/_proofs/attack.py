@@ -57,6 +57,7 @@ class Attack:
         self.constants = np.array([float(d) for d in query.constants])
         self.group = np.array(query.group)
         self.groups = int(self.group.max()) + 1
+        self._columns = [np.flatnonzero(self.group == g) for g in range(self.groups)]
         self.violation: Violation | None = None
         self._calls = 0
         self._network, self._off = network, 0.0
@@ -187,7 +188,7 @@ class Attack:
     def _margins(self, outputs: Any) -> Floats:
         """Return the largest row of each group: the outputs are bad if it is <= 0."""
         rows = outputs @ self.coefficients.T + self.constants
-        return np.stack([rows[:, self.group == g].max(1) for g in range(self.groups)], 1)
+        return np.stack([rows[:, columns].max(1) for columns in self._columns], 1)
 
     def _gradients(self, points: Floats, goal: Any) -> tuple[Floats, Floats]:
         """Return margins, and the gradient of the largest row of each point's goal."""

@@ -111,10 +111,12 @@ class Progress(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The end of a search: a tree that proves the query, a point that refutes it, or neither."""
+    """The end of a search: a tree that proves the query, or the reason to stop without one.
+
+    Both are missing if the attack found a counterexample.
+    """
 
     tree: Tree | None
-    point: Floats | None
     reason: str
     progress: Progress
 
@@ -317,7 +319,7 @@ class Search:
             self.point = self.refutes(np.concatenate([verdict.points[0], middle]))
         now, tree = self.progress(), None if self._in_hand else self.builder.tree()
         self.limits.tell(now)
-        return SearchResult(tree, self.point, "open" if self._in_hand else "", now)
+        return SearchResult(tree, "open" if self._in_hand else "", now)
 
     def run(self, low: Floats, high: Floats) -> SearchResult:
         """Search a box until it is proved or refuted, or a limit is reached."""
@@ -334,9 +336,7 @@ class Search:
         except OutOfTimeError:
             reason = "time"
         proved = not self.stack and not reason and self.point is None
-        return SearchResult(
-            self.builder.tree() if proved else None, self.point, reason, self.progress()
-        )
+        return SearchResult(self.builder.tree() if proved else None, reason, self.progress())
 
     def progress(self) -> Progress:
         seconds = max(self.limits.clock() - self.begin, 1e-9)
